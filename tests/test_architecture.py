@@ -65,16 +65,15 @@ CHECKER_MAY_IMPORT = {"checker", "cluster_data", "errors", "profile_data", "util
 
 DYNAMIC_PROGRAM = (
     {"budget"},
-    {"terms", "threshold"},
-    {"states"},
-    {"steady"},
-    {"cuts", "flush"},
-    {"pipelines"},
-    {"spaces"},
+    {"search", "threshold"},
+    {"cut_selection", "find_pipeline"},
+    {"pipeline_searches"},
+    {"results"},
+    {"grids", "spaces"},
     {"charged"},
     {"certificate", "dynamic_program"},
 )
-"""The folders of `pipeplan.solvers.dp`, and the modules beside them, from the bottom up."""
+"""The modules of `pipeplan.solvers.dp`, and the folder beside them, from the bottom up."""
 
 MOST_FILES = 26
 """Files in one folder: beyond that, it holds more than one kind of thing."""
@@ -178,7 +177,7 @@ def package_of(name: str) -> str:
 
 
 def part_of(module: str) -> str:
-    """`pipeplan.solvers` of `pipeplan.solvers.dp.states.search_states`, and `pipeplan` of the package itself."""
+    """`pipeplan.solvers` of `pipeplan.solvers.dp.search.states`, and `pipeplan` of the package itself."""
     return ".".join(module.split(".")[:2])
 
 

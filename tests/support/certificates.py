@@ -21,13 +21,12 @@ class State(NamedTuple):
     cut: int
     first: int
     """First worker of the stage behind."""
-    span: int
-    """Level of its smallest component."""
+    replicas: int
+    """Replicas of that stage."""
     demand: float
     stages: int
-    """Behind the cut; 0 where that is of no account. So are the workers, and the replicas of the stage behind."""
+    """Behind the cut; 0 where that is of no account. So are the workers."""
     busy: int
-    replicas: int
 
 
 def certificate(instance: Instance, pace: float) -> dict[str, Any]:
@@ -72,14 +71,18 @@ def _space(instance: Instance, pace: float, level: int, copies: int) -> dict[str
     threshold = copies * _alone(pace, among, instance.overlap)
     states = minimal(reachable(instance, level, copies, threshold * (1 - TOLERANCE)), instance)
     cuts = sorted({state.cut for state in states})
-    counted = instance.stages or instance.max_stages or instance.max_workers
-    width = 6 if instance.boundary == "parallel" else 5 if counted else 3
+    counted = bool(instance.stages or instance.max_stages), bool(instance.max_workers)
     return {
         "level": level,
         "copies": copies,
         "threshold_s": threshold,
         "cuts": [f"{cut:x}" for cut in cuts],
-        "states": [[cuts.index(cut), *rest[:width]] for cut, *rest in states],
+        "states": [
+            [cuts.index(state.cut), state.first, state.replicas, state.demand]
+            + [state.stages] * counted[0]
+            + [state.busy] * counted[1]
+            for state in states
+        ],
     }
 
 
@@ -95,17 +98,15 @@ def reachable(instance: Instance, level: int, copies: int, threshold: float) -> 
     costs = Costs(instance, copies, place=(set(range(spans[level])), spans[level]))
     most = instance.stages or instance.max_stages or math.inf
     workers = instance.max_workers // copies if instance.max_workers else math.inf
-    least: dict[tuple[int, ...], float] = {(costs.everything, spans[level], 0, 0, 0, 0): 0.0}
+    least: dict[tuple[int, ...], float] = {(costs.everything, spans[level], 0, 0, 0): 0.0}
     for after in sorted(costs.cuts, key=lambda cut: -cut.bit_count()):
-        for (cut, first, span, stages, busy, lanes), demand in list(least.items()):
+        for (cut, first, replicas, stages, busy), demand in list(least.items()):
             if cut != after or stages >= most:
                 continue
-            for stage, leads in _stages(costs, spans, State(cut, first, span, demand, stages, busy, lanes), threshold):
-                here = stage.start, _level(stage.start, stage.end - 1, spans)
+            for stage, leads in _stages(costs, spans, State(cut, first, replicas, demand, stages, busy), threshold):
                 counts = stages + (most < math.inf), busy + stage.replicas * (workers < math.inf)
-                counts += (stage.replicas * (instance.boundary == "parallel"),)
                 if counts[1] <= workers and _pinned(instance, stage.before, counts[0]):
-                    key = (stage.before, *here, *counts)
+                    key = (stage.before, stage.start, stage.replicas, *counts)
                     least[key] = min(leads, least.get(key, math.inf))
     states = [State(*key[:3], demand, *key[3:]) for key, demand in least.items()]
     return [
@@ -124,22 +125,8 @@ def _pinned(instance: Instance, cut: int, behind: int) -> bool:
 
 
 def _hopeful(costs: Costs, state: State, room: float, threshold: float) -> bool:
-    """Whether as many workers in front can do the work, pass on the bytes, and hold what they must hold."""
-    if state.cut == costs.everything:
-        return True
-    layers = [layer for index, layer in enumerate(costs.instance.layers) if state.cut >> index & 1]
-    weights, saved, buffers = (sum(layer[key] for layer in layers) for key in ("w", "s", "u"))
-    saved += saved * costs.instance.kept
-    buffered = costs.instance.kind == "2bw"
-    each = weights * (not buffered) + (0.0 if costs.instance.recompute else saved)
-    needed = weights * (1 + costs.instance.state + 2 * buffered) + buffers + each * (1 + state.demand)
-    if costs.instance.corrected:  # a set more for each version but one
-        needed += weights * (1 if buffered else state.demand)
-    if costs.training and needed * (1 - 1e-9) > room * costs.machines.memories[0]:
-        return False
-    single = room > 0 and costs.instance.boundary == "single"
-    busier = max(costs.crossing(state.cut)) / costs.machines.rate((0, 1))[1] if single else 0.0
-    return room > 0 and costs.least[state.cut] <= room * threshold and busier <= threshold
+    """Whether as many workers in front can do the work."""
+    return state.cut == costs.everything or (room > 0 and costs.least[state.cut] <= room * threshold)
 
 
 def _stages(costs: Costs, spans: list[int], state: State, threshold: float) -> list[tuple[Stage, float]]:
@@ -166,10 +153,11 @@ def _leads(costs: Costs, spans: list[int], stage: Stage, behind: State, threshol
     wait = costs.wait(stage, threshold) if costs.training else 0.0
     if stage.after != costs.everything:
         # A next stage of one worker, so placed that it is joined at the same level.
-        level = max(_level(stage.start, behind.first, spans), behind.span)
+        level = _level(stage.start, behind.first + behind.replicas - 1, spans)
         last = (stage.start // spans[level] + 1) * spans[level] - 1
         link = costs.link(stage, _on_one(stage, last))
-        busy = max(link.there, link.back) / min(stage.replicas, behind.replicas or 1)
+        lanes = min(stage.replicas, behind.replicas) if costs.instance.boundary == "parallel" else 1
+        busy = max(link.there, link.back) / lanes
         if costs.training:
             depth = 1 + math.ceil((behind.demand + wait + 2 * link.passing / threshold) / stage.replicas - 1e-9)
     versions = 2 if buffered else depth + costs.lag(stage)
@@ -205,18 +193,11 @@ def stands_for(other: State, state: State, instance: Instance) -> bool:
     spans = sizes(instance)
     if other.cut != state.cut or other.demand > state.demand or other.busy > state.busy:
         return False
-    if other.replicas < state.replicas:
+    if instance.boundary == "parallel" and other.replicas < state.replicas:
         return False
     if other.stages > state.stages or (instance.stages is not None and other.stages != state.stages):
         return False
-    if state.first == 0:
-        return True
-    joined = max(state.span, _level(state.first - 1, state.first, spans))
-    places = (_places(worker, joined, spans) for worker in (other.first, state.first))
-    return other.span <= joined and all(mine >= its for mine, its in zip(*places, strict=True))
-
-
-def _places(worker: int, joined: int, spans: list[int]) -> list[int]:
-    """A worker's place in its component of a level, and the numbers of its components, each in the next larger one."""
-    above = range(joined + 1, len(spans))
-    return [worker % spans[joined], *(worker % spans[level] // spans[level - 1] for level in above)]
+    # The state that stands for another ends within the component that joins the other with the stages in front.
+    ahead = max(state.first - 1, 0)
+    size = spans[_level(ahead, max(state.first + state.replicas - 1, 0), spans)]
+    return other.first >= state.first and other.first + other.replicas <= (ahead // size + 1) * size

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
-from pipeplan.checker.charged_pace import ChargedPace
 from pipeplan.checker.document import FLUSH, FLUSHING, STASHING, WHOLE, CheckedOptions, CheckedStage, PlanDocument
 from pipeplan.checker.figures import StageFigures
+from pipeplan.checker.pace import ChargedPace
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import Node

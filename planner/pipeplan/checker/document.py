@@ -108,14 +108,6 @@ class PlanDocument:
         )
 
     @property
-    def charged_bound_s(self) -> float:
-        """The highest bound in the record of solvers that charge what workers share; 0 where there is none."""
-        verdict = self.root.get("verdict")
-        solvers = verdict["solvers"].items() if verdict else []
-        charging = [solver for solver in solvers if (mark := solver.get("charged")) and mark.boolean()]
-        return max((bound.number() for solver in charging if (bound := solver.get("bound_s"))), default=0.0)
-
-    @property
     def prediction(self) -> Node:
         """The field in which the plan states its cost."""
         return self.root["prediction"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from pipeplan.checker import verdict_words
 from pipeplan.checker.certificates.certificate import CertifiedBound
-from pipeplan.checker.charged_pace import ChargedPace
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.model import CheckedModel
+from pipeplan.checker.pace import ChargedPace
 from pipeplan.checker.shared_cards import shared_cores_bound_s
 from pipeplan.checker.verdict_words import TOLERANCE, ProofState, SolverAnswer, gap_of, percent
 from pipeplan.checker.virtual_stages import check_bound

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from pipeplan.checker.certificates.certificate import CertifiedBound, check_certificate
-from pipeplan.checker.charged_pace import ChargedPace, charged_pace
 from pipeplan.checker.ddp_overlap import exposed_allreduce_s
 from pipeplan.checker.description import check_description
 from pipeplan.checker.document import FLUSHING, WHOLE, PlanDocument
@@ -16,7 +15,7 @@ from pipeplan.checker.executor_work import usable_of
 from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s, stage_figures, weight_versions
 from pipeplan.checker.loads import BatchParts
 from pipeplan.checker.model import CheckedModel, checked_model
-from pipeplan.checker.pace import slowest_batches, update_interval
+from pipeplan.checker.pace import ChargedPace, charged_pace, slowest_batches, update_interval
 from pipeplan.checker.proof import NOT_SHOWN, ShownBound, check_claims
 from pipeplan.checker.run_figures import check_run_figures
 from pipeplan.checker.searched_space import outside_space

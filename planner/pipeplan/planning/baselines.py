@@ -15,7 +15,7 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.cuts.selected_cuts import cheap_cuts
+from pipeplan.solvers.dp.cut_selection import cheap_cuts
 from pipeplan.solvers.result import Result
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 

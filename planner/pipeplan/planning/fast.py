@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipeplan.cost import depths
-from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import satisfies_options, uniform_grid
-from pipeplan.planning.charge_results import deepened
 from pipeplan.planning.sharded import sharded_plan
 from pipeplan.problem.blocks import block_cuts
 from pipeplan.problem.cuts import Cuts, Flags, enumerate_cuts
@@ -22,6 +21,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 USEFUL = 1 + 1e-6
 """A plan whose pace is that of a known plan times this is of no use, but for rounding the known plan itself is."""
+TOLERANCE = 1e-9
+"""Relative. Paces that differ by less are equal."""
 MANY_CUTS = 96
 """With more cuts than this, the proof of a best plan takes much longer than finding one that is nearly as fast."""
 
@@ -185,3 +186,19 @@ def _solved(
     if result.plan is None and result.status != Status.INFEASIBLE and deadline.passed:
         raise OutOfTime
     return result
+
+
+def deepened(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation]:
+    """The plan with the depths that its pace without shared resources needs where memory allows them, and its score.
+
+    Bursts on a shared card need more minibatches in flight than the plan's own pace does (docs/cost-model.md).
+    """
+    score = evaluate(plan, problem)
+    if plan.inference or score.pace_s <= score.alone_s * (1 + TOLERANCE):
+        return plan, score
+    deeper = depths.assign_depths(plan, problem, score.alone_s * (1 + 1e-12))
+    deeper_score = evaluate(deeper, problem)
+    fits = deeper_score.fits or not problem.options.memory
+    if fits and deeper_score.pace_s <= score.pace_s * (1 + TOLERANCE):
+        return deeper, deeper_score
+    return plan, score

@@ -1,15 +1,15 @@
-"""Runs the solvers on a problem, refuses results that contradict each other, and takes the better plan."""
+"""Runs the solvers, refuses results that contradict each other, takes the better plan, and proves its bound."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.errors import DisagreementError, InfeasibleError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.charge_results import charge_result, deepened
-from pipeplan.planning.fast import USEFUL, best_of_known
+from pipeplan.planning import fast
+from pipeplan.planning.fast import USEFUL, best_of_known, deepened
 from pipeplan.planning.infeasibility import why_infeasible
 from pipeplan.planning.progress import ProgressTracker
 from pipeplan.planning.settings import SHARES, Settings
@@ -17,6 +17,7 @@ from pipeplan.planning.verdict import TOLERANCE, contradiction
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.dp.certificate import Certificate, make_certificate
 from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
@@ -79,6 +80,21 @@ def run_solvers(problem: Problem, cuts: Cuts, means: Means, known: Sequence[Plan
     return tuple(results)
 
 
+def charge_result(result: Result, problem: Problem) -> Result:
+    """The result with its plan's pace, everything charged, as the objective.
+
+    The bound still holds, because nothing that is charged makes a plan faster. A result that a solver has charged
+    itself stays as it is.
+    """
+    if result.charged or result.plan is None or not problem.options.contention:
+        return result
+    pace = evaluate(result.plan, problem).pace_s
+    if pace <= result.objective_s * (1 + fast.TOLERANCE):
+        return replace(result, charged=True)
+    note = result.note or f"{result.solver} leaves out what the workers share"
+    return replace(result, charged=True, objective_s=pace, status=Status.FEASIBLE, note=note)
+
+
 def refuse_contradiction(problem: Problem, results: tuple[Result, ...]) -> None:
     """Raise `Disagreement` if the solvers' results contradict each other."""
     if complaint := contradiction(problem, results):
@@ -118,3 +134,17 @@ def best_plan(
     least = min(score.pace_s for score in scores)
     plan, score = next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
     return deepened(plan, problem) if deepen else (plan, score)
+
+
+def certificate_of(
+    problem: Problem, cuts: Cuts, results: Sequence[Result], score: Evaluation, deadline: Deadline
+) -> Certificate:
+    """The certificate of the bound that the solvers have proven, or the reason why there is none.
+
+    Where plans are proven optimal, it is the least of their bounds, so that rounding asks for no better one.
+    """
+    proven = [result.bound_s for result in results if result.status == Status.OPTIMAL]
+    bound_s = min(proven) if proven else max(result.bound_s for result in results)
+    if bound_s <= 0:
+        return Certificate(None, "no bound is proven")
+    return make_certificate(problem, cuts, min(bound_s, score.pace_s), deadline)

@@ -39,8 +39,6 @@ class Result:
     """Variables and rows of the largest integer program that was solved."""
     interrupted: bool = False
     """Whether Ctrl-C ended the solver."""
-    alone_bound_s: float | None = None
-    """A lower bound, in seconds per minibatch, on the pace without what `charged` names; None where it is not known."""
     charged: bool = False
     """Whether the solver minimised `Evaluation.pace_s`, with everything charged that the options ask for; otherwise it
     minimised `Evaluation.alone_s`."""

@@ -26,7 +26,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp.cuts.reduce_cuts import prune_cuts
+from pipeplan.solvers.dp.cut_selection import prune_cuts
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 
 Floats = NDArray[np.float64]

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeplan.checker.certificates.charged_closure import charged_space
-from pipeplan.checker.certificates.charged_stages import ChargedSpace
-from pipeplan.checker.certificates.charged_states import ChargedStates, CountedLimits, covered
+from pipeplan.checker.certificates.closure import stage_space
+from pipeplan.checker.certificates.stages import StageSpace
+from pipeplan.checker.certificates.states import CertificateStates, CountedLimits, covered
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.model import checked_model
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
@@ -46,7 +46,7 @@ class State:
 class Fronts:
     """What stages in front of a state do to the cards and cores of a cluster, message by message."""
 
-    def __init__(self, space: ChargedSpace, sizes: tuple[tuple[float, float], ...], core_s: float) -> None:
+    def __init__(self, space: StageSpace, sizes: tuple[tuple[float, float], ...], core_s: float) -> None:
         self.space, self.sizes, self.core_s = space, sizes, core_s
 
     def fit(self, state: State, front: Front) -> bool:
@@ -105,7 +105,7 @@ def _cluster(kind: str) -> Cluster:
     return Cluster.of_servers("test", servers, [Level("n1", 3, 3.0)])
 
 
-def _space(kind: str) -> ChargedSpace:
+def _space(kind: str) -> StageSpace:
     names = ("a", "b", "c")
     layers = tuple(Layer(name, 1.0, 1.0, 4, 0) for name in names)
     tensors = tuple(Tensor(f"t{one}", one, (other,), 4, 4) for one, other in itertools.pairwise(names))
@@ -115,7 +115,7 @@ def _space(kind: str) -> ChargedSpace:
     model = checked_model(problem.profile, document.options, inference=False)
     top = len(problem.cluster.levels)
     place = top, range(problem.cluster.workers)
-    return charged_space(document, model, place, 1, among_s=0.0, paces=(100.0, LIMIT))
+    return stage_space(document, model, place, 1, among_s=0.0, paces=(100.0, LIMIT))
 
 
 def _fronts(first: int) -> Iterator[Front]:
@@ -125,7 +125,7 @@ def _fronts(first: int) -> Iterator[Front]:
     yield from ((run, other) for run in runs for other in runs if other[1] <= run[0])
 
 
-def _states(space: ChargedSpace, rng: random.Random, count: int) -> list[State]:
+def _states(space: StageSpace, rng: random.Random, count: int) -> list[State]:
     workers, columns = space.runs.workers, sum(space.widths)
     spans = [(first, end) for first in range(workers) for end in range(first + 1, workers + 1)]
     found = []
@@ -141,9 +141,9 @@ def _states(space: ChargedSpace, rng: random.Random, count: int) -> list[State]:
     return found
 
 
-def _arrays(states: list[State]) -> ChargedStates:
+def _arrays(states: list[State]) -> CertificateStates:
     nothing = np.zeros(len(states), dtype=np.intp)
-    return ChargedStates(
+    return CertificateStates(
         cut=nothing + 1,
         first=np.array([state.first for state in states]),
         replicas=np.array([state.end - state.first for state in states]),

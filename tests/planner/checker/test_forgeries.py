@@ -180,14 +180,14 @@ def test_claims_that_agree_with_each_other_are_not_shown_by_that(name: str) -> N
     assert "nothing that it claims to be proven is shown" in checked.proof
 
 
-def test_a_charged_bound_beyond_the_certificate_is_stated_and_not_shown() -> None:
-    """A solver that charges shared cards may know more than a certificate that leaves them out."""
-    case = case_of("bound")
-    checked = _checked(case.document, case)
-    assert checked.wrong is None
-    assert not _optimal(checked)
-    assert not checked.holds("verdict")
-    assert "takes less than" in checked.proof
+def test_a_bound_beyond_the_certificate_is_refused() -> None:
+    case = case_of("cards")
+    document = copy.deepcopy(case.document)
+    document["certificate"] = case_of("bound").document["certificate"]
+    assert document["certificate"]["bound_s"] < document["bound_s"] * (1 - 1e-3)
+    found = {result.what: result for result in _checked(document, case).results}
+    assert found["optimality"].holds is False
+    assert "the certificate shows" in found["optimality"].text
 
 
 def test_a_claim_without_a_certificate_is_stated_and_not_shown(run: Run) -> None:

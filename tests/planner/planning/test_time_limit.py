@@ -17,7 +17,7 @@ from long_chains import long_chain
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, NotFoundInTimeError
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan
-from pipeplan.planning import baselines, certify, figure, run_solvers, solve
+from pipeplan.planning import baselines, figure, run_solvers, solve
 from pipeplan.planning.candidates import Machines
 from pipeplan.planning.choose import Question, choose
 from pipeplan.planning.infeasibility import diagnose, why_infeasible
@@ -103,7 +103,7 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
 
     monkeypatch.setattr(dynamic_program, "solve", dp)
     monkeypatch.setattr(integer_program, "solve", ilp)
-    monkeypatch.setattr(certify, "make_certificate", prove)
+    monkeypatch.setattr(run_solvers, "make_certificate", prove)
     monkeypatch.setattr(baselines, "uniform_grid", compare)
     outcome = solve.solve(_problem(), Settings(time_limit_s=60.0, confirm_s=None))
     assert given == pytest.approx({"DP": 30.0, "ILP": 32.0, "certificate": 5.0, "baselines": 2.4})
@@ -130,9 +130,9 @@ def test_a_certificate_for_which_there_is_no_time_says_so() -> None:
     problem = _problem()
     cuts = enumerate_cuts(problem, 1000)
     pace_s = dynamic_program.solve(problem, cuts).objective_s
-    made = certificate.make_certificate(problem, cuts, pace_s, PASSED, charged=True)
+    made = certificate.make_certificate(problem, cuts, pace_s, PASSED)
     assert (made.document, made.note) == (None, certificate.NO_TIME)
-    assert certificate.make_certificate(problem, cuts, pace_s, charged=True).document is not None
+    assert certificate.make_certificate(problem, cuts, pace_s).document is not None
 
 
 def test_a_program_that_takes_too_long_to_build_leaves_a_bound() -> None:
@@ -229,7 +229,7 @@ def _uninterrupted() -> Outcome:
         (run_solvers, "evaluate"),
         (run_solvers, "deepened"),
         (run_solvers, "contradiction"),
-        (certify, "make_certificate"),
+        (run_solvers, "make_certificate"),
         (baselines, "uniform_grid"),
         (solve, "improve"),
         (figure, "simulate"),
@@ -268,7 +268,7 @@ def test_ctrl_c_in_any_phase_after_the_dp_keeps_its_plan(
     ("target", "line"),
     [
         ("pipeplan.planning.solve.enumerate_cuts", "interrupted: the model's cuts were still being listed"),
-        ("pipeplan.solvers.dp.pipelines.pipeline_searches.terms_of", "interrupted: no plan was found until then"),
+        ("pipeplan.solvers.dp.pipeline_searches.terms_of", "interrupted: no plan was found until then"),
     ],
 )
 def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(
@@ -283,7 +283,7 @@ def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(
 
 
 @pytest.mark.parametrize(
-    ("where", "name"), [(certify, "make_certificate"), (run_solvers, "deepened"), (baselines, "uniform_grid")]
+    ("where", "name"), [(run_solvers, "make_certificate"), (run_solvers, "deepened"), (baselines, "uniform_grid")]
 )
 def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
     where: object, name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

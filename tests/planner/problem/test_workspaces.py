@@ -13,7 +13,7 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp.cuts.reduce_cuts import prune_cuts
+from pipeplan.solvers.dp.cut_selection import prune_cuts
 
 CLUSTER = Cluster("c", Device("d", "cuda", 1 << 30), (Level("server", 2, 1e10, 0.0),))
 

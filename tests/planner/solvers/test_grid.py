@@ -34,9 +34,8 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Size, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
-from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.dp import dynamic_program, grids
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.spaces import grid
 from pipeplan.solvers.result import Status
 from pipeplan.util.files import Node
 
@@ -132,7 +131,7 @@ def test_many_cuts_change_nothing(schedule: str, monkeypatch: pytest.MonkeyPatch
     problem = Problem(_spread(7, sent=3_000_000), _cluster(2, 4), options)
     cuts = enumerate_cuts(problem, 10_000)
     quick = dynamic_program.solve(problem, cuts)
-    monkeypatch.setattr(grid, "MOST_CUTS", 0)
+    monkeypatch.setattr(grids, "MOST_CUTS", 0)
     assert dynamic_program.solve(problem, cuts).objective_s == pytest.approx(quick.objective_s, rel=1e-8)
 
 

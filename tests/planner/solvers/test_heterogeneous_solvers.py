@@ -16,10 +16,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.dp import dynamic_program
-from pipeplan.solvers.dp.pipelines import choose_search
-from pipeplan.solvers.dp.states import search_states
-from pipeplan.solvers.dp.steady import heterogeneous_search
+from pipeplan.solvers.dp import dynamic_program, find_pipeline
+from pipeplan.solvers.dp.search import placement_search, states
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.solvers.result import Status
 
@@ -94,15 +92,15 @@ def test_the_integer_program_finds_what_brute_force_finds_at_length(start: int) 
 def test_few_stages_at_a_time_give_the_same_answer(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in seeds:
         expected, problem = _drawn(seed)
-        monkeypatch.setattr(heterogeneous_search, "_AT_ONCE", 5)
-        monkeypatch.setattr(search_states, "_KEPT_PIECE", 3)
+        monkeypatch.setattr(placement_search, "AT_ONCE", 5)
+        monkeypatch.setattr(states, "_KEPT_PIECE", 3)
         assert_proves(solve_by_dp(problem), expected, problem)
 
 
 def test_more_workers_than_can_be_searched_are_refused() -> None:
     _, problem = _drawn(1)
     servers = [
-        Server(Device("d", "cpu", 10**9), Level("server", size, 1e9)) for size in (choose_search.MOST_WORKERS, 1)
+        Server(Device("d", "cpu", 10**9), Level("server", size, 1e9)) for size in (find_pipeline.MOST_WORKERS, 1)
     ]
     large = problem.within(Cluster.of_servers("large", servers, [Level("cluster", 2, 1e9)]))
     with pytest.raises(InputError, match=r"large has 1025 workers; with servers that differ .* at most 1024"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -13,8 +14,7 @@ from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Options, Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.solvers.dp import dynamic_program
-from pipeplan.solvers.dp.charged import charged_pipelines, charged_result
+from pipeplan.solvers.dp import charged, dynamic_program
 from pipeplan.solvers.passed_components import passed_levels
 from pipeplan.solvers.result import Status
 
@@ -64,23 +64,22 @@ def test_no_pipeline_is_faster_than_the_bound(monkeypatch: pytest.MonkeyPatch) -
         cuts = enumerate_cuts(problem, 1000)
         bound_s = max((one.bound_s for one in passed_levels(problem, cuts)), default=0.0)
         with monkeypatch.context() as patch:
-            patch.setattr(charged_result, "passed_levels", lambda problem, cuts: [])
+            patch.setattr(charged, "passed_levels", lambda problem, cuts: [])
             best = dynamic_program.solve(problem, cuts)
         assert best.status == Status.OPTIMAL
         assert best.objective_s >= bound_s * (1 - 1e-9)
-        assert best.alone_bound_s is not None
-        higher += bound_s > best.alone_bound_s * (1 + 1e-6)
+        apart = replace(problem, options=replace(problem.options, contention=False))
+        higher += bound_s > dynamic_program.solve(apart, cuts).bound_s * (1 + 1e-6)
     assert higher > 1
 
 
 def test_on_many_workers_it_proves_plans_whose_stages_straddle_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(charged_pipelines, "MOST_PLACEMENTS", 0)
+    monkeypatch.setattr(charged, "MOST_PLACEMENTS", 0)
     problem = _even()
     cuts = enumerate_cuts(problem, 1000)
     best = dynamic_program.solve(problem, cuts, price=lambda plan: evaluate(plan, problem).pace_s)
     assert best.status == Status.OPTIMAL
     assert best.objective_s == pytest.approx(2.0)
-    assert best.alone_bound_s == pytest.approx(1.0)
     assert best.plan is not None
     assert evaluate(best.plan, problem).pace_s == pytest.approx(2.0)
 

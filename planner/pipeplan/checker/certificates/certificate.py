@@ -15,21 +15,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pipeplan.checker import figures
-from pipeplan.checker.certificates.charged_closure import charged_space, check_charged_closure
-from pipeplan.checker.certificates.states import CertificateStates, dominated_states
-from pipeplan.checker.certificates.transitions import StageCandidates, Transitions
+from pipeplan.checker.certificates.closure import check_closure, stage_space
 from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, PlanDocument
-from pipeplan.checker.model import CheckedModel, Flags, Floats
+from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.shared_cards import shared_cores_bound_s
-from pipeplan.errors import InputError
 from pipeplan.util.files import Node
 
-Ints = NDArray[np.intp]
-LARGEST_TABLE = 1 << 27
-"""Largest number of entries of the table of demands, about 1 GiB."""
 LARGEST_TOLERANCE = 1e-6
 """Largest relative tolerance that a certificate may state."""
 AGREEMENT = 1e-6
@@ -65,11 +58,6 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedB
     node = document.root.get("certificate")
     if node is None:
         return None
-    charged = mark.boolean() if (mark := node.get("charged")) else False
-    if not charged and document.schedule in FLUSHING:
-        node.fail(f"for the schedule {document.schedule} only a certificate with everything charged can be checked")
-    if not charged and not document.cluster.uniform:
-        node.fail("where servers differ, only a certificate with everything charged can be checked")
     tolerance = node["tolerance"].number()
     if tolerance > LARGEST_TOLERANCE:
         node["tolerance"].fail(f"expected at most {LARGEST_TOLERANCE:g}, found {tolerance:g}")
@@ -80,11 +68,10 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedB
         stages, replicas = (_optional(entry, key) for key in ("stages", "replicas"))
         if space not in spaces or (space, stages, replicas) in claims:
             entry.fail(f"there is no such space of plans, or it is listed twice: {_describe(space)}")
-        if replicas is not None and not (charged and stages is not None and document.options.grid):
-            entry["replicas"].fail("only the shapes of a uniform grid, with everything charged, are claimed one by one")
+        if replicas is not None and not (stages is not None and document.options.grid):
+            entry["replicas"].fail("only the shapes of a uniform grid are claimed one by one")
         claims.add((space, stages, replicas))
-        restricted = _with_stages(document, stages)
-        proven, checked = _check_space(restricted, model, entry, space, tolerance, charged=charged)
+        proven, checked = _check_space(_with_stages(document, stages), model, entry, space, tolerance)
         bound, states = min(bound, proven), states + checked
     for space in sorted(spaces, key=lambda one: (-one.level, -one.copies, one.first)):
         alike = [one for one in spaces if _no_slower(document, one, space)]
@@ -99,20 +86,13 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedB
     if bound < least * (1 - 2 * tolerance):
         node.fail(f"it shows only that no plan takes less than {bound!r} s, not {least!r} s")
     stated = document.root.get("bound_s")
-    # A solver that charges what workers share may know a higher bound, which a certificate without it does not show.
-    if stated and stated.number() > max(bound, document.charged_bound_s) * (1 + AGREEMENT):
+    if stated and stated.number() > bound * (1 + AGREEMENT):
         stated.fail(f"stated {stated.number()!r}, the certificate shows {bound!r}")
     return CertifiedBound(bound, tolerance, states)
 
 
 def _check_space(
-    document: PlanDocument,
-    model: CheckedModel,
-    entry: Node,
-    space: CertifiedSpace,
-    tolerance: float,
-    *,
-    charged: bool,
+    document: PlanDocument, model: CheckedModel, entry: Node, space: CertifiedSpace, tolerance: float
 ) -> tuple[float, int]:
     """The pace that no plan of a space beats, in seconds per minibatch, and the number of states that were checked."""
     among = _among(document, model, space)
@@ -129,131 +109,11 @@ def _check_space(
         proven = threshold / (document.accumulate or 1)
     else:
         proven = float(figures.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap))
-    if not charged:
-        return proven, check_closure(document, model, entry, space.level, space.copies, threshold, among)
     # A plan below this pace keeps every resource of a copy within the threshold, and what is shared within the pace.
     paces, grid = (threshold, proven), _optional(entry, "replicas")
     place = space.level, _workers(document, space)
-    everything = charged_space(document, model, place, space.copies, among_s=among, paces=paces, grid=grid)
-    return proven, check_charged_closure(everything, entry, document.options, grid)
-
-
-def check_closure(
-    document: PlanDocument, model: CheckedModel, entry: Node, level: int, copies: int, threshold: float, among_s: float
-) -> int:
-    """Check the states of one space of plans, and return their number.
-
-    `threshold`, in seconds per minibatch of one copy, is the pace that no pipeline may reach; `among_s` is the time of
-    one all-reduce among the copies. Raises an `InputError` that names a stage which completes a faster plan, or leads
-    to a state that the certificate does not cover.
-    """
-    steps = Transitions.of(document, model, level, copies, threshold, among_s)
-    states = CertificateStates.of(entry, steps, document.options)
-    closure = _Closure(entry, steps, states, _least_demand(steps, states))
-    for cut in np.unique(states.cut):
-        at_cut = np.flatnonzero(states.cut == cut)
-        stretch = steps.behind(int(cut), states.first[at_cut])
-        for state in at_cut:
-            _check_state(closure, stretch, int(state))
-    return len(states.cut)
-
-
-@dataclass(frozen=True)
-class _Closure:
-    """The certificate's claim for one space of plans, with the tables needed to check it."""
-
-    entry: Node
-    steps: Transitions
-    states: CertificateStates
-    least: Floats
-    """The least demand among the states that dominate a state, an array indexed by the state's cut, first worker,
-    level, stages, busy workers and replicas; infinite where there is none."""
-
-
-@dataclass(frozen=True)
-class _Leads:
-    """Stages that may stand in front of one state, and the states that they lead to. Arrays with one entry a stage."""
-
-    taken: Ints
-    """Indices of the stages in the stretch."""
-    demand: Floats
-    """Demand of the resulting states."""
-    stages: Ints
-    """Number of stages of the resulting states."""
-    busy: Ints
-    """Number of busy workers of the resulting states."""
-
-    def take(self, rows: Ints | Flags) -> _Leads:
-        """The entries that `rows` selects."""
-        return _Leads(self.taken[rows], self.demand[rows], self.stages[rows], self.busy[rows])
-
-
-def _check_state(closure: _Closure, stretch: StageCandidates, state: int) -> None:
-    """Check all stages that may stand in front of a state. Raises an `InputError` where one is not covered."""
-    states, steps = closure.states, closure.steps
-    allowed = _allowed(closure, stretch, state)
-    done = stretch.before[allowed.taken] == 0
-    met = done & (allowed.stages == states.most_stages) if states.same_stages else done
-    if met.any():
-        step = steps.words(stretch, int(allowed.taken[np.flatnonzero(met)[0]]))
-        closure.entry.fail(f"{step} completes a faster plan in front of state {states.as_stated[state]}")
-    going = allowed.take(~done & ~_hopeless(closure, stretch, allowed))
-    to, lanes = going.taken, stretch.replicas[going.taken] * states.counts_replicas
-    known = closure.least[stretch.before[to], stretch.start[to], stretch.span[to], going.stages, going.busy, lanes]
-    missing = np.flatnonzero(known > going.demand)
-    if len(missing):
-        step = steps.words(stretch, int(to[missing[0]]))
-        closure.entry.fail(f"{step} in front of state {states.as_stated[state]} leads to no state of the certificate")
-
-
-def _allowed(closure: _Closure, stretch: StageCandidates, state: int) -> _Leads:
-    """The stages that fit in front of a state and are within the user's limits."""
-    states, steps = closure.states, closure.steps
-    taken, demand = steps.taken(
-        stretch,
-        int(states.first[state]),
-        int(states.span[state]),
-        float(states.demand[state]),
-        float(states.replicas[state]),
-    )
-    stages = np.full(len(taken), states.stages[state] + states.counts_stages)
-    busy = states.busy[state] + stretch.replicas[taken] * states.counts_busy
-    within = (stages <= states.most_stages) & (busy <= states.most_busy)
-    for layer, stage in states.pins:
-        # The layers inside the cut are those of the stages still to be placed.
-        within &= steps.totals.holds(stretch.before[taken], layer) == (stage <= states.most_stages - stages)
-    return _Leads(taken, demand, stages, busy).take(within)
-
-
-def _hopeless(closure: _Closure, stretch: StageCandidates, leads: _Leads) -> Flags:
-    """Whether each stage leads to a state in front of which no pipeline can exist."""
-    states = closure.states
-    room = stretch.start[leads.taken]
-    if states.counts_busy:
-        room = np.minimum(room, states.most_busy - leads.busy)
-    lost = closure.steps.hopeless(stretch.before[leads.taken], room, leads.demand)
-    return lost | (leads.stages == states.most_stages) if states.counts_stages else lost
-
-
-def _least_demand(steps: Transitions, states: CertificateStates) -> Floats:
-    """The table `_Closure.least`. Raises an `InputError` where it would be too large."""
-    counts = states.most_stages + 1, states.most_busy + 1, (steps.workers if states.counts_replicas else 0) + 1
-    shape = (len(steps.cuts), steps.workers, len(steps.rates.spans), *counts)
-    if np.prod(shape, dtype=float) > LARGEST_TABLE:
-        raise InputError("the certificate is of a model or a cluster too large to check")
-    least = np.full(shape, np.inf)
-    known: dict[tuple[int, int], Flags] = {}
-    # No stage leads to the cut of all layers.
-    for state in np.flatnonzero(states.cut < len(steps.cuts) - 1):
-        key = int(states.first[state]), int(states.span[state])
-        if key not in known:
-            known[key] = dominated_states(steps.rates, key)
-        stages, busy = int(states.stages[state]), int(states.busy[state])
-        behind = slice(stages, stages + 1 if states.same_stages else None)
-        replicas = slice(int(states.replicas[state]) + 1 if states.counts_replicas else None)
-        part = least[int(states.cut[state])][:, :, behind, busy:, replicas]
-        part[known[key]] = np.minimum(part[known[key]], states.demand[state])
-    return least
+    everything = stage_space(document, model, place, space.copies, among_s=among, paces=paces, grid=grid)
+    return proven, check_closure(everything, entry, document.options, grid)
 
 
 def _space_of(entry: Node) -> CertifiedSpace:

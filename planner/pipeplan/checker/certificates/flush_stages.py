@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.certificates.charged_stages import ChargedSpace, Hops, StagesAtCut
+from pipeplan.checker.certificates.stages import Hops, StagesAtCut, StageSpace
 from pipeplan.checker.document import GPIPE, ZERO_BUBBLE
 from pipeplan.checker.figures import ROUNDING, hides_nothing
 from pipeplan.checker.model import Flags, Floats
@@ -20,7 +20,7 @@ from pipeplan.checker.model import Flags, Floats
 Ints = NDArray[np.intp]
 
 
-class FlushSpace(ChargedSpace):
+class FlushSpace(StageSpace):
     """All stages of the pipelines of one space of plans; `threshold` is the longest batch, in seconds."""
 
     @property

@@ -1,6 +1,6 @@
-"""Reads the states of a certificate into arrays, and decides which states dominate which others.
+"""Reads the states of a certificate, and decides which states are covered by which others.
 
-docs/check.md states the lemma on dominance and proves it.
+docs/check.md states the rule and proves it.
 """
 
 from __future__ import annotations
@@ -12,85 +12,115 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.certificates.transitions import Transitions
+from pipeplan.checker.certificates.shared_loads import CardLevel
+from pipeplan.checker.certificates.stages import StageSpace, StatesAtCut
 from pipeplan.checker.document import CheckedOptions
 from pipeplan.checker.model import Flags, Floats
-from pipeplan.checker.network import UniformRates
 from pipeplan.util.files import LARGEST, Node
 
 Ints = NDArray[np.intp]
+
 DEMAND_SLACK = 1e-14
 """Relative amount by which demands are lowered, so that a sum in another order does not exceed them."""
+LOAD_SLACK = 2e-13
+"""Share of the limit by which loads and times are lowered, once for every cut between the state and the output."""
+
+
+@dataclass(frozen=True)
+class CountedLimits:
+    """The numbers that the states of a certificate count besides their place, because the options limit them."""
+
+    most_stages: int | None
+    """Largest number of stages; None where stages are not counted."""
+    same_stages: bool
+    """Whether there must be exactly so many stages."""
+    most_busy: int | None
+    """Largest number of busy workers of one copy; None where they are not counted."""
+    pins: tuple[tuple[int, int], ...]
+    """(layer, stage counted from 1) for layers that must be in a given stage."""
+
+    @staticmethod
+    def of(space: StageSpace, options: CheckedOptions) -> CountedLimits:
+        """The numbers that have to be counted in one space of plans."""
+        most = options.stages or options.max_stages
+        same = options.stages is not None
+        busy = None if options.max_workers is None else min(options.max_workers // space.copies, space.runs.workers)
+        names = space.model.names
+        return CountedLimits(
+            most, same, busy, tuple((names.index(name), stage) for name, stage in options.pins) if same else ()
+        )
 
 
 @dataclass(frozen=True)
 class CertificateStates:
-    """The states of one space of plans, one array entry for each state."""
+    """States of one space of plans, one array entry for each."""
 
     cut: Ints
     """The cut, as an index into the cuts of the model."""
     first: Ints
     """First worker of the stage behind the cut."""
-    span: Ints
-    """Level of the smallest component that holds that stage."""
+    replicas: Ints
+    """Replicas of that stage."""
     demand: Floats
-    """Minibatches that a stage in front must cover; 0 where memory does not limit the depths."""
+    """Minibatches that a stage in front must cover; 0 where depths do not matter."""
+    loads: Floats
+    """A row for each state: what the cards and cores of the components of its first worker are busy, in seconds per
+    minibatch, without the traffic of the cut itself. 0 where the worker is the first of its component."""
+    times: Floats
+    """A row for each state: the parts of a batch's time behind the cut, with a flush; otherwise no columns."""
     stages: Ints
     """Number of stages behind the cut; 0 where stages are not counted."""
     busy: Ints
     """Number of workers of those stages; 0 where workers are not counted."""
-    replicas: Floats
-    """Replicas of the stage behind the cut; infinite where boundaries do not depend on them."""
-    as_stated: list[Any]
-    """The states as the certificate states them, for error messages."""
-    counts_stages: bool
-    """Whether stages are counted, because the options limit their number."""
-    counts_busy: bool
-    """Whether busy workers are counted, because the options limit their number."""
-    counts_replicas: bool
-    """Whether the speed of a boundary depends on the replicas on both sides."""
-    most_stages: int
-    """Largest number of stages; 0 where stages are not counted."""
-    most_busy: int
-    """Largest number of busy workers; 0 where workers are not counted."""
-    same_stages: bool
-    """Whether a state dominates only states with the same number of stages behind the cut, not those with more."""
-    pins: tuple[tuple[int, int], ...]
-    """(layer, stage counted from 1) for layers that must be in a given stage, where the number of stages is known."""
 
-    @staticmethod
-    def of(entry: Node, steps: Transitions, options: CheckedOptions) -> CertificateStates:
-        """Read the states of one space of plans. Raises an `InputError` where one is malformed or impossible."""
-        cuts = cut_indices(entry["cuts"], steps.cuts)
-        rows = number_rows(entry["states"], range(4, 8), "states of 4 to 7 numbers each, all alike")
-        width = rows.shape[1]
-        as_stated = entry["states"].value
-        most_stages = (options.stages or options.max_stages) if width > 4 else None
-        most_busy = options.max_workers if width > 5 else None
-        if len(rows) and not (rows[:, 0] < len(cuts)).all():
-            entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
-        cut = cuts[rows[:, 0].astype(np.intp)]
-        lanes = steps.parallel and width > 6
-        same = most_stages is not None and options.stages is not None
-        states = CertificateStates(
-            cut=cut,
-            first=rows[:, 1].astype(np.intp),
-            span=rows[:, 2].astype(np.intp),
-            demand=rows[:, 3] * (1 - DEMAND_SLACK) * steps.covers,
-            stages=(rows[:, 4] if most_stages is not None else np.zeros(len(rows))).astype(np.intp),
-            busy=(rows[:, 5] if most_busy is not None else np.zeros(len(rows))).astype(np.intp),
-            replicas=rows[:, 6] if lanes else np.full(len(rows), np.inf),
-            as_stated=as_stated,
-            counts_stages=most_stages is not None,
-            counts_busy=most_busy is not None,
-            counts_replicas=lanes,
-            most_stages=most_stages or 0,
-            most_busy=min((most_busy or 0) // steps.copies, steps.workers),
-            same_stages=same,
-            pins=tuple((steps.model.names.index(name), stage) for name, stage in options.pins) if same else (),
-        )
-        _check(states, steps, entry["states"])
-        return states
+    def take(self, rows: Ints | Flags) -> CertificateStates:
+        """The entries that `rows` selects."""
+        return CertificateStates(*(array[rows] for array in vars(self).values()))
+
+    @property
+    def at_cut(self) -> StatesAtCut:
+        """The states as the stages in front see them."""
+        return StatesAtCut(self.first, self.replicas, self.demand, self.loads, self.times)
+
+
+def read_states(
+    entry: Node, space: StageSpace, counts: CountedLimits, start: int
+) -> tuple[CertificateStates, list[Any]]:
+    """The states of one space of plans, and as they are stated, for error messages.
+
+    `start` is the number of workers in front of the state where nothing is placed yet. Raises an `InputError` where a
+    state is malformed or impossible.
+    """
+    cuts = cut_indices(entry["cuts"], space.totals.cuts)
+    counted = [counts.most_stages is not None, counts.most_busy is not None]
+    ends = 4 + space.parts, 4 + space.parts + sum(space.widths)
+    width = ends[1] + sum(counted)
+    rows = number_rows(entry["states"], (width,), f"states of {width} numbers each", slice(3, ends[1]))
+    if len(rows) and not (rows[:, 0] < len(cuts)).all():
+        entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
+    whole = rows[:, [0, 1, 2, *range(ends[1], width)]].astype(np.intp)
+    nothing = np.zeros(len(rows), dtype=np.intp)
+    # A slack makes the states claim less, so that the same sum in another order does not exceed it.
+    states = CertificateStates(
+        cut=cuts[whole[:, 0]],
+        first=whole[:, 1],
+        replicas=whole[:, 2],
+        demand=rows[:, 3] * (1 - DEMAND_SLACK) * space.covers,
+        loads=_lowered(rows[:, ends[0] : ends[1]], space.limit_s, cuts[whole[:, 0]], space),
+        times=_lowered(rows[:, 4 : ends[0]], space.threshold, cuts[whole[:, 0]], space),
+        stages=whole[:, 3] if counted[0] else nothing,
+        busy=whole[:, -1] if counted[1] else nothing,
+    )
+    _check(states, space, counts, start, entry["states"])
+    # Where the first worker begins a component, no stage in front can use it, and a load there means nothing.
+    column = 0
+    for level, columns in zip(space.levels, space.widths, strict=True):
+        placed = states.cut < space.last
+        edge = np.ones(len(rows), dtype=bool)
+        edge[placed] = states.first[placed] == level.begin[level.home[states.first[placed]]]
+        states.loads[edge, column : column + columns] = 0.0
+        column += columns
+    return states, entry["states"].value
 
 
 def cut_indices(node: Node, cuts: list[int]) -> NDArray[np.intp]:
@@ -121,46 +151,76 @@ def number_rows(node: Node, widths: Container[int], expected: str, fractions: sl
     return rows
 
 
-def _check(states: CertificateStates, steps: Transitions, node: Node) -> None:
+def _lowered(values: Floats, limit_s: float, cut: Ints, space: StageSpace) -> Floats:
+    """Loads or times of states at these cuts, lowered so that rounding does not raise one above its listed value.
+
+    Each is a difference of sums over the layers before two cuts, so its rounding is relative to these sums, not to
+    itself. Every further stage rounds again, so the slack grows with every cut.
+    """
+    return np.maximum(values - LOAD_SLACK * limit_s * (space.last - cut)[:, None], 0.0)
+
+
+def _check(states: CertificateStates, space: StageSpace, counts: CountedLimits, start: int, node: Node) -> None:
     """Raise an `InputError` where a state lies beyond the cluster or the limits, or completes a pipeline, or where the
     starting state is missing."""
-    last = len(steps.cuts) - 1
-    inside = (states.first < steps.workers) | (states.cut == last)
-    if not (inside & (states.first <= steps.workers) & (states.span < len(steps.rates.spans))).all():
+    begins = states.cut == space.last
+    placed = (states.replicas >= 1) & (states.first + states.replicas <= start)
+    nothing = (states.first == start) & (states.replicas == 0) & (states.stages == 0) & (states.busy == 0)
+    if not np.where(begins, nothing, placed).all():
         node.fail("a state lies beyond the cluster")
-    if (states.stages > states.most_stages).any() or (states.busy > states.most_busy).any():
+    if (states.stages > (counts.most_stages or 0)).any() or (states.busy > (counts.most_busy or 0)).any():
         node.fail("a state has more stages or workers behind it than were asked for")
-    met = (states.cut == 0) & ((states.stages == states.most_stages) | (not states.same_stages))
-    if met.any():
+    if ((states.cut == 0) & ((states.stages == (counts.most_stages or 0)) | (not counts.same_stages))).any():
         node.fail("a state has no layer left in front of it: it claims that a faster plan exists")
-    start = (states.cut == last) & (states.first == steps.workers) & (states.stages == 0) & (states.busy == 0)
-    if not start.any():
+    if not begins.any():
         node.fail("the state where nothing is placed yet is missing")
 
 
-def dominates(rates: UniformRates, other: tuple[int, int], state: tuple[int, int]) -> bool:
-    """Whether every stage that fits in front of `state` also fits in front of `other`, as far as links decide.
+def covered(space: StageSpace, counts: CountedLimits, leads: CertificateStates, listed: CertificateStates) -> Flags:
+    """Which of some states are covered by a listed state of the same cut. All states have this one cut."""
+    runs, found = space.runs, np.zeros(len(leads.first), dtype=bool)
+    last = leads.first + leads.replicas - 1
+    # What lies before the stop of this component is joined with the stages in front at no higher level.
+    joined = runs.level[np.maximum(leads.first - 1, 0), last]
+    stop = runs.stop[np.maximum(leads.first - 1, 0), last]
+    homes = [(level, level.home[leads.first], level.home[listed.first]) for level in space.levels]
+    alone = _alone(space, listed)
+    for index in range(len(listed.first)):
+        first, replicas = int(listed.first[index]), int(listed.replicas[index])
+        covers = (listed.demand[index] <= leads.demand) & (first >= leads.first) & (first + replicas <= stop)
+        covers &= runs.no_slower((first, first + replicas - 1), leads.first, last, joined)
+        covers &= listed.busy[index] <= leads.busy
+        same = listed.stages[index] == leads.stages
+        covers &= same if counts.same_stages else listed.stages[index] <= leads.stages
+        if space.document.options.boundary == "parallel":
+            covers &= replicas >= leads.replicas
+        if space.parts:
+            covers &= (listed.times[index] <= leads.times).all(axis=1)
+        column = 0
+        for number, ((level, mine, theirs), width) in enumerate(zip(homes, space.widths, strict=True)):
+            part = slice(column, column + width)
+            less = (listed.loads[index, part] <= leads.loads[:, part]).all(axis=1) & (mine == theirs[index])
+            edge = leads.first == level.begin[mine]
+            if isinstance(level, CardLevel):
+                inside = first + replicas <= level.stop[theirs[index]]
+                alike = inside & (leads.first + leads.replicas <= level.stop[mine])
+                alike |= (leads.first == first) & (leads.replicas == replicas)
+                covers &= np.where(edge, alone[number][index], less & alike)
+            else:
+                covers &= less | (alone[number][index] & (edge | (theirs[index] > mine)))
+            column += width
+        found |= covers
+    return found
 
-    A state is given as (its first worker, the level that its first stage spans); workers count from 0.
-    """
-    (first, span), (other_first, other_span) = state, other
-    if first == 0:
-        return True  # No stage fits in front of the first worker.
-    # Every stage in front is joined with this state's first stage at this level or a higher one.
-    joined = max(span, rates.level(first - 1, first))
-    if other_first < first or other_span > joined:
-        return False
-    while (apart := rates.level(first, other_first)) > joined:
-        # The two lie in different components inside one component of level `apart`. Stages in front of `state` in its
-        # component can be moved by the same distance as the state itself, so compare positions inside a component.
-        size = rates.spans[apart - 1]
-        first, other_first = first % size, other_first % size
-        if other_first < first:
-            return False
-    return True
 
-
-def dominated_states(rates: UniformRates, other: tuple[int, int]) -> Flags:
-    """Flags of the states that `other` dominates, by the first worker and the level of the dominated state."""
-    workers, levels = range(rates.spans[-1]), range(len(rates.spans))
-    return np.array([[dominates(rates, other, (first, span)) for span in levels] for first in workers])
+def _alone(space: StageSpace, listed: CertificateStates) -> list[Flags]:
+    """For each level, whether the component of each state keeps within the limit with no stage in front in it."""
+    found, column = [], 0
+    for level, width in zip(space.levels, space.widths, strict=True):
+        loads = listed.loads[:, column : column + width]
+        if isinstance(level, CardLevel):
+            found.append(level.alone(listed.first, listed.replicas, space.traffic_of(listed.cut), loads))
+        else:
+            found.append(loads[:, 0] <= level.limit_s)
+        column += width
+    return found

@@ -71,6 +71,9 @@ class SearchLimits:
     coarse: bool = False
     """Whether a search for batches on equal servers tries only powers of two as numbers of replicas, to find some plan
     soon."""
+    fitting: bool = False
+    """Whether a search for batches finds any pipeline that fits in memory, however slow: it compares states without
+    their times."""
 
     def step(self, rows: float = 0) -> None:
         """Count a step through so many rows. Raises `OutOfTime` after the deadline or if the effort is exceeded."""

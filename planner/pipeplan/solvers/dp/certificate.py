@@ -2,33 +2,27 @@
 
 A certificate lists the states of a search that finds no plan. docs/check.md describes its content and why it is a
 proof; `pipeplan check` verifies it with code of its own. For every space of plans, one more search runs just below the
-pace that the best plan would need there, over all cuts of the graph. There are two kinds: one proves the pace without
-what workers share, from the search over uniform clusters; the other the pace with everything charged.
+pace that the best plan would need there, over all cuts of the graph and all candidate placements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from pipeplan.plan.schedules import VERTICAL
-from pipeplan.problem.cuts import Cuts, Floats, Ints
+from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, limits_of
-from pipeplan.solvers.dp.charged.charged_search import ChargedFlushSearch, ChargedSearch
-from pipeplan.solvers.dp.charged.charging_search import SharedLimit
-from pipeplan.solvers.dp.charged.shared_resources import SharedResources
-from pipeplan.solvers.dp.flush.heterogeneous_flush import HeterogeneousFlushSearch
-from pipeplan.solvers.dp.pipelines.pipeline_searches import PipelineSearches
-from pipeplan.solvers.dp.states.search_states import SearchStates
-from pipeplan.solvers.dp.steady.heterogeneous_search import HeterogeneousSearch
-from pipeplan.solvers.dp.steady.uniform_search import UniformSearch
-from pipeplan.solvers.dp.terms.cost_terms import CostTerms
-from pipeplan.solvers.dp.terms.heterogeneous_terms import HeterogeneousTerms
+from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
+from pipeplan.solvers.dp.search.flush_search import PlacementFlushSearch
+from pipeplan.solvers.dp.search.heterogeneous_terms import HeterogeneousTerms
+from pipeplan.solvers.dp.search.placement_search import PlacementSearch, SharedLimit
+from pipeplan.solvers.dp.search.shared_resources import SharedResources
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
@@ -41,7 +35,7 @@ MOST_CELLS = 40_000
 """Limit on the number of cuts times workers."""
 MOST_STATES = 20_000
 MOST_WORKERS = 256
-"""The most workers for a certificate with everything charged."""
+"""The most workers of a cluster that certificates cover."""
 NO_TIME = "there was no time left to make a certificate; give more with --time-limit"
 PATIENCE_S = 20.0
 """Seconds that making a certificate may take."""
@@ -55,15 +49,12 @@ class Certificate:
     note: str
 
 
-def make_certificate(
-    problem: Problem, cuts: Cuts, pace_s: float, deadline: Deadline = NO_DEADLINE, *, charged: bool = False
-) -> Certificate:
-    """The certificate that no plan of a problem is faster than `pace_s`.
+def make_certificate(problem: Problem, cuts: Cuts, pace_s: float, deadline: Deadline = NO_DEADLINE) -> Certificate:
+    """The certificate that no plan of a problem is faster than `pace_s`, in seconds per minibatch.
 
-    With `charged` it is the pace with everything charged, otherwise that of plans whose transfers share no cards. It
-    takes at most `PATIENCE_S` seconds, and ends at the deadline without a certificate.
+    It takes at most `PATIENCE_S` seconds, and ends at the deadline without a certificate.
     """
-    if reason := _unfit(problem, cuts, charged=charged):
+    if reason := _unfit(problem, cuts):
         return Certificate(None, reason)
     entries: list[dict[str, Any]] = []
     ends = deadline.share(1.0, PATIENCE_S).at
@@ -75,7 +66,7 @@ def make_certificate(
             continue
         proof = _SpaceProof(problem, cuts, space, threshold_s, ends)
         try:
-            found = proof.entries_charged() if charged else proof.entries_alone()
+            found = proof.entries()
         except OutOfTime:
             late = f"the certificate would take longer than {PATIENCE_S:.0f} s to make"
             return Certificate(None, NO_TIME if deadline.passed else late)
@@ -84,8 +75,7 @@ def make_certificate(
         entries += found
     if sum(len(entry.get("states", ())) for entry in entries) > MOST_STATES:
         return Certificate(None, f"the certificate would have more than {MOST_STATES} states")
-    kind = {"charged": True} if charged else {}
-    return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, **kind, "spaces": entries}, "")
+    return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, "spaces": entries}, "")
 
 
 def _unproven(problem: Problem) -> str:
@@ -96,40 +86,19 @@ def _unproven(problem: Problem) -> str:
     return "the search that was to prove it found a faster plan"
 
 
-def _unfit(problem: Problem, cuts: Cuts, *, charged: bool) -> str:
+def _unfit(problem: Problem, cuts: Cuts) -> str:
     """The reason why no certificate can cover a problem, or an empty text."""
+    if problem.options.shard_optimizer:
+        return "no certificate covers plans whose replicas divide the optimiser's state"
     if any(space.unused for space in plan_spaces(problem)):
         return "certificates cover copies only where all servers of a copy have equal cards"
-    if not charged and (reason := _unfit_alone(problem)):
-        return reason
-    if charged and problem.cluster.workers > MOST_WORKERS:
-        return f"a certificate with everything charged covers at most {MOST_WORKERS} workers"
+    if problem.cluster.workers > MOST_WORKERS:
+        return f"a certificate covers at most {MOST_WORKERS} workers"
     if not cuts.complete or len(cuts.ideals) > MOST_CUTS:
         return f"the graph has more than {MOST_CUTS} cuts"
     if len(cuts.ideals) * problem.cluster.workers > MOST_CELLS:
         size = f"{len(cuts.ideals)} cuts on {problem.cluster.workers} workers"
         return f"a certificate with {size} would take too long to check"
-    return ""
-
-
-def covers_alone(problem: Problem) -> bool:
-    """Whether a certificate without what workers share can cover a problem."""
-    return not _unfit_alone(problem)
-
-
-def _unfit_alone(problem: Problem) -> str:
-    """The reason why no certificate without what workers share can cover a problem, or an empty text."""
-    options = problem.options
-    if options.flushes:
-        return "without what workers share, certificates do not cover schedules with a flush"
-    if not problem.cluster.uniform:
-        return "without what workers share, certificates cover clusters of equal servers only"
-    if options.boundary != "single":
-        return "without what workers share, certificates cover single links between stages only"
-    if options.grid:
-        return "without what workers share, certificates do not cover uniform grids"
-    if options.pins:
-        return "without what workers share, certificates do not cover pinned layers"
     return ""
 
 
@@ -144,19 +113,11 @@ class _SpaceProof:
     """Seconds per minibatch of one copy, or with a flush from one update to the next."""
     deadline: float | None
 
-    def entries_alone(self) -> list[dict[str, Any]] | None:
-        """The certificate's entry without what workers share, or None where there is a faster plan."""
-        for inner, limits in self._relaxed():
-            search = UniformSearch(CostTerms(inner, self.cuts), self.threshold_s * (1 - TOLERANCE), limits)
-            if search.run() is None:
-                return [self._entry(search, {}, lambda states: [states.level, states.demand])]
-        return None
-
-    def entries_charged(self) -> list[dict[str, Any]] | None:
-        """The entries with everything charged, one for each part of the space, or None where there is a faster plan."""
+    def entries(self) -> list[dict[str, Any]] | None:
+        """The certificate's entries, one for each part of the space, or None where there is a faster plan."""
         for inner, limits in self._relaxed():
             resources = SharedResources(HeterogeneousTerms(inner, self.cuts), self.problem, self.space)
-            found = [self._charged(resources, part) for part in self._parts(resources.terms, limits)]
+            found = [self._entry_of(resources, part) for part in self._parts(resources.terms, limits)]
             proven = [entry for entry in found if entry is not None]
             if len(proven) == len(found):
                 return proven
@@ -181,31 +142,14 @@ class _SpaceProof:
         counts = PipelineSearches(terms.problem, self.cuts).stage_counts(terms, limits)
         return [replace(limits, exact_stages=stages) for stages in counts]
 
-    def _charged(self, resources: SharedResources, limits: SearchLimits) -> dict[str, Any] | None:
-        """One entry with everything charged, or None where there is a faster plan."""
+    def _entry_of(self, resources: SharedResources, limits: SearchLimits) -> dict[str, Any] | None:
+        """The entry of one part, or None where there is a faster plan."""
         search = self._search(resources, limits, self.threshold_s * (1 - TOLERANCE))
         if search.run() is not None:
             return None
         part = {"stages": limits.exact_stages} if limits.exact_stages != self.problem.options.stages else {}
         if limits.shape is not None:
             part = {"stages": limits.shape.stages, "replicas": limits.shape.replicas}
-        return self._entry(search, part, lambda states: [states.replicas, states.demand, *_parts(states)])
-
-    def _search(self, resources: SharedResources, limits: SearchLimits, threshold: float) -> HeterogeneousSearch:
-        """The search for a pipeline within the threshold, with everything charged that the options charge."""
-        terms, flushes = resources.terms, self.problem.options.flushes
-        if not self.problem.options.contention:
-            return (HeterogeneousFlushSearch if flushes else HeterogeneousSearch)(terms, threshold, limits)
-        shared = SharedLimit(resources, self.space.pace(self.problem, threshold))
-        return (ChargedFlushSearch if flushes else ChargedSearch)(terms, threshold, limits, shared)
-
-    def _entry(
-        self,
-        search: UniformSearch,
-        part: dict[str, Any],
-        columns: Callable[[SearchStates], list[Ints | Floats]],
-    ) -> dict[str, Any]:
-        """The entry with the states of a search; `columns` are those between the first worker and the counts."""
         # At the empty cut only states are left that have another number of stages than was asked for.
         search.kept.pop(0, None)
         return {
@@ -213,8 +157,16 @@ class _SpaceProof:
             **part,
             "threshold_s": self.threshold_s,
             "cuts": [f"{cut:x}" for cut in _layers(self.problem, self.cuts, search)],
-            "states": _states(search, columns),
+            "states": _states(search),
         }
+
+    def _search(self, resources: SharedResources, limits: SearchLimits, threshold: float) -> PlacementSearch:
+        """The search for a pipeline within the threshold, with everything charged that the options charge."""
+        shared = None
+        if self.problem.options.contention:
+            shared = SharedLimit(resources, self.space.pace(self.problem, threshold))
+        kind = PlacementFlushSearch if self.problem.options.flushes else PlacementSearch
+        return kind(resources.terms, threshold, limits, shared)
 
 
 def _named(space: PlanSpace) -> dict[str, int]:
@@ -223,12 +175,7 @@ def _named(space: PlanSpace) -> dict[str, int]:
     return {"level": space.level, "copies": space.copies, **place}
 
 
-def _parts(states: SearchStates) -> list[Floats]:
-    """The columns of the parts of a batch's time, with a flush, and of pending loads, if shared links are charged."""
-    return [column for table in (states.times, states.loads) if table is not None for column in table.T]
-
-
-def _layers(problem: Problem, cuts: Cuts, search: UniformSearch) -> list[int]:
+def _layers(problem: Problem, cuts: Cuts, search: PlacementSearch) -> list[int]:
     """The cuts that have states, as bit sets of layers in the profile's order."""
     position = {layer.name: index for index, layer in enumerate(problem.profile.layers)}
     masks = [sum(1 << position[name] for name in unit.layers) for unit in problem.units]
@@ -239,15 +186,16 @@ def _layers(problem: Problem, cuts: Cuts, search: UniformSearch) -> list[int]:
     return masks_of_cuts
 
 
-def _states(search: UniformSearch, columns: Callable[[SearchStates], list[Ints | Floats]]) -> list[list[float | int]]:
+def _states(search: PlacementSearch) -> list[list[float | int]]:
     """The rows of a search's states, in the form of the certificate."""
     rows: list[list[float | int]] = []
     counting = search.limits.counting
     for index, cut in enumerate(sorted(search.kept)):
         states = search.kept[cut]
-        chosen = [np.full(len(states), index), states.first, *columns(states)]
-        charged = isinstance(search, HeterogeneousSearch)
-        if counting.stages or counting.exact_stages or (counting.workers and not charged):
+        tables = [table for table in (states.times, states.loads) if table is not None]
+        parts = [column for table in tables for column in table.T]
+        chosen = [np.full(len(states), index), states.first, states.replicas, states.demand, *parts]
+        if counting.stages or counting.exact_stages:
             chosen.append(states.stages)
         if counting.workers:
             chosen.append(states.workers)

@@ -4,13 +4,17 @@ A search over cuts decides whether any pipeline keeps within a threshold, and bi
 which one does. The first bisection ignores memory, so that depths do not matter and many cuts can be left out. If its
 plan fits in memory, it is the best of all. Otherwise a second bisection continues upwards from its pace, with the
 memory limit and with recomputation where that is allowed.
+
+For a large problem there is a first plan and a bound within a second: the plan is the best one to within a tenth on a
+few of the cuts, of one pipeline on the whole cluster, and the bound is all work on all workers. The search for the best
+plan does not use either, so its result does not depend on them.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
@@ -19,14 +23,12 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.charged.charged_pipelines import charges
-from pipeplan.solvers.dp.charged.charged_result import charged_result
-from pipeplan.solvers.dp.pipelines.pipeline_searches import PipelineSearches
-from pipeplan.solvers.dp.spaces.first_plan import FirstPlan, MonotoneReport, first_plan
-from pipeplan.solvers.dp.spaces.results import alone_result, least_pace_s
-from pipeplan.solvers.dp.spaces.search_grids import search_grids
-from pipeplan.solvers.dp.spaces.search_spaces import search_batches, search_spaces
-from pipeplan.solvers.dp.spaces.search_task import SearchTask, tell_nobody
+from pipeplan.solvers.dp.charged import charged_result, charges
+from pipeplan.solvers.dp.cut_selection import cheap_cuts
+from pipeplan.solvers.dp.grids import search_grids
+from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
+from pipeplan.solvers.dp.results import SearchTask, alone_result, least_pace_s, plan_of, tell_nobody
+from pipeplan.solvers.dp.spaces import search_batches, search_spaces
 from pipeplan.solvers.dp.threshold import PRECISION
 from pipeplan.solvers.known_answers import KNOWN, question_of
 from pipeplan.solvers.plan_space import plan_spaces
@@ -138,3 +140,60 @@ def _without_bound(report: Callable[[float, float], None]) -> Callable[[float, f
 
 def _without_plan(report: Callable[[float, float], None]) -> Callable[[float, float], None]:
     return lambda bound, best: report(bound, float("inf"))
+
+
+LARGE = 5_000
+"""From this product of cuts and workers on, a first plan is looked for."""
+_CUTS, _GAP, _MOST_EFFORT = 12, 0.1, 200_000
+# An effort of 200,000 rows takes half a second.
+
+
+@dataclass
+class MonotoneReport:
+    """Passes a bound and the pace of the best plan on where one of them is better than before; neither gets worse."""
+
+    tell: Callable[[float, float], None]
+    bound_s: float = 0.0
+    best_s: float = float("inf")
+
+    def __call__(self, bound_s: float, best_s: float) -> None:
+        """Report a bound on all plans, and the pace of a plan; 0 and infinity where there is none."""
+        bound_s = max(self.bound_s, bound_s if bound_s < float("inf") else 0.0)
+        best_s = min(self.best_s, best_s)
+        if (bound_s, best_s) != (self.bound_s, self.best_s):
+            self.bound_s, self.best_s = bound_s, best_s
+            self.tell(bound_s, best_s)
+
+
+@dataclass(frozen=True)
+class FirstPlan:
+    """A plan that is found soon, and its pace in seconds per minibatch."""
+
+    plan: Plan
+    pace_s: float
+    charged: bool
+    """Whether everything is charged that workers share."""
+
+
+def first_plan(
+    problem: Problem, cuts: Cuts, deadline: float | None, price: Callable[[Plan], float] | None = None
+) -> FirstPlan | None:
+    """A plan of a large problem; None where it is small, or none is found so soon.
+
+    `price` is the pace of a plan with everything charged; where that is asked for, there is no plan without it.
+    """
+    if problem.options.contention and price is None:
+        return None
+    if problem.options.grid or len(cuts.ideals) * problem.cluster.workers < LARGE:
+        return None
+    space, few = plan_spaces(problem)[0], cuts.only(cheap_cuts(cuts, _CUTS))
+    found = PipelineSearches(problem, few, deadline, _GAP, effort=SearchEffort(_MOST_EFFORT)).best()
+    if found.interrupted:
+        raise KeyboardInterrupt
+    if found.best is None:
+        return None
+    pace_s = space.pace(problem, found.high)
+    plan = plan_of(problem, space, found.best.stages(), pace_s)
+    if problem.options.contention and price is not None:
+        return FirstPlan(plan, price(plan), charged=True)
+    return FirstPlan(plan, pace_s, charged=False)

@@ -1,0 +1,166 @@
+"""Checks that the states of a certificate are closed. docs/check.md proves the rules.
+
+Wherever a stage that keeps within the threshold may stand in front of a listed state, a listed state must cover the
+state that it leads to. No stage may complete a pipeline.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.checker.certificates.flush_stages import FlushSpace
+from pipeplan.checker.certificates.shared_loads import CardLevel, CoreLevel, card_levels, core_levels
+from pipeplan.checker.certificates.stages import LeadingStages, StagesAtCut, StageSpace
+from pipeplan.checker.certificates.states import CertificateStates, CountedLimits, covered, read_states
+from pipeplan.checker.certificates.worker_runs import WorkerRuns
+from pipeplan.checker.document import FLUSHING, CheckedOptions, PlanDocument
+from pipeplan.checker.model import CheckedModel, Flags, Totals
+from pipeplan.errors import InputError
+from pipeplan.util.files import Node
+
+Ints = NDArray[np.intp]
+
+MOST_CUTS = 5000
+"""Largest number of cuts of a model for which a certificate is checked."""
+MOST_WORKERS = 256
+"""Largest number of workers of one copy, for all pairs of which there are tables."""
+
+
+def stage_space(
+    document: PlanDocument,
+    model: CheckedModel,
+    place: tuple[int, range],
+    copies: int,
+    *,
+    among_s: float,
+    paces: tuple[float, float],
+    grid: int | None = None,
+) -> StageSpace:
+    """A space of plans: pipelines in one component of a level, with `copies` of them side by side.
+
+    `place` has the level and the workers of all copies; `among_s` is the time of one all-reduce among the copies;
+    `paces` are the most that a resource of one copy may take for a minibatch of this copy, or with a flush its batch,
+    and the most that a shared one may take for a minibatch of all copies. `grid` is the number of replicas of every
+    stage of a uniform grid.
+    Raises an `InputError` beyond what can be checked.
+    """
+    threshold, limit = paces
+    if threshold <= 0:
+        raise InputError("the certificate claims nothing: a threshold is 0")
+    (level, workers), options = place, document.options
+    cluster = document.cluster.inner(level, bisect_right(document.network.starts[level], workers[0]) - 1)
+    if cluster.workers > MOST_WORKERS:
+        raise InputError(f"a certificate is checked for at most {MOST_WORKERS} workers")
+    runs = WorkerRuns.of(cluster, options.max_replicas, grid)
+    levels: list[CardLevel | CoreLevel] = []
+    if options.contention:
+        levels = [*card_levels(cluster, runs, limit), *core_levels(document.cluster, runs, limit, workers)]
+    totals = Totals.of(model, MOST_CUTS)
+    kind = FlushSpace if document.schedule in FLUSHING else StageSpace
+    return kind(document, model, totals, cluster, runs, tuple(levels), copies, workers, threshold, limit, among_s)
+
+
+def check_closure(space: StageSpace, entry: Node, options: CheckedOptions, grid: int | None = None) -> int:
+    """Check the states of one space of plans, and return their number.
+
+    `grid` is the number of replicas of every stage of a uniform grid, which begins at the first worker. Raises an
+    `InputError` that names a stage which completes a faster plan, or leads to a state that is not covered.
+    """
+    counts = CountedLimits.of(space, options)
+    start = space.runs.workers if grid is None else grid * (options.stages or 1)
+    if start > space.runs.workers or not len(space.runs.start):
+        entry.fail(f"a uniform grid of {start} workers is larger than the cluster, or has more replicas than asked for")
+    listed, as_stated = read_states(entry, space, counts, start)
+    closure = Closure(space, counts, listed, as_stated, entry)
+    for cut in np.unique(listed.cut)[::-1].tolist():
+        if cut:
+            closure.check_cut(cut)
+    return len(listed.cut)
+
+
+@dataclass(frozen=True)
+class Closure:
+    """The certificate's claim for one space of plans."""
+
+    space: StageSpace
+    counts: CountedLimits
+    listed: CertificateStates
+    as_stated: list[Any]
+    entry: Node
+
+    def check_cut(self, cut: int) -> None:
+        """Check all stages in front of the states at a cut. Raises an `InputError` where one is not covered."""
+        rows = np.flatnonzero(self.listed.cut == cut)
+        states, stages = self.listed.take(rows), self.space.stages(cut)
+        for leads in self.space.leads(stages, states.at_cut):
+            self._check_leads(stages, states, leads, rows)
+
+    def _check_leads(self, stages: StagesAtCut, states: CertificateStates, leads: LeadingStages, rows: Ints) -> None:
+        found, allowed = self._resulting(stages, states, leads)
+        leads, found = leads.take(allowed), found.take(allowed)
+        done = found.cut == 0
+        met = done & (found.stages == (self.counts.most_stages or 0)) if self.counts.same_stages else done
+        if met.any():
+            self._fail(stages, leads, rows, int(np.flatnonzero(met)[0]), "completes a faster plan in front of")
+        going = np.flatnonzero(~done & ~self._hopeless(found))
+        going = going[_least(found.take(going), self.counts)]
+        for cut in np.unique(found.cut[going]).tolist():
+            mine = going[found.cut[going] == cut]
+            listed = self.listed.take(self.listed.cut == cut)
+            missing = mine[~covered(self.space, self.counts, found.take(mine), listed)]
+            if len(missing):
+                what = "leads to no state of the certificate in front of"
+                self._fail(stages, leads, rows, int(missing[0]), what)
+
+    def _resulting(
+        self, stages: StagesAtCut, states: CertificateStates, leads: LeadingStages
+    ) -> tuple[CertificateStates, Flags]:
+        """The states that stages lead to, and whether these are within the user's limits."""
+        run, counts = stages.traffic.run[leads.stage], self.counts
+        replicas, before = self.space.runs.replicas[run], stages.before[leads.stage]
+        number = states.stages[leads.state] + (counts.most_stages is not None)
+        busy = states.busy[leads.state] + replicas * (counts.most_busy is not None)
+        first = self.space.runs.start[run]
+        found = CertificateStates(before, first, replicas, leads.demand, leads.loads, leads.times, number, busy)
+        allowed = (number <= (counts.most_stages or 0)) & (busy <= (counts.most_busy or 0))
+        for layer, stage in counts.pins:
+            # The layers inside the cut are those of the stages still to be placed.
+            allowed &= self.space.totals.holds(before, layer) == (stage <= (counts.most_stages or 0) - number)
+        return found, allowed
+
+    def _hopeless(self, found: CertificateStates) -> Flags:
+        """Whether each state is one in front of which no pipeline can exist."""
+        room = found.first if self.counts.most_busy is None else self.counts.most_busy - found.busy
+        lost = self.space.hopeless(found.cut, found.first, room, found.times)
+        most = self.counts.most_stages
+        return lost if most is None else lost | (found.stages == most)
+
+    def _fail(self, stages: StagesAtCut, leads: LeadingStages, rows: Ints, lead: int, what: str) -> None:
+        stage, cuts = int(leads.stage[lead]), self.space.totals.cuts
+        members, run = cuts[stages.cut] & ~cuts[int(stages.before[stage])], int(stages.traffic.run[stage])
+        first, last = int(self.space.runs.start[run]), int(self.space.runs.end[run]) - 1
+        words = stage_words(self.space.model, members, first, last)
+        self.entry.fail(f"{words} {what} state {self.as_stated[int(rows[leads.state[lead]])]}")
+
+
+def _least(found: CertificateStates, counts: CountedLimits) -> Ints:
+    """Rows without those that another row covers trivially: the same place and counts, no less demand and load."""
+    place = np.stack([found.cut, found.first, found.replicas, found.stages, found.busy])
+    costs = np.stack([found.demand, *found.times.T, *found.loads.T])
+    order = np.lexsort((costs.sum(axis=0), *place))
+    begins = np.ones(len(order), dtype=bool)
+    begins[1:] = (np.diff(place[:, order], axis=1) != 0).any(axis=0)
+    best = order[np.maximum.accumulate(np.where(begins, np.arange(len(order)), 0))]
+    return np.asarray(order[begins | (costs[:, best] > costs[:, order]).any(axis=0)])
+
+
+def stage_words(model: CheckedModel, members: int, first: int, last: int) -> str:
+    """A stage of some layers, a bit set, in words, for error messages."""
+    names = [name for index, name in enumerate(model.names) if members >> index & 1]
+    layers = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
+    return f"a stage of {layers} on worker {first}" + (f" to {last}" if last > first else "")

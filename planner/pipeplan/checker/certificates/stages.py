@@ -1,0 +1,431 @@
+"""The stages that keep within a threshold, with all that workers share, and what they do in front of a state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.checker import figures
+from pipeplan.checker.certificates.shared_loads import Behind, CardLevel, CoreLevel, StageTraffic, ports_suffice
+from pipeplan.checker.certificates.worker_runs import WorkerRuns
+from pipeplan.checker.ddp_overlap import ddp_pace, waits_for_update
+from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, STASHING, CheckedStage, PlanDocument
+from pipeplan.checker.executor_work import executor_work_between
+from pipeplan.checker.figures import stage_figures
+from pipeplan.checker.model import CheckedModel, Flags, Floats, Totals
+from pipeplan.checker.network import LinkRates, NetworkRates
+from pipeplan.cluster_data.cluster import Cluster
+
+Ints = NDArray[np.intp]
+
+_STATES_AT_ONCE = 256
+_AT_ONCE = 400_000
+"""The number of pairs of a state and a stage that are looked at a time."""
+
+
+@dataclass(frozen=True)
+class StagesAtCut:
+    """The stages I→J for one cut J that keep within the threshold wherever they are put, in the order of their runs.
+
+    Arrays have one entry for each stage, with and without recomputation.
+    """
+
+    cut: int
+    before: Ints
+    """Index of the cut I."""
+    again: Flags
+    """Whether the stage recomputes its forward pass."""
+    fixed: Floats
+    """Bytes of one worker that do not depend on the depth."""
+    growing: Floats
+    """Bytes of one worker for each minibatch in flight."""
+    wait: Floats
+    """Minibatches that pass while the replicas wait for each other."""
+    late: Floats
+    """Under 2BW, minibatches that pass between the last backward pass of a group and its update."""
+    forward_s: Floats
+    """The forward pass of a minibatch on a worker of speed 1, with half of the executor's own work."""
+    work_s: Floats
+    """All passes of a minibatch on a worker of speed 1."""
+    step_s: Floats
+    """The part of `work_s` that is the optimiser's step."""
+    ring_s: Floats
+    """One all-reduce among the replicas of a copy."""
+    traffic: StageTraffic
+
+    def take(self, rows: Ints | Flags) -> StagesAtCut:
+        """The entries that `rows` selects."""
+        return StagesAtCut(
+            cut=self.cut,
+            before=self.before[rows],
+            again=self.again[rows],
+            fixed=self.fixed[rows],
+            growing=self.growing[rows],
+            wait=self.wait[rows],
+            late=self.late[rows],
+            forward_s=self.forward_s[rows],
+            work_s=self.work_s[rows],
+            step_s=self.step_s[rows],
+            ring_s=self.ring_s[rows],
+            traffic=self.traffic.take(rows),
+        )
+
+
+@dataclass(frozen=True)
+class StatesAtCut:
+    """States of one cut, one array entry for each."""
+
+    first: Ints
+    replicas: Ints
+    demand: Floats
+    loads: Floats
+    """A row for each state: outgoing and incoming for each level of cards, then the cores."""
+    times: Floats
+    """A row for each state: the parts of a batch's time, with a flush (`flush_stages`); otherwise no columns."""
+
+    def take(self, rows: Ints) -> StatesAtCut:
+        """The entries that `rows` selects."""
+        return StatesAtCut(*(array[rows] for array in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class Hops:
+    """The links from stages to the states behind them, one array entry for each pair."""
+
+    bandwidth: Floats
+    """Bytes/s of messages; infinite where nothing is behind."""
+    latency_s: Floats
+    lanes: Ints
+    """Messages that are sent at the same time."""
+
+    def take(self, rows: Ints | Flags) -> Hops:
+        """The entries that `rows` selects."""
+        return Hops(self.bandwidth[rows], self.latency_s[rows], self.lanes[rows])
+
+
+@dataclass(frozen=True)
+class LeadingStages:
+    """Stages in front of states, one array entry for each pair, and what the states that they lead to say."""
+
+    state: Ints
+    """Index of the state among those of its cut."""
+    stage: Ints
+    """Index of the stage among those at the cut."""
+    demand: Floats
+    loads: Floats
+    times: Floats
+
+    def take(self, rows: Ints | Flags) -> LeadingStages:
+        """The entries that `rows` selects."""
+        return LeadingStages(*(array[rows] for array in vars(self).values()))
+
+
+@dataclass(frozen=True)
+class StageSpace:
+    """All stages of the pipelines of one space of plans, `copies` of which run side by side."""
+
+    document: PlanDocument
+    model: CheckedModel
+    totals: Totals
+    cluster: Cluster
+    """The component that one pipeline lies in."""
+    runs: WorkerRuns
+    levels: tuple[CardLevel | CoreLevel, ...]
+    copies: int
+    workers: range
+    """The workers of the components that hold the copies."""
+    threshold: float
+    """Longest time of any resource of one copy, in seconds per minibatch of the copy."""
+    limit_s: float
+    """Longest time of any shared resource, in seconds per minibatch of all copies."""
+    among_s: float
+    """Time of one all-reduce among the copies, in seconds."""
+
+    @property
+    def widths(self) -> list[int]:
+        """The number of loads of a state at each level."""
+        return [2 if isinstance(level, CardLevel) else 1 for level in self.levels]
+
+    @property
+    def last(self) -> int:
+        """Index of the cut with all layers."""
+        return len(self.totals.cuts) - 1
+
+    @property
+    def share(self) -> int | None:
+        """Under 2BW, minibatches of one update in one copy; otherwise None."""
+        buffered = self.document.schedule == DOUBLE_BUFFERED
+        return (self.document.accumulate or 1) // self.copies if buffered else None
+
+    @property
+    def covers(self) -> bool:
+        """Whether depths matter: in training, where memory is limited or 2BW limits the minibatches in flight."""
+        return self.model.training and (self.document.options.memory or self.share is not None)
+
+    def traffic_of(self, cut: Ints | int) -> tuple[Floats, Floats]:
+        """Bytes across cuts, forward and backward, for a minibatch of all copies, in one copy."""
+        return self.totals.sent[cut] / self.copies, self.totals.returned[cut] / self.copies
+
+    @property
+    def parts(self) -> int:
+        """The number of parts of a batch's time in every state."""
+        return 0
+
+    def hopeless(self, before: Ints, first: Ints, room: Ints, times: Floats | None = None) -> Flags:
+        """Whether the layers in the cuts `before` are too much work for the workers in front.
+
+        These are the workers before `first`, of which at most `room` may be busy. `times` are the parts of a batch's
+        time behind the cuts, if they are known.
+        """
+        work = self.totals.forward_s[before] + self.totals.backward_s[before]
+        fastest = max(device.speed for device in self.cluster.devices)
+        speed = np.minimum(self.runs.speed_before[first], np.maximum(room, 0) * fastest)
+        return np.asarray((first == 0) | (work > speed * self.threshold))
+
+    # -- the stages of one cut --
+
+    def stages(self, cut: int) -> StagesAtCut:
+        """The stages that end at a cut and keep within the threshold as far as it does not depend on what follows."""
+        totals, runs, options = self.totals, self.runs, self.document.options
+        before = totals.inside(cut)
+        kinds, kind = np.unique(
+            np.stack([runs.replicas, runs.speed, runs.ring, runs.ring_latency_s]), axis=1, return_inverse=True
+        )
+        replicas, speed, ring_rate, ring_latency = kinds
+        ring = np.zeros((len(before), kinds.shape[1]))
+        if self.model.training:
+            size = totals.weights(cut, before)[:, None]
+            ring = np.asarray(figures.ring_allreduce_s(replicas, size, ring_rate, ring_latency))
+        forward, backward = ((total[cut] - total[before])[:, None] for total in (totals.forward_s, totals.backward_s))
+        own = executor_work_between(self.document, totals, cut, before)[:, None]
+        backward = backward + own
+        everywhere = np.full(len(runs.start), runs.workers)
+        lost = self.hopeless(before[:, None], runs.start, everywhere) & (before > 0)[:, None]
+        found = []
+        for again in (False, True) if options.recompute and self.model.training else (False,):
+            quick = self._quick(before, (forward, backward + forward * again), ring, (replicas, speed))
+            quick = quick[:, kind.reshape(-1)] & ~lost
+            found.append(np.stack([*np.nonzero(quick), np.full(int(quick.sum()), again)]))
+        row, run, again_at = np.concatenate(found, axis=1)
+        order = np.argsort(run, kind="stable")
+        row, run, recomputes = row[order], run[order], again_at[order] > 0
+        work = (forward + backward)[row, 0] + forward[row, 0] * recomputes
+        ring_s = ring[row, kind.reshape(-1)[run]]
+        stages = self._sized(cut, before[row], run, ((forward + own / 2)[row, 0], work), ring_s, recomputes)
+        return stages.take(self._possible(stages))
+
+    def _quick(
+        self, before: Ints, passes: tuple[Floats, Floats], ring_s: Floats, kinds: tuple[Floats, Floats]
+    ) -> Flags:
+        """Flags of the stages within the threshold: rows for the cuts `before`, columns for replicas and speed.
+
+        Under 2BW there are none if a copy has no minibatch an update.
+        """
+        if self.share == 0:
+            return np.zeros(ring_s.shape, dtype=bool)
+        (forward, backward), (replicas, speed) = passes, kinds
+        compute_s = (forward + backward) / (replicas * speed)
+        time = figures.overlapped_s(compute_s, ring_s / (self.share or replicas), self.document.options.overlap)
+        return np.asarray(time <= self.threshold)
+
+    def _sized(
+        self, cut: int, before: Ints, run: Ints, passes: tuple[Floats, Floats], ring: Floats, again: Flags
+    ) -> StagesAtCut:
+        """Stages on their runs.
+
+        `passes` are the forward pass, with half of the executor's work, and all passes on a worker of speed 1; `ring`
+        is the time of one all-reduce.
+        """
+        forward, work = passes
+        replicas, everyone = self.runs.replicas[run], self.runs.replicas[run] * self.copies
+        # Vertical sync keeps at least as many versions as minibatches in flight; only these are counted here.
+        late_update = self.document.schedule == STASHING
+        kept = 1 if self.document.schedule in FLUSHING else 2 * (self.share is not None)
+        once, more = (
+            worker_memory(self.model, self.totals, cut, before, everyone > 1, late=late_update, kept=kept, again=kind)
+            for kind in (False, True)
+        )
+        fixed, growing = (np.where(again, *both) for both in zip(more, once, strict=True))
+        wait = 0.0 if kept else figures.group_wait(ring, self.threshold, replicas, self.copies)
+        late = np.maximum(0.0, (ring + self.among_s) / self.threshold - 1.0 / self.copies)
+        # With a flush, what no pass hides of an all-reduce is a part of the batch.
+        rings = self.model.training and self.document.schedule not in FLUSHING
+        size, step = self.totals.weights(cut, before) * rings, self.totals.update_s[cut] - self.totals.update_s[before]
+        exposed = self.group_s(run, size) * rings * (1.0 - self.document.options.overlap)
+        common = self.document.accumulate if self.document.accumulates else None
+        sent, returned = self.traffic_of(cut)
+        received, back = self.traffic_of(before)
+        traffic = StageTraffic(
+            run=run,
+            hop=2.0 * (replicas - 1) / replicas * size / (common or everyone),
+            copied=2.0 * (self.copies - 1) / self.copies * (size / replicas) / (common or self.copies),
+            sent=np.array([sent / replicas, returned / replicas]),
+            ahead=np.array([back / replicas, received / replicas]),
+            core_s=work / self.runs.speed[run] / everyone + exposed / (common or everyone),
+        )
+        wait = np.broadcast_to(wait, ring.shape)
+        return StagesAtCut(cut, before, again, fixed, growing, wait, late, forward, work, step, ring, traffic)
+
+    def group_s(self, run: Ints, size: Floats) -> Floats:
+        """The time of one all-reduce among the replicas of all copies."""
+        bandwidth, latency = self.runs.ring[run], self.runs.ring_latency_s[run]
+        if self.copies > 1:
+            link: LinkRates = NetworkRates.of(self.document.cluster).among(self.workers)
+            bandwidth, latency = np.full(len(run), link.allreduce), np.full(len(run), link.latency_s)
+        everyone = self.runs.replicas[run] * self.copies
+        return np.asarray(figures.ring_allreduce_s(everyone, size, bandwidth, latency) * self.model.training)
+
+    def _possible(self, stages: StagesAtCut) -> Flags:
+        """Whether ports and components that only one stage uses keep within the limit, and the wait of one stage."""
+        if not self.document.options.contention:
+            return np.ones(len(stages.before), dtype=bool)
+        possible = ports_suffice(self.cluster, self.runs, stages.traffic, self.limit_s)
+        for level in self.levels:
+            possible &= level.possible(stages.traffic)
+        if stages.cut == self.last and waits_for_update(self.document):
+            known: dict[tuple[float, ...], float] = {}
+            for row in np.flatnonzero(possible & (stages.before == 0)).tolist():
+                possible[row] = self._awaited_s(stages, row, known) <= self.limit_s
+        return possible
+
+    def _awaited_s(self, stages: StagesAtCut, row: int, known: dict[tuple[float, ...], float]) -> float:
+        """The pace of a plan of one stage, whose forward pass waits for its update. `known` keeps earlier results."""
+        run, runs, size, again = int(stages.traffic.run[row]), self.runs, self.cluster.workers, bool(stages.again[row])
+        key = tuple(float(array[run]) for array in (runs.replicas, runs.speed, runs.ring, runs.ring_latency_s))
+        if (*key, again) not in known:
+            mine = range(int(runs.start[run]), int(runs.end[run]))
+            workers = tuple(self.workers[copy * size + worker] for worker in mine for copy in range(self.copies))
+            stage = CheckedStage(self.model.names, workers, 1, 1, again)
+            alone = replace(self.document, stages=(stage,), copies=self.copies)
+            known[*key, again] = ddp_pace(alone, self.model, stage_figures(alone, self.model))
+        return known[*key, again]
+
+    # -- stages in front of states --
+
+    def leads(self, stages: StagesAtCut, states: StatesAtCut) -> Iterator[LeadingStages]:
+        """The stages that may stand in front of each of some states, a part at a time."""
+        for begin in range(0, len(states.first), _STATES_AT_ONCE):
+            some = np.arange(begin, min(begin + _STATES_AT_ONCE, len(states.first)))
+            for leads in self._leads(stages, states.take(some)):
+                yield replace(leads, state=some[leads.state])
+
+    def _leads(self, stages: StagesAtCut, states: StatesAtCut) -> Iterator[LeadingStages]:
+        """The stages in front of not too many states."""
+        state, run, hops, loads = self._pairs(stages, states)
+        starts, stops = (np.searchsorted(stages.traffic.run, run, side=side) for side in ("left", "right"))
+        counts = stops - starts
+        edges = np.searchsorted(np.cumsum(counts), np.arange(0, counts.sum() + 1, _AT_ONCE), side="left")
+        for begin, end in zip(edges, [*edges[1:], len(counts)], strict=True):
+            mine = slice(int(begin), int(end))
+            pair = np.repeat(np.arange(mine.start, mine.stop), counts[mine])
+            within = np.arange(len(pair)) - np.repeat(np.cumsum(counts[mine]) - counts[mine], counts[mine])
+            chosen = starts[pair] + within
+            yield self._in_front(stages, states, state[pair], chosen, hops.take(pair), loads[pair])
+
+    def _pairs(self, stages: StagesAtCut, states: StatesAtCut) -> tuple[Ints, Ints, Hops, Floats]:
+        """All pairs of a state and a run in front of it whose boundary keeps within the threshold.
+
+        Returns the indices of both, the links between them, and the loads of the component where the run ends.
+        """
+        runs, starts = self.runs, stages.cut == self.last
+        used = np.unique(stages.traffic.run)
+        end, first = runs.end[used], states.first[:, None]
+        state, which = np.nonzero((end == first) | (runs.anywhere[used] & (end < first)))
+        run, count = used[which], len(state)
+        hops = Hops(np.full(count, np.inf), np.zeros(count), np.ones(count, dtype=np.intp))
+        if not starts:
+            behind = states.first[state], states.first[state] + states.replicas[state] - 1
+            if self.document.options.boundary == "parallel":
+                hops = replace(hops, lanes=np.minimum(runs.replicas[run], states.replicas[state]))
+            bandwidth, latency = runs.hop(run, *behind)
+            hops = replace(hops, bandwidth=bandwidth, latency_s=latency)
+            near = self._near(stages.cut, hops)
+            state, run, hops = state[near], run[near], hops.take(near)
+        sent, returned = self.traffic_of(stages.cut)
+        pairs = Behind(run, states.first[state], states.replicas[state], float(sent), float(returned), starts)
+        closed, loads, column = np.ones(len(run), dtype=bool), np.zeros((len(run), sum(self.widths))), 0
+        for level, width in zip(self.levels, self.widths, strict=True):
+            part = slice(column, column + width)
+            within, loads[:, part] = level.joined(pairs, states.loads[state, part])
+            closed &= within
+            column += width
+        return state[closed], run[closed], hops.take(closed), loads[closed]
+
+    def _near(self, cut: int, hops: Hops) -> Flags:
+        """Whether boundaries keep within the threshold."""
+        return np.asarray(self.totals.busier[cut] / hops.bandwidth / hops.lanes <= self.threshold)
+
+    def _depth(self, stages: StagesAtCut, demand: Floats, transfer_s: Floats) -> Floats:
+        """The fewest minibatches in flight of stages in front of others with a demand, by pairs."""
+        replicas = self.runs.replicas[stages.traffic.run]
+        if not self.covers or stages.cut == self.last:
+            return np.ones(len(demand))
+        return np.asarray(figures.in_flight_depth(demand, stages.wait, transfer_s, self.threshold, replicas))
+
+    def _times(self, stages: StagesAtCut, before: Floats, hops: Hops) -> Floats:
+        """The parts of a batch's time once stages are put in front of states with the parts `before`."""
+        return before
+
+    def _in_time(self, stages: StagesAtCut, times: Floats) -> Flags:
+        """Whether the parts of a batch's time leave enough for the layers in front of stages."""
+        return np.ones(len(times), dtype=bool)
+
+    def _in_front(
+        self, stages: StagesAtCut, states: StatesAtCut, state: Ints, chosen: Ints, hops: Hops, loads: Floats
+    ) -> LeadingStages:
+        """The stages that fit in front of states, of pairs of the two by index."""
+        mine = stages.take(chosen)
+        replicas, capacity = self.runs.replicas[mine.traffic.run], self.runs.memory[mine.traffic.run]
+        transfer = self.totals.busier[stages.cut] / hops.bandwidth + hops.latency_s
+        depth = self._depth(mine, states.demand[state], transfer)
+        fits = np.ones(len(chosen), dtype=bool)
+        if self.document.options.memory:
+            fits = mine.fixed + depth * mine.growing <= capacity
+        if self.share is not None and self.covers:
+            fits &= depth * replicas + mine.late <= self.share
+        found, column = np.zeros(loads.shape), 0
+        for level, width in zip(self.levels, self.widths, strict=True):
+            part = slice(column, column + width)
+            within, found[:, part] = level.extended(mine.traffic, loads[:, part])
+            fits &= within
+            column += width
+        demand = depth * replicas + mine.wait if self.covers else np.zeros(len(chosen))
+        times = self._times(mine, states.times[state], hops)
+        return LeadingStages(state, chosen, demand, found, times).take(fits & self._in_time(mine, times))
+
+
+def worker_memory(
+    model: CheckedModel,
+    totals: Totals,
+    cut: int,
+    before: Ints,
+    several: Flags,
+    *,
+    late: bool,
+    kept: int,
+    again: bool,
+) -> tuple[Floats, Floats]:
+    """Memory of one worker of stages from the cuts `before` to `cut`: fixed bytes, and bytes a minibatch in flight.
+
+    `several` says which stages have replicas, `late` whether their updates then take one more version of the weights;
+    `kept` is the number of versions where it does not depend on the minibatches in flight, otherwise 0, and `again`
+    stands for recomputation.
+    """
+    weights = totals.weights(cut, before)
+    buffers, saved = (total[cut] - total[before] for total in (totals.buffers, totals.saved))
+    crossing = totals.sent + totals.returned
+    fixed = buffers + crossing[cut] + crossing[before] + weights
+    if not model.training:
+        return fixed, np.zeros(len(before))
+    delayed = several & ~((before == 0) & (cut == len(totals.cuts) - 1)) & late
+    # Optimiser state, flat all-reduce buckets, and the weight versions that do not belong to a minibatch in flight.
+    # A correction keeps a step of the optimiser for each version, but for one.
+    each = 1 + model.corrects
+    fixed = fixed + weights * (model.state_ratio + several + each * (kept or delayed) - model.corrects)
+    fixed = fixed + totals.largest_workspace(cut, before)
+    growing = totals.sent[before] + weights * each * (not kept)
+    once = saved + totals.sent[cut]
+    return (fixed + once, growing) if again else (fixed, growing + once)

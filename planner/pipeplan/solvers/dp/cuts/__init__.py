@@ -1,1 +1,0 @@
-"""Which cuts are searched: `reduce_cuts` leaves out those that cannot matter, `selected_cuts` chooses good ones."""

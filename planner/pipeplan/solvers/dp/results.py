@@ -1,0 +1,168 @@
+"""The task of the dynamic program, the best plan and the bound of its searches so far, and the result that follows.
+
+`SearchTask` has the problem and what ends the search. One space of plans is searched after another, and `BestSoFar`
+keeps the best plan and the bound of them all. `found_result` states the plan, its pace, and what is proven about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pipeplan.cost import contention, depths
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.grid_shapes import GridShape
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp.budget import SearchEffort
+from pipeplan.solvers.dp.pipeline_searches import FoundPipeline
+from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
+from pipeplan.solvers.plan_space import PlanSpace
+from pipeplan.solvers.result import Result, Status
+
+
+def tell_nobody(bound_s: float, best_s: float) -> None:
+    """The report of a search that nobody watches."""
+
+
+@dataclass(frozen=True)
+class SearchTask:
+    """One search for the best plan of a problem. All paces are in seconds per minibatch."""
+
+    problem: Problem
+    cuts: Cuts
+    deadline: float | None = None
+    """When to stop, by `time.perf_counter`."""
+    gap: float = 0.0
+    """Relative distance of the best plan from the bound at which the search may stop."""
+    effort: SearchEffort = field(default_factory=SearchEffort)
+    report: Callable[[float, float], None] = tell_nobody
+    """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
+    price: Callable[[Plan], float] | None = None
+    """The pace of a plan with everything charged, by the evaluator, or None."""
+    useful_s: float = float("inf")
+    """Plans with at least this pace are of no use."""
+    above_s: float = 0.0
+    """All plans have at least this pace."""
+    near: bool = False
+    """Whether the best plan is probably just fast enough to be of use, or not quite."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of the searched space: one space of plans, or one shape of a uniform grid."""
+
+    space: PlanSpace
+    shape: GridShape | None
+    low_s: float
+    """No plan of the region has a smaller pace, in seconds per minibatch."""
+
+
+@dataclass
+class BestSoFar:
+    """The best plan and the bound of all searches for one task so far."""
+
+    task: SearchTask
+    best: tuple[float, PlanSpace, FoundPipeline] | None = None
+    bound: float = float("inf")
+    finished: bool = True
+    interrupted: bool = False
+    regions: list[Region] = field(default_factory=list)
+    """The spaces of plans, each with its own bound."""
+    memory_binds: bool = False
+    """Whether the best plan would be faster without the memory limit."""
+
+    @property
+    def pace_s(self) -> float:
+        """The pace of the best plan, in seconds per minibatch; infinite where there is none."""
+        return self.best[0] if self.best else float("inf")
+
+    @property
+    def limit_s(self) -> float:
+        """The pace that a plan has to beat, in seconds per minibatch."""
+        return self.task.useful_s if self.best is None else min(self.task.useful_s, self.best[0] * (1 - PRECISION))
+
+    def watch(self, space: PlanSpace, others_s: float) -> Callable[[float, float], None]:
+        """The function that reports the search of one space; `others_s` bounds the spaces that are still to search."""
+        problem = self.task.problem
+
+        def report(low: float, high: float) -> None:
+            best = min(space.pace(problem, high), self.pace_s)
+            self.task.report(min(space.pace(problem, low), self.bound, others_s), best)
+
+        return report
+
+    def excludes(self, bound_s: float) -> bool:
+        """Whether a space of plans with paces of at least so many seconds has none that is of use."""
+        return bound_s >= self.task.useful_s or (self.best is not None and bound_s >= self.best[0])
+
+    def stop(self, bound_s: float) -> None:
+        """Leave out a space of plans whose paces are at least so many seconds, because Ctrl-C came."""
+        self.interrupted = True
+        self.leave(bound_s)
+
+    def leave(self, bound_s: float) -> None:
+        """Leave a space out for which there is no time, given a bound on its paces."""
+        self.finished, self.bound = False, min(self.bound, bound_s)
+
+    def add(self, space: PlanSpace, result: BisectionResult[FoundPipeline], memory_binds: bool = False) -> None:
+        """Take in the result of one more search."""
+        problem = self.task.problem
+        if result.low < float("inf"):
+            self.regions.append(Region(space, None, space.pace(problem, result.low)))
+        self.finished, self.interrupted = self.finished and result.finished, self.interrupted or result.interrupted
+        if result.best is not None or not result.finished:
+            self.bound = min(self.bound, space.pace(problem, result.low))
+        if result.best is None:
+            return
+        if self.best is None or space.pace(problem, result.high) < self.best[0] * (1 - PRECISION):
+            self.best = space.pace(problem, result.high), space, result.best
+            self.memory_binds = memory_binds
+
+
+def least_pace_alone_s(problem: Problem) -> float:
+    """A lower bound on the pace of every plan with every shared resource to itself: all work on all workers in use."""
+    return problem.work_s / problem.speed_in_use
+
+
+def least_pace_s(problem: Problem) -> float:
+    """A lower bound on the pace of every plan, also where workers share cores."""
+    return max(least_pace_alone_s(problem), contention.least_pace_of_shared_cores_s(problem))
+
+
+def plan_of(problem: Problem, space: PlanSpace, stages: Sequence[Stage], pace_s: float) -> Plan:
+    """The plan of a pipeline of one space, with the depths that sustain a pace in seconds per minibatch."""
+    # The pace may lie just where a depth changes: rounding in another order must not ask for one minibatch more.
+    return depths.assign_depths(space.plan(problem, stages), problem, pace_s * (1 + 1e-12))
+
+
+def alone_result(task: SearchTask, so_far: BestSoFar) -> Result:
+    """The result of the searches without shared resources, with the proven bound."""
+    cuts, finished, interrupted = task.cuts, so_far.finished, so_far.interrupted
+    if so_far.best is None:
+        proven, floor = finished and cuts.complete, least_pace_alone_s(task.problem)
+        status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
+        bound = so_far.bound if cuts.complete and so_far.bound < float("inf") else 0.0
+        least = task.useful_s if proven else max(floor, bound)
+        return Result("DP", status, None, float("inf"), least, 0.0, _note(cuts, finished), interrupted=interrupted)
+    pace, space, pipeline = so_far.best
+    plan = plan_of(task.problem, space, pipeline.stages(), pace)
+    return found_result(task, BisectionResult(so_far.bound, pace, plan, finished, interrupted))
+
+
+def found_result(task: SearchTask, interval: BisectionResult[Plan]) -> Result:
+    """The result of searches that found a plan."""
+    plan, pace, cuts = interval.best, interval.high, task.cuts
+    assert plan is not None
+    if interval.finished and cuts.complete and interval.low >= pace * (1 - 4 * PRECISION):
+        return Result("DP", Status.OPTIMAL, plan, pace, pace, 0.0)
+    floor = least_pace_alone_s(task.problem)
+    bound = min(max(interval.low if cuts.complete else floor, floor), pace)
+    note = _note(cuts, interval.finished)
+    return Result("DP", Status.FEASIBLE, plan, pace, bound, 0.0, note, interrupted=interval.interrupted)
+
+
+def _note(cuts: Cuts, finished: bool) -> str:
+    if not cuts.complete:
+        return f"the search covered {len(cuts.ideals)} of the graph's cuts, not all of them"
+    return "the requested gap was reached" if finished else "the search ended before it could prove this plan optimal"

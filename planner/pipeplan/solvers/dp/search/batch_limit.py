@@ -1,0 +1,178 @@
+"""The time of a batch under a flush schedule, as the searches over cuts build it up from the output end.
+
+The time from one update to the next (docs/cost-model.md, "Flush schedules") is the longest of several paths. A state of
+a search has two numbers (`SearchStates.times`):
+
+    V1   the longest path from its first stage on: own work of a stage, after the way there from the first stage
+    V2   a lower bound on the batch: the longest path that begins with an all-reduce, and V1 with the least way to the
+         first stage
+
+A stage in front makes V1 longer by its pass and its transfers, or replaces it by its own work. Neither number ever
+falls, so a state is kept only while V2 is within the limit, and at the empty cut V2 is the time of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.cost import formulas
+from pipeplan.plan.schedules import GPIPE, TRAITS
+from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.solvers.dp.budget import SLACK
+from pipeplan.solvers.dp.search.cost_terms import CostTerms
+from pipeplan.solvers.dp.search.stage_terms import StageTerms
+
+Counts = Floats | Ints | int
+"""Numbers of replicas."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Stages on their workers, and what joins them with the stages behind, an array entry for each."""
+
+    stage: StageTerms
+    row: Ints
+    """The row of every stage in `stage`."""
+    replicas: Floats | Ints
+    speed: Floats | float
+    allreduce_s: Floats
+    """Seconds of one all-reduce among the replicas of one copy."""
+    bandwidth: Floats | float = math.inf
+    """Bytes/s of messages to the stage behind; infinite for the last stage."""
+    latency_s: Floats | float = 0.0
+    links: Ints | int = 1
+    """Messages to the stage behind that are sent at the same time."""
+
+
+@dataclass(frozen=True)
+class BatchLimit:
+    """The longest batch that a search looks for, on one component of the cluster."""
+
+    terms: CostTerms
+    limit_s: float
+    """Seconds from one update to the next."""
+
+    @cached_property
+    def minibatches(self) -> int:
+        """Minibatches of one update, in the copy that has most."""
+        problem = self.terms.problem
+        assert problem.options.accumulate is not None
+        return int(formulas.rounds(problem.options.accumulate, problem.copies))
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether a replica holds all its minibatches in flight, whatever is behind it, as under GPipe."""
+        return self.terms.schedule == GPIPE
+
+    @property
+    def splits(self) -> bool:
+        """Whether gradients of weights are put off, so that only forward passes delay the stages behind."""
+        return TRAITS[self.terms.schedule].splits
+
+    @property
+    def budget_s(self) -> float:
+        """The limit with slack for rounding."""
+        return self.limit_s * (1 + SLACK)
+
+    @cached_property
+    def work_s(self) -> Floats:
+        """For each cut, all passes of one minibatch through the layers inside it, on the fastest device."""
+        return np.asarray(self.terms.cuts.work_s / self.terms.fastest)
+
+    @cached_property
+    def ahead_s(self) -> Floats:
+        """For each cut, what the layers inside it add to V1 at least."""
+        cuts = self.terms.cuts
+        passes = cuts.forward_s if self.splits else cuts.work_s - cuts.update_s
+        return np.asarray(passes / self.terms.fastest)
+
+    @cached_property
+    def floor_s(self) -> float:
+        """A lower bound on the batches of all pipelines."""
+        return max(self.minibatches * float(self.work_s[-1]) / self.terms.workers, float(self.ahead_s[-1]))
+
+    @cached_property
+    def most_s(self) -> float:
+        """A time that excludes no batch: passes, transfers and exchanges of all stages one after the other."""
+        terms = self.terms
+        exchange = 0.0 if terms.shared is None else terms.workers * float(sum(terms.shared.exchange_s))
+        among = terms.problem.copies_allreduce_s * (1 + self.minibatches)
+        return among + exchange + terms.most * (self.minibatches + 2 * terms.workers)
+
+    @cached_property
+    def workers_in_front(self) -> Ints:
+        """For each cut, the fewest workers that the layers inside it need; 0 for the empty cut.
+
+        A stage on r workers takes at least M / r passes, so that r ≥ M · pass / limit, which adds up over stages. Here
+        passes include the optimiser's step, a share of which is counted for every minibatch.
+        """
+        need = np.ceil(self.minibatches * self.work_s / self.budget_s - 1e-9)
+        return np.where(np.arange(len(need)) > 0, np.maximum(need, 1), 0).astype(np.intp)
+
+    def least_replicas(self, stage: StageTerms) -> Floats:
+        """The fewest replicas with which stages end their work within the limit, after the way to them."""
+        passes, tail = self.passes_s(stage) / self.terms.fastest, self.tail_s(stage) / self.terms.fastest
+        spare = self.budget_s - np.maximum(self.ahead_s[stage.targets] - tail, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            rounds = np.floor(np.where(passes > 0, spare / passes, np.inf) * (1 + 1e-12))
+            return np.where(rounds < 1, np.inf, np.ceil(self.minibatches / np.maximum(rounds, 1) - 1e-12))
+
+    def crossing_s(self, cut: int | Ints, bandwidth: Floats | float, links: Ints | int) -> Floats:
+        """Seconds for which all minibatches keep one link of a boundary busy; 0 where its cards are charged instead."""
+        if self.terms.problem.options.contention:
+            return np.zeros(np.broadcast(cut, bandwidth).shape)
+        busier = np.maximum(self.terms.cuts.sent[cut], self.terms.cuts.returned[cut])
+        return np.asarray(formulas.flush_busy(busier / bandwidth, self.minibatches, links))
+
+    @staticmethod
+    def passes_s(stage: StageTerms) -> Floats:
+        """Both passes of one minibatch, without the optimiser's step, on a device of speed 1."""
+        return stage.work_s - stage.update_s
+
+    def ahead_of_stages_s(self, stage: StageTerms) -> Floats:
+        """The time that stages add to V1 on a device of speed 1, without their transfers."""
+        return stage.forward_s if self.splits else self.passes_s(stage)
+
+    def tail_s(self, stage: StageTerms) -> Floats:
+        """Gradients of weights of the last minibatch, on a device of speed 1, that fill the way back to stages in front
+        of these, beside the deferred ones that it leaves time for."""
+        return (self.passes_s(stage) - stage.forward_s) / 2 if self.splits else np.zeros(len(stage.targets))
+
+    def in_front(self, before: Floats, placed: Placed) -> Floats:
+        """The times of states (rows) once stages are put in front."""
+        stage, row, problem = placed.stage, placed.row, self.terms.problem
+        targets, ends = stage.targets[row], stage.ends[row]
+        ways = (self.terms.cuts.sent[ends] + self.terms.cuts.returned[ends]) / placed.bandwidth + 2 * placed.latency_s
+        ahead = self.ahead_of_stages_s(stage)[row] / placed.speed
+        passes = self.passes_s(stage)[row] / placed.speed
+        own = formulas.flush_busy(passes, self.minibatches, placed.replicas)
+        path = np.maximum(own - self.tail_s(stage)[row] / placed.speed, ahead + before[:, 0] + ways / (1 + self.splits))
+        if not problem.options.contention:
+            crossing = self.crossing_s(ends, placed.bandwidth, placed.links)
+            # The last stage has no boundary behind it.
+            path = np.maximum(path, np.where(crossing > 0, ahead + crossing, 0.0))
+            own = np.maximum(own, np.where(crossing > 0, ahead + crossing, 0.0))
+        backward = passes - stage.forward_s[row] / placed.speed
+        waited = formulas.flush_exposed(placed.allreduce_s, backward, problem.hidden_share) + 2 * stage.exchange_s[row]
+        waited = waited + stage.update_s[row] / placed.speed / problem.options.update_share
+        # Where stages in front drain, deferred gradients of weights may fill the time of an all-reduce.
+        delayed = waited + np.maximum(own, np.where(targets == 0, path, 0.0) if self.splits else path)
+        bound = np.maximum.reduce([before[:, 1], delayed, path + self.ahead_s[targets]])
+        return np.stack([path, bound], axis=1)
+
+    def reaches(self, targets: Ints, times: Floats, workers: Ints) -> Flags:
+        """Whether states may become a batch within the limit, with so many workers for the layers in front."""
+        least = self.minibatches * self.work_s[targets] / np.maximum(workers, 1)
+        return np.asarray((times[:, 1] <= self.budget_s) & (least <= self.budget_s))
+
+    # -- depths --
+
+    def depth(self, behind: Floats, replicas: Counts) -> Floats:
+        """The minibatches in flight at stages in front of others."""
+        if self.holds_all:
+            return np.asarray(formulas.rounds(self.minibatches, replicas), dtype=np.float64)
+        return np.asarray(formulas.flush_depth(behind, self.minibatches, replicas), dtype=np.float64)

@@ -1,0 +1,306 @@
+"""The terms of the cost model for one problem, as arrays over its cuts: rates, times of boundaries, and bounds.
+
+Searches under vertical sync assume an input stage: one with known replicas and depth (`InputStage`), or any
+(`AnyInputStage`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from pipeplan.cluster_data.links import Links
+from pipeplan.cost import formulas
+from pipeplan.cost.stage_times import exchange_times
+from pipeplan.plan.schedules import STASHING, TRAITS
+from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
+from pipeplan.problem.grid_shapes import GridShape
+from pipeplan.problem.problem import Problem
+from pipeplan.problem.shared_weights import SharedInCuts
+from pipeplan.solvers.dp.budget import SLACK
+from pipeplan.solvers.dp.search.topology import ComponentLayout
+
+
+@dataclass(frozen=True)
+class InputStage:
+    """An assumed input stage: its replicas in one copy, and `delay`, the sum of its depth and lag."""
+
+    replicas: int
+    delay: int
+
+
+@dataclass(frozen=True)
+class CostTerms:
+    """The terms of the cost model for a problem on a uniform cluster, as arrays over its cuts.
+
+    They do not depend on the threshold.
+    """
+
+    problem: Problem
+    cuts: Cuts
+    first: InputStage | None = None
+    """The assumed input stage under vertical sync, on which every stage's versions depend; else None."""
+
+    @cached_property
+    def stashing(self) -> Self:
+        """The terms of the same problem with weight stashing."""
+        return replace(self, problem=replace(self.problem, options=replace(self.problem.options, schedule=STASHING)))
+
+    @cached_property
+    def layout(self) -> ComponentLayout:
+        """The components of the cluster."""
+        return ComponentLayout.of(self.problem.cluster)
+
+    @cached_property
+    def links(self) -> Links:
+        """The rates of the cluster's levels."""
+        return Links.of(self.problem.cluster)
+
+    @cached_property
+    def shared(self) -> SharedInCuts | None:
+        """What weights that units share add to stages; None where there are none."""
+        problem = self.problem
+        if not problem.shared:
+            return None
+        return SharedInCuts.of(problem.shared, self.cuts.ideals, exchange_times(problem))
+
+    @property
+    def workers(self) -> int:
+        """D, the number of workers."""
+        return self.problem.cluster.workers
+
+    @property
+    def speed(self) -> float:
+        """Speed of every device."""
+        return self.problem.cluster.device.speed
+
+    @property
+    def fastest(self) -> float:
+        """Speed of the fastest device."""
+        return self.speed
+
+    @property
+    def training(self) -> bool:
+        """Whether there is a backward pass."""
+        return self.problem.training
+
+    @property
+    def schedule(self) -> str:
+        """The schedule for training."""
+        return self.problem.options.schedule
+
+    @property
+    def accumulate(self) -> int | None:
+        """Minibatches per synchronisation in one copy; None if a stage synchronises once for its replicas' group."""
+        return self.problem.minibatches_in_flight
+
+    @property
+    def joins_copies(self) -> bool:
+        """Whether one ring has the replicas of a stage in all copies of the pipeline, as under a flush."""
+        return self.problem.copies > 1 and self.training and self.problem.options.flushes
+
+    def ring_of(self, level: Ints) -> tuple[Floats | float, Floats | float]:
+        """Bandwidth and latency of the ring of stages whose workers in one copy span a level."""
+        if self.joins_copies:
+            ways = self.problem.copy_ways
+            return ways.bandwidth[0], ways.latency_s[0]
+        return self.links.allreduce_bandwidth[level], self.links.allreduce_latency[level]
+
+    def members(self, replicas: Any) -> Any:
+        """Members of the ring of stages with so many replicas in a copy."""
+        return replicas * self.problem.copies if self.joins_copies else replicas
+
+    @property
+    def constant_versions(self) -> int:
+        """Weight versions of a stage that do not depend on its own depth."""
+        return TRAITS[self.schedule].versions
+
+    @property
+    def stashes(self) -> int:
+        """Copies of the weights for each minibatch in flight."""
+        return self.problem.options.copies_per_version if self.constant_versions == 0 else 0
+
+    @property
+    def parallel(self) -> bool:
+        """Whether a boundary uses as many links as the smaller of its stages has replicas."""
+        return self.problem.options.boundary == "parallel"
+
+    @cached_property
+    def floor(self) -> float:
+        """Lower bound on the pace: all work on all workers in use, and the costliest unit on as many as it may have."""
+        units = self.problem.units
+        most = max(unit.forward_s + unit.backward_s for unit in units) / min(self.workers, self.most_replicas)
+        return max(self.problem.work_s / self.problem.speed_in_use, most / self.speed)
+
+    def has_minibatches_for(self, shape: GridShape) -> bool:
+        """Whether a uniform grid has no more minibatches in flight than an update has, where that matters.
+
+        At its paces, every stage but the last has two more than the next one for each replica, or one more where
+        messages take no time.
+        """
+        if self.accumulate is None:
+            return True
+        between = self.least_transfer_s[1:-1].min(initial=np.inf)
+        more = 2 if 2 * between > self.most * self.accumulate * formulas.ROUNDING else 1
+        return shape.replicas * (1 + more * (shape.stages - 1)) <= self.accumulate
+
+    @cached_property
+    def least_transfer_s(self) -> Floats:
+        """The shortest one-way time of a minibatch over any level, by cut."""
+        return np.asarray(self.transfer_s[:, 1:].min(axis=1))
+
+    def workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
+        """The least workers that stages in front of cuts (rows) need for their memory, given the demands (columns).
+
+        A stage with fixed + depth · growing ≤ capacity and depth ≥ 1 + demand / r satisfies
+        r · capacity ≥ fixed + growing + growing · demand. Both terms add up over stages, and demands only grow.
+        """
+        capacity = self.problem.capacity
+        if not np.isfinite(capacity):
+            return np.zeros((len(targets), len(demand)))
+        once, each = (memory[targets, None] for memory in self.least_memory)
+        return np.asarray(np.ceil((once + each * demand) / capacity - 1e-9))
+
+    @cached_property
+    def least_memory(self) -> tuple[Floats, Floats]:
+        """Memory that all layers before a cut need once, and for every minibatch in flight: their weights at least."""
+        cuts, ratio = self.cuts, self.problem.copy_state_ratio
+        kept = self.problem.options.recompute
+        once = np.asarray(formulas.fixed_memory(cuts.parameters, cuts.buffers, 0.0, ratio, self.training))
+        saved = np.zeros(len(cuts.ideals)) if kept else cuts.saved
+        each = np.asarray(formulas.memory_per_depth(cuts.parameters, saved, 0.0, 0.0, stashes=self.stashes))
+        copies = self.problem.options.copies_per_version
+        return once + each + formulas.version_memory(cuts.parameters, self.constant_versions, copies), each
+
+    @cached_property
+    def most(self) -> float:
+        """A pace that excludes no plan, and at which transfers and waits together take at most one minibatch."""
+        options = self.problem.options
+        counts = np.arange(1, self.workers + 1)
+        bandwidth, latency = self.links.allreduce_bandwidth[-1], self.links.allreduce_latency[-1]
+        size = float(self.cuts.parameters[-1]) if self.training else 0.0
+        allreduce = (
+            float(formulas.ring_allreduce_time(counts, size, bandwidth, latency).max())
+            + self.problem.copies_allreduce_s
+        )
+        forward = self.cuts.forward_s[-1] if options.recompute else 0.0
+        work = (self.cuts.work_s[-1] + forward) / self.speed
+        work += float(self.executor_s(len(self.cuts.ideals) - 1, 0, most=True)) / self.speed
+        return float(work + (2 + self.problem.copies) * (allreduce + self.transfer_s.max()) + 1e-9)
+
+    def buffered_pace(self, depth: int, replicas: int, allreduce_s: float) -> float:
+        """The pace at which two weight versions suffice for a stage (`formulas.buffered_pace`)."""
+        assert self.accumulate is not None
+        copies = self.problem.copies
+        return formulas.buffered_pace(
+            depth, replicas, allreduce_s + self.problem.copies_allreduce_s, self.accumulate, copies
+        )
+
+    @cached_property
+    def boundary_s(self) -> Floats:
+        """Time that a minibatch keeps the link of the busier direction busy, by cut and level."""
+        return np.asarray(formulas.boundary_time(self._busier, self.links.sendrecv_bandwidth))
+
+    @cached_property
+    def transfer_s(self) -> Floats:
+        """One-way time of a minibatch, by cut and level."""
+        links = self.links
+        return np.asarray(formulas.transfer_time(self._busier, links.sendrecv_bandwidth, links.sendrecv_latency))
+
+    def busier(self, cut: int) -> float:
+        """Bytes across a cut in the busier direction."""
+        return max(float(self.cuts.sent[cut]), float(self.cuts.returned[cut]))
+
+    @property
+    def _busier(self) -> Floats:
+        busier: Floats = np.maximum(self.cuts.sent, self.cuts.returned)[:, None]
+        return busier
+
+    @cached_property
+    def most_replicas(self) -> int:
+        """The most replicas of any stage."""
+        return self.problem.most_replicas
+
+    @cached_property
+    def pinned(self) -> tuple[tuple[int, int], ...]:
+        """The pinned units, with their stages counted from 1."""
+        home = {name: index for index, unit in enumerate(self.problem.units) for name in unit.layers}
+        return tuple(sorted({(home[layer], stage) for layer, stage in self.problem.options.pins}))
+
+    def respects_pins(self, targets: Ints, before: Ints) -> Flags:
+        """Whether cuts with so many stages before them hold exactly the pinned units that belong before them."""
+        respected = np.ones(len(targets), dtype=bool)
+        for unit, stage in self.pinned:
+            word, bit = divmod(unit, 64)
+            inside = (self.cuts.words[targets, word] >> np.uint64(bit)) & np.uint64(1) == 1
+            respected &= inside == (stage <= before)
+        return respected
+
+    def executor_s(self, cut: int | Ints, targets: int | Ints, *, most: bool = False) -> Floats:
+        """The executor's own work at the stages from `targets` to `cut`, in seconds on a device of speed 1.
+
+        With `most`, a bound on that of any stage.
+        """
+        cuts, problem = self.cuts, self.problem
+        is_last = np.equal(cut, len(cuts.ideals) - 1)
+        crossing = cuts.sent + cuts.returned
+        boundaries, size = np.greater(targets, 0).astype(int) + ~is_last, crossing[cut] + crossing[targets]
+        copied = np.where(is_last, 0.0, cuts.parameters[cut] - cuts.parameters[targets])
+        if most:
+            boundaries, size, copied = np.asarray(2), 2 * crossing.max(), cuts.parameters[-1]
+        costs, copied = problem.executor_costs, copied * problem.copied_share
+        steps = problem.options.update_share
+        work = formulas.executor_time(costs, problem.passes, boundaries, size, copied, steps)
+        return np.asarray(work + costs.samples_s if most else work)
+
+
+@dataclass(frozen=True)
+class AnyInputStage(InputStage):
+    """A bound on the weight versions that input stages ask for, in pipelines with several stages: one replica and
+    `delay`, while the input stage of the pipeline may have any number of replicas.
+
+    An input stage with r_1 replicas asks a stage with r for 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) versions.
+    As the gcd is at most r_1, and the lag 1 unless r_1 is the only replica, that is no fewer than with one replica and
+    the delay d_1 r_1 + 1, or d_1 for a single replica.
+    """
+
+    @staticmethod
+    def delays(copies: int, depth: Ints, replicas: Ints) -> Ints:
+        """The delays of input stages."""
+        return depth * replicas + (replicas * copies > 1)
+
+    def delay_with(self, replicas: int, copies: int) -> int:
+        """Depth and lag, together, that an input stage with so many replicas has at least, where this bound holds."""
+        late = int(replicas * copies > 1)
+        return math.ceil((self.delay - late) / replicas) + late
+
+    @staticmethod
+    def of(copies: int, depth: int, replicas: int) -> AnyInputStage:
+        """The bound that input stages set whose delay is no smaller than that of this one."""
+        return AnyInputStage(1, int(AnyInputStage.delays(copies, np.array(depth), np.array(replicas))))
+
+    @staticmethod
+    def within(terms: CostTerms, pace_s: float) -> AnyInputStage:
+        """The bound for all pipelines with at most this pace, in seconds per minibatch of one copy.
+
+        They have N = work / (speed · pace) workers at least. As d r of a stage covers all workers from it on, d_1 r_1
+        is no less than N.
+        """
+        return AnyInputStage(1, _busy_workers(terms, pace_s) + (terms.problem.copies > 1))
+
+    @staticmethod
+    def least_delay(terms: CostTerms, pace_s: float, replicas: int) -> int:
+        """Depth and lag, together, that an input stage with so many replicas has at least.
+
+        A stage that is the only one has no lag, and depth 1.
+        """
+        return math.ceil(_busy_workers(terms, pace_s) / replicas)
+
+
+def _busy_workers(terms: CostTerms, pace_s: float) -> int:
+    """The least workers that a pipeline within a pace needs for its work."""
+    return max(1, math.ceil(terms.problem.work_s / (terms.fastest * pace_s * (1 + SLACK)) - 1e-9))

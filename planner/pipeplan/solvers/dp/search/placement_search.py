@@ -1,0 +1,483 @@
+"""The search over cuts with all candidate placements, for servers that differ, parallel links, and what workers share.
+
+Where servers differ, no place in the cluster stands for another. So a stage in front of a state is tried on every run
+of consecutive workers, and a state (p', λ') dominates another (p, λ) at the same cut, of no less demand, if p' ≥ p
+and the component of level λ' that holds p' lies within that of level m = max(λ, level(p-1, p)) that holds p. Any
+stage that can be put in front of p can then be put in front of p', and the component that joins the two is no larger.
+The links from the stage of p' up to level m, and to every level above, must also be no slower than those from the
+stage of p (`PlacementTable.no_slower`).
+
+Where shared cards, ports and cores are charged, a state also has the pending loads of the components in which its first
+stage begins (`shared_resources`). Two states of one cut then compare only where no stage in front can tell them apart.
+At every level that charges something, the component of the dominated state's first worker is either closed, because
+that worker is its first, or it is the same component, with no more load pending, and the receivers in it are the same
+share of their stage.
+
+A stage ends right before the state behind it or at the end of a server: if worker e is idle and on the same server as
+the stage's last worker e - 1, the stage can move by one worker, as it leaves one and gains another like its last. Where
+cards are charged, a stage that straddles servers ends anywhere: it would then have more replicas on the card of the one
+and fewer on that of the other.
+
+In the steady state a stage on a placement begins at one of a window of cuts, so only those are sized.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipeplan.cost import formulas
+from pipeplan.plan import schedules
+from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.solvers.dp.budget import SLACK, SearchLimits
+from pipeplan.solvers.dp.search.cost_terms import AnyInputStage
+from pipeplan.solvers.dp.search.heterogeneous_terms import HeterogeneousTerms
+from pipeplan.solvers.dp.search.resource_levels import PlacedLoads
+from pipeplan.solvers.dp.search.shared_resources import SharedResources
+from pipeplan.solvers.dp.search.stage_terms import StageTerms
+from pipeplan.solvers.dp.search.states import (
+    SearchStates,
+    group_starts,
+    no_later,
+    thinned_rows,
+    time_order,
+    undominated_rows,
+)
+from pipeplan.solvers.dp.search.uniform_search import UniformSearch
+
+AT_ONCE = 1_000_000
+"""The number of pairs of a stage and a placement that are looked at a time."""
+
+
+@dataclass(frozen=True)
+class SharedLimit:
+    """The most seconds per minibatch that any shared resource may be busy."""
+
+    resources: SharedResources
+    limit_s: float
+
+    @property
+    def within(self) -> float:
+        """The limit with slack for rounding."""
+        return self.limit_s * (1 + SLACK)
+
+
+class PlacementSearch(UniformSearch):
+    """The search for a pipeline within one threshold over all candidate placements, in the steady state."""
+
+    terms: HeterogeneousTerms
+
+    def __init__(
+        self, terms: HeterogeneousTerms, threshold: float, limits: SearchLimits, shared: SharedLimit | None = None
+    ) -> None:
+        self.terms, self.limits, self.shared = terms, limits, shared
+        self.threshold, self.within = threshold, threshold * (1 + SLACK)
+        self.last = len(terms.cuts.ideals) - 1
+        self.kept: dict[int, SearchStates] = {}
+        # A cut needs enough speed in front for the work before it, and a worker at least.
+        speed = terms.cuts.work_s / self.within * (1 - 1e-9)
+        self.lowest = np.maximum(np.searchsorted(terms.speed_before, speed), 1).astype(np.intp)
+        self.need = np.maximum(np.ceil(speed / terms.fastest), 1).astype(np.intp)
+        self.lowest[0] = self.need[0] = 0
+        self.most_demand, self.bounds = self._most_demand(), None
+
+    def start(self) -> SearchStates:
+        """The initial state, with nothing pending."""
+        start = super().start()
+        return start if self.shared is None else replace(start, loads=np.zeros((1, self.shared.resources.columns)))
+
+    # -- extension --
+
+    def _extend(self, cut: int, states: SearchStates) -> Iterator[tuple[Ints, SearchStates]]:
+        """Every state that a stage in front of these states leads to, with the cut of each."""
+        states, rows = self.open_states(states)
+        targets = self._leading(cut)
+        if not len(states) or not len(targets):
+            return
+        begins = self.terms.runs.begins
+        # No state has more placements in front of it than there are in all up to its first worker.
+        most = np.cumsum(begins[states.first + 1] - begins[self.lowest[cut]])
+        edges = [0, *(np.flatnonzero(np.diff(most // AT_ONCE)) + 1).tolist(), len(states)]
+        variants = (False, True) if self.limits.recompute else (False,)
+        stages = [StageTerms.of(self.terms, cut, targets, recompute=one) for one in variants]
+        for begin, stop in itertools.pairwise(edges):
+            yield from self._extend_some(cut, stages, states.take(slice(begin, stop)), rows[begin:stop])
+
+    def _extend_some(
+        self, cut: int, stages: list[StageTerms], states: SearchStates, rows: Ints
+    ) -> Iterator[tuple[Ints, SearchStates]]:
+        """Every state that some stages in front of some states lead to."""
+        which, runs = self._pairs(cut, states)
+        transfer, allowed = self._boundary_times(cut, states, which, runs)
+        which, runs, transfer = which[allowed], runs[allowed], transfer[allowed]
+        if not len(runs):
+            return
+        kinds, kind = self._kinds(runs, states.demand[which], transfer)
+        useful = self._useful(stages, kinds)[kind]
+        which, runs, kind = which[useful], runs[useful], kind[useful]
+        busy: Floats | None = None
+        if self.shared is not None:
+            behind = self.shared.resources.behind(cut, states, which, runs)
+            allowed = behind.peak <= self.shared.within
+            which, runs, kind, busy = which[allowed], runs[allowed], kind[allowed], behind.busy[:, allowed]
+        if not len(runs):
+            return
+        for stage in stages:
+            for target, pair, depth, demand in self._stages(stage, kinds, kind):
+                chosen = which[pair], runs[pair], depth, demand
+                loads = None if busy is None else busy[:, pair]
+                yield from self._new_states(stage, states, rows, target, loads, *chosen)
+
+    def _useful(self, stages: list[StageTerms], kinds: tuple[Floats, Ints, Floats]) -> Flags:
+        """Whether any of some stages may be fast and small enough, for every kind of pair."""
+        return np.asarray(np.logical_or.reduce([self._windows(stage, *kinds)[2] > 0 for stage in stages]))
+
+    def _stages(
+        self, stage: StageTerms, kinds: tuple[Floats, Ints, Floats], kind: Ints
+    ) -> Iterator[tuple[Ints, Ints, Floats, Floats]]:
+        """The stages that are fast and small enough: row of the cut, pair of a state and a placement, depth, demand."""
+        behind, runs, transfer = kinds
+        order, begins, counts = self._windows(stage, *kinds)
+        pairs = _Groups.of(kind, len(runs))
+        chunks = np.flatnonzero(np.diff(np.cumsum(counts) // AT_ONCE, prepend=-1, append=-1)).tolist()
+        for begin, stop in itertools.pairwise(chunks):
+            self._count(stage, int(counts[begin:stop].sum()))
+            which, place = _ranges(begins[begin:stop], counts[begin:stop])
+            row, one = order[place], begin + which
+            depth, demand = self._sized(stage.take(row), behind[one], runs[one], transfer[one])
+            fits = np.flatnonzero(np.isfinite(demand))
+            element, pair = pairs.members(one[fits])
+            element = fits[element]
+            sort = np.lexsort((pair, row[element]))
+            element, pair = element[sort], pair[sort]
+            yield row[element], pair, depth[element], demand[element]
+
+    def _count(self, stage: StageTerms, rows: float) -> None:
+        """Count a step through so many rows; stages with recomputation are counted with those without it."""
+        if not stage.recompute:
+            self.limits.step(rows)
+
+    def _windows(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Ints, Ints, Ints]:
+        """The cuts at which a stage on each placement may begin: an order of all, and begins and lengths in it.
+
+        A stage has no more work than its replicas can do, memory for what it covers without waits for all-reduces, and
+        enough workers in front of it.
+        """
+        table, work_s = self.terms.runs, self.terms.cuts.work_s
+        order = np.argsort(work_s[stage.targets], kind="stable")
+        sizes, lowest = work_s[stage.targets][order], np.maximum.accumulate(self.lowest[stage.targets][order])
+        most = table.replicas[runs] * table.speed[runs] * self.within * (1 + SLACK)
+        begins = np.searchsorted(sizes, work_s[stage.cut] * (1 - SLACK) - most)
+        if self.limits.memory and self.terms.training and self.terms.problem.cluster.uniform:
+            depth = np.ones(len(runs))
+            if not stage.is_last:
+                depth = formulas.in_flight_depth(behind, 0.0, transfer, self.threshold, table.replicas[runs])
+            for several in (False, True):
+                deepest = np.maximum.accumulate(stage.deepest(replicated=several)[order])
+                within = np.searchsorted(deepest, depth)
+                begins = np.where((table.replicas[runs] > 1) == several, np.maximum(begins, within), begins)
+        ends = np.searchsorted(lowest, table.first[runs], side="right")
+        return order, begins, np.maximum(ends - begins, 0)
+
+    def _kinds(self, runs: Ints, behind: Floats, transfer: Floats) -> tuple[tuple[Floats, Ints, Floats], Ints]:
+        """The pairs that differ in what sizes a stage (demand behind, placement, transfer), and the kind of each pair.
+
+        Stages are sized once for each kind. Where depths do not count, only the placement matters.
+        """
+        if not self.limits.memory and self.terms.accumulate is None:
+            placements, kind = np.unique(runs, return_inverse=True)
+            nothing = np.zeros(len(placements))
+            return (nothing, placements, nothing), kind.reshape(-1)
+        order = np.lexsort((transfer, behind, runs))
+        begins = group_starts(np.stack([runs, behind, transfer])[:, order])
+        kind = np.empty(len(runs), dtype=np.intp)
+        kind[order] = np.cumsum(begins) - 1
+        one = order[begins]
+        return (behind[one], runs[one], transfer[one]), kind
+
+    def _pairs(self, cut: int, states: SearchStates) -> tuple[Ints, Ints]:
+        """Every state with every placement that may lie in front of it, by index."""
+        cluster, table = self.terms.problem.cluster, self.terms.runs
+        if self.limits.shape is not None:
+            which, runs = table.with_ends(states.first)
+            in_shape = table.replicas[runs] == self.limits.shape.replicas
+            return which[in_shape], runs[in_shape]
+        edges = np.zeros(cluster.workers + 1, dtype=bool)
+        edges[np.array(cluster.starts(1))] = True
+        straddles = np.zeros(len(table.first), dtype=bool)
+        for level in () if self.shared is None else self.shared.resources.levels:
+            straddles |= level.first != level.last
+        anywhere = straddles | edges[table.end]
+        positions, position = np.unique(states.first, return_inverse=True)
+        # The stages in front of the cut have no room before this worker.
+        lowest = int(table.begins[self.lowest[cut]])
+        groups, placements = [], []
+        for index, first in enumerate(positions.tolist()):
+            before = lowest + np.flatnonzero(anywhere[lowest : table.begins[first]])
+            mine = np.concatenate([np.arange(table.begins[first], table.begins[first + 1]), before])
+            same = np.flatnonzero(position == index)
+            groups.append(np.repeat(same, len(mine)))
+            placements.append(np.tile(mine, len(same)))
+        return np.concatenate(groups), np.concatenate(placements)
+
+    def _rates(self, cut: int, states: SearchStates, which: Ints, runs: Ints) -> tuple[Floats, Floats, Ints]:
+        """Bandwidth and latency from a placement to the state behind it, and the number of links."""
+        table = self.terms.runs
+        if cut == self.last:
+            return np.full(len(runs), np.inf), np.zeros(len(runs)), np.ones(len(runs), dtype=np.intp)
+        first = table.first[runs]
+        joined = np.maximum(self.terms.between[first, states.first[which]], states.level[which])
+        links = np.ones(len(runs), dtype=np.intp)
+        if self.terms.parallel:
+            links = np.minimum(table.replicas[runs], states.replicas[which])
+        return *self.terms.rates_between(joined, table.ways[runs], states.ways[which]), links
+
+    def _boundary_times(self, cut: int, states: SearchStates, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
+        """One-way time from a placement to the state behind it, and whether the boundary is fast enough."""
+        bandwidth, latency, links = self._rates(cut, states, which, runs)
+        allowed = self._quick_boundary(cut, bandwidth, links) & self.terms.usable[runs]
+        if self.limits.max_workers is not None:
+            busy = states.workers[which] + self.terms.runs.replicas[runs]
+            allowed = allowed & (busy <= self.limits.max_workers)
+        return np.asarray(formulas.transfer_time(self.terms.busier(cut), bandwidth, latency)), allowed
+
+    def _quick_boundary(self, cut: int, bandwidth: Floats, links: Ints) -> Flags:
+        quick: Flags = formulas.boundary_time(self.terms.busier(cut), bandwidth, links) <= self.within
+        return quick
+
+    def _sized(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Floats, Floats]:
+        """Depth and demand of stages on the placements of the same index; infinite where too slow or too large."""
+        terms, table = self.terms, self.terms.runs
+        replicas = table.replicas[runs]
+        time, group = terms.stage_s(stage, runs)
+        allowed = (time <= self.within) & (table.first[runs] >= self.lowest[stage.targets])
+        depth, wait = np.ones(time.shape), np.zeros(time.shape)
+        counted = terms.training and (self.limits.memory or terms.accumulate is not None)
+        if counted and terms.accumulate is None:
+            wait = np.broadcast_to(
+                formulas.group_wait(group, self.threshold, replicas, terms.problem.copies), time.shape
+            )
+        if counted and not stage.is_last:
+            depth = formulas.in_flight_depth(behind, wait, transfer, self.threshold, replicas)
+        if counted and terms.accumulate is not None:
+            allowed &= self._two_versions_suffice(depth, replicas, group)
+        if self.limits.memory:
+            allowed &= self._fits(stage, runs, depth, pairs=True)
+        depth = np.where(allowed, depth, np.inf)
+        demand = formulas.in_flight_behind(depth, replicas, wait) if counted else np.where(allowed, 0.0, np.inf)
+        return depth, demand
+
+    def _fits(self, stage: StageTerms, runs: Ints, depth: Floats, *, pairs: bool = False) -> Flags:
+        """Whether the smallest worker of each placement has the memory for each stage at its depth.
+
+        With `pairs` every stage is on the placement of the same index, else stages are rows and placements columns.
+        """
+        (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
+        replicas, first = self.terms.runs.replicas[runs], self.terms.first
+        rows = (slice(None),) if pairs else (slice(None), None)
+        fixed = np.where(replicas > 1, shared[rows], alone[rows])
+        fixed = fixed - stage.divided_bytes(stage.parameters[rows], replicas)
+        if first is not None:
+            # One version is already included.
+            versions = schedules.vertical_versions(first.delay, first.replicas, replicas)
+            fixed = fixed + formulas.version_memory(stage.parameters[rows], versions - 1)
+            if not isinstance(first, AnyInputStage):
+                fixed = np.where((stage.targets == 0)[rows] & (replicas != first.replicas), np.inf, fixed)
+        within: Flags = fixed + growing[rows] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
+        return within
+
+    def _two_versions_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
+        """Whether two weight versions suffice (`formulas.buffered_pace`)."""
+        accumulate, copies = self.terms.accumulate, self.terms.problem.copies
+        assert accumulate is not None
+        spare = accumulate - depth * replicas
+        reduce = group + self.terms.problem.copies_allreduce_s
+        in_time: Flags = (spare >= 0) & (reduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
+        return in_time
+
+    def _new_states(
+        self,
+        stage: StageTerms,
+        states: SearchStates,
+        rows: Ints,
+        target: Ints,
+        busy: Floats | None,
+        which: Ints,
+        runs: Ints,
+        depth: Floats,
+        demand: Floats,
+    ) -> Iterator[tuple[Ints, SearchStates]]:
+        """The new states whose shared resources keep within the limit, thinned out for each of their cuts.
+
+        `busy` are the loads behind the stages, or None where nothing is charged.
+        """
+        if not len(target):
+            return
+        columns = self._columns(stage, states, rows, which, runs)
+        columns.numbers[5] = depth
+        times = self._placed_times(stage, states, target, which, runs, depth)
+        new_states = replace(columns, demand=demand, times=times)
+        completable = self.can_complete(stage.targets[target], new_states)
+        target, runs, new_states = target[completable], runs[completable], new_states.take(completable)
+        if not len(target):
+            return
+        if self.shared is not None and busy is not None:
+            peak, loads = self.shared.resources.in_front(stage, target, runs, busy[:, completable])
+            allowed = peak <= self.shared.within
+            target, new_states = target[allowed], replace(new_states.take(allowed), loads=loads[allowed])
+        if len(target):
+            kept = thinned_rows(np.vstack([target, self._keys(new_states)]), np.stack(self._criteria(new_states)))
+            yield stage.targets[target[kept]], new_states.take(kept)
+
+    def _placed_times(
+        self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
+    ) -> Floats | None:
+        """The parts of the batches that new states belong to; None in the steady state."""
+        return None
+
+    def _columns(self, stage: StageTerms, states: SearchStates, rows: Ints, which: Ints, runs: Ints) -> SearchStates:
+        """The new states of placements; depths and demands are still to be filled in."""
+        table = self.terms.runs
+        columns = {
+            "first": table.first[runs],
+            "level": table.span[runs],
+            "stages": states.stages[which] + 1,
+            "workers": states.workers[which] + table.replicas[runs],
+            "replicas": table.replicas[runs],
+            "depth": np.ones(len(runs), dtype=np.intp),
+            "recompute": np.full(len(runs), int(stage.recompute)),
+            "end": np.full(len(runs), stage.cut),
+            "source": rows[which],
+            "ways": table.ways[runs],
+        }
+        return SearchStates.of(columns, np.zeros(len(runs)))
+
+    # -- dominance --
+
+    def _undominated(self, cut: int, waiting: SearchStates) -> SearchStates:
+        """The states that no other dominates; of equal states the first in a fixed order."""
+        states = waiting.take(self._thinned(waiting))
+        if len(states) == 1:
+            return states
+        counts = states.level, -states.replicas, states.workers, states.stages
+        loads = () if states.loads is None else (states.loads.sum(axis=1),)
+        order = np.lexsort((*counts, *loads, *time_order(states), states.demand, -states.first))
+        states = states.take(order)
+        places = self._places_of(cut, states)
+
+        def dominates(some: Ints, others: Ints) -> Flags:
+            better = self._dominates(states, some, others)
+            for place in places:
+                better &= place.no_worse(some, others)
+            return better
+
+        return states.take(undominated_rows(len(states), dominates))
+
+    def _thinned(self, states: SearchStates) -> Ints:
+        """Rows that are better in some criterion than the others with their position and counts."""
+        return thinned_rows(self._keys(states), np.stack(self._criteria(states)))
+
+    @staticmethod
+    def _criteria(states: SearchStates) -> list[Floats]:
+        """The columns of which less is better: the demand, the times and the loads, each once."""
+        found = [states.demand]
+        tables = [table for table in (states.times, states.loads) if table is not None]
+        for values in (column for table in tables for column in table.T):
+            if not any(np.array_equal(values, other) for other in found):
+                found.append(np.asarray(values))
+        return found
+
+    def _keys(self, states: SearchStates) -> Ints:
+        """The columns that tell states apart, as rows."""
+        counting = self.limits.counting
+        rows = [states.first, states.level, states.ways]
+        rows += [states.replicas] if self.terms.parallel else []
+        rows += [states.stages] if counting.stages or counting.exact_stages else []
+        rows += [states.workers] if counting.workers else []
+        if self.shared is None or self.terms.parallel:
+            return np.stack(rows)
+        # The replicas matter where some of them lie in another component than the first.
+        straddles = np.zeros(len(states), dtype=bool)
+        for level in self.shared.resources.levels:
+            if level.is_card:
+                component = level.component[states.first]
+                beyond = states.first + states.replicas > level.stop[component]
+                straddles |= beyond & (states.first > level.start[component])
+        return np.stack([*rows, np.where(straddles, states.replicas, 0)])
+
+    def _dominates(self, states: SearchStates, some: Ints, others: Ints) -> Flags:
+        """Flags of shape (some, others): whether each of some states dominates each of the others."""
+        between, counting = self.terms.between, self.limits.counting
+        mine, first = states.first[some][:, None], states.first[others]
+        joined = np.where(first > 0, between[first - 1, first], len(self.terms.problem.cluster.levels))
+        joined = np.maximum(joined, states.level[others])
+        result: Flags = states.demand[some][:, None] <= states.demand[others]
+        result &= mine >= first
+        result &= (states.level[some][:, None] <= joined) & (between[mine, first] <= joined)
+        if states.times is not None:
+            result &= no_later(states.times, some, others)
+        result &= self.terms.runs.no_slower[joined, states.ways[some][:, None], states.ways[others]]
+        if self.terms.parallel:
+            result &= states.replicas[some][:, None] >= states.replicas[others]
+        if counting.exact_stages:
+            result &= states.stages[some][:, None] == states.stages[others]
+        elif counting.stages:
+            result &= states.stages[some][:, None] <= states.stages[others]
+        if counting.workers:
+            result &= states.workers[some][:, None] <= states.workers[others]
+        return result
+
+    def _places_of(self, cut: int, states: SearchStates) -> list[PlacedLoads]:
+        """How the states lie on each level that charges something."""
+        if self.shared is None or states.loads is None:
+            return []
+        resources, places, column = self.shared.resources, list[PlacedLoads](), 0
+        for level in resources.levels:
+            component = level.component[states.first]
+            edge = states.first == level.start[component]
+            width = 2 if level.is_card else 1
+            places.append(
+                PlacedLoads(
+                    level.is_card,
+                    states.first,
+                    states.replicas,
+                    component,
+                    edge,
+                    states.first + states.replicas <= level.stop[component],
+                    edge | (resources.closing_load(cut, states, level, column) <= self.shared.within),
+                    states.loads[:, column : column + width],
+                )
+            )
+            column += width
+        return places
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Elements, by their number, grouped by kind."""
+
+    order: Ints
+    """The elements, sorted by kind."""
+    begins: Ints
+    counts: Ints
+
+    @staticmethod
+    def of(kind: Ints, kinds: int) -> _Groups:
+        """Group elements, given the kind of each and the number of kinds."""
+        counts = np.bincount(kind, minlength=kinds)
+        return _Groups(np.argsort(kind, kind="stable"), np.cumsum(counts) - counts, counts)
+
+    def members(self, kinds: Ints) -> tuple[Ints, Ints]:
+        """All elements of some kinds: the index of the kind in the list, and the element."""
+        which, place = _ranges(self.begins[kinds], self.counts[kinds])
+        return which, self.order[place]
+
+
+def _ranges(begins: Ints, counts: Ints) -> tuple[Ints, Ints]:
+    """The members of ranges of whole numbers: the index of the range of each, and the number."""
+    which = np.repeat(np.arange(len(begins)), counts)
+    before = np.cumsum(counts) - counts
+    return which, np.arange(len(which)) - before[which] + begins[which]

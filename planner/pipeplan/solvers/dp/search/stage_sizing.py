@@ -1,0 +1,306 @@
+"""Replica counts and depths of candidate stages on equal servers, many at a time, for one threshold.
+
+A candidate stage is a pair of an end position and the cut at which the stage begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from pipeplan.cost import formulas
+from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.solvers.dp.budget import SLACK, SearchLimits
+from pipeplan.solvers.dp.search.cost_terms import CostTerms
+from pipeplan.solvers.dp.search.replicas import ReplicaIntervals
+from pipeplan.solvers.dp.search.stage_terms import StageTerms
+from pipeplan.solvers.dp.search.states import SearchStates
+from pipeplan.solvers.dp.search.topology import ComponentLayout
+
+
+@dataclass(frozen=True)
+class CandidateStages:
+    """Stages to be sized, one column each: pairs of an end position and a cut I, flattened."""
+
+    numbers: Ints
+    behind: Floats
+    """The demand of the state behind each stage."""
+
+    @staticmethod
+    def of(
+        stage: StageTerms, states: SearchStates, places: EndPositions, need: Ints, pairs: tuple[Ints, Ints, Ints]
+    ) -> CandidateStages:
+        """Build the pairs from the level, target and end position of each; `need` is the workers needed before I."""
+        level, target, position = pairs
+        state = places.state[position]
+        lowest = np.maximum(need[stage.targets][target], places.lowest[position])
+        rows = (
+            target,
+            level,
+            state,
+            places.end[position],
+            lowest,
+            places.room[level, position],
+            states.first[state],
+            states.level[state],
+        )
+        return CandidateStages(np.stack(rows), states.demand[state])
+
+    def take(self, rows: Ints | Flags) -> CandidateStages:
+        """The selected stages."""
+        places = rows.nonzero()[0] if rows.dtype == np.bool_ else rows
+        if len(places) == len(self.behind) and rows.dtype == np.bool_:
+            return self
+        return CandidateStages(self.numbers.take(places, axis=1), self.behind[places])
+
+    def _row(self, index: int) -> Ints:
+        row: Ints = self.numbers[index]
+        return row
+
+    @property
+    def target(self) -> Ints:
+        """Index into the cuts I under consideration."""
+        return self._row(0)
+
+    @property
+    def level(self) -> Ints:
+        """The level that the stage's workers span, exactly."""
+        return self._row(1)
+
+    @property
+    def state(self) -> Ints:
+        """The state in front of which the stage is put."""
+        return self._row(2)
+
+    @property
+    def end(self) -> Ints:
+        """One past the last worker."""
+        return self._row(3)
+
+    @property
+    def next_first(self) -> Ints:
+        """The first worker of the next stage."""
+        return self._row(6)
+
+    @property
+    def next_level(self) -> Ints:
+        """The level that the next stage spans."""
+        return self._row(7)
+
+    def has_room(self, replicas: Floats) -> Flags:
+        """Whether the level has room for so many replicas, and enough workers remain in front of them."""
+        fits: Flags = replicas <= self.most
+        return fits
+
+    @property
+    def most(self) -> Ints:
+        """The most replicas for which the level has room and enough workers remain in front."""
+        most: Ints = np.minimum(self.numbers[5], self.numbers[3] - self.numbers[4])
+        return most
+
+
+SizedStages = tuple[CandidateStages, Floats, Floats, Floats]
+"""Stages with their replicas, depths and demands."""
+
+
+@dataclass(frozen=True)
+class EndPositions:
+    """End positions of stages: pairs of a state and an end e ≤ p."""
+
+    state: Ints
+    end: Ints
+    lowest: Ints
+    """The lowest first worker of a stage for which the boundary behind it is fast enough."""
+    room: Ints
+    """By level 0 … L (rows): workers, up to e, of the component of that level that holds e - 1."""
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+    def take(self, rows: slice) -> EndPositions:
+        """The selected positions."""
+        return EndPositions(self.state[rows], self.end[rows], self.lowest[rows], self.room[:, rows])
+
+
+FEW = 40
+"""Up to this number of further replica counts, all of them are tried at once."""
+
+
+class StageSizing:
+    """Replica counts and depths for one threshold."""
+
+    def __init__(self, terms: CostTerms, threshold: float, limits: SearchLimits) -> None:
+        self.terms, self.limits = terms, limits
+        self.layout: ComponentLayout = terms.layout
+        self.threshold = threshold
+        self.within = threshold * (1 + SLACK)
+
+    @property
+    def counts_depths(self) -> bool:
+        """Whether minibatches in flight matter: for memory, or because two weight versions must suffice."""
+        return self.terms.training and (self.limits.memory or self.terms.accumulate is not None)
+
+    def _versions_suffice(
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, demand: Floats
+    ) -> Flags:
+        """Whether two weight versions suffice, for the schedule that keeps no more (`formulas.buffered_pace`)."""
+        accumulate, copies = self.terms.accumulate, self.terms.problem.copies
+        if accumulate is None:
+            return np.ones(len(replicas), dtype=bool)
+        spare = accumulate - demand
+        allreduce = (
+            stage.allreduce(candidates.target, replicas, candidates.level) + self.terms.problem.copies_allreduce_s
+        )
+        in_time: Flags = (spare >= 0) & (allreduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
+        return in_time
+
+    def allowed(self, stage: StageTerms) -> ReplicaIntervals:
+        """The numbers of replicas that keep stages within the threshold, by level."""
+        return self.only(stage.allowed(self.within))
+
+    def only(self, intervals: ReplicaIntervals) -> ReplicaIntervals:
+        """The allowed numbers restricted to that of the uniform grid, if one is searched for."""
+        shape = self.limits.shape
+        return intervals if shape is None else replace(intervals, only=shape.replicas)
+
+    def _fewest(self, stage: StageTerms) -> Floats:
+        """The fewest allowed replicas, by level and stage."""
+        return self.allowed(stage).least(np.ones((self.layout.top + 1, len(stage.targets))))
+
+    def _wait(self, stage: StageTerms, candidates: CandidateStages, replicas: Floats) -> Floats:
+        """Minibatches that pass while replicas wait for their group's all-reduce."""
+        return stage.wait(candidates.target, replicas, candidates.level, self.threshold)
+
+    def _deepened(self, replicas: Floats, cover: Floats) -> Floats:
+        """The depth that covers the minibatches in flight behind."""
+        depth: Floats = 1 + np.ceil(cover / replicas - formulas.ROUNDING)
+        return depth
+
+    def _replicas_for(self, depth: Floats, cover: Floats) -> Floats:
+        """The fewest replicas with which a depth covers the minibatches in flight behind."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            count: Floats = np.ceil(cover / np.maximum(depth - 1, 0) - formulas.ROUNDING)
+        return count
+
+    def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
+        """The fewest replicas that may suffice if the depth is at most `deepest`; infinite where none can."""
+        return np.where(deepest >= 1, self._replicas_for(deepest, cover), np.inf)
+
+    def _least_demand(self, replicas: Floats, behind: Floats) -> Floats:
+        """Lower bound on the demand of a stage: r · depth is at least r plus what the depth covers."""
+        return replicas + behind
+
+    def _in_memory(
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats
+    ) -> tuple[CandidateStages, Floats, Floats, Floats]:
+        """The replica counts that fit in memory, with one entry for each depth, as long as the demand may fall.
+
+        Returns the candidate stages with their replicas, depths and demands.
+        """
+        replicas, depth, demand = self._size(stage, candidates, replicas, np.full(len(replicas), np.inf))
+        finite = np.isfinite(replicas)
+        candidates, replicas, depth, demand = candidates.take(finite), replicas[finite], depth[finite], demand[finite]
+        parts_found = [(candidates, replicas, depth, demand)]
+        # A smaller depth takes more replicas, so it helps only while their product may fall.
+        more = depth > 2
+        # The number of further replica counts that may lower the demand: r · depth is at least r plus what it covers.
+        extra = np.where(more, np.ceil(demand - candidates.behind - formulas.ROUNDING) - 1 - replicas, 0.0)
+        few = more & (extra <= FEW)
+        parts_found += self._counted_up(stage, candidates.take(few), replicas[few], demand[few], extra[few])
+        many = more & ~few
+        parts_found += self._stepped(stage, candidates.take(many), replicas[many], depth[many], demand[many])
+        parts, *columns = zip(*parts_found, strict=True)
+        joined = CandidateStages(
+            np.concatenate([part.numbers for part in parts], axis=1), np.concatenate([part.behind for part in parts])
+        )
+        count, depth, demand = (np.concatenate(column) for column in columns)
+        if self.terms.accumulate is None:
+            return joined, count, depth, demand
+        enough = self._versions_suffice(stage, joined, count, demand)
+        return joined.take(enough), count[enough], depth[enough], demand[enough]
+
+    def _counted_up(
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, demand: Floats, extra: Floats
+    ) -> list[SizedStages]:
+        """The replica counts, up to `extra` more than now, that lower the demand."""
+        times = np.maximum(extra, 0).astype(np.intp)
+        rows = np.repeat(np.arange(len(times)), times)
+        if not len(rows):
+            return []
+        step = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times) + 1
+        count = replicas[rows] + step
+        fits = np.flatnonzero(count <= candidates.most[rows])
+        rows, count = rows[fits], count[fits]
+        selected = candidates.take(rows)
+        wait = self._wait(stage, selected, count)
+        depth = self._deepened(count, self._cover(stage, selected, count, wait))
+        lower = formulas.in_flight_behind(depth, count, wait)
+        useful = (lower < demand[rows]) & (depth <= stage.max_depth_of(selected.target, count))
+        useful[useful] = (
+            self.allowed(stage).least(count[useful], (selected.level[useful], selected.target[useful])) == count[useful]
+        )
+        return [(selected.take(useful), count[useful], depth[useful], lower[useful])]
+
+    def _stepped(
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, depth: Floats, demand: Floats
+    ) -> list[SizedStages]:
+        """The fewest replicas for each smaller depth, where they may lower the demand."""
+        times = np.maximum(depth - 2, 0).astype(np.intp)
+        rows = np.repeat(np.arange(len(times)), times)
+        if not len(rows):
+            return []
+        smaller: Floats = (np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times) + 2).astype(float)
+        behind = candidates.behind[rows]
+        least = np.maximum(self._replicas_for(smaller, behind), replicas[rows] + 1)
+        useful = np.flatnonzero(self._least_demand(least, behind) < demand[rows])
+        useful = useful[least[useful] <= candidates.most[rows[useful]]]
+        rows, selected = rows[useful], candidates.take(rows[useful])
+        count, reached, lower = self._size(stage, selected, least[useful], smaller[useful])
+        lowering = np.isfinite(count) & (lower < demand[rows])
+        return [(selected.take(lowering), count[lowering], reached[lowering], lower[lowering])]
+
+    def _size(
+        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, deepest: Floats
+    ) -> tuple[Floats, Floats, Floats]:
+        """The fewest replicas, from `replicas` on, for which a depth of `deepest` suffices; infinite if none does.
+
+        Returns replicas, depths and demands. What must be covered grows with the replicas (their all-reduce takes
+        longer, and the boundary may span more), so the least fixed point from below is the least solution.
+        """
+        count, depth, demand = replicas.copy(), np.ones(len(replicas)), np.zeros(len(replicas))
+        open_rows = np.arange(len(replicas))
+        while len(open_rows):
+            selected = candidates if len(open_rows) == len(replicas) else candidates.take(open_rows)
+            fewest = self.allowed(stage).least(count[open_rows], (selected.level, selected.target))
+            count[open_rows] = np.where(selected.has_room(fewest), fewest, np.inf)
+            fits = np.isfinite(count[open_rows])
+            open_rows, selected, fewest = open_rows[fits], selected.take(fits), fewest[fits]
+            wait = self._wait(stage, selected, fewest)
+            cover = self._cover(stage, selected, fewest, wait)
+            covering = np.where(stage.lasts[selected.target], 1.0, self._deepened(fewest, cover))
+            depth[open_rows], demand[open_rows] = covering, formulas.in_flight_behind(covering, fewest, wait)
+            most = np.minimum(deepest[open_rows], stage.max_depth_of(selected.target, fewest))
+            late = np.flatnonzero(covering > most)
+            open_rows = open_rows[late]
+            if stage.divided_ratio or self.terms.first is not None:
+                # More replicas also have room for more minibatches, or keep fewer versions.
+                most = stage.deepest(replicated=True)[selected.target]
+                more = np.where(most[late] > 1, self._replicas_for(most[late], cover[late]), 0.0)
+                more = np.maximum(more, stage.replicas_for_versions(selected.target[late], fewest[late], cover[late]))
+            else:
+                more = self._more_replicas(most[late], cover[late])
+            count[open_rows] = np.maximum(more, fewest[late] + 1)
+        return count, depth, demand
+
+    def _cover(self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, wait: Floats) -> Floats:
+        """The minibatches that a stage's depth, beyond one for each replica, must cover (`formulas.in_flight_depth`).
+
+        The transfer is at the level of the component that holds both stages.
+        """
+        start = (candidates.end - replicas).astype(np.intp)
+        joined = np.maximum(self.layout.between(start, candidates.next_first), candidates.next_level)
+        cover: Floats = (
+            candidates.behind + wait + 2 * self.terms.transfer_s[stage.ends[candidates.target], joined] / self.threshold
+        )
+        return cover

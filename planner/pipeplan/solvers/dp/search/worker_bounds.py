@@ -1,0 +1,177 @@
+"""Lower bounds on the workers that the stages in front of a cut need, for their work and their memory together.
+
+A stage with r replicas needs r ≥ ρ · work for its pace, where ρ is in workers per second of work, and r · capacity ≥
+memory. Each of the two adds up over the layers of the stages in front, and so does every mixture of them:
+
+    r ≥ λ · ρ · work + (1 - λ) · memory / capacity        for any 0 ≤ λ ≤ 1
+
+A stage that recomputes has more work and less memory. Which stages do so is open, so every layer takes the smaller of
+its two terms. The mixtures are worth more than work and memory alone: where both are scarce, λ = 0 lets all layers
+recompute for nothing, and λ = 1 lets them keep everything.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from pipeplan.cost import formulas
+from pipeplan.problem.cuts import Cuts, Floats, Ints
+from pipeplan.solvers.dp.search.cost_terms import CostTerms
+
+_SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""The values of λ."""
+_ROUNDING = 1e-9
+_FIRST_ROWS = 16
+"""Rows of the table for which there is room at first."""
+_TOGETHER, _TOGETHER_LINEAR = 16, 64
+"""Rows that are computed together, with stages that recompute and without."""
+EXACT_DEMANDS = 64
+"""Up to this demand every whole number has an entry of its own; above, this many in every power of two."""
+_LARGEST_MATRIX = 4_000_000
+"""Largest number of cuts times units for which the units inside each cut are kept as a matrix."""
+
+
+class WorkerBounds:
+    """The least numbers of workers in front of the cuts, by the demand of the stage behind (`states`)."""
+
+    def __init__(
+        self, terms: CostTerms, per_second: float, *, recompute: bool, demands: tuple[float, float] = (0.0, np.inf)
+    ) -> None:
+        """`per_second` is ρ for the device's own seconds; stages cover at least and at most the `demands`."""
+        self._terms, self._rate, self._recompute = terms, per_second / terms.speed, recompute
+        self._demands = demands
+        """Demands outside of these count as the nearer of the two."""
+        self._rounded = np.zeros(0, dtype=np.intp)
+        """For every whole demand that may be looked up, the one that stands for it."""
+        self._known_rows = np.full(0, -1, dtype=np.intp)
+        """The row of each in the table, or -1."""
+        self._table: Floats = np.zeros((_FIRST_ROWS, len(terms.cuts.ideals)))
+        """A row for each demand that was looked up, and empty ones for others; a column for every cut."""
+        self._count = 0
+
+    @staticmethod
+    def suits(cuts: Cuts) -> bool:
+        """Whether there are few enough cuts for these bounds."""
+        return cuts.chain or len(cuts.ideals) * len(cuts.readers) <= _LARGEST_MATRIX
+
+    def at(self, targets: Ints, demand: Floats) -> Floats:
+        """The least workers in front of cuts, given the demands of the stages that end there; both broadcast."""
+        rows = self._rows_of(demand)
+        return np.asarray(self._table[rows, targets])
+
+    def _rows_of(self, demand: Floats) -> Ints:
+        """The rows of the table for some demands."""
+        whole = np.clip(demand, *self._demands).astype(np.intp)
+        highest = int(whole.max(initial=0))
+        if highest >= len(self._known_rows):
+            self._rounded = _rounded_down(np.arange(2 * highest + 1))
+            self._known_rows = np.concatenate([self._known_rows, np.full(2 * highest + 1 - len(self._known_rows), -1)])
+        rows = self._known_rows[whole]
+        if rows.min(initial=0) < 0:
+            self._add(self._with_next(np.unique(self._rounded[whole[rows < 0]])))
+            rows = self._known_rows[whole]
+        return rows
+
+    def _with_next(self, demands: Ints) -> Ints:
+        """Some rounded demands and those above them that are not in the table, because many at a time take little."""
+        steps = np.maximum(demands // EXACT_DEMANDS, 1)
+        together = _TOGETHER if self._recompute else _TOGETHER_LINEAR
+        above = (demands[:, None] + steps[:, None] * np.arange(1, together)).ravel()
+        above = self._rounded[above[above < len(self._rounded)]]
+        return np.union1d(demands, above[self._known_rows[above] < 0])
+
+    def _add(self, demands: Ints) -> None:
+        """Add a row to the table for each of some rounded demands."""
+        while self._count + len(demands) > len(self._table):
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+        self._table[self._count : self._count + len(demands)] = self._rows(demands.astype(float))
+        begins, ends = np.searchsorted(self._rounded, demands), np.searchsorted(self._rounded, demands + 1)
+        for row, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True), self._count):
+            self._known_rows[begin:end] = row
+        self._count += len(demands)
+
+    def _rows(self, demands: Floats) -> Floats:
+        """The bounds for some demands (rows), by cut."""
+        if not self._recompute:
+            return self._without_recomputing(demands)
+        least = np.zeros((len(demands), len(self._terms.cuts.ideals)))
+        variants = [self._units(demands[:, None], recompute=one) for one in (False, True)]
+        for share in _SHARES:
+            mixed = [share * for_work + (1 - share) * for_memory for for_work, for_memory in variants]
+            np.maximum(least, self._in_cuts(np.minimum.reduce(mixed)), out=least)
+        return np.ceil(least * (1 - _ROUNDING) - _ROUNDING)
+
+    def _without_recomputing(self, demands: Floats) -> Floats:
+        """The bounds where no stage recomputes, so that no mixture is more than both work and memory."""
+        work, memory = self._linear
+        slopes = memory[1] - memory[0]
+        least = np.maximum(work, memory[0] + demands[:, None] * slopes)
+        return np.asarray(np.ceil(least * (1 - _ROUNDING) - _ROUNDING))
+
+    @cached_property
+    def _linear(self) -> tuple[Floats, Floats]:
+        """The workers in front of every cut for the work, and for the memory at the demands 0 and 1."""
+        work, memory = self._units(np.array([[0.0], [1.0]]), recompute=False)
+        return self._in_cuts(work[None, :])[0], self._in_cuts(memory)
+
+    def _units(self, demand: Floats, *, recompute: bool) -> tuple[Floats, Floats]:
+        """The workers that every unit (columns) needs for its work, and at every demand (rows) for its memory."""
+        terms, problem = self._terms, self._terms.problem
+        forward, work, parameters, buffers, saved = self._costs
+        once = formulas.fixed_memory(parameters, buffers, 0.0, problem.copy_state_ratio, terms.training)
+        memory = np.asarray(once + formulas.recompute_memory(saved, 0.0, recompute) + np.zeros_like(demand))
+        if terms.training:
+            copies, kept = problem.options.copies_per_version, np.zeros_like(saved) if recompute else saved
+            each = formulas.memory_per_depth(parameters, kept, 0.0, 0.0, stashes=terms.stashes)
+            memory = memory + formulas.version_memory(parameters, terms.constant_versions, copies) + each * (1 + demand)
+        return self._rate * (work + forward if recompute else work), memory / problem.capacity
+
+    @cached_property
+    def _costs(self) -> tuple[Floats, ...]:
+        """Forward time, work, parameters, buffers and saved bytes of every unit."""
+        columns = zip(
+            *(
+                (
+                    unit.forward_s,
+                    unit.forward_s + unit.backward_s,
+                    unit.parameter_bytes,
+                    unit.buffer_bytes,
+                    unit.saved_bytes,
+                )
+                for unit in self._terms.problem.units
+            ),
+            strict=True,
+        )
+        return tuple(np.array(column, dtype=float) for column in columns)
+
+    def _in_cuts(self, values: Floats) -> Floats:
+        """The sums of values of units (columns) over the units inside every cut."""
+        cuts = self._terms.cuts
+        if cuts.chain:
+            running = np.concatenate([np.zeros((len(values), 1)), np.cumsum(values[:, self._chain[0]], axis=1)], axis=1)
+            return np.asarray(running[:, self._chain[1]])
+        return np.asarray(values @ self._inside)
+
+    @cached_property
+    def _chain(self) -> tuple[Ints, Ints]:
+        """In a chain of cuts: the units in the order in which cuts take them up, and how many each cut has."""
+        cuts = self._terms.cuts
+        order = [unit for cut in range(1, len(cuts.ideals)) for unit in cuts.members(cut - 1, cut)]
+        counts = [ideal.bit_count() for ideal in cuts.ideals]
+        return np.array(order, dtype=np.intp), np.array(counts, dtype=np.intp)
+
+    @cached_property
+    def _inside(self) -> Floats:
+        """A row for every unit, a column for every cut: 1 where the unit is inside the cut."""
+        bits = np.unpackbits(self._terms.cuts.words.view(np.uint8), axis=1, bitorder="little")
+        inside: Floats = bits[:, : len(self._terms.problem.units)].T.astype(float)
+        return inside
+
+
+def _rounded_down(whole: Ints) -> Ints:
+    """Whole demands no larger than the given ones, of which there are few."""
+    step = np.maximum(whole // EXACT_DEMANDS, 1)
+    power = 1 << np.floor(np.log2(step)).astype(np.intp)
+    return np.asarray(whole // power * power)
