@@ -37,7 +37,7 @@ def problem_of(seed: int) -> Problem:
     rng = random.Random(seed)
     schedule, count = rng.choice(("interleaved-1f1b", "zb-v")), rng.randint(6, 12)
     layers = tuple(
-        Layer(f"l{i}", *(rng.uniform(0.5, 2.0) for _ in range(2)), rng.choice((0, 100)), rng.randint(1, 50), 3)
+        Layer(f"l{i}", *(rng.uniform(0.5, 2.0) for _ in range(2)), rng.choice((0, 100)), rng.randint(1, 50))
         for i in range(count)
     )
     # Another generator, so that the rest of what is drawn does not depend on it.

@@ -1,126 +1,41 @@
-"""The integer linear program for the fastest plan, on the layers of the DAG, solved through PuLP.
+"""The integer linear program for the fastest plan, over columns, solved through PuLP.
 
-It shares the cost formulas with the dynamic program and nothing else.
+It shares the cost formulas and the spaces of plans with the dynamic program, and neither cuts nor a search.
 
-Notation
---------
-The indices are layers l, edges (u, v), tensors k with a producer u and consumers V, and workers p = 0 … D-1 in a row. A
-candidate placement ρ is r workers from s, together with the idle workers behind them up to e (`placements` says which
-placements suffice). A place π = (s, r) is a placement without regard to the idle workers. Let n(r) = ceil(M / r), where
-M is the number of minibatches per update.
+Columns
+-------
+A column i is one choice for a stage: the cuts at which its layers begin and end, its place (r consecutive workers from
+s), whether it recomputes, and its depth d, the minibatches in flight. Its coefficients come from the evaluator's
+formulas (`columns`). Columns that take longer than the limit U on the pace, that do not fit in memory, or that are on
+no path from the input to the output are left out (`enumeration`). Where none are left, there is no plan within U, and
+no program. A boundary is a pair of places that meet at a cut, with the idle workers between them.
 
-    y[ρ] ∈ {0,1}     a stage is on ρ
-    o[s] ∈ {0,1}     the first stage starts at worker s
-    Z[l,p] ∈ {0,1}   the stage of layer l starts at worker p or before; Z[l,D-1] = 1, Z[l,-1] = 0
-    z[l,p]           = Z[l,p] - Z[l,p-1]: the stage of l starts at p
-    c[π], w[π] ≥ 0   shares of work and of parameters
-    b[k,p] ∈ [0,1]   tensor k crosses the cut p, behind all stages that start at p or before
-    λ[p,n] ∈ [0,1]   the stages on both sides of cut p lie in one component of level n, and of no lower level; where
-                     servers differ, one λ for each pair of bandwidth and latency that two placements may have there
-    e[p,n] ≥ 0       time of the traffic over cut p at level n, for each direction
-    T ≥ 0            seconds per minibatch of one copy; U is an upper bound on T
-    C ≥ 0            what all copies take for as many minibatches as T is for, with everything charged; to be minimised
+    y[i] ∈ {0,1}     the column is chosen
+    x[c,j] ∈ [0,1]   the boundary j is in use at cut c
+    a[c,j] ≥ 0       minibatches behind the boundary that the stage before it covers
+    V[p], W[p] ≥ 0   with a flush: the longest path from worker p on, without and with the boundary that ends there
+    T ≥ 0            seconds per minibatch in one copy of the pipeline, or with a flush from one update to the next
+    C ≥ 0            seconds per minibatch of all copies together; to be minimised
 
-A *share* replaces the product of a sum over layers and the choice of r: one number for each place, which is zero where
-there is no stage, such that the numbers of all places at p add up to the sum over the layers whose stage starts at p.
+Let t be the time of a column or the time for which a boundary is busy, and L a lower bound on T.
 
 Constraints
 -----------
- (1) The placements follow each other: as many start at a worker as end before it, plus one at the first. One o is 1.
- (2) Z does not fall with p, and Z[v,p] ≤ Z[u,p] for every edge.
- (3) z[l,p] is at most the sum of y over the placements from p on which l is possible within U: alone, and with all work
-     that must come before or behind it. A placement in use has at least one layer.
- (4) c and w are shares. Compute plus the exposed part of synchronisation is at most T and at most U·y; so is
-     synchronisation plus the exposed part of compute.
- (5) b[k,p] ≥ Z[u,p] - Z[v,p] for every consumer v. The cut p is the same for all workers of a placement, because no
-     stage starts inside it.
- (6) Exactly one λ[p,n] is 1 unless no stage lies behind p. Below the outermost level this takes a placement over p that
-     begins and ends within the component around p, and one behind p that ends in this component. Where servers differ,
-     the links on the ways of both placements up to level n must be as fast as those of λ.
- (7) e[p,n] ≤ U·λ[p,n]. The bytes over p are the sum of e[p,n] times the rates. The sum of e[p,n] is at most T.
+(1) One chosen column begins with no layers.
+(2) At every cut and place, as many columns end as boundaries begin, and as many boundaries end as columns begin.
+(3) C is at least T, joined with the synchronisation of the copies by the overlap, and at least the wait of plain data
+    parallelism for its update.
+(4) T - L is at least the sum of t - L over the columns that hold a worker with t > L, and over the boundaries behind
+    it. With a flush, T and V follow the paths of docs/cost-model.md, "Flush schedules".
+(5) What the columns before a cut cover at the limit, less the messages on their way, is at least the sum of a, and the
+    sum of a is at least what the columns behind it ask for: `formulas.in_flight_depth`.
+(6) C is at least the work of a server's workers over the cores that they share.
+(7) The user's numbers of stages and workers. A layer is pinned to stage n: n stages start up to that of its column.
+(8) C is at least the load of every card: rings of columns, and messages of boundaries.
+(9) Under vertical sync, a stage whose memory has no room for n versions excludes input stages that ask for n.
 
-Depths are added only if the solution without them does not hold with them: if a worker's memory is too small, or two
-weight versions are too few (2BW). The optimum without depths is then a lower bound L on T.
-
-    δ[ρ,d] ∈ {0,1}   a stage with d minibatches in flight is on ρ; one δ with recomputation and one without
-    t[ρ,d] ≥ 0       = T·δ[ρ,d]
-    g[ρ] ≥ 0         the stage's wait for its group (`formulas.group_wait` · T)
-    m[ρ,d] ≥ 0       shares of what the memory of a stage holds d times
-
- (8) One δ[ρ,d] is 1 for a placement in use. L·δ ≤ t ≤ U·δ, and t adds up to T over the placements that hold a worker.
- (9) g[ρ] is at least the all-reduce of its group less T (with m copies of the pipeline: r - 1/m times T; 2BW: none).
-(10) Where placements meet, (d-1)·r·t of the one before is at least d·r·t + g of the one behind, plus its own g and
-     twice the transfer: `formulas.in_flight_depth` times T. 2BW: the all-reduces are at most (M + 1/m - d·r)·t
-     (`formulas.buffered_pace`).
-(11) Weights, gradients, optimiser state, buffers, a workspace of at least that of every l times z[l,p], and d·m over
-     all d fit the device; m[ρ,d] ≤ memory/d · δ[ρ,d].
-
-A stage that recomputes has its forward work twice in (4); in (11) its saved bytes and its output count once. Under
-vertical sync the versions of the weights follow from the input stage: `vertical_versions` has (29) and (30).
-
-With a flush the objective differs: `flush` has it in (12) to (15), and `shared_weights` copies of weights in (20). T in
-(8) to (10) is then the pace within a batch, and a stage that holds all minibatches of an update is exempt from (10).
-
-For a uniform grid (`Options.grid`) only the placements of some grid are candidates, and for each shape of S stages with
-r replicas there is
-
-    q[S,r] ∈ {0,1}   the grid has this shape
-
-(16) One q is 1, and y[ρ] is the sum of q over the shapes that ρ is part of.
-(17) Constraints of the user. Stages are counted by y and busy workers by r·y; a layer pinned to stage i has
-     Z[l,p] = [i or more stages start by p]. Layers that must share a stage are joined beforehand (`layers`).
-
-With parallel boundaries, λ and e exist for each number of links, which takes as many replicas on both sides.
-
-(18) C is at least T. With copies of the pipeline it is at least T and their synchronisation, joined by the overlap.
-
-The rest is charged only with contention (`Options.contention`); `charged` and `cards` have it.
-
-    f[ρ], h[π] ≥ 0   bytes behind the stage on ρ and before the stage on π, for each direction of messages
-    k[p,c] ≥ 0       bytes over cut p, in both directions, that stay inside a component c around it
-
-(19) C ≥ wait · (y[ρ] + o[s] - 1) for every ρ behind which no stage follows: if both are 1, ρ has the only stage, and
-     its next forward pass waits for the update. The wait is a constant, as the stage holds all layers.
-(20) f[ρ] ≤ most·y[ρ], and h likewise. For every cut, the sum of f over the placements that hold the worker before it is
-     the sum of b times the bytes. Where placements meet, the sums of f and h are the same. `least_crossing` has a lower
-     bound on f for a placement in use.
-(21) k[p,c] is at most the bytes over p times the share of the stage's workers inside c, on either side of p.
-(22) Where both stages reach beyond c, a flow for every pair of placements gives the share of the pair. These are added
-     where a solution shows that they matter.
-(23) C is at least what a card is busy with: for each direction, the shares of f and h of the workers inside, less k,
-     plus the rings that leave the component once.
-(24) C is at least the work of a server's workers, and the exposed part of their all-reduces, over the cores they share.
-
-Where the executor's own work is charged (`Cluster.executor`), it adds to c in (4), (12), (13) and (24):
-
-    x[π] ≥ 0         the executor's work at π
-
-(25) x[π] is at least the passes of a stage on π, the messages of its boundaries (o and the placements behind which no
-     stage follows say whether there is one before and one behind), the bytes over both cuts, and the copies of w[π]
-     where a stage follows.
-
-Choices of stages
------------------
-`choices` enumerates the stages that a plan within U may have, each with whole sets of layers at both ends, for graphs
-of up to `closed_sets.MOST_SETS` such sets (a chain of 449 layers, say). Only their places are candidates, and Z is a
-constant where all of them agree; the depths that they can have are the only ones in (8). Up to
-`stage_choices.MOST_CHOICES` of them are variables too, in (26) to (28) of `stage_choices`. Where no choices make a
-pipeline, there is no plan up to U and no program: before the first program the lower bound is raised as far as that
-goes (`space_search`). This is the one part that looks for paths over sets of layers, as the dynamic program does; it
-shares no code with it.
-
-Upper bound
------------
-The formulation has nearly no big-M terms, so its relaxation is tight if U is close to the optimum. The program is
-therefore solved for U a little above the bound that all work on all workers gives, and for larger U as long as it is
-infeasible. The last of these programs is the proof, because it includes all plans up to its U. If another solver's
-objective is given as a cut-off, that is U. If the time is too short for this proof, its last quarter goes to programs
-with a smaller U, which are far easier: each that is infeasible gives a lower bound.
-
-Limits
-------
-The program refuses problems with too many placements or depths (on some 40 workers and more, unless choices leave
-few). It then has the bound that choices give.
+Depths and (5) are added only if the plan of the program without them does not fit. They are those for U, so the
+optimum is a lower bound: a plan that does not attain it lowers U to its own pace, until nothing is within U.
 """
 
 from __future__ import annotations
@@ -133,18 +48,20 @@ from pipeplan.cost import contention, formulas
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import exchange_times, plain_data_parallel
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import TRAITS
-from pipeplan.problem.grid_shapes import data_parallel_grid_size, grid_shapes
+from pipeplan.problem.grid_shapes import GridShape, data_parallel_grid_size, grid_shapes
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp.constraints.charged import Charges
-from pipeplan.solvers.ilp.facts.placement_facts import minibatches_per_update, most_executor_work_s
-from pipeplan.solvers.ilp.milp import backend
-from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, IlpLimits, SpaceAnswer, SpaceSearch
+from pipeplan.solvers.ilp import backend
+from pipeplan.solvers.ilp.columns import minibatches_per_update
+from pipeplan.solvers.ilp.cut_table import MOST_CUTS, CutTable
+from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, PRECISION, IlpLimits, SpaceAnswer, SpaceSearch
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline, OutOfTime
 
 __all__ = ["IlpLimits", "solve"]
+
+MOST_WORKERS = 128
+"""The most workers of one copy of the pipeline."""
 
 
 def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) -> Result:
@@ -173,9 +90,7 @@ class _IlpSearch:
         self.began = time.perf_counter()
         self.deadline = Deadline.after(limits.seconds)
         self.best: tuple[float, Plan] | None = None
-        """The best solution: its pace by the program's coefficients, and its plan."""
-        self.seen: tuple[float, Plan] | None = None
-        """The fastest plan that the evaluator scored."""
+        """The fastest plan that was found, with its pace by the evaluator."""
         self.proven = True
         self.interrupted = False
         self.refusal = ""
@@ -196,7 +111,13 @@ class _IlpSearch:
     def run(self) -> None:
         """Search all spaces. Below another solver's pace all lower bounds are raised before the first program, which
         may take all of the time."""
-        self.left = [search for space in plan_spaces(self.problem) if (search := self._prepared(space)) is not None]
+        self.deadline.check()
+        cuts = CutTable.of(self.problem)
+        if cuts is None or self.problem.cluster.workers > MOST_WORKERS:
+            what = f"{MOST_CUTS:,} cuts" if cuts is None else f"{MOST_WORKERS} workers"
+            self.refusal, self.proven = f"the integer program would be too large: more than {what}", False
+            return
+        self.left = [found for space in plan_spaces(self.problem) for found in self._prepared(space, cuts)]
         if self.cutoff_s is not None:
             for search in self.left:
                 search.narrow()
@@ -211,107 +132,80 @@ class _IlpSearch:
     def leave_out(self) -> None:
         """Leave out the spaces that have not been searched."""
         self.proven = False
-        self.bound = min([self.bound, *(max(self.floor_s, search.low_s) for search in self.left)])
+        self.bound = min([self.bound, self.floor_s, *(max(self.floor_s, search.low_s) for search in self.left)])
         self.left = []
 
-    def _prepared(self, space: PlanSpace) -> SpaceSearch | None:
-        """The search of a space; None where it has no plan below the upper bound."""
-        charges = Charges(self.problem, space)
-        if max(charges.least_pace_s(), space.floor(self.problem)) > self.upper:
-            return None
-        inner = charges.inner
-        if minibatches_per_update(inner) == 0 or (inner.options.grid and not grid_shapes(inner)):
-            return None
-        low, high = self._bounds(charges)
-        return SpaceSearch(charges, low, high, self.limits, self.deadline, self.cutoff_s is not None)
+    def _prepared(self, space: PlanSpace, cuts: CutTable) -> list[SpaceSearch]:
+        """The searches of a space, one for each shape of a grid; none where it has no plan below the upper bound."""
+        inner = space.inner(self.problem)
+        low_s = max(space.floor(self.problem), 0.0 if inner.options.flushes else space.synchronisation(self.problem))
+        if low_s > self.upper or minibatches_per_update(inner) == 0:
+            return []
+        shapes: list[GridShape | None] = [*grid_shapes(inner)] if inner.options.grid else [None]
+        high_s, is_bounded = min(self.upper, self._slowest(space, inner)), self.cutoff_s is not None
+        return [
+            SpaceSearch(self.problem, space, cuts, shape, low_s, high_s, self.limits, self.deadline, is_bounded)
+            for shape in shapes
+        ]
 
     def _search_next(self) -> None:
         """Search the next space for a plan that is better than the best so far."""
         if self.interrupted:
             self.stop()
             return
-        search = self.left.pop(0)
-        if self.best and self.best[0] <= self.floor_s * (1 + 1e-9):
-            return  # All workers of the best plan are busy all the time, so nothing is better.
-        if search.low_s > self.upper:
-            return
+        search = self.left[0]
         search.high_s = min(search.high_s, self.upper)
+        if search.low_s > search.high_s or (self.best and self.best[0] <= self.floor_s * (1 + PRECISION)):
+            self.left.pop(0)
+            return  # All workers of the best plan are busy all the time, or it is better than any plan of this space.
         try:
-            self._take(search.run())
-        except (KeyboardInterrupt, OutOfTime):
+            search.run()
+        finally:
             self._take(search.answer)
-            raise
+        self.left.pop(0)
 
     def _take(self, answer: SpaceAnswer) -> None:
         """Add what the search of one space found."""
-        self._record_refusal(answer.refusal)
+        self.refusal = answer.refusal or self.refusal
         self.proven &= answer.proven
         self.interrupted |= answer.interrupted
         self.size = max(self.size, answer.size)
         self.bound = min(self.bound, max(self.floor_s, answer.bound_s))
-        if answer.seen and (self.seen is None or answer.seen[0] < self.seen[0]):
-            self.seen = answer.seen
-        if answer.best and (self.best is None or answer.best[0] < self.best[0] * (1 - 1e-9)):
+        if answer.best and (self.best is None or answer.best[0] < self.best[0] * (1 - PRECISION)):
             self.best = answer.best
-        self.upper = min([self.upper, *(found[0] for found in (self.best, self.seen) if found)])
+        if self.best:
+            self.upper = min(self.upper, self.best[0])
 
-    def _bounds(self, charges: Charges) -> tuple[float, float]:
-        """Lower and upper bound on the pace of the plans in a space that are worth finding."""
-        inner, count = charges.inner, minibatches_per_update(charges.inner)
+    def _slowest(self, space: PlanSpace, inner: Problem) -> float:
+        """Upper bound on the pace of the plans in a space that are worth finding."""
         slowest = _slowest_pace(inner)
-        low = max(charges.space.floor(self.problem), charges.least_pace_s())
-        if not self.problem.options.flushes or count is None:
-            return low, min(self.upper, charges.space.pace(self.problem, slowest) + _most_shared(inner))
-        fastest, splits = max(device.speed for device in inner.cluster.devices), TRAITS[inner.options.schedule].splits
-        first = sum(one.forward_s + (0.0 if splits else one.backward_s - one.update_s) for one in inner.units) / fastest
+        if not inner.options.flushes or inner.options.accumulate is None:
+            return space.pace(self.problem, slowest) + _most_on_cores(inner)
         # The factor of `slowest` counts each boundary once for filling, and the slowest one for all minibatches.
-        most = (count + inner.cluster.workers) * slowest / charges.scale + _most_shared(inner)
-        most += 2 * inner.cluster.workers * sum(exchange_times(inner)) / charges.scale
-        return max(low, first / charges.scale), min(self.upper, most)
-
-    def _record_refusal(self, reason: str) -> bool:
-        """Record the reason why a space cannot be searched. Returns whether there is one."""
-        if reason:
-            self.refusal, self.proven = reason, False
-        return bool(reason)
+        most = (inner.options.accumulate + inner.cluster.workers) * slowest
+        most += 2 * inner.cluster.workers * sum(exchange_times(inner))
+        return most / inner.options.accumulate + _most_on_cores(inner)
 
     def result(self) -> Result:
         """The result over all spaces that were searched."""
-        seconds = time.perf_counter() - self.began
         name = f"ILP ({backend.SOLVER_NAMES[self.limits.solver]})"
         limited = "the search was limited to plans within 1e-6 of the DP's objective" if self.cutoff_s else ""
         reason = self.refusal or ("it was stopped by Ctrl-C" if self.interrupted else "")
         bound = self.bound if self.bound < float("inf") else self.floor_s
-        note = reason or "it found no plan within the time limit"
+        note, seconds = reason or "it found no plan within the time limit", time.perf_counter() - self.began
         nothing = Result(name, Status.TIME_LIMIT, None, float("inf"), bound, seconds, note, self.size, self.interrupted)
         nothing = replace(nothing, charged=True)
         if self.best is None and self.proven:
             return replace(nothing, status=Status.INFEASIBLE, bound_s=float("inf"), note=reason or limited)
-        if self.proven and self.best is not None and self.limits.gap == 0:
-            pace, plan = self.best
-            return replace(
-                nothing,
-                status=Status.OPTIMAL,
-                plan=plan,
-                objective_s=pace,
-                bound_s=min(self.bound, pace),
-                note=reason or limited,
-            )
-        return self._unproven(nothing, reason)
-
-    def _unproven(self, nothing: Result, reason: str) -> Result:
-        """The result of a search that has not proven its plan optimal to a gap of 0; `nothing` is that without a plan.
-
-        A search that was stopped may have a T above its plan's pace, or depths that do not fit in memory. So only plans
-        that the evaluator has scored count.
-        """
-        if self.seen is None and not reason:
-            reason = "it found no plan in time; plain data parallelism needs no search"
-        if self.seen is None and (self.known is None or self.refusal):
+        if self.best is None and (self.known is None or self.refusal):
             return nothing
-        pace, plan = self.seen or self.known or (float("inf"), None)
-        bound = min(self.bound if self.bound < float("inf") else self.floor_s, pace)
-        return replace(nothing, status=Status.FEASIBLE, plan=plan, objective_s=pace, bound_s=bound, note=reason)
+        if self.best is None and not reason:
+            reason = "it found no plan in time; plain data parallelism needs no search"
+        pace_s, plan = self.best or self.known or (float("inf"), None)
+        found = replace(nothing, plan=plan, objective_s=pace_s, bound_s=min(bound, pace_s))
+        if self.proven and self.limits.gap == 0:
+            return replace(found, status=Status.OPTIMAL, bound_s=min(self.bound, pace_s), note=reason or limited)
+        return replace(found, status=Status.FEASIBLE, note=reason)
 
 
 def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
@@ -331,31 +225,25 @@ def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
 def _slowest_pace(problem: Problem) -> float:
     """Upper bound on the pace of a good plan of one pipeline, in seconds per minibatch: all work, with forward passes
     twice, on the slowest worker, and all synchronisation and traffic exposed."""
-    allreduce, transfer = _longest_transfers(problem)
-    speed = min(device.speed for device in problem.cluster.devices)
-    # The most that 2BW needs with as many minibatches in flight as there may be (`formulas.buffered_pace`).
-    buffered = problem.copies * (allreduce + problem.copies_allreduce_s)
-    own = problem.cluster.workers * most_executor_work_s(problem)
-    return 2 * problem.work_s / speed + own + 2 * (allreduce + transfer) + buffered
-
-
-def _most_shared(problem: Problem) -> float:
-    """Upper bound on the load of a card and of shared cores, in seconds per minibatch.
-
-    At most two stages and four boundaries are on both sides of a card. Shared cores do all work and all all-reduces.
-    """
-    allreduce, transfer = _longest_transfers(problem)
-    speed = min(device.speed for device in problem.cluster.devices)
-    cores = 2 * problem.work_s / speed + problem.cluster.workers * (allreduce + most_executor_work_s(problem))
-    return 4 * (allreduce + transfer + problem.copies_allreduce_s) + cores
-
-
-def _longest_transfers(problem: Problem) -> tuple[float, float]:
-    """Seconds of an all-reduce of the whole model, and of a message of all its tensors, over the slowest links."""
     links, workers = Links.of(problem.cluster), problem.cluster.workers
     rate = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
     size = problem.parameter_bytes
     allreduce = max(float(formulas.ring_allreduce_time(count, size, *rate)) for count in range(1, workers + 1))
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     transfer = formulas.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])
-    return allreduce, float(transfer)
+    # The most that 2BW needs with as many minibatches in flight as there may be (`formulas.buffered_pace`).
+    buffered = problem.copies * (allreduce + problem.copies_allreduce_s)
+    return float(2 * _most_on_cores(problem) + 2 * (allreduce + transfer) + buffered)
+
+
+def _most_on_cores(problem: Problem) -> float:
+    """Upper bound on the work of all workers on one minibatch, with all-reduces, in seconds on the slowest device."""
+    costs, workers = problem.executor_costs, problem.cluster.workers
+    traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
+    copied = problem.parameter_bytes * problem.copied_share
+    own_s = formulas.executor_time(costs, problem.passes, 2, 2 * traffic, copied, problem.options.update_share)
+    links = Links.of(problem.cluster)
+    rate = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
+    reduce_s = 2 * (problem.parameter_bytes / rate[0] + workers * rate[1])
+    slowest = min(device.speed for device in problem.cluster.devices)
+    return float((2 * problem.work_s + workers * (own_s + costs.samples_s)) / slowest + workers * reduce_s)

@@ -1,55 +1,52 @@
-"""Searches one space of plans with the integer program: raises the upper bound until there is a plan, and adds what the
-program leaves out at first, until the plan costs what the program says.
+"""Searches one space of plans: raises the lower bound, solves the program, and adds what the program leaves out.
 
-Every program leaves out some of the constraints, so its optimum is a lower bound on the pace. If the plan that attains
-it keeps to all constraints, and the evaluator's score is the same, the plan is optimal.
+A program knows which minibatches are in flight at the pace of its limit, not at that of its solution, and leaves depths
+out at first. So its optimum is a lower bound on the pace. A plan that attains it and keeps to all constraints is
+optimal; otherwise the next program has depths, and after that a lower limit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
-from pipeplan.plan.plan import Plan
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp.constraints.cards import Boundary, refinable
-from pipeplan.solvers.ilp.constraints.charged import Charges
-from pipeplan.solvers.ilp.constraints.depth import TooManyChoicesError
-from pipeplan.solvers.ilp.constraints.pipeline_model import PipelineModel
-from pipeplan.solvers.ilp.enumeration.choices import Choices, choices_within
-from pipeplan.solvers.ilp.enumeration.place_table import PlaceTable
-from pipeplan.solvers.ilp.facts.placement_facts import PlacementFacts
-from pipeplan.solvers.ilp.milp import backend
-from pipeplan.solvers.ilp.milp.backend import MilpOutcome
+from pipeplan.solvers.ilp import backend
+from pipeplan.solvers.ilp.backend import MilpOutcome
+from pipeplan.solvers.ilp.columns import ColumnFactory, Columns
+from pipeplan.solvers.ilp.cut_table import CutTable
+from pipeplan.solvers.ilp.enumeration import ColumnEnumeration, TooManyColumnsError, without_twins
+from pipeplan.solvers.ilp.places import Places
+from pipeplan.solvers.ilp.program import ColumnProgram, ProgramLimits
+from pipeplan.solvers.plan_space import PlanSpace
 from pipeplan.util.deadline import Deadline
 
-# Relative margin above another solver's objective within which the program still searches. A bound that is too low then
-# shows as an infeasible program, and one that is too high as a better plan.
 CUTOFF_SLACK = 1e-6
-
-# Upper bounds to try, relative to the lower bound; with depths the first two are left out. Beyond the last, each
-# further upper bound is so many times the one before.
-_RUNGS = (1.01, 1.04, 1.12, 1.3, 1.7, 2.5)
-_BEYOND = 2.5
-
-MOST_PLACED = 200_000
-"""Candidate placements times layers, as far as choices leave undecided where layers start: a program with that many
-variables takes about a minute to build."""
-
-# Relative distance of the first pace above the lower bound for which it is asked whether any choice of stages makes a
-# pipeline; the distance grows, and shrinks again to this.
-_FIRST_STEP = 0.002
-# Where another solver's objective is the upper bound, how far below it this is asked for, in turn.
-_BELOW = (0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95)
-
-# Share of the time for the search of an optimal plan. If it does not suffice, the rest goes to lower bounds.
+"""Relative margin above another solver's objective within which the program still searches. A bound that is too low
+then shows as a program without a solution, and one that is too high as a better plan."""
+PRECISION = 1e-8
+"""A plan is optimal where no plan is faster by more than this, relative."""
+# Depths are those for a pace that is longer by this, relative, so that rounding asks for no minibatch more.
+_DEPTH_ROUNDING = 1e-12
+# The next limit is below the pace of the best plan by this, relative: more than the solver's tolerances are worth.
+_TELLING = 1e-7
+# Share of the time left that one program may take. If it does not suffice, the rest goes to lower bounds.
 _SEARCHING = 0.75
-# Paces to refute in that rest, relative to another solver's objective.
+# Seconds for which it is worth while to begin a program.
+_LEAST_S = 0.5
+# Paces to refute in that rest, relative to the upper bound.
 _REFUTED = (0.8, 0.9, 0.95, 0.98, 0.99)
+# Relative distance of the first limit above the lower bound. It doubles until some columns make a pipeline.
+_FIRST_STEP = 0.002
+# Where another solver's objective is the limit, how far below it columns are asked for, in turn.
+_BELOW = (0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95)
+# Relative distance of the bounds at which the enumeration stops and the program begins.
+_NARROW = 2e-7
 
 
 @dataclass(frozen=True)
@@ -71,237 +68,228 @@ class SpaceAnswer:
     bound_s: float
     """Lower bound on the pace of every plan in the space; infinite where no plan is below the upper bound."""
     proven: bool = False
+    """Whether no plan in the space is faster than `best`, or than the upper bound."""
     interrupted: bool = False
     refusal: str = ""
     """The reason why the space was not searched to the end, or an empty text."""
     best: tuple[float, Plan] | None = None
-    """The pace, by the program's coefficients, of the plan that is optimal, or the best when the time was up."""
-    seen: tuple[float, Plan] | None = None
-    """The fastest plan of all programs, by the evaluator."""
+    """The fastest plan that fits, and its pace by the evaluator with everything charged."""
     size: tuple[int, int] = (0, 0)
     """Variables and constraints of the largest program."""
 
 
-class _TooLargeError(Exception):
-    """A program would have more than `MOST_PLACED` candidate placements times layers."""
-
-
-class _Attempt(NamedTuple):
-    """One program that was solved, or none where no stages make a pipeline."""
-
-    model: PipelineModel | None
-    outcome: MilpOutcome
-    bound_s: float
-    """Lower bound on the pace of all plans up to the program's upper bound."""
-
-
 @dataclass
 class SpaceSearch:
-    """The search of one space for a plan whose pace lies between two bounds."""
+    """The search of one space for a plan whose pace is at most `high_s`.
 
-    charges: Charges
+    T is the time of a minibatch in one copy, or of an update with a flush; the pace is that of all copies together.
+    """
+
+    problem: Problem
+    space: PlanSpace
+    cuts: CutTable
+    shape: GridShape | None
     low_s: float
+    """Lower bound on the pace."""
     high_s: float
     limits: IlpLimits
     deadline: Deadline
     is_bounded: bool
-    """Whether the upper bound is another solver's objective, and so the only one to try."""
-    complete: bool = False
-    refined: frozenset[Boundary] = frozenset()
+    """Whether the upper bound is another solver's objective, and so near the best pace."""
     answer: SpaceAnswer = field(init=False)
+    _low_time_s: float = 0.0
+    """Lower bound on T."""
     _is_narrowed: bool = False
-    _likely_s: float = 0.0
-    """The largest pace that seems to be impossible, by a verdict that is not confirmed."""
-    _table: PlaceTable | None = None
-    _known: list[tuple[float, Choices]] = field(default_factory=list)
-    """Choices that were found, by their pace."""
-
-    @property
-    def problem(self) -> Problem:
-        """The whole problem."""
-        return self.charges.problem
+    _deep: bool = False
+    """Whether programs have depths."""
+    _known: list[tuple[float, Columns]] = field(default_factory=list)
+    """Columns that were enumerated, by their limit on the pace."""
 
     def __post_init__(self) -> None:
         self.answer = SpaceAnswer(self.low_s)
+        inner = self.space.inner(self.problem)
+        self.places = Places(inner, self.shape)
+        self.factory = ColumnFactory(self.problem, self.space, self.cuts, self.places)
+        self.enumeration = ColumnEnumeration(self.factory, self.deadline)
 
-    def run(self) -> SpaceAnswer:
-        """Search the space."""
+    def run(self) -> None:
+        """Search the space, with the result in `answer`. Raises `OutOfTime`; `answer` then has what is known."""
         self.narrow()
-        while True:
-            try:
-                model, outcome, bound_s = self._raise_bound()
-            except TooManyChoicesError as error:
-                self.answer.refusal = f"the integer program would be too large with memory limits: {error}"
-                return self.answer
-            except _TooLargeError as error:
-                self.answer.refusal = f"the integer program would be too large: {error}"
-                return self.answer
-            self.answer.interrupted = outcome.interrupted
-            self.answer.refusal = outcome.failure
-            self.low_s = self.answer.bound_s = max(self.low_s, bound_s)
-            if model is None or not outcome.found:
-                self.answer.proven = outcome.proven
-                self._refute(outcome)
-                return self.answer
-            pace_s, plan = self._plan(model)
-            score = evaluate(plan, self.problem)
-            self._see(plan, score)
-            holds = score.fits and score.pace_s <= pace_s * (1 + CUTOFF_SLACK)
-            if holds or not outcome.proven or not self._add_what_is_missing(model, pace_s, score):
-                self.answer.best = pace_s, plan
-                self.answer.proven = outcome.proven and holds
-                self._refute(outcome)
-                return self.answer
-            if outcome.interrupted or self.answer.refusal:
-                return self.answer
+        try:
+            if not self.answer.refusal:
+                self._search()
+        except TooManyColumnsError as error:
+            self._refuse(error)
 
-    def _add_what_is_missing(self, model: PipelineModel, pace_s: float, score: Evaluation) -> bool:
-        """Extend the program by what the plan with this score shows to be missing. Returns whether there is any."""
-        if not self.complete and not (score.fits and score.alone_s <= pace_s * (1 + CUTOFF_SLACK)):
-            self.complete = True
+    def _refuse(self, error: TooManyColumnsError) -> None:
+        self.answer.refusal = f"the integer program would be too large: {error}"
+
+    # -- limits --
+
+    def _time_s(self, pace_s: float) -> float | None:
+        """The largest T with which all copies keep a pace."""
+        return self.space.inner_pace(self.problem, pace_s)
+
+    def _columns(self, pace_s: float) -> Columns | None:
+        """The columns of plans with at most this pace; None where there is no such plan."""
+        time_s = self._time_s(pace_s)
+        if time_s is None or time_s <= 0:
+            return None
+        among = next((columns for known_s, columns in self._known if known_s >= pace_s), None)
+        columns = self.enumeration.within(time_s, pace_s, among)
+        if not len(columns):
+            return None
+        # The columns of the least and of the largest limit are kept.
+        self._known = sorted([*self._known[-1:], (pace_s, columns)], key=lambda known: known[0])
+        return columns
+
+    def _is_possible(self, pace_s: float) -> bool:
+        """Whether columns make a pipeline within a pace. If none do, the pace is a lower bound."""
+        if self._columns(pace_s) is not None:
             return True
-        found = refinable(model.chosen(), self.charges.inner.cluster)
-        added, self.refined = found - self.refined, self.refined | found
-        return bool(added)
+        self._raise_low(pace_s)
+        return False
 
-    def _see(self, plan: Plan, score: Evaluation) -> None:
-        """Keep a plan if it is the fastest so far. Slower ones need not be found."""
-        if score.fits and (self.answer.seen is None or score.pace_s < self.answer.seen[0]):
-            self.answer.seen = score.pace_s, plan
-            self.high_s = min(self.high_s, score.pace_s * (1 + CUTOFF_SLACK))
-
-    def _refute(self, outcome: MilpOutcome) -> None:
-        """Raise the lower bound in the time that is left, if there was too little for a proof.
-
-        A program whose upper bound is too low for any plan is far easier than one at the optimum.
-        """
-        if outcome.proven or outcome.interrupted or self.deadline.at is None:
-            return
-        paces = [factor * self.high_s for factor in _REFUTED] if self.is_bounded else [self._likely_s]
-        for pace_s in paces:
-            if self.low_s < pace_s < self.high_s and not self.deadline.passed:
-                _, outcome, bound_s = self._solve_once(self.low_s, pace_s, confirm=True, share=1.0)
-                self.low_s = self.answer.bound_s = max(self.low_s, min(pace_s, bound_s))
-                if outcome.found or not outcome.proven:
-                    return
-
-    def _raise_bound(self) -> _Attempt:
-        """The program with the smallest feasible upper bound that was tried."""
-        is_feasible_checked = False
-        low, high = self.low_s, self.high_s
-        for threshold in self._thresholds():
-            if self.complete and not self.is_bounded and threshold > low * _RUNGS[-1] and not is_feasible_checked:
-                # A larger upper bound never needs more memory: first find out whether there is any plan at all.
-                is_feasible_checked = True
-                attempt = self._solve_once(high, high, confirm=True)
-                if not attempt.outcome.found:
-                    return attempt if attempt.outcome.proven else attempt._replace(bound_s=0.0)
-            attempt = self._solve_once(low, threshold, confirm=threshold >= high)
-            if attempt.outcome.found or not attempt.outcome.proven:
-                break
-            self._likely_s = max(self._likely_s, threshold)
-        return attempt
-
-    def _solve_once(self, low_s: float, high_s: float, *, confirm: bool, share: float = _SEARCHING) -> _Attempt:
-        """Build the program for two bounds and run the solver on it, for a share of the time that is left."""
-        choices = self._choices(high_s)
-        if choices is not None and not len(choices):
-            return _Attempt(None, MilpOutcome(found=False, proven=True, bound=math.inf), math.inf)
-        self._refuse_size(high_s, choices)
-        model = PipelineModel(
-            self.charges,
-            low_s,
-            high_s,
-            complete=self.complete,
-            refined=self.refined,
-            choices=choices,
-            deadline=self.deadline,
-        )
-        self.answer.size = max(self.answer.size, model.program.size)
-        limits, left = self.limits, self.deadline.left_s
-        if left is not None:
-            left = max(0.1, share * left)
-        outcome = backend.run(model.program.lp, limits.solver, left, limits.gap, confirm=confirm)
-        return _Attempt(model, outcome, outcome.bound * model.scale_s)
-
-    def _refuse_size(self, high_s: float, choices: Choices | None) -> None:
-        """Raise `_TooLargeError` if the program would take too long to build."""
-        used = None if choices is None else choices.used
-        facts = PlacementFacts(self.charges.inner, high_s * self.charges.scale, used)
-        placements, layers = len(facts.placements.all), len(facts.layers)
-        undecided = 1.0
-        if choices is not None:
-            always, never = choices.decided(facts.workers)
-            undecided = 1.0 - float((always | never).mean())
-        if placements * layers * undecided > MOST_PLACED:
-            raise _TooLargeError(f"{placements} candidate placements for each of {layers} layers")
-
-    def _choices(self, high_s: float) -> Choices | None:
-        """The stages that plans with at most this pace may have; None where there are too many to look at."""
-        facts = PlacementFacts(self.charges.inner, high_s * self.charges.scale)
-        if self._table is None:
-            self._table = PlaceTable(facts, self.charges.factors() if self.problem.options.contention else None)
-        among = next((known for pace_s, known in self._known if pace_s >= high_s), None)
-        found = choices_within(facts, self._table, self.deadline, among=among)
-        if found is not None and len(found):
-            # The choices of the least and of the largest pace are kept; a search asks for others only on its way down.
-            self._known = sorted([*self._known[-1:], (high_s, found)], key=lambda known: known[0])
-        return found
+    def _raise_low(self, pace_s: float) -> None:
+        self.low_s = self.answer.bound_s = max(self.low_s, pace_s)
+        self._low_time_s = max(self._low_time_s, self._time_s(pace_s) or 0.0)
 
     def narrow(self) -> None:
-        """Raise the lower bound to a pace below which no choice of stages makes a pipeline, if that is still to do."""
+        """Raise the lower bound as far as the enumeration alone goes, if that is still to do."""
         if self._is_narrowed:
             return
         self._is_narrowed = True
-        if not self.is_bounded or self._choices(self.high_s) is None:
+        try:
+            if self.is_bounded:
+                with suppress(TooManyColumnsError):
+                    self._narrow_from_above()
+                    return
             self._narrow_from_below()
-            return
+        except TooManyColumnsError as error:
+            self._refuse(error)
+
+    def _narrow_from_above(self) -> None:
+        """Narrow below another solver's objective."""
         high = self.high_s
-        for share in _BELOW:
+        for share in (0.0, *_BELOW):
             pace_s = self.high_s * (1 - share)
-            if pace_s <= self.low_s or not self._may_be_within(pace_s):
+            if pace_s <= self.low_s or not self._is_possible(pace_s):
                 break
             high = pace_s
-        while self.low_s < high * (1 - _FIRST_STEP / 2):
+        while self.low_s < high * (1 - _NARROW):
             pace_s = math.sqrt(self.low_s * high)
-            if self._may_be_within(pace_s):
+            if self._is_possible(pace_s):
                 high = pace_s
 
     def _narrow_from_below(self) -> None:
-        """Narrow in growing steps from the lower bound, where choices are too many at the upper one."""
-        step, high = _FIRST_STEP, self.high_s
-        while self.low_s < high * (1 - _FIRST_STEP) and not self.deadline.passed:
-            pace_s = min(self.low_s * (1 + step), high * (1 - _FIRST_STEP / 2))
-            if self._may_be_within(pace_s):
-                high, step = pace_s, step / 4
-                if step < _FIRST_STEP:
+        """Narrow in growing steps from the lower bound: there are far more columns at the upper one."""
+        step = _FIRST_STEP
+        while self.low_s < self.high_s:
+            pace_s = min(self.low_s * (1 + step), self.high_s)
+            if self._is_possible(pace_s):
+                if step <= _FIRST_STEP:
                     return
+                step /= 4
+            elif pace_s >= self.high_s:
+                return
             else:
                 step *= 2
 
-    def _may_be_within(self, pace_s: float) -> bool:
-        """Whether choices of stages, as far as they can be looked at, make a pipeline within a pace. If none do, the
-        pace is the lower bound."""
-        choices = self._choices(pace_s)
-        if choices is not None and not len(choices):
-            self.low_s = self.answer.bound_s = max(self.low_s, pace_s)
+    # -- programs --
+
+    def _search(self) -> None:
+        """Solve programs until one shows that there is no plan, or that the best one found is optimal."""
+        step, limit_s = _FIRST_STEP, self.high_s
+        while not self.answer.proven and self.low_s < self.high_s:
+            if not self.is_bounded:
+                limit_s = min(self.high_s, self.low_s * (1 + step))
+            program, outcome = self._solve_once(limit_s)
+            self.answer.interrupted, self.answer.refusal = outcome.interrupted, outcome.failure
+            if program is not None:
+                self.low_s = max(self.low_s, min(limit_s, outcome.bound * limit_s))
+                self.answer.bound_s = self.low_s
+            if program is not None and outcome.found:
+                if not self._settle(program, limit_s, proven=outcome.proven):
+                    return
+            elif not outcome.proven:
+                self._refute()
+                return
+            else:
+                self._raise_low(limit_s)
+                step *= 2
+            limit_s = self.high_s
+        self.answer.proven = True
+        if self.low_s >= self.high_s and self.answer.best is None:
+            self.answer.bound_s = math.inf
+
+    def _refute(self) -> None:
+        """Raise the lower bound in the time that is left, where there was too little for a proof: programs with a lower
+        limit have fewer columns."""
+        for share in _REFUTED if self.is_bounded and self.deadline.at is not None else ():
+            limit_s = share * self.high_s
+            if self.low_s < limit_s and not self.answer.interrupted and (self.deadline.left_s or 0) > _LEAST_S:
+                _, outcome = self._solve_once(limit_s, share=1.0)
+                if outcome.found or not outcome.proven:
+                    return
+                self._raise_low(limit_s)
+
+    def _solve_once(self, limit_s: float, share: float = _SEARCHING) -> tuple[ColumnProgram | None, MilpOutcome]:
+        """Write down the program of a limit and run the solver on it; no program where no columns make a pipeline."""
+        columns, time_s = self._columns(limit_s), self._time_s(limit_s)
+        if columns is None or time_s is None:
+            return None, MilpOutcome(found=False, proven=True, bound=math.inf)
+        limits = ProgramLimits(min(self._low_time_s, time_s), time_s, min(self.low_s, limit_s), limit_s)
+        chosen = self.enumeration.with_depths(columns, time_s) if self._deep else without_twins(columns)
+        program = ColumnProgram(self.factory, chosen, limits, self.deadline, deep=self._deep)
+        self.answer.size = max(self.answer.size, program.program.size)
+        left_s, settings = self.deadline.left_s, self.limits
+        left_s = None if left_s is None else max(0.1, share * left_s)
+        return program, backend.run(program.program.lp, settings.solver, left_s, settings.gap)
+
+    def _settle(self, program: ColumnProgram, limit_s: float, *, proven: bool) -> bool:
+        """Take the solution of a program with this limit. Returns whether another program is to follow.
+
+        `proven`: whether the solution is optimal.
+        """
+        score = self._take(program.stages(), limit_s)
+        value_s, gap = program.pace_s(), self.limits.gap
+        if score.fits and score.pace_s <= value_s * (1 + PRECISION):
+            self.answer.proven = proven and score.pace_s * (1 - gap) <= self.low_s * (1 + PRECISION)
             return False
+        if not proven:
+            return False
+        if not self._deep:
+            self._deep = True
+            return True
+        if not score.fits or not score.pace_s <= limit_s * (1 + PRECISION):
+            self.answer.refusal = "its plan does not keep to its own constraints"
+            return False
+        # The depths at this pace may be too small for a faster plan.
+        self.is_bounded = True
+        self.high_s = min(score.pace_s, limit_s) * (1 - _TELLING)
         return True
 
-    def _thresholds(self) -> Iterator[float]:
-        """The upper bounds to try, ascending; the last is `high_s`."""
-        if not self.is_bounded:
-            threshold = self.low_s
-            for factor in _RUNGS[2:] if self.complete else _RUNGS:
-                threshold = self.low_s * factor
-                if threshold < self.high_s:
-                    yield threshold
-            while (threshold := threshold * _BEYOND) < self.high_s:
-                yield threshold
-        yield self.high_s
+    def _take(self, stages: list[Stage], limit_s: float) -> Evaluation:
+        """The score of a plan with these stages, at the smallest depths for its own pace or, where these do not fit,
+        for the limit. It is kept if it is the best one so far."""
+        plan = self.space.plan(self.problem, stages)
+        deepest = self._with_depths(plan, limit_s)
+        score = evaluate(deepest, self.problem)
+        if score.batch is None:
+            own_s = max(max(stage.stage_s, stage.boundary_s) for stage in score.stages)
+            quick = self._with_depths(plan, self.space.pace(self.problem, own_s))
+            quick_score = evaluate(quick, self.problem)
+            if quick_score.fits and (not score.fits or quick_score.pace_s <= score.pace_s):
+                deepest, score = quick, quick_score
+        if (
+            score.fits
+            and math.isfinite(score.pace_s)
+            and (self.answer.best is None or score.pace_s < self.answer.best[0])
+        ):
+            self.answer.best = score.pace_s, deepest
+        return score
 
-    def _plan(self, model: PipelineModel) -> tuple[float, Plan]:
-        """The pace and the plan of a solution, with depths."""
-        pace_s = model.pace_s()
-        plan = self.charges.space.plan(self.problem, model.stages())
-        return pace_s, depths.assign_depths(plan, self.problem, pace_s * (1 + CUTOFF_SLACK / 10))
+    def _with_depths(self, plan: Plan, pace_s: float) -> Plan:
+        """The plan with the smallest depths at which all copies keep a pace."""
+        time_s = self._time_s(pace_s) or pace_s * plan.copies
+        return depths.assign_depths(plan, self.problem, time_s / plan.copies * (1 + _DEPTH_ROUNDING))

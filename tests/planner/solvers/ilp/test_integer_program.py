@@ -8,8 +8,8 @@ from dataclasses import replace
 import brute_force
 import pytest
 from extents import first_few
-from instances import drawn, mixed_instance, random_instance
-from solver_contract import assert_proves, solve_by_ilp
+from instances import crowded_instance, drawn, mixed_instance, random_instance
+from solver_contract import assert_proves, check_ilp, solve_by_ilp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
@@ -17,8 +17,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.solvers.ilp import integer_program, space_search
-from pipeplan.solvers.ilp.milp import backend
+from pipeplan.solvers.ilp import backend, integer_program, space_search
 from pipeplan.solvers.result import Status
 
 EXPRESSED = ("1f1b-stashing", "2bw", "gpipe", "1f1b-flush")
@@ -85,6 +84,14 @@ def test_vertical_sync_is_solved_where_memory_limits_the_versions(seeds: range) 
     assert limited
 
 
+@pytest.mark.parametrize(("schedule", "seed"), [("vertical-sync", 137), ("1f1b-flush", 119)])
+def test_a_stage_covers_the_minibatches_in_flight_behind_it(schedule: str, seed: int) -> None:
+    """The fastest stages do not fit in memory with the depths that the stages behind them ask for."""
+    instance, problem = drawn(seed, lambda number: crowded_instance(number, layers=5, schedule=schedule))
+    free = replace(instance, contention=False), replace(problem, options=replace(problem.options, contention=False))
+    check_ilp(*free, ["cold", "bounded"])
+
+
 def test_parallel_links_are_those_of_the_boundary_not_of_the_workers_before_it() -> None:
     # 2-2 over parallel links: the cut behind the first of two replicas is the boundary behind both.
     instance, problem = drawn(14, lambda number: mixed_instance(number, layers=5, schedule="gpipe"))
@@ -136,7 +143,7 @@ def test_ctrl_c_while_the_program_is_written_down_ends_the_search(monkeypatch: p
 
     problem = Problem(chain(6), cluster((2, 1e6), (2, 1e5)))
     best = solve_by_ilp(problem)
-    monkeypatch.setattr(space_search, "PipelineModel", interrupted)
+    monkeypatch.setattr(space_search, "ColumnProgram", interrupted)
     result = solve_by_ilp(problem)
     assert result.interrupted
     assert result.status == Status.FEASIBLE

@@ -12,8 +12,8 @@ import threading
 import pulp
 import pytest
 
-from pipeplan.solvers.ilp.milp import backend
-from pipeplan.solvers.ilp.milp.linear_program import new_variable
+from pipeplan.solvers.ilp import backend
+from pipeplan.solvers.ilp.backend import new_variable
 
 
 def slow_program() -> pulp.LpProblem:
@@ -74,7 +74,7 @@ def test_a_solver_that_does_not_stop_is_left_behind(monkeypatch: pytest.MonkeyPa
 
 _ONE_PROGRAM = """
 import pulp
-from pipeplan.solvers.ilp.milp import backend
+from pipeplan.solvers.ilp import backend
 program = pulp.LpProblem("one", pulp.LpMinimize)
 x = pulp.LpVariable("x", 2, 5, cat="Integer")
 program += x

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,10 +20,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
-from pipeplan.solvers.ilp import integer_program, space_search
-from pipeplan.solvers.ilp.constraints import cards
-from pipeplan.solvers.ilp.facts.placements import Placement
-from pipeplan.solvers.ilp.milp import backend
+from pipeplan.solvers.ilp import backend, integer_program
 from pipeplan.solvers.result import Status
 
 Draw = Callable[..., Instance]
@@ -67,57 +62,8 @@ def test_it_finds_what_brute_force_finds_on_wide_clusters(seeds: range) -> None:
         check_ilp(*_wide(seed, layers=3), ["bounded"])
 
 
-def test_bounds_on_the_bytes_over_a_cut_exclude_no_best_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "WORTHWHILE", range(1000))
-    check_ilp(*_wide(100, layers=3), ["bounded"])
-    check_ilp(*_charged(3, unequal_instance, "1f1b-flush", layers=3), ["bounded"])
-
-
-def test_ctrl_c_while_bytes_over_a_cut_are_bounded_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    instance, problem = _wide(100, layers=4)
-    monkeypatch.setattr(cards, "WORTHWHILE", range(1000))
-    ended = backend.MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
-    monkeypatch.setattr(backend, "run", lambda *arguments, **named: ended)
-    result = solve_by_ilp(problem)
-    assert result.interrupted
-    assert problem.work_s / problem.cluster.workers <= result.bound_s <= brute_force.best(instance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start", range(60_000, 60_060, 20))
-def test_bounds_on_the_bytes_over_a_cut_exclude_no_best_plan_at_length(
-    monkeypatch: pytest.MonkeyPatch, start: int
-) -> None:
-    monkeypatch.setattr(cards, "WORTHWHILE", range(1000))
-    for seed in range(start, start + 20):
-        check_ilp(*_wide(seed, layers=4), ["bounded"])
-
-
-def test_the_share_that_stays_inside_is_counted_minibatch_by_minibatch() -> None:
-    for replicas, following in itertools.product(range(1, 7), repeat=2):
-        rounds = math.lcm(replicas, following)
-        for sending, receiving in itertools.product(range(1, replicas + 1), range(1, following + 1)):
-            inside = sum(
-                number % replicas >= replicas - sending and number % following < receiving for number in range(rounds)
-            )
-            placement = Placement(10 - replicas, replicas, 9)
-            share = cards.kept_share(placement, (10, following), sending / replicas, receiving / following)
-            assert share == pytest.approx(inside / rounds)
-
-
-def test_a_boundary_is_refined_where_the_bound_on_what_stays_inside_is_too_high(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    refined = []
-    honest = cards.refinable
-
-    def noted(*arguments: Any) -> frozenset[cards.Boundary]:
-        refined.append(honest(*arguments))
-        return refined[-1]
-
-    monkeypatch.setattr(space_search, "refinable", noted)
-    check_ilp(*_straddling(), ["cold"])
-    assert any(refined)
+def test_a_boundary_inside_a_server_is_charged_by_the_workers_of_both_stages() -> None:
+    check_ilp(*_straddling(), ["cold", "bounded"])
 
 
 def _straddling() -> tuple[Instance, Problem]:

@@ -1,11 +1,10 @@
-"""The stages that a plan within an upper bound may have: those of the best plan are among them, and few others."""
+"""The columns of plans within a limit: those of the best plan are among them, and few others."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import brute_force
-import numpy as np
 import pytest
 from extents import first_few
 from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, to_plan
@@ -15,12 +14,13 @@ from solver_contract import solve_by_dp, solve_by_ilp
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp.constraints.charged import Charges
-from pipeplan.solvers.ilp.enumeration.choices import Choices, choices_within
-from pipeplan.solvers.ilp.enumeration.place_table import PlaceTable
-from pipeplan.solvers.ilp.facts.placement_facts import PlacementFacts
+from pipeplan.solvers.ilp.columns import ColumnFactory, Columns
+from pipeplan.solvers.ilp.cut_table import CutTable
+from pipeplan.solvers.ilp.enumeration import ColumnEnumeration
+from pipeplan.solvers.ilp.places import Places
 from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK
 from pipeplan.solvers.plan_space import plan_spaces
+from pipeplan.util.deadline import NO_DEADLINE
 
 
 def chain_problem(layers: int = 24, **options: object) -> Problem:
@@ -31,13 +31,15 @@ def chain_problem(layers: int = 24, **options: object) -> Problem:
     return Problem(profile, cluster, Options(overlap=1.0, **options))  # type: ignore[arg-type]
 
 
-def _choices(problem: Problem, pace_s: float, copies: int = 1) -> tuple[Choices, PlacementFacts]:
-    """The choices within a pace, in the first space of plans with so many copies."""
-    charges = Charges(problem, next(space for space in plan_spaces(problem) if space.copies == copies))
-    facts = PlacementFacts(charges.inner, pace_s * charges.scale)
-    found = choices_within(facts, PlaceTable(facts, charges.factors() if problem.options.contention else None))
-    assert found is not None
-    return found, facts
+def _columns(problem: Problem, pace_s: float, among: Columns | None = None) -> tuple[Columns, ColumnFactory]:
+    """The columns within a pace, in the space of plans without copies."""
+    space = next(space for space in plan_spaces(problem) if space.copies == 1)
+    cuts = CutTable.of(problem)
+    assert cuts is not None
+    factory = ColumnFactory(problem, space, cuts, Places(space.inner(problem), None))
+    time_s = space.inner_pace(problem, pace_s)
+    assert time_s is not None
+    return ColumnEnumeration(factory, NO_DEADLINE).within(time_s, pace_s, among), factory
 
 
 @pytest.mark.parametrize("seeds", first_few(range(60), 12))
@@ -52,18 +54,17 @@ def test_the_stages_of_the_best_plan_are_among_them(schedule: str, seeds: range)
 
         instance, problem = drawn(seed, made)
         best = brute_force.best_plan(instance)
-        # Candidate placements have idle workers behind stages where brute force has them in front.
+        # Columns have idle workers where brute force may have them elsewhere.
         busy = [worker for stage in best.stages for worker in range(stage.start, stage.end)]
         if not best.stages or best.copies > 1 or busy != list(range(len(busy))):
             continue
-        choices, facts = _choices(problem, best.pace * (1 + CUTOFF_SLACK))
+        columns, factory = _columns(problem, best.pace * (1 + CUTOFF_SLACK))
         compared += 1
-        blocks = [set(block.layers) for block in facts.layers.blocks]
         found = set()
-        for place, begin, end in zip(*choices.stages, strict=True):
-            inside = choices.sets.has[end] & ~choices.sets.has[begin]
-            layers = frozenset().union(*(blocks[index] for index in np.flatnonzero(inside)))
-            found.add((layers, choices.places[place]))
+        for place, begin, end in zip(columns.place, columns.begin, columns.end, strict=True):
+            layers = {name for unit in factory.cuts.members(begin, end) for name in problem.units[unit].layers}
+            run = factory.places.runs[place]
+            found.add((frozenset(layers), (run.start, len(run))))
         for stage in to_plan(instance, best).stages:
             assert (frozenset(stage.layers), (stage.workers[0], len(stage.workers))) in found, seed
     assert compared
@@ -72,8 +73,8 @@ def test_the_stages_of_the_best_plan_are_among_them(schedule: str, seeds: range)
 def test_none_are_left_below_the_best_pace_of_a_chain_whose_memory_binds() -> None:
     problem = chain_problem()
     best = solve_by_dp(problem)
-    assert not len(_choices(problem, best.objective_s * (1 - 1e-6))[0])
-    assert 0 < len(_choices(problem, best.objective_s * (1 + 1e-6))[0]) < 2_000
+    assert not len(_columns(problem, best.objective_s * (1 - 1e-6))[0])
+    assert 0 < len(_columns(problem, best.objective_s * (1 + 1e-6))[0]) < 2_000
 
 
 def test_a_chain_is_confirmed_that_has_many_layers_for_its_workers() -> None:
@@ -89,13 +90,13 @@ def test_under_2bw_none_are_left_that_have_more_in_flight_than_an_update() -> No
     best = solve_by_dp(problem)
     # At most four minibatches are in flight, so no more than four workers are busy.
     assert best.objective_s > problem.work_s / 4 * (1 - 1e-6)
-    assert not len(_choices(problem, best.objective_s * (1 - 1e-3))[0])
+    assert not len(_columns(problem, best.objective_s * (1 - 1e-3))[0])
 
 
 def test_under_vertical_sync_few_are_left_below_the_best_pace() -> None:
     problem = chain_problem(10, schedule="vertical-sync")
     best = solve_by_dp(problem)
-    assert not len(_choices(problem, best.objective_s * 0.98)[0])
+    assert not len(_columns(problem, best.objective_s * 0.98)[0])
 
 
 @pytest.mark.parametrize("seeds", first_few(range(8), 4))
@@ -106,9 +107,8 @@ def test_those_of_a_pace_are_found_among_those_of_a_slower_one(schedule: str, se
         best = solve_by_dp(problem)
         if best.plan is None or best.plan.copies > 1:
             continue
-        wide, _ = _choices(problem, best.objective_s * 1.5)
-        alone, facts = _choices(problem, best.objective_s * 1.01)
-        among = choices_within(facts, wide.table, among=wide)
-        assert among is not None
-        assert [part.tolist() for part in among.stages] == [part.tolist() for part in alone.stages]
+        wide, _ = _columns(problem, best.objective_s * 1.5)
+        alone, _ = _columns(problem, best.objective_s * 1.01)
+        among, _ = _columns(problem, best.objective_s * 1.01, wide)
+        assert among.keys.tolist() == alone.keys.tolist()
         assert len(alone) <= len(wide)
