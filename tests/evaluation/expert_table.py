@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -46,11 +47,13 @@ CLUSTERS = {
 """The file in expert/clusters, what it is, and the device that its profiles are estimated for."""
 SLOWER = "v100-float16"
 """The other device of the mixed cluster."""
-RIVALS = ("DDP", "ZeRO-1", "FSDP", "HSDP", "uniform pipeline")
+UNIFORM = "uniform pipeline"
+RIVALS = ("DDP", "ZeRO-1", "FSDP", "HSDP", UNIFORM)
 COLUMNS = ["model", "batch", "answer", "microbatch", "samples/s", "gap", "CPU s", *RIVALS]
 MOST_GAP = 0.05
 """The aim at the larger batch."""
-LONGEST_PLAN = 24
+LONGEST_PLAN, LONGEST_PROBLEM = 24, 60
+"""Characters of a plan and of a reason why there is none."""
 MOST_HALVINGS = 8
 PATIENCE = 10
 """A row is given up after so many times its limit."""
@@ -194,7 +197,11 @@ def read_row(question: Question, folder: Path, document: dict[str, Any], seconds
         rate=document["throughput"]["samples_per_s"],
         gap=document["gap"],
         cut_off=not choice["finished"],
-        rivals={one["kind"]: one["samples_per_s"] for one in choice["rivals"]},
+        rivals={
+            one["kind"]: one["samples_per_s"]
+            for one in choice["rivals"]
+            if one["kind"] != UNIFORM or "-" in one["config"]  # one stage is no pipeline
+        },
     )
 
 
@@ -210,7 +217,7 @@ def saved_rows(asked: Sequence[Question], folder: Path) -> Iterator[Row]:
 def answer_of(row: Row) -> str:
     """The plan in a few words."""
     if row.problem:
-        return row.problem
+        return textwrap.shorten(row.problem, LONGEST_PROBLEM, placeholder=" …")
     idle = f", {row.idle} idle" if row.idle else ""
     if row.kind in (*RIVALS, "one server") and "-" not in row.plan:
         return f"{row.kind} on {row.plan}{idle}"
