@@ -219,8 +219,9 @@ def answer_of(row: Row) -> str:
     if row.problem:
         return textwrap.shorten(row.problem, LONGEST_PROBLEM, placeholder=" …")
     idle = f", {row.idle} idle" if row.idle else ""
-    if row.kind in (*RIVALS, "one server") and "-" not in row.plan:
-        return f"{row.kind} on {row.plan}{idle}"
+    if "-" not in row.plan:
+        kind = row.kind if row.kind in RIVALS and row.kind != UNIFORM else RIVALS[0]
+        return f"{kind} on {row.plan}{idle}"
     config = row.plan if len(row.plan) <= LONGEST_PLAN else f"{row.plan.count('-') + 1} stages"
     return f"{config}, {row.schedule}{idle}"
 
