@@ -22,7 +22,7 @@ it would gain.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -97,17 +97,35 @@ class Choice:
     stale: Candidate | None
     """The fastest plan with old gradients, if it is faster than the synchronous ones by more than the tolerance."""
     bound_sample_s: float
-    """No plan of 1f1b-flush, and no known plan, takes fewer seconds per sample."""
-    elsewhere_sample_s: float
-    """No plan of 1f1b-flush outside of the problem of the plan that is taken takes fewer: that problem may hold data
-    parallelism alone, or one microbatch size. Infinite where there is no other plan, 0 where it is not known."""
+    """No synchronous plan takes fewer seconds per sample: the least of a bound on plans that keep whole weights, and of
+    the figures of those that divide them, all of which are tried."""
     finished: bool
     """Whether all searches ended before the time limit."""
+    bounds: Mapping[int, float] = field(default_factory=dict)
+    """By microbatch size: no plan of 1f1b-flush takes fewer seconds per sample."""
+    searched_all: bool = False
+    """Whether the problem of the plan that is taken holds all plans of 1f1b-flush with its microbatch size."""
+
+    def bound_s(self, solved_s: float) -> float:
+        """Seconds per microbatch of the taken plan's size that no plan of the question undercuts.
+
+        `solved_s` is what the solvers have proven for the problem of the taken plan, which may be a part of the
+        question: one stage, another schedule, one microbatch size. A plan with old gradients is compared with others of
+        its schedule alone.
+        """
+        size = self.taken.problem.profile.minibatch
+        if self.taken.delay > 0 or not self.bounds:
+            return min(solved_s, self.sharded_sample_s * size)
+        bounds = dict(self.bounds)
+        if self.searched_all:
+            bounds[size] = max(bounds.get(size, 0.0), solved_s / size)
+        return min(solved_s, self.sharded_sample_s * size, *(bound * size for bound in bounds.values()))
 
     @property
-    def fastest_sample_s(self) -> float:
-        """Seconds per sample of the fastest synchronous plan that is allowed; infinite without one."""
-        return min((one.sample_s for one in self.rivals if one.allowed), default=float("inf"))
+    def sharded_sample_s(self) -> float:
+        """Seconds per sample of the fastest plan that divides the weights and is allowed; infinite without one."""
+        sharded = (one.sample_s for one in self.rivals if one.sharding.divides_weights and one.allowed)
+        return min(sharded, default=float("inf"))
 
     def rival(self, kind: str) -> Candidate | None:
         """The best candidate of a kind; None if it does not fit or was not searched for."""
@@ -155,7 +173,7 @@ class _Chooser:
     steady: list[Plan] = field(default_factory=list)
     """The best plans without a flush."""
     bounds: dict[int, float] = field(default_factory=dict)
-    """For each microbatch size a lower bound on the seconds per sample of all plans of 1f1b-flush."""
+    """By microbatch size, a lower bound on the seconds per sample of all plans of 1f1b-flush."""
     finished: bool = True
     refused: TooFewLayersError | None = None
 
@@ -273,7 +291,7 @@ class _Chooser:
                 useful_sample_s = min(useful_sample_s, *(one.sample_s for one in self._allowed))
             bound_s = self._add(kind, problem, useful_sample_s * size, extrapolated=extrapolated, allowed=allowed)
             if bounds:
-                self.bounds[size] = bound_s / size
+                self.bounds[size] = max(self.bounds.get(size, 0.0), bound_s / size)
             best_sample_s = min((one.sample_s for one in self.found if one.kind == kind), default=best_sample_s)
 
     @property
@@ -373,10 +391,12 @@ class _Chooser:
         rivals = [
             taken if taken.kind == kind else best_of([one for one in self.found if one.kind == kind]) for kind in kinds
         ]
-        figures = (one.sample_s for one in self._allowed)
+        sharded = (one.sample_s for one in self._allowed if one.sharding.divides_weights)
         stale = self.stale
         if stale is not None and fastest is not None and stale.sample_s * (1 + TOLERANCE) >= fastest.sample_s:
             stale = None
+        size, options = taken.problem.profile.minibatch, taken.problem.options
+        everything = problem_of(question.machines, question.options, size, question.samples).options
         return Choice(
             samples=question.samples,
             assumed=question.batch is None,
@@ -384,17 +404,8 @@ class _Chooser:
             taken=taken,
             rivals=tuple(one for one in rivals if one is not None),
             stale=stale,
-            bound_sample_s=min([*self.bounds.values(), *figures]) if self.bounds else 0.0,
-            elsewhere_sample_s=self._elsewhere_sample_s(taken),
+            bound_sample_s=min([min(self.bounds.values(), default=0.0), *sharded]),
             finished=self.finished,
+            bounds=self.bounds,
+            searched_all=options == everything,
         )
-
-    def _elsewhere_sample_s(self, taken: Candidate) -> float:
-        """A lower bound on the seconds per sample of all plans of 1f1b-flush outside of the problem of a candidate."""
-        if taken.delay:
-            return ANY  # what is proven of its schedule is said
-        problem, asked = taken.problem, self.question.options
-        constraints = ("stages", "max_stages", "max_workers", "grid", "sharding", "allow_copies")
-        whole = all(getattr(problem.options, name) == getattr(asked, name) for name in constraints)
-        own = problem.profile.minibatch if whole else 0
-        return min((bound for size, bound in self.bounds.items() if size != own), default=ANY if whole else 0.0)

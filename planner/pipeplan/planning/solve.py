@@ -235,22 +235,15 @@ class _Search:
             self._figured = FiguredPlan(plan, score, Figure(score.pace_s, note="Ctrl-C came before"))
         found = self._figured
         certificate = self._certificate if self._means.settings.certify else NO_CERTIFICATE
-        fastest_s, elsewhere_s, results = math.inf, math.inf, self._results
-        if self._choice is not None:
-            size = problem.profile.minibatch
-            fastest_s, elsewhere_s = self._choice.fastest_sample_s * size, self._choice.elsewhere_sample_s * size
-        bound = min(max(result.bound_s for result in results), found.step_s, fastest_s)
-        if elsewhere_s < bound:
-            # The choice has the bound from the DP alone.
-            bound = elsewhere_s
-            results = tuple(result for result in results if result.solver == "DP") or results
+        bound = max(result.bound_s for result in self._results)
+        bound = min(bound if self._choice is None else self._choice.bound_s(bound), found.step_s)
         bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
         return Outcome(
             problem,
             found.plan,
             found.score,
-            results,
-            state_verdict(problem, found.step_s, bound, results),
+            self._results,
+            state_verdict(problem, found.step_s, bound, self._results),
             self._baselines(),
             self._phases,
             bound,

@@ -15,7 +15,6 @@ from pipeplan.planning import candidates
 from pipeplan.planning.candidates import Candidate, Machines, candidate_of, problem_of, sizes_for
 from pipeplan.planning.choose import ANY, DDP, ONE_SERVER, UNIFORM, ZERO_1, Choice, Question, choose
 from pipeplan.planning.simplicity import TOLERANCE
-from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.profile import Size
 from pipeplan.util.deadline import NO_DEADLINE
@@ -156,21 +155,3 @@ def test_data_parallelism_that_fits_nowhere_is_not_searched_for(monkeypatch: pyt
     assert candidate_of(DDP, replace(fits, cluster=small), 100, NO_DEADLINE) == (None, math.inf)
     with pytest.raises(pytest.fail.Exception, match="a search"):
         candidate_of(DDP, fits, 100, NO_DEADLINE)
-
-
-def test_the_bound_of_an_answer_is_about_all_plans_that_were_asked_for() -> None:
-    settings = pipeplan.Settings(solver="dp", certify=False)
-    profile = pipeplan.read_profile("mnist-v100")
-    for batch in (64, 128):
-        outcome = pipeplan.solve(profile, pipeplan.cluster("C"), batch=batch, settings=settings)
-        choice = outcome.choice
-        assert choice is not None
-        size = outcome.problem.profile.minibatch
-        assert outcome.bound_s <= choice.elsewhere_sample_s * size * (1 + 1e-9)
-        assert outcome.bound_s <= choice.fastest_sample_s * size * (1 + 1e-9)
-    # What is proven of data parallelism alone is not proven of pipelines, which nobody searched for.
-    alone = pipeplan.solve(profile, pipeplan.cluster("C"), batch=128, settings=settings, stages=1)
-    assert alone.choice is not None
-    assert alone.choice.elsewhere_sample_s > 0
-    unknown = replace(alone.choice, elsewhere_sample_s=0.0)
-    assert solve(alone.problem, settings, choice=unknown).bound_s == 0
