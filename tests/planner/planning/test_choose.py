@@ -127,7 +127,7 @@ def test_microbatches_divide_the_batch_and_measured_sizes_come_first() -> None:
     with pytest.raises(InputError, match="a batch of 7 samples cannot be cut into microbatches of 80, 40, 20, 10"):
         sizes_for(measured, 7, None)
     with pytest.raises(InputError, match="--batch must be at least 1"):
-        sizes_for(measured, 0, None)
+        pipeplan.solve(profile, pipeplan.cluster("C"), batch=0)
 
 
 def test_a_question_without_an_answer_says_that_nothing_fits() -> None:
