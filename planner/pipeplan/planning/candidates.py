@@ -116,18 +116,21 @@ def candidate_of(
     *,
     extrapolated: bool = False,
     simulates: bool = True,
+    gap: float = CHOICE_GAP,
 ) -> tuple[Candidate | None, float]:
     """(the best plan of a problem or None, a lower bound on the seconds per microbatch of all its plans).
 
     The dynamic program finds the best plan by the formulas, and the local search the best one near it by the figure.
     Plans that take `useful_s` seconds per microbatch or more by the formulas, which are lower bounds, are of no use.
+    With a `gap` of 0 all cuts are searched where there are many; otherwise those between repeated blocks, and the bound
+    is then that of `least_step_s`.
     """
     if problem.options.stages == 1 and _never_fits(problem):
         return None, useful_s
-    least_s = max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
+    least_s = least_step_s(problem)
     if least_s >= useful_s:
         return None, useful_s
-    best, searched_all = best_in_time(problem, maximum_cuts, deadline, CHOICE_GAP, useful_s)
+    best, searched_all = best_in_time(problem, maximum_cuts, deadline, gap, useful_s)
     if best is None:
         return None, useful_s if searched_all else least_s
     bound_s = min(max(best.bound_s, least_s), useful_s)
@@ -145,6 +148,11 @@ def _never_fits(problem: Problem) -> bool:
     ways = (whole, again) if problem.options.recompute else (whole,)
     most = max(problem.memory_of([worker]) for worker in range(problem.cluster.workers))
     return all(worker_memory(one, problem, 0)[0] > most for one in ways)
+
+
+def least_step_s(problem: Problem) -> float:
+    """A lower bound on the seconds per microbatch of every plan: all workers compute all the time."""
+    return max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
 
 
 def candidate_from(kind: str, plan: Plan, problem: Problem, deadline: Deadline) -> Candidate | None:
