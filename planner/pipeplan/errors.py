@@ -8,6 +8,8 @@ PipeplanError                  one line: what is wrong, where, and how to fix it
 └── DisagreementError          two solvers, or a solver and the evaluator, do not agree (a defect of pipeplan)
 """
 
+NO_PLAN_IN_TIME = "no plan was found in time; give more with --time-limit"
+
 
 class PipeplanError(Exception):
     """Base of all errors whose message is for the user. Only the CLI prints the message and exits."""

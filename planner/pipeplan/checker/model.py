@@ -171,7 +171,7 @@ def checked_model(
         ties=tuple(
             (sum(1 << position[name] for name in set(tie.layers)), position[tie.layers[0]], float(tie.bytes))
             for tie in profile.tied
-            if apart
+            if apart and options.stages != 1
         ),
         units=_units(layers),
         corrects=options.correction == "ef",

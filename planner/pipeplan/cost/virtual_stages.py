@@ -63,8 +63,14 @@ def with_depths(plan: Plan) -> Plan:
 
 def device_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, float]:
     """Memory of one worker of a stage, with all stages that it runs, and what one minibatch in flight takes here."""
+    memory, per_minibatch = memory_of_device(plan, problem, plan.stages[index].workers)
+    return memory, per_minibatch[index]
+
+
+def memory_of_device(plan: Plan, problem: Problem, workers: tuple[int, ...]) -> tuple[float, dict[int, float]]:
+    """(memory of each of these workers, what one minibatch in flight takes in each of their stages), in bytes."""
     placement, devices = PLACEMENTS[plan.schedule], len(plan.devices)
-    device = plan.devices.index(plan.stages[index].workers)
+    device = plan.devices.index(workers)
     own = placement.stages_of(device, devices, len(plan.stages))
     fixed, per_minibatch = zip(*(stage_memory(plan, problem, stage, held=0) for stage in own), strict=True)
     passes = placement.passes(device, devices, len(own), _own_minibatches(plan))
@@ -81,7 +87,7 @@ def device_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, floa
             now -= one
         most = max(most, now)
     most += max(workspace_of(problem, plan.stages[stage]) for stage in own)
-    return problem.cluster.executor.memory_with(sum(fixed) + most), per_minibatch[own.index(index)]
+    return problem.cluster.executor.memory_with(sum(fixed) + most), dict(zip(own, per_minibatch, strict=True))
 
 
 def virtual_batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> BatchTime:

@@ -101,10 +101,15 @@ def _heading(outcome: Outcome) -> str:
     problem, plan = outcome.problem, outcome.plan
     name, cluster = one_line(problem.profile.model_name), problem.cluster
     where = f"{name} on {one_line(cluster.name)}: {describe_cluster(cluster)}."
-    cut = "" if outcome.choice is None or outcome.choice.finished else " The search was cut off by the time limit."
+    cut = " The search was cut off by the time limit." if _cut_off(outcome) else ""
     if plan.inference:
         return f"{where} Inference, minibatch {problem.profile.minibatch}.{cut}"
     return f"{where} {_batch(outcome)} {_times(outcome)}{cut}"
+
+
+def _cut_off(outcome: Outcome) -> bool:
+    """Whether the time limit ended a search that may have found a faster plan, beyond the tolerance."""
+    return outcome.choice is not None and not outcome.choice.finished and outcome.gap > TOLERANCE
 
 
 def _batch(outcome: Outcome) -> str:
@@ -137,7 +142,8 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
     for number, (stage, cost) in enumerate(stages, start=1):
         if writer.stages <= number < len(stages):
             if number == writer.stages:
-                writer.row("", f"… stages {number} to {len(stages) - 1}; pipeplan explain has all")
+                hidden = f"stage {number}" if number == len(stages) - 1 else f"stages {number} to {len(stages) - 1}"
+                writer.row("", f"… {hidden}; pipeplan explain has all")
             continue
         first, last = stage.layers[0], stage.layers[-1]
         layers = first if first == last else f"{first} … {last}"
@@ -150,7 +156,7 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
         writer.row("", f"stage {number}  {one_line(layers)}{recomputed}", workers, memory)
     idle = problem.cluster.workers - plan.busy
     if idle:
-        reason = "" if _beaten(outcome) else ": more gained less than 3%"
+        reason = "" if _beaten(outcome) or _cut_off(outcome) else ": more gained less than 3%"
         writer.paragraph(f"{MARGIN}{idle} of {problem.cluster.workers} workers idle{reason}", MARGIN)
     _learning(writer, plan, problem)
 
@@ -224,17 +230,17 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 
 
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
-    """The rivals that are shown: the best of every kind but the plan's own.
-
-    On CPUs nobody would divide the weights of a model that fits whole.
-    """
-    others = [one for one in choice.rivals if (one.plan, one.sharding) != (plan, choice.taken.sharding)]
-    matters = choice.taken.cluster.device.kind == "cuda" or choice.rival(DDP) is None
-    sharded = best_of([one for one in others if matters and one.sharding.divides_weights])
-    usual = [one for one in others if one.kind in USUAL and (one is sharded or not one.sharding.divides_weights)]
-    usual = [one for one in usual if one.kind != UNIFORM or len(one.plan.stages) > 1]
-    pipelines = [one for one in others if one.kind not in USUAL and len(plan.stages) == 1]
-    yield from [*usual, *sorted(pipelines, key=lambda one: one.sample_s)[:1]]
+    """The rivals that are shown: the best of every kind but the plan's own."""
+    taken = choice.taken
+    own = len(plan.stages), plan.busy, taken.problem.profile.minibatch, taken.sharding
+    alone = [one for one in choice.rivals if len(one.plan.stages) == 1 and one.kind in USUAL and one.kind != UNIFORM]
+    usual = [one for one in alone if (1, one.plan.busy, one.problem.profile.minibatch, one.sharding) != own]
+    divided = best_of([one for one in usual if one.sharding.divides_weights])
+    piped = [one for one in choice.rivals if len(one.plan.stages) > 1 and one.plan != plan]
+    others = [one for one in piped if one.kind not in USUAL] if len(plan.stages) == 1 else []
+    yield from (one for one in usual if one is divided or not one.sharding.divides_weights)
+    yield from (one for one in piped if one.kind == UNIFORM)
+    yield from sorted(others, key=lambda one: one.sample_s)[:1]
 
 
 def _rival(rival: Candidate) -> str:

@@ -117,7 +117,7 @@ def uniform_grid(
         fits = "no uniform grid was found" if remark else "no uniform grid fits in memory"
         return Baseline(UNIFORM_GRID, None, "", f"{fits} {remark}".strip())
     shape = grid_shape_of(plan, problem.cluster)
-    return Baseline(UNIFORM_GRID, evaluate(plan, problem).pace_s, shape.text if shape else "", remark, plan)
+    return Baseline(UNIFORM_GRID, evaluate(plan, grids).pace_s, shape.text if shape else "", remark, plan)
 
 
 def not_taken_because(baseline: Baseline, plan: Plan, step_s: float, problem: Problem) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention, depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.cost.memory import worker_memory
+from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH, VIRTUAL, ZERO_BUBBLE
 from pipeplan.plan.updates import Updates
@@ -22,7 +24,7 @@ from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import halved
-from pipeplan.util.deadline import Deadline, OutOfTime
+from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_pace
 
 EXTRAPOLATED = " (extrapolated)"
@@ -114,16 +116,21 @@ def candidate_of(
     *,
     extrapolated: bool = False,
     simulates: bool = True,
+    gap: float = CHOICE_GAP,
 ) -> tuple[Candidate | None, float]:
     """(the best plan of a problem or None, a lower bound on the seconds per microbatch of all its plans).
 
     The dynamic program finds the best plan by the formulas, and the local search the best one near it by the figure.
     Plans that take `useful_s` seconds per microbatch or more by the formulas, which are lower bounds, are of no use.
+    With a `gap` of 0 all cuts are searched where there are many; otherwise those between repeated blocks, and the bound
+    is then that of `least_step_s`.
     """
-    least_s = max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
+    if problem.options.stages == 1 and _never_fits(problem):
+        return None, useful_s
+    least_s = least_step_s(problem)
     if least_s >= useful_s:
         return None, useful_s
-    best, searched_all = best_in_time(problem, maximum_cuts, deadline, CHOICE_GAP, useful_s)
+    best, searched_all = best_in_time(problem, maximum_cuts, deadline, gap, useful_s)
     if best is None:
         return None, useful_s if searched_all else least_s
     bound_s = min(max(best.bound_s, least_s), useful_s)
@@ -132,6 +139,20 @@ def candidate_of(
     start = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
     found = improve(start, problem, deadline)
     return Candidate(kind, problem, found.plan, found.figure, extrapolated), min(bound_s, found.step_s)
+
+
+def _never_fits(problem: Problem) -> bool:
+    """Whether the whole model takes more memory than the largest device has, even if all workers divide its state."""
+    whole = plain_data_parallel(problem, problem.cluster.workers)
+    again = replace(whole, stages=(replace(whole.stages[0], recompute=True),))
+    ways = (whole, again) if problem.options.recompute else (whole,)
+    most = max(problem.memory_of([worker]) for worker in range(problem.cluster.workers))
+    return all(worker_memory(one, problem, 0)[0] > most for one in ways)
+
+
+def least_step_s(problem: Problem) -> float:
+    """A lower bound on the seconds per microbatch of every plan: all workers compute all the time."""
+    return max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
 
 
 def candidate_from(kind: str, plan: Plan, problem: Problem, deadline: Deadline) -> Candidate | None:
@@ -172,7 +193,7 @@ def virtual_candidate(problem: Problem, deadline: Deadline, *, extrapolated: boo
     """The best plan of a schedule whose workers run several stages each; None where none fits or is found in time."""
     try:
         best = search_virtual(problem, deadline).plans[0]
-    except (InfeasibleError, InputError, OutOfTime):
+    except (InfeasibleError, InputError, NotFoundInTimeError):
         return None
     figure = Figure(best.score.pace_s, best.simulated_s, best.minibatches)
     return Candidate(problem.options.schedule, problem, best.plan, figure, extrapolated)

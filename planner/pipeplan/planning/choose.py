@@ -26,16 +26,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError, TooFewLayersError
+from pipeplan.cost.formulas import ROUNDING
+from pipeplan.errors import NO_PLAN_IN_TIME, InfeasibleError, InputError, NotFoundInTimeError, TooFewLayersError
 from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING
 from pipeplan.planning.candidates import (
+    CHOICE_GAP,
     Candidate,
     Machines,
     best_of,
     candidate_from,
     candidate_of,
+    least_step_s,
     problem_of,
     sized,
     sizes_for,
@@ -186,6 +189,7 @@ class _Chooser:
         self._old_gradients()
         finished, self.finished = self.finished, True
         self._pipelines(known)
+        self._prove(known)
         if not self.finished and not self.deadline.passed:
             # Searches that needed less than their share of the time have left it to those that were cut off.
             self.finished = True
@@ -194,6 +198,22 @@ class _Chooser:
         if not self._allowed:
             self._one_stage(others, extrapolated=True)
             self._pipelines(others, extrapolated=True)
+
+    def _prove(self, sizes: list[int]) -> None:
+        """Search all cuts of the sizes that were searched between blocks alone, for a bound and maybe a faster plan."""
+        for size in sizes:
+            fastest = best_of(self._allowed)
+            if fastest is None or self.question.options.grid or not self.question.simulates:
+                return
+            try:
+                problem = problem_of(self.question.machines, self.question.options, size, self.question.samples)
+            except InputError:
+                continue
+            least_sample_s, bound = least_step_s(problem) / size, self.bounds.get(size, 0.0)
+            open_gap = bound * (1 + TOLERANCE) < fastest.sample_s
+            if open_gap and bound <= least_sample_s * (1 + ROUNDING):
+                found = self._add(PIPELINE, problem, fastest.sample_s * size, extrapolated=False, gap=0.0)
+                self.bounds[size] = max(bound, found / size)
 
     # -- synchronous candidates --
 
@@ -299,7 +319,16 @@ class _Chooser:
         """The synchronous candidates that satisfy the user's constraints."""
         return [one for one in self.found if one.allowed]
 
-    def _add(self, kind: str, problem: Problem, useful_s: float, *, extrapolated: bool, allowed: bool = True) -> float:
+    def _add(
+        self,
+        kind: str,
+        problem: Problem,
+        useful_s: float,
+        *,
+        extrapolated: bool,
+        allowed: bool = True,
+        gap: float = CHOICE_GAP,
+    ) -> float:
         """Search for a problem's best plan, and keep it. Returns a lower bound in seconds per microbatch."""
         ends = self.deadline.share(0.4)
         one, bound_s = candidate_of(
@@ -310,6 +339,7 @@ class _Chooser:
             useful_s,
             extrapolated=extrapolated,
             simulates=self.question.simulates,
+            gap=gap,
         )
         self.finished = self.finished and not ends.passed
         if one is not None:
@@ -378,7 +408,7 @@ class _Chooser:
             if self.refused is not None:
                 raise self.refused
             if not self.finished:
-                raise NotFoundInTimeError("no plan was found in time; give more with --time-limit")
+                raise NotFoundInTimeError(NO_PLAN_IN_TIME)
             raise InfeasibleError("no plan fits in memory")
         synchronous = simplest_of(self._allowed) if self._allowed else None
         fastest = best_of(self._allowed)

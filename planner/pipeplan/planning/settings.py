@@ -8,7 +8,7 @@ MAXIMUM_CUTS = 50_000
 """For a graph with more cuts the DP searches a selection of them; the ILP still sees the whole graph."""
 
 SHARES = {
-    "choice": 0.5,
+    "choice": 0.7,
     "cuts": 0.5,
     "first": 0.5,
     "last": 0.8,

@@ -172,7 +172,7 @@ class _Search:
         """The baselines that are shown, or that may take the plan's place."""
         problem = self._problem
         yield baselines.data_parallelism(problem)
-        if self._means.settings.compare and not problem.options.grid:
+        if self._means.settings.compare and not problem.options.grid and problem.options.stages != 1:
             yield baselines.uniform_grid(problem, cuts, self._means.share("baselines"))
 
     def _choose(self) -> None:

@@ -167,11 +167,15 @@ _SELECTED_SHARE = 5
 def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLINE) -> Cuts:
     """All cuts of the problem, or, if there are more than `limit`, a selection of those that the fewest bytes cross.
 
-    At the deadline the selection is what was found, and beyond that the cuts along one topological order.
+    At the deadline the selection is what was found, and beyond that the cuts along one topological order. Where one
+    stage is asked for, the only cuts are the empty and the full one.
     """
     count = len(problem.units)
     try:
-        ideals, complete = graph.ideals(count, problem.edges, limit, deadline.share(0.5)), True
+        if 1 in (problem.options.stages, problem.options.max_stages):
+            ideals, complete = [0, (1 << count) - 1], True
+        else:
+            ideals, complete = graph.ideals(count, problem.edges, limit, deadline.share(0.5)), True
     except (graph.TooManyIdeals, OutOfTime):
         ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE), deadline), False
     units = problem.units

@@ -56,7 +56,8 @@ class Problem:
     flows: tuple[Flow, ...] = field(init=False)
     """The tensors between the units."""
     shared: tuple[SharedWeight, ...] = field(init=False)
-    """The weights that units share, of which stages may hold copies; none unless the schedule is synchronous."""
+    """The weights that units share, of which stages may hold copies; none unless the schedule is synchronous and there
+    may be several stages."""
 
     def __post_init__(self) -> None:
         rings = SHARDED_RINGS if self.options.shard_optimizer else 1.0
@@ -70,7 +71,7 @@ class Problem:
             units = tuple(replace(unit, saved_bytes=unit.saved_bytes * (1 + share)) for unit in units)
         object.__setattr__(self, "units", units)
         object.__setattr__(self, "flows", flows)
-        object.__setattr__(self, "shared", shared)
+        object.__setattr__(self, "shared", () if self.options.stages == 1 else shared)
         if self.work_s <= 0:
             raise InputError("the layers of the profile take no time at all: there is nothing to plan")
         stages = self.options.stages

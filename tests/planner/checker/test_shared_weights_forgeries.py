@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from instances import drawn, tied_instance
 
 from pipeplan.checker.verify import check_plan
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import shared_exchange_s
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.outcome import Outcome
@@ -64,3 +66,22 @@ def test_an_exchange_that_is_not_stated_is_refused(outcome: Outcome) -> None:
     document = json.loads(json.dumps(plan_document(outcome)))
     del document["prediction"]["batch"]["exposed_s"]
     assert not _holds(document, outcome)
+
+
+def test_an_all_reduce_is_hidden_where_one_stage_has_all_copies() -> None:
+    """Then nothing is exchanged between stages, so that buckets leave during the backward pass."""
+    hidden = 0
+    for seed in range(12):
+        _, several = drawn(seed, lambda one: tied_instance(one, layers=4, schedule="1f1b-flush"))
+        alone = replace(several, options=replace(several.options, stages=1, pins=()))
+        try:
+            found = solve(alone, Settings(solver="dp", simulate=False))
+        except InfeasibleError:
+            continue
+        assert _holds(json.loads(json.dumps(plan_document(found))), found)
+        batch, other = found.evaluation.batch, evaluate(found.plan, several).batch
+        assert batch is not None
+        assert other is not None
+        assert batch.exposed_s <= other.exposed_s
+        hidden += batch.exposed_s < other.exposed_s
+    assert hidden

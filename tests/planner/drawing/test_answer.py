@@ -89,9 +89,28 @@ def test_a_search_that_was_cut_off_is_said_in_the_heading() -> None:
     outcome = _outcome("a pipeline with idle workers")
     assert outcome.choice is not None
     said = "The search was cut off by the time limit."
-    for finished in (True, False):
-        cut = replace(outcome, choice=replace(outcome.choice, finished=finished))
-        assert (said in " ".join(_parts(answer_lines(cut, 80, NEXT))[""])) is not finished
+    for finished, bound_s in ((True, outcome.bound_s), (False, outcome.bound_s), (False, outcome.predicted_s)):
+        cut = replace(outcome, choice=replace(outcome.choice, finished=finished), bound_s=bound_s)
+        stopped = not finished and cut.gap > TOLERANCE
+        parts = _parts(answer_lines(cut, 80, NEXT))
+        assert (said in " ".join(parts[""])) is stopped
+        idle = next((line for line in parts["RUN"] if "workers idle" in line), "")
+        assert idle.endswith("workers idle" if stopped else "idle: more gained less than 3%") or not idle
+
+
+def test_data_parallelism_is_listed_once() -> None:
+    outcome = _outcome("data parallelism")
+    assert outcome.choice is not None
+    taken = outcome.choice.taken
+    deeper = replace(taken.plan, stages=tuple(replace(stage, depth=2) for stage in taken.plan.stages))
+    same = [replace(taken, kind=kind, plan=deeper) for kind in ("pipeline", "one server", "uniform pipeline")]
+    beside = replace(outcome, choice=replace(outcome.choice, rivals=(*outcome.choice.rivals, *same)))
+    assert answer_lines(beside, 80, NEXT) == answer_lines(outcome, 80, NEXT)
+    pipeline = _outcome("a pipeline with idle workers")
+    assert pipeline.choice is not None
+    wide = replace(taken, kind="uniform pipeline", plan=replace(taken.plan, accumulate=1))
+    beside = replace(pipeline, choice=replace(pipeline.choice, rivals=(*pipeline.choice.rivals, wide)))
+    assert answer_lines(beside, 80, NEXT) == answer_lines(pipeline, 80, NEXT)
 
 
 def test_a_solve_without_time_says_that_it_was_cut_off(run: Run) -> None:
@@ -142,6 +161,13 @@ def test_no_line_contradicts_another(case: str) -> None:
         assert any("pipeplan explain has all" in line for line in parts["RUN"])
     idle = outcome.problem.cluster.workers - outcome.plan.busy
     assert any(f"{idle} of " in line and "workers idle" in line for line in parts["RUN"]) is (idle > 0)
+
+
+@pytest.mark.parametrize(("count", "hidden"), [(7, "stage 6"), (8, "stages 6 to 7"), (6, None)])
+def test_the_stages_that_are_left_out_are_named(count: int, hidden: str | None) -> None:
+    outcome = _solved("vgg16-v100", "A", schedule="gpipe", stages=count, max_replicas=1, batch=64, microbatch=64)
+    text = "\n".join(answer_lines(outcome, 80, NEXT))
+    assert (f"… {hidden}; pipeplan explain has all" in text) is (hidden is not None)
 
 
 def test_the_gap_in_trust_is_that_of_the_outcome() -> None:

@@ -11,11 +11,13 @@ import pytest
 import pipeplan
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.from_options.option_fields import options_for
-from pipeplan.planning.candidates import Candidate, Machines, sizes_for
+from pipeplan.planning import candidates
+from pipeplan.planning.candidates import Candidate, Machines, candidate_of, problem_of, sizes_for
 from pipeplan.planning.choose import ANY, DDP, ONE_SERVER, UNIFORM, ZERO_1, Choice, Question, choose
 from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.profile import Size
+from pipeplan.util.deadline import NO_DEADLINE
 
 NAMES = ("mnist-v100", "resnet50-v100", "awd-lm-v100")
 
@@ -125,7 +127,7 @@ def test_microbatches_divide_the_batch_and_measured_sizes_come_first() -> None:
     with pytest.raises(InputError, match="a batch of 7 samples cannot be cut into microbatches of 80, 40, 20, 10"):
         sizes_for(measured, 7, None)
     with pytest.raises(InputError, match="--batch must be at least 1"):
-        sizes_for(measured, 0, None)
+        pipeplan.solve(profile, pipeplan.cluster("C"), batch=0)
 
 
 def test_a_question_without_an_answer_says_that_nothing_fits() -> None:
@@ -140,3 +142,16 @@ def test_plan_json_has_the_choice() -> None:
     assert (document["batch"], document["assumed"], document["staleness"]) == (1024, True, 0)
     assert _choice("vgg16-v100", "A", staleness=ANY).to_json()["staleness"] is None
     assert all(math.isclose(one["samples_per_s"], one["minibatch"] / one["minibatch_s"]) for one in document["rivals"])
+
+
+def test_data_parallelism_that_fits_nowhere_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = pipeplan.cluster("C")
+    machines = Machines(pipeplan.read_profile("mnist-v100"), cluster)
+    options = options_for("cuda", stages=1)
+    fits = problem_of(machines, options, 32, 128)
+    assert candidate_of(DDP, fits, 100, NO_DEADLINE)[0] is not None
+    small = replace(cluster, device=replace(cluster.device, memory_bytes=2 * 10**6))
+    monkeypatch.setattr(candidates, "best_in_time", lambda *given: pytest.fail("a search for what cannot fit"))
+    assert candidate_of(DDP, replace(fits, cluster=small), 100, NO_DEADLINE) == (None, math.inf)
+    with pytest.raises(pytest.fail.Exception, match="a search"):
+        candidate_of(DDP, fits, 100, NO_DEADLINE)

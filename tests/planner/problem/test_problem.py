@@ -51,6 +51,15 @@ def test_deriving_a_problem_takes_work_in_proportion_to_its_layers() -> None:
     assert calls(400) < 2.2 * calls(200)
 
 
+def test_one_stage_has_the_empty_and_the_full_cut_alone() -> None:
+    problem = Problem(long_chain(6), pipeplan.cluster("A"), Options(stages=1))
+    every = enumerate_cuts(replace(problem, options=Options()), 100)
+    cuts = enumerate_cuts(problem, 1)
+    assert cuts.complete
+    assert cuts.ideals == (every.ideals[0], every.ideals[-1])
+    assert enumerate_cuts(replace(problem, options=Options(max_stages=1)), 1).ideals == cuts.ideals
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_cuts_with_other_times_are_those_listed_anew(seed: int) -> None:
     problem = to_problem(mixed_instance(seed, layers=7))

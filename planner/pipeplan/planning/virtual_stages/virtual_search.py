@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from pipeplan.cost import formulas
 from pipeplan.cost.evaluate import Evaluation, evaluate
-from pipeplan.cost.virtual_stages import PLACEMENTS, device_memory, with_depths
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.cost.virtual_stages import PLACEMENTS, memory_of_device, with_depths
+from pipeplan.errors import NO_PLAN_IN_TIME, InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import INTERLEAVED
 from pipeplan.planning.baselines import satisfies_options
@@ -70,7 +70,8 @@ class VirtualPlans:
 def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> VirtualPlans:
     """The best plans of the problem's schedule whose workers run several stages each.
 
-    Raises `InfeasibleError` where none fits, and `InputError` for options that such plans cannot satisfy.
+    Raises `InfeasibleError` where none fits, `NotFoundInTimeError` where none was found until the deadline, and
+    `InputError` for options that such plans cannot satisfy.
     """
     _refuse_options(problem)
     found: list[VirtualPlan] = []
@@ -82,7 +83,7 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> Virtua
     for shape in shapes:
         best_s = min((one.score.pace_s for one in found), default=float("inf"))
         enough = len(found) >= (MORE_EVALUATED if not quick.passed else EVALUATED)
-        if (found and deadline.passed) or enough:
+        if deadline.passed or enough:
             break
         if _bound_s(problem, shape) > best_s:
             continue
@@ -90,6 +91,8 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> Virtua
         if plan is not None:
             found.append(VirtualPlan(plan, evaluate(plan, problem)))
     if not found:
+        if shapes and deadline.passed:
+            raise NotFoundInTimeError(NO_PLAN_IN_TIME)
         raise InfeasibleError(_why_none(problem, shapes))
     found.sort(key=lambda one: one.score.pace_s)
     limit_s = found[0].score.pace_s * (1 + NEAR)
@@ -230,11 +233,11 @@ def _excess(plan: Plan, problem: Problem) -> dict[int, float]:
     """The stages whose workers lack memory, each with the bytes of its minibatches in flight."""
     if not problem.options.memory:
         return {}
-    found = {}
-    for index, stage in enumerate(plan.stages):
-        memory, minibatch = device_memory(plan, problem, index)
-        if memory > problem.capacity_of(stage.workers):
-            found[index] = minibatch * stage.depth
+    found: dict[int, float] = {}
+    for workers in plan.devices:
+        memory, per_minibatch = memory_of_device(plan, problem, workers)
+        if memory > problem.capacity_of(workers):
+            found |= {index: minibatch * plan.stages[index].depth for index, minibatch in per_minibatch.items()}
     return found
 
 

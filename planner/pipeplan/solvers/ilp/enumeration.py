@@ -98,7 +98,8 @@ class ColumnEnumeration:
                 first = 1 if worker and places.movable[place] and len(begin) and begin[0] == 0 else 0
                 stop = int(places.stop[place])
                 enough = work[-1] - work <= self._doable(stop, places.workers, limit_s) + work[-1] * formulas.ROUNDING
-                ends = by_work[enough[by_work] & (by_work > 0)] if stop < places.workers else by_work[-1:]
+                # By rounding the last cut may have less work than one without a layer that takes no time.
+                ends = by_work[enough[by_work] & (by_work > 0)] if stop < places.workers else np.array([self.last])
                 low = np.searchsorted(work[ends], work[begin[first:]] - work[-1] * formulas.ROUNDING)
                 high = np.searchsorted(work[ends], work[begin[first:]] + most[place], "right")
                 counts = np.maximum(0, high - low)

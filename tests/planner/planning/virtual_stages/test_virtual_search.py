@@ -13,7 +13,7 @@ from extents import slow_but_for
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -27,6 +27,7 @@ from pipeplan.rendering.plan_folder import write_plan
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.scenario import read_scenario
+from pipeplan.util.deadline import Deadline
 from pipeplan_launch.plan.stage_files import load_plan
 
 INTERLEAVED, ZERO = "interleaved-1f1b", "zb-v"
@@ -141,3 +142,8 @@ def test_the_executor_reads_the_plan(tmp_path: Path, schedule: str) -> None:
     assert [stage.workers for stage in launched.pipeline] == [stage.workers for stage in outcome.plan.stages]
     assert launched.schedule.name == schedule
     assert read_scenario(tmp_path / "plan").shapes == launched.shapes
+
+
+def test_a_search_ends_at_its_deadline_also_without_a_plan() -> None:
+    with pytest.raises(NotFoundInTimeError, match="no plan was found in time"):
+        search_virtual(problem_of([(1.0, 2.0)] * 8, ZERO, 8, 2), Deadline.after(-1.0))

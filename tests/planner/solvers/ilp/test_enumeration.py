@@ -112,3 +112,23 @@ def test_those_of_a_pace_are_found_among_those_of_a_slower_one(schedule: str, se
         among, _ = _columns(problem, best.objective_s * 1.01, wide)
         assert among.keys.tolist() == alone.keys.tolist()
         assert len(alone) <= len(wide)
+
+
+def test_a_plan_ends_at_the_last_cut_where_rounding_gives_another_one_more_work() -> None:
+    """A last layer without work, as a loss is, adds to the sum of the work only its rounding."""
+    ended = 0
+    for layers in range(20, 80):
+        profile = long_chain(layers, seed=layers)
+        *others, last = profile.layers
+        profile = replace(profile, layers=(*others, replace(last, forward_s=0.0, backward_s=0.0)))
+        cluster = Cluster("c", Device("d", "cuda", 10**12), (Level("server", 2, 1e10),))
+        problem = Problem(profile, cluster, Options(schedule="1f1b-flush", accumulate=4, stages=1, overlap=1.0))
+        cuts = CutTable.of(problem)
+        assert cuts is not None
+        if cuts.work_s.argmax() < cuts.last:
+            ended += 1
+            columns, factory = _columns(problem, 1.0)
+            whole = factory.places.stop[columns.place] == factory.places.workers
+            assert whole.any()
+            assert (columns.end[whole] == factory.last).all()
+    assert ended, "no sum of these layers is rounded so"
