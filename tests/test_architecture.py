@@ -46,6 +46,7 @@ EXECUTOR = (
     {"comm", "command_line", "launchers", "models", "telemetry", "tracing"},
     {"checkpoint", "elastic"},
     {"capabilities", "export", "link_benchmark", "preflight", "runtime", "worker_monitor"},
+    {"data_parallel"},
     {"torchrun", "worker"},
     {"__main__"},
     {"executor_trials", "selftest"},

@@ -24,7 +24,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipeplan_launch.checkpoint import checkpoint
-from pipeplan_launch.command_line import averaging_options, check_start_options, staleness_options, worker_parser
+from pipeplan_launch.command_line import (
+    averaging_options,
+    check_start_options,
+    compile_backend,
+    staleness_options,
+    worker_parser,
+)
 from pipeplan_launch.errors import LaunchError, listed, terminal_line
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.job_reference import choice_note, file_of
@@ -53,7 +59,7 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
     """
     check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
     check_staleness_options(staleness_options(options), plan)
-    check_averaging_options(averaging_options(options, plan))
+    check_averaging_options(averaging_options(options, plan), plan, compile_backend(options))
     transport_of(options.transport, plan, averaging_options(options, plan))
     if environment.get("NODE_RANK", "0") != "0":
         return  # only the first launch uses the folders and the port

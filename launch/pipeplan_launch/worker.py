@@ -37,8 +37,9 @@ from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
 from pipeplan_launch.runtime.epochs import EpochLoop
 from pipeplan_launch.runtime.inference import Score
+from pipeplan_launch.runtime.nested_tensors import own_part
 from pipeplan_launch.runtime.run_start import RunStart, build_own_stage, decide_start, restore_in_all
-from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
+from pipeplan_launch.runtime.stage_setup import Engines, RunOptions, WorkerStage
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.telemetry.memory import reset_peak, resident_memory
 from pipeplan_launch.telemetry.progress import print_status
@@ -102,7 +103,8 @@ def run_worker(options: RunOptions) -> None:
 
 
 def _build_and_run(options: RunOptions, plan: LaunchPlan, groups: Groups, run_start: RunStart) -> None:
-    stage = run_in_all(groups.everyone, lambda: build_own_stage(options, plan, groups, run_start))
+    engines = _engines(options, plan, groups)
+    stage = run_in_all(groups.everyone, lambda: build_own_stage(options, plan, groups, run_start, engines))
     own = [] if stage is None else [one.fingerprint for one in stage.every]
     gathered = process_groups.gather_everywhere(own, groups.everyone, list[consistency_check.Fingerprint])
     fingerprints = [one for worker in gathered for one in worker]
@@ -117,6 +119,16 @@ def _build_and_run(options: RunOptions, plan: LaunchPlan, groups: Groups, run_st
     else:
         forward_stop_requests(groups.attempt.attempt_store)
     process_groups.wait_for(groups.everyone)
+
+
+def _engines(options: RunOptions, plan: LaunchPlan, groups: Groups) -> Engines:
+    if not options.runs_own_module(plan):
+        return Engines(options, groups)
+    from pipeplan_launch.data_parallel.engines import (
+        DataParallelEngines,  # importing FSDP takes long, which a pipeline need not wait for
+    )
+
+    return DataParallelEngines(options, groups)
 
 
 def _unexpected(run: Path, plan: LaunchPlan, error: Exception) -> Exception:
@@ -165,7 +177,7 @@ class ActiveWorker:
             if one.training is not None:
                 state += optimizer_tensors(one.training.optimizer)  # state that a checkpoint may have restored
         reset_peak()
-        state_bytes = sum(tensor.numel() * tensor.element_size() for tensor in state)
+        state_bytes = sum(own_part(tensor).nbytes for tensor in state)
         memory = resident_memory()
         self._memory_before_bytes = memory.now_bytes - memory.code_bytes - state_bytes
 
@@ -183,7 +195,8 @@ class ActiveWorker:
                     print_status(f"note: {sizes.note}")
             reference = self._plan.model_ref
             if (changed := change_note(reference, self._plan.model_file, job_file(reference))) is not None:
-                print_status(f"note: {changed}; the graph is the same")
+                same = "" if self._options.runs_own_module(self._plan) else "; the graph is the same"
+                print_status(f"note: {changed}{same}")
         extra = self._train() if self._plan.mode == "training" else self._infer()
         for one in self._stage.every:
             (one.training or one.forward).recorder.close()

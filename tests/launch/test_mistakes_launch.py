@@ -46,7 +46,13 @@ def matches(said: str, line: str) -> bool:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """With a plan 1-1 for this machine in `plan`, one for GPUs in `gpus`, and one of a job that is `gone`."""
+    """With a plan 1-1 for this machine in `plan`, one for GPUs in `gpus`, one of a job that is `gone`, one for `fsdp`,
+    and one that was `edited`.
+    """
+    for name, replicas, kind in (("fsdp", [2], "fsdp"), ("edited", [1, 1], "ddp")):
+        contents = stage_contents(replicas, schedule="1f1b-flush", accumulate=2)
+        plan = write_plan(tmp_path / name, [one | {"data_parallel": kind} for one in contents])
+        shutil.copy(launch_script(tmp_path), plan / "launch.sh")
     for name, device in (("plan", "cpu"), ("gpus", "cuda")):
         contents = stage_contents([1, 1])
         for content in contents:

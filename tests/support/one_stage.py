@@ -20,7 +20,7 @@ from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime.data import Batches, minibatch_sizes
 from pipeplan_launch.runtime.engine import Segment, WorkerPlace
-from pipeplan_launch.runtime.training import TrainingEngine
+from pipeplan_launch.runtime.pipeline_training import PipelineTraining
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.tracing.stage_program import Program
 
@@ -91,13 +91,13 @@ def _storages(value: Any) -> list[torch.UntypedStorage]:
 
 def engine(
     folder: Path, program: Program, job: Job, stage: int, depths: Sequence[int], *, recompute: bool
-) -> tuple[TrainingEngine, Neighbours]:
+) -> tuple[PipelineTraining, Neighbours]:
     """The engine of one stage of a straight pipeline of these depths, and what it talks to."""
     contents = stage_contents([1] * len(depths), depths, BATCH, recompute=[recompute] * len(depths))
     plan = load_plan(write_plan(folder, contents))
     neighbours = Neighbours()
     place = WorkerPlace(plan, stage, 0, stage, torch.device("cpu"), program, job)
-    return TrainingEngine(place, neighbours, Recorder(None, stage, stage, 0, 1, 0), None), neighbours
+    return PipelineTraining(place, neighbours, Recorder(None, stage, stage, 0, 1, 0), None), neighbours
 
 
 def segment(inputs: Tensor, targets: Tensor) -> Segment:

@@ -16,6 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from pipeplan_launch.errors import LaunchError
+
 FIRST_BUCKET_BYTES = 2**20
 BUCKET_BYTES = 25 * 2**20
 
@@ -131,3 +133,12 @@ def make_buckets(parameters: Mapping[str, nn.Parameter], bucket_bytes: int | Non
 def bucket_by_parameter(buckets: Sequence[Bucket]) -> dict[str, Bucket]:
     """The bucket of each parameter, by parameter name."""
     return {name: bucket for bucket in buckets for name in bucket.views}
+
+
+def refuse_sparse(name: str, gradient: Tensor) -> None:
+    """Raise `LaunchError` for a sparse gradient, which cannot be averaged among replicas."""
+    if gradient.layout is not torch.strided:
+        raise LaunchError(
+            f"the gradient of {name!r} is sparse, which a stage with replicas does not support, nor one that shares it "
+            "with another stage: build its layer with sparse=False, or solve for a plan without replicas of it"
+        )

@@ -30,26 +30,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipeplan_launch.comm.buckets import Bucket, UpdateGroup, as_real
-from pipeplan_launch.plan.launch_plan import LaunchPlan
 
 _INDEX_BYTES = 4
-
-
-def server_of_rank(plan: LaunchPlan, rank: int) -> int:
-    """The server of a worker. Ranks are numbered server by server."""
-    server = 0
-    while rank >= plan.workers_on(server):
-        rank -= plan.workers_on(server)
-        server += 1
-    return server
-
-
-def ranks_by_server(plan: LaunchPlan, stage: int) -> list[list[int]]:
-    """The ranks of a stage's replicas, by server."""
-    servers: dict[int, list[int]] = {}
-    for rank in sorted(plan.pipeline[stage].workers):
-        servers.setdefault(server_of_rank(plan, rank), []).append(rank)
-    return [servers[server] for server in sorted(servers)]
 
 
 class ReplicasByServer:

@@ -42,6 +42,7 @@ from pipeplan_launch.comm.buckets import (
     as_real,
     bucket_by_parameter,
     make_buckets,
+    refuse_sparse,
 )
 from pipeplan_launch.devices.streams import Lane, Streams
 from pipeplan_launch.errors import LaunchError
@@ -206,7 +207,7 @@ class GradientReducer:
 
     def _accumulate(self, name: str, gradient: Tensor, share: float) -> None:
         if self._group is not None:
-            _check_dense(name, gradient)
+            refuse_sparse(name, gradient)
         before = self._pending.get(name)
         if before is not None:
             before.add_(gradient, alpha=share)
@@ -222,7 +223,7 @@ class GradientReducer:
         scale = (1.0 if self._exchange is None else self._exchange.scale) / self._sending.total
         view = bucket.views[name]
         if gradient is not None:
-            _check_dense(name, gradient)
+            refuse_sparse(name, gradient)
         if name in bucket.filled:
             if bucket.index < self._next_bucket or gradient is None:
                 raise LaunchError(
@@ -286,14 +287,6 @@ class GradientReducer:
 
 def _raise(error: Exception) -> None:
     raise error
-
-
-def _check_dense(name: str, gradient: Tensor) -> None:
-    if gradient.layout is not torch.strided:
-        raise LaunchError(
-            f"the gradient of {name!r} is sparse, which a stage with replicas does not support, nor one that shares it "
-            "with another stage: build its layer with sparse=False, or solve for a plan without replicas of it"
-        )
 
 
 def _mean(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:

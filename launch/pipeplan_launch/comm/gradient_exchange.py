@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 
 from pipeplan_launch.comm.buckets import BucketExchange
-from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes, ranks_by_server
+from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes
 from pipeplan_launch.comm.gradient_compression import compressed_exchange
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.averaging_options import GradientAveraging
@@ -38,7 +38,7 @@ def choose_exchange(
         )
     if averaging.compression is not None:
         return compressed_exchange(group, averaging.compression)
-    servers = ranks_by_server(plan, stage)
+    servers = plan.workers_by_server(stage)
     if averaging.significance is None or len(servers) == 1:
         return None
     return SignificanceFilter(ReplicasByServer(servers, rank, group), averaging.significance, StepSizes(optimizer))
@@ -55,6 +55,6 @@ def note_on_unused_option(averaging: GradientAveraging, plan: LaunchPlan) -> str
         return "--compress changes nothing, as no stage of the plan has replicas"
     if averaging.shards_optimizer and all(len(stage.workers) == 1 for stage in plan.pipeline):
         return "--shard-optimizer changes nothing, as no stage of the plan has replicas"
-    if averaging.significance is not None and all(len(ranks_by_server(plan, stage)) == 1 for stage in stages):
+    if averaging.significance is not None and all(len(plan.workers_by_server(stage)) == 1 for stage in stages):
         return "--significance changes nothing, as no stage of the plan has replicas on several servers"
     return None

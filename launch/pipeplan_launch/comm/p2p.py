@@ -156,6 +156,23 @@ def peer_loss_explained(message: str, *peers: int) -> Iterator[None]:
         raise PeerLost(f"{message}: {error_cause(error)}", peers) from error
 
 
+@contextmanager
+def connection_loss_explained(message: str, *peers: int) -> Iterator[None]:
+    """`peer_loss_explained` around code that may also fail by itself: other errors than those of a connection pass."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and not _of_gloo(error):
+            raise
+        raise PeerLost(f"{message}: {error_cause(error)}", peers) from error
+
+
+def _of_gloo(error: RuntimeError) -> bool:
+    """Whether an error comes from Gloo, which names the place in its source and has no class of its own."""
+    place = _SOURCE_LOCATION.match(str(error))
+    return place is not None and "gloo" in place[0]
+
+
 def _started(work: dist.Work | None) -> dist.Work:
     """`work`, which is None only in a process outside the group."""
     assert work is not None

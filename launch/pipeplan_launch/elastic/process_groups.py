@@ -24,7 +24,7 @@ from pipeplan_launch.elastic.local_workers import stay_on_loopback
 from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.elastic.signals import call_before_exit
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.plan.transport_modes import GLOO
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
@@ -59,7 +59,8 @@ class Groups:
     replicas: dist.ProcessGroup | None
     """The replicas of this worker's stage; None if the stage has one."""
     flush: dist.ProcessGroup | None
-    """The workers that belong to a stage, if the schedule flushes and there are several stages; else None."""
+    """The workers that belong to a stage, if the schedule flushes and there are several stages, or if each worker holds
+    parts of the weights; else None."""
     gradients: dist.ProcessGroup | None
     """All workers, connected a second time for gradients between stages; None where no messages cross a network.
 
@@ -74,6 +75,8 @@ class Groups:
     """The groups for messages in the one order; None in mode `gloo`."""
     backend: str = "gloo"
     """The backend for tensors on the workers' devices."""
+    mesh: tuple[dist.ProcessGroup, ...] = ()
+    """For `hsdp`: the workers with the same number as this one on all servers, and the workers of its server."""
 
 
 def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = GLOO) -> Groups:
@@ -112,7 +115,7 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = GLOO) -> G
         everyone = _group(list(range(plan.world)), "gloo", NO_TIMEOUT)
         active = _group(list(plan.active), "gloo", NO_TIMEOUT)
         flush = None
-        if plan.schedule.flushes and len(plan.pipeline) > 1:
+        if plan.schedule.flushes and (len(plan.pipeline) > 1 or plan.data_parallel in SHARDED):
             flush = _group(list(plan.active), "gloo", timeout)
         gradients = None
         if plan.schedule.trains and len(plan.pipeline) > 1 and transport == GLOO and not assignment.is_one_network:
@@ -122,8 +125,18 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = GLOO) -> G
             if len(workers) > 1:
                 group = _group(list(workers), backend, timeout)
                 own_replicas = group if rank in workers else own_replicas
+        mesh = _mesh_groups(plan, backend, timeout) if plan.data_parallel == "hsdp" else ()
         edges = None if transport == GLOO else make_edge_groups(plan, backend, timeout)
-    return Groups(everyone, active, own_replicas, flush, gradients, attempt, assignment, edges, backend)
+    return Groups(everyone, active, own_replicas, flush, gradients, attempt, assignment, edges, backend, mesh)
+
+
+def _mesh_groups(plan: LaunchPlan, backend: str, timeout: timedelta) -> tuple[dist.ProcessGroup, ...]:
+    """`Groups.mesh`. All workers call this."""
+    rows = plan.workers_by_server(0)
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    rank = dist.get_rank()
+    made = [[(ranks, _group(ranks, backend, timeout)) for ranks in one] for one in (columns, rows)]
+    return tuple(group for one in made for ranks, group in one if rank in ranks)
 
 
 def shared_groups(

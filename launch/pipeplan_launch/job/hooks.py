@@ -7,8 +7,7 @@ trace, and a hook after accumulation may write to weights that minibatches in fl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,8 @@ from torch.nn.modules import module as torch_module
 
 from pipeplan_launch.errors import LaunchError
 
+GradientHook = Callable[[Tensor], Tensor | None]
+"""A hook on a gradient: returns another gradient in its place, or None."""
 _BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 
 
@@ -42,13 +43,30 @@ def refuse_accumulation_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
         )
 
 
+def parameter_hooks(parameters: Mapping[str, Tensor]) -> dict[str, Mapping[int, GradientHook]]:
+    """The hooks that `register_hook` has put on parameters, for each parameter that has some."""
+    return {name: hooks for name, one in parameters.items() if (hooks := getattr(one, "_backward_hooks", None))}
+
+
+def take_hooks(parameters: Mapping[str, Tensor]) -> dict[str, Mapping[int, GradientHook]]:
+    """Take the hooks off parameters, so that backward passes do not call them; returns them as `parameter_hooks` does.
+
+    A hook that its owner removes later is removed from the result.
+    """
+    taken = parameter_hooks(parameters)
+    for name in taken:
+        parameters[name]._backward_hooks = None
+    return taken
+
+
 @torch.no_grad()
-def hooked_gradients(gradients: Mapping[str, Tensor], parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+def hooked_gradients(
+    gradients: Mapping[str, Tensor], hooks: Mapping[str, Mapping[int, GradientHook]]
+) -> dict[str, Tensor]:
     """The gradients of an update, by name, as the hooks of their parameters return them."""
     result = dict(gradients)
-    for name in gradients:
-        hooks: Any = getattr(parameters[name], "_backward_hooks", None)
-        for hook in list(hooks.values()) if hooks else ():
+    for name in gradients.keys() & hooks.keys():
+        for hook in list(hooks[name].values()):
             changed = hook(result[name])
             result[name] = result[name] if changed is None else changed
     return result

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 
 _COMPRESSION = re.compile(r"bf16|powersgd(?::([1-9]\d{0,3})(?::(\d{1,9}))?)?")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(%?)")
@@ -49,8 +49,21 @@ class GradientAveraging:
 EXACT_AVERAGING = GradientAveraging()
 
 
-def check_averaging_options(averaging: GradientAveraging) -> None:
-    """Raise `LaunchError` for options that exclude each other."""
+def check_averaging_options(
+    averaging: GradientAveraging, plan: LaunchPlan | None = None, compile_backend: str | None = None
+) -> None:
+    """Raise `LaunchError` for options that exclude each other, or that FSDP excludes, if the plan runs under it."""
+    given = {
+        "--compress": averaging.compression,
+        "--significance": averaging.significance,
+        "--shard-optimizer": averaging.shards_optimizer,
+        "--compile": compile_backend,
+    }
+    if plan is not None and plan.data_parallel in SHARDED and (name := next((n for n in given if given[n]), None)):
+        raise LaunchError(
+            f"{name} is for workers that hold all weights of a stage, and under this plan ({plan.data_parallel}) each "
+            f"holds a part: leave it out, or solve for a plan without FSDP"
+        )
     if averaging.shards_optimizer and averaging.significance is not None:
         raise LaunchError(
             "--significance needs the optimiser's state of every weight, and with --shard-optimizer a replica has only "

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Annotated
+from itertools import accumulate
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -16,6 +18,11 @@ from pipeplan_launch.typed_document import Amount, Natural
 MAX_DEPTH = 100_000
 """Largest depth and number of workers that is accepted; larger values are taken for damage."""
 Depth = Annotated[int, Meta(ge=1, le=MAX_DEPTH)]
+DataParallel = Literal["", "ddp", "zero1", "fsdp", "hsdp"]
+"""How a plan of one stage trains the user's own module: by torch's DDP, by DDP with the optimiser's state divided, by
+FSDP2 over all workers, or by FSDP2 within each server and replicas across them. Empty: by a pipeline's engine."""
+SHARDED: tuple[DataParallel, ...] = ("fsdp", "hsdp")
+"""The values under which each worker holds only a part of the weights. Only the data-parallel engine runs them."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,8 @@ class LaunchPlan:
     """The correction of updates from old gradients: `none`, or `ef` (error feedback on updates)."""
     shard_optimizer: bool = False
     """Whether the replicas of a stage divide the state of the optimiser, unless launch.sh is told otherwise."""
+    data_parallel: DataParallel = ""
+    """The data-parallel engine and its mode, for a plan of one stage; empty for the engine of pipelines."""
     granularity: str = "layer"
     """Size of the layers: the model is traced at the granularity of its profile."""
     taken_whole: tuple[str, ...] = ()
@@ -115,6 +124,14 @@ class LaunchPlan:
     def workers_on(self, server: int) -> int:
         """Number of workers on one server."""
         return self.server_sizes[server] if self.server_sizes else self.workers_per_server
+
+    def workers_by_server(self, stage: int) -> list[list[int]]:
+        """The ranks of a stage's replicas, sorted, server by server."""
+        ends = list(accumulate(self.workers_on(server) for server in range(self.servers)))
+        servers: dict[int, list[int]] = {}
+        for rank in sorted(self.pipeline[stage].workers):
+            servers.setdefault(bisect_right(ends, rank), []).append(rank)
+        return [servers[server] for server in sorted(servers)]
 
     @property
     def active(self) -> tuple[int, ...]:

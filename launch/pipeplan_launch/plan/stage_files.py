@@ -19,7 +19,15 @@ from pipeplan_launch.checked_json import FIELD, is_unchanged
 from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.files import read_file
 from pipeplan_launch.job_reference import JobFile, located_reference
-from pipeplan_launch.plan.launch_plan import MAX_DEPTH, Depth, LaunchPlan, Prediction, StagePlacement
+from pipeplan_launch.plan.launch_plan import (
+    MAX_DEPTH,
+    SHARDED,
+    DataParallel,
+    Depth,
+    LaunchPlan,
+    Prediction,
+    StagePlacement,
+)
 from pipeplan_launch.plan.planned_links import LevelFields, planned_links
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule
 from pipeplan_launch.plan.schedule_check import replay_schedule
@@ -73,6 +81,7 @@ class SharedFields(Struct, kw_only=True):
     pipeline: Annotated[tuple[StagePlacement, ...], Meta(min_length=1)]
     links: Annotated[tuple[LevelFields, ...], Meta(min_length=1)] | None = None
     shard_optimizer: bool = False
+    data_parallel: DataParallel = ""
 
     def launch_plan(self, where: str) -> LaunchPlan:
         """The part of the plan that these fields describe. Raises `LaunchError` if they contradict each other."""
@@ -98,7 +107,8 @@ class SharedFields(Struct, kw_only=True):
             server_sizes=sizes,
             accumulate=self.schedule.accumulate if schedule.accumulates else None,
             correction=self.schedule.correction,
-            shard_optimizer=self.shard_optimizer,
+            shard_optimizer=self.shard_optimizer or self.data_parallel == "zero1",
+            data_parallel=self.data_parallel,
             granularity=self.model.granularity,
             taken_whole=self.model.taken_whole,
             profile=self.profile,
@@ -141,6 +151,7 @@ def load_plan(folder: Path) -> LaunchPlan:
         plan = replace(plan, links=planned_links(first.links, plan.world, where))
     _check_layers(plan, str(folder))
     _check_schedule(plan, str(folder))
+    _check_data_parallel(plan, str(folder))
     return plan
 
 
@@ -262,3 +273,23 @@ def _check_schedule(plan: LaunchPlan, where: str) -> None:
         replay_schedule(plan.schedule, plan.shapes, min(rounds, MAX_REPLAYED_MINIBATCHES))
     except ValueError as error:  # a ReplayError, or shapes that the schedule does not allow
         raise LaunchError(f"{where}: {error}; solve again with --force") from error
+
+
+def _check_data_parallel(plan: LaunchPlan, where: str) -> None:
+    """Raise `LaunchError` if the data-parallel engine cannot run a plan that names it."""
+    name = plan.data_parallel
+    if not name:
+        return
+    if len(plan.pipeline) > 1 or plan.schedule.name != "1f1b-flush":
+        raise LaunchError(
+            f"{where}: data_parallel {name!r} is for plans of one stage that train under 1f1b-flush, and this one has "
+            f"{len(plan.pipeline)} stages under {plan.schedule.name}: solve again with --force"
+        )
+    if name in SHARDED and plan.emulated:
+        raise LaunchError(f"{where}: a plan with data_parallel {name!r} cannot be emulated: emulate one without it")
+    sizes = {len(workers) for workers in plan.workers_by_server(0)}
+    if name == "hsdp" and len(sizes) > 1:
+        raise LaunchError(
+            f"{where}: data_parallel 'hsdp' needs as many workers on every server, and the plan has "
+            f"{' and '.join(map(str, sorted(sizes)))}: solve again with --force"
+        )

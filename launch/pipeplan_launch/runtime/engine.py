@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import Transport
+from pipeplan_launch.comm.p2p import Transport, connection_loss_explained
 from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.elastic.signals import check_interrupt
 from pipeplan_launch.errors import LaunchError
@@ -295,6 +295,15 @@ class Engine:
         """
         number = self.segment.number(index)
         return user_code_errors(f"{what} at stage {self.place.stage} (rank {self.place.rank}), minibatch {number},")
+
+    @contextmanager
+    def passing(self, what: str, index: int) -> Iterator[None]:
+        """`calling` around a pass in which the replicas may exchange weights or gradients, so that one may be lost."""
+        place = self.place
+        peers = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
+        lost = f"stage {place.stage} (rank {place.rank}) lost ranks {peers} in a pass that they run together"
+        with self.calling(what, index), connection_loss_explained(lost, *peers):
+            yield
 
     def begin_step(self, index: int) -> MinibatchRecord:
         """Start the record of a minibatch on this worker."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -106,10 +107,7 @@ class ForwardEngine(Engine):
         inputs, target = self.read(index)
         step.load_s += lap()
         seed_forward(place.seed, self.segment.epoch, self.segment.number(index), place.stage)
-        with self.calling("the model's forward", index):
-            result = place.program.call(place.program.parameters_by_name(), received, inputs, self.size(index))
-        if place.is_last:
-            self._judge(index, result, target)
+        result = self.evaluate(index, received, inputs, target)
         step.forward_s += lap()
         self.note(FORWARD, index, lap)
         if not place.is_last:
@@ -117,6 +115,19 @@ class ForwardEngine(Engine):
             self.send_activations(index, result)
         step.send_s += lap()
         self.finish_step(index)
+
+    def evaluate(self, index: int, received: Sequence[Tensor], inputs: Sequence[Tensor], target: Any) -> Any:
+        """The stage's output. At the last stage its score is noted."""
+        result = self.output(index, received, inputs)
+        if self.place.is_last:
+            self._judge(index, result, target)
+        return result
+
+    def output(self, index: int, received: Sequence[Tensor], inputs: Sequence[Tensor]) -> Any:
+        """The stage's output for a minibatch."""
+        program = self.place.program
+        with self.passing("the model's forward", index):
+            return program.call(program.parameters_by_name(), received, inputs, self.size(index))
 
     def _judge(self, index: int, output: object, target: object) -> None:
         real, padded = self.segment.batches.sizes.real_samples(self.segment.number(index)), self.size(index)

@@ -22,6 +22,17 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return tree_map_only(Tensor, change, value)
 
 
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors in a nested structure."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
 def bytes_of_tensors(value: Any) -> int:
     """Bytes of the tensors in a nested structure."""
-    return sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+    return sum(leaf.nbytes for leaf in tensors_in(value))
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this worker holds, which shares its memory; all of it unless FSDP2 has divided it."""
+    to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()

@@ -18,6 +18,7 @@ all-reduce. Source: Rajbhandari et al., ZeRO, SC 2020.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,34 @@ ELEMENTWISE: tuple[type[Optimizer], ...] = (
     *(optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.ASGD, optim.Rprop),
 )
 """The optimisers whose step on an element depends on no other element."""
+
+
+class DividedState(Protocol):
+    """Tensors of a checkpoint of which each replica holds a part only."""
+
+    def divided_state(self, optimizer: Optimizer) -> dict[int, str]:
+        """The parameter's name for the `id` of tensors of the optimiser's state that are parts, where types do not say
+        so.
+        """
+
+    def is_divided(self, tensor: Tensor, divided: Mapping[int, str]) -> bool:
+        """Whether a tensor is a part, so that `whole_tensors` puts it together. `divided`: as `divided_state` says."""
+
+    def batches(
+        self, tensors: Mapping[str, Tensor], divided: Mapping[int, str], most_bytes: int
+    ) -> Iterator[dict[str, Tensor]]:
+        """Divided tensors in batches, of which a replica puts together about so many bytes."""
+
+    def whole_tensors(
+        self, tensors: Mapping[str, Tensor], divided: Mapping[int, str], turn: int = 0
+    ) -> dict[str, Tensor]:
+        """This replica's share of a batch, put together. All replicas call this."""
+
+    def fill(self, part: Tensor, whole: Tensor) -> None:
+        """Write this replica's part of a whole tensor of the model."""
+
+    def loader(self, load: TensorLoader) -> TensorLoader:
+        """A loader of saved tensors that keeps of each only this replica's part."""
 
 
 class OptimizerShards:
@@ -136,6 +165,10 @@ class OptimizerShards:
             if (number + turn) % self._count == self._index:
                 kept[name] = whole
         return kept
+
+    def fill(self, part: Tensor, whole: Tensor) -> None:
+        """Write a tensor of the model, which every replica holds whole."""
+        part.copy_(whole)
 
     def divided_state(self, optimizer: Optimizer) -> dict[int, str]:
         """The parameter's name for the `id` of each tensor of the optimiser's state that is as large as the part."""
@@ -243,7 +276,8 @@ class OptimizerShards:
 
 def _all_gather(everyone: Tensor, own: Tensor, group: dist.ProcessGroup) -> None:
     """`all_gather_into_tensor`, also for complex tensors, which torch refuses."""
-    dist.all_gather_into_tensor(buckets.as_real(everyone), buckets.as_real(own), group=group)
+    gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
+    gather(buckets.as_real(everyone), buckets.as_real(own), group=group)
 
 
 def check_elementwise(optimizer: Optimizer) -> None:

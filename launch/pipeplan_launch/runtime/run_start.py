@@ -20,8 +20,8 @@ from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 from pipeplan_launch.plan.averaging_options import check_averaging_options
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.staleness import check_staleness_options
-from pipeplan_launch.runtime import stage_checkpoint, stage_setup
-from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
+from pipeplan_launch.runtime import stage_checkpoint
+from pipeplan_launch.runtime.stage_setup import Engines, RunOptions, WorkerStage, build_stage
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.telemetry.progress import print_status
 from pipeplan_launch.telemetry.summary import covers_epochs
@@ -54,7 +54,7 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
     """
     check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
     check_staleness_options(options.staleness, plan)
-    check_averaging_options(options.averaging)
+    check_averaging_options(options.averaging, plan, options.compile_backend)
     # The store comes first, as rank 0 may be on another server after a restart. The launcher's folder is the fallback,
     # as torchrun may use a new store for each attempt.
     previous_run = (attempt.previous_run() if attempt is not None else None) or restart_state.run_of_last_attempt()
@@ -82,15 +82,13 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
     return start
 
 
-def build_own_stage(options: RunOptions, plan: LaunchPlan, groups: Groups, start: RunStart) -> WorkerStage | None:
+def build_own_stage(
+    options: RunOptions, plan: LaunchPlan, groups: Groups, start: RunStart, engines: Engines
+) -> WorkerStage | None:
     """This worker's stage, before it is restored from a checkpoint; None for an idle worker. Raises `LaunchError`."""
-    rank = dist.get_rank()
-    if plan.place(rank) is None:
+    if plan.place(dist.get_rank()) is None:
         return None
-    transport = stage_setup.own_transport(options, plan, rank, groups)
-    stage = stage_setup.build_stage(
-        options, plan, rank, groups.replicas, start.seed, start.run, groups.flush, transport, groups.gradients
-    )
+    stage = build_stage(options, plan, groups, start.seed, start.run, engines)
     if stage.training is not None:
         # An optimiser that cannot be saved is reported now, not at the first checkpoint. The modules for saving are
         # imported now, so that their memory is not counted as memory of training.
@@ -100,7 +98,7 @@ def build_own_stage(options: RunOptions, plan: LaunchPlan, groups: Groups, start
         importlib.import_module("pipeplan_launch.checkpoint.tensor_store")
     if start.checkpoint is None and options.weights is not None:
         for one in stage.every:
-            stage_checkpoint.load_weights(checkpoint.find_checkpoint(options.weights), one.place.program)
+            stage_checkpoint.load_weights(checkpoint.find_checkpoint(options.weights), one)
     return stage
 
 

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -89,20 +90,20 @@ def _state_of(stage: WorkerStage, groups: Groups) -> _StageState:
     plain, moments = run_in_all(
         groups.active, lambda: optimizer_state.optimizer_state(training.optimizer, training.updated)
     )
-    correction, shards = training.correction, training.shards
+    correction, division = training.correction, training.divided
     if correction is not None:
         plain["correction"], steps = correction.saved()
         moments |= steps
     parts: dict[str, Tensor] = {}
     divided: dict[int, str] = {}
-    if shards is not None:
-        assert training.optimizer is not None
-        divided = shards.divided_state(training.optimizer)
+    tensors = model_state(stage.place.program) | moments
+    if division is not None:
+        divided = {} if training.optimizer is None else division.divided_state(training.optimizer)
         if correction is not None:
             divided |= {id(step): name for name, steps in correction.steps.items() for step in steps}
-        parts = {name: tensor for name, tensor in moments.items() if shards.is_divided(tensor, divided)}
-    whole = {name: tensor for name, tensor in moments.items() if name not in parts}
-    return _StageState(training, plain, model_state(stage.place.program) | whole, parts, divided)
+        parts = {name: tensor for name, tensor in tensors.items() if division.is_divided(tensor, divided)}
+    whole = {name: tensor for name, tensor in tensors.items() if name not in parts}
+    return _StageState(training, plain, whole, parts, divided)
 
 
 def _write_divided(states: Sequence[_StageState], folder: Path, member: int) -> dict[str, SavedTensor]:
@@ -116,12 +117,12 @@ def _write_divided(states: Sequence[_StageState], folder: Path, member: int) -> 
     failure: LaunchError | None = None
     numbers = count()
     for state in states:
-        shards = state.training.shards
-        for batch in () if shards is None else shards.batches(state.parts, state.divided, BATCH_BYTES):
-            assert shards is not None
+        division = state.training.divided
+        for batch in () if division is None else division.batches(state.parts, state.divided, BATCH_BYTES):
+            assert division is not None
             number = next(numbers)
             with peer_loss_explained("a stage could not gather its optimiser's state for a checkpoint"):
-                whole = shards.whole_tensors(batch, state.divided, number)
+                whole = division.whole_tensors(batch, state.divided, number)
             try:
                 if failure is None:
                     written |= tensor_store.write_tensors(folder, whole, member, number)
@@ -193,12 +194,12 @@ def restore_stages(stage: WorkerStage, folder: Path) -> Manifest:
 def _restore_stage(stage: WorkerStage, manifest: Manifest, folder: Path) -> None:
     from pipeplan_launch.checkpoint import tensor_store
 
-    place, training = stage.place, stage.training
+    training = stage.training
     assert training is not None
-    tensor_store.fill_tensors(manifest, model_state(place.program))
+    load_weights(manifest, stage)
     load: optimizer_state.TensorLoader = partial(tensor_store.load_tensors, manifest)
-    if training.shards is not None:
-        load = training.shards.loader(load)
+    if training.divided is not None:
+        load = training.divided.loader(load)
     optimizer_state.load_optimizer(
         training.optimizer,
         training.updated,
@@ -212,11 +213,19 @@ def _restore_stage(stage: WorkerStage, manifest: Manifest, folder: Path) -> None
         training.correction.restore(counts, load, str(folder))
 
 
-def load_weights(manifest: Manifest, program: Program) -> None:
+def load_weights(manifest: Manifest, stage: WorkerStage) -> None:
     """Load a stage's parameters and buffers from a checkpoint of any plan. Raises `LaunchError`."""
     from pipeplan_launch.checkpoint import tensor_store
 
-    tensor_store.fill_tensors(manifest, model_state(program))
+    state, division = model_state(stage.place.program), None if stage.training is None else stage.training.divided
+    optional = {MODEL_PREFIX + name for name in getattr(stage.place.program, "unread", ())} - manifest.tensors.keys()
+    parts = [] if division is None else [name for name, one in state.items() if division.is_divided(one, {})]
+    tensor_store.fill_tensors(manifest, {name: state[name] for name in state.keys() - optional - {*parts}})
+    for name in parts:  # one whole tensor at a time
+        assert division is not None
+        whole = torch.empty(state[name].shape, dtype=state[name].dtype)
+        tensor_store.fill_tensors(manifest, {name: whole})
+        division.fill(state[name], whole)
 
 
 def model_state(program: Program) -> dict[str, Tensor]:

@@ -18,8 +18,10 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hooks import refuse_accumulation_hooks
 from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.plan.launch_plan import SHARDED
 from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions, delays, update_delay
 from pipeplan_launch.runtime.engine import WorkerPlace
+from pipeplan_launch.runtime.nested_tensors import own_part
 from pipeplan_launch.runtime.optimizer_shards import OptimizerShards
 from pipeplan_launch.runtime.step_correction import is_harmed, make_correction
 from pipeplan_launch.runtime.weight_stash import WeightVersions
@@ -80,7 +82,7 @@ class StageOptimizer:
             # Of the stages that share a parameter, the first counts its gradient.
             shared, stage = self._place.program.shared, self._place.stage
             counted = [one for name, one in averaged.items() if shared.get(name, (stage,))[0] == stage]
-            self._clipping.clip(averaged.values(), counted)
+            self._clipping.clip([own_part(one) for one in averaged.values()], [own_part(one) for one in counted])
 
     def step(self, averaged: Mapping[str, Tensor], *, fresh: bool = False) -> None:
         """Make the next version of the weights from gradients by parameter name, which are `fresh` if none is stale."""
@@ -262,11 +264,16 @@ class GradientClipping:
 
 
 def make_clipping(place: WorkerPlace, flush: dist.ProcessGroup | None) -> GradientClipping | None:
-    """The clipping that a worker's job asks for, or None. `flush`: all workers, if the schedule flushes."""
+    """The clipping that a worker's job asks for, or None. `flush`: all workers, if the norm is summed over them: the
+    schedule flushes and there are several stages, or each worker holds parts of the gradients.
+    """
     limit, schedule, stages = place.job.clip_norm, place.plan.schedule, len(place.plan.pipeline)
     if limit is None:
         return None
     is_first = place.replica == 0
+    if place.plan.data_parallel in SHARDED and flush is not None:
+        holders = place.plan.workers_by_server(0)[0] if place.plan.data_parallel == "hsdp" else place.plan.active
+        return GradientClipping(limit, flush, contributes=place.rank in holders, warns=is_first, where="")
     if stages == 1 or not schedule.flushes:
         return GradientClipping(limit, None, warns=is_first, where="" if stages == 1 else f"of stage {place.stage} ")
     assert flush is not None

@@ -25,13 +25,14 @@ from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.job_reference import job_file
 from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
-from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions
 from pipeplan_launch.plan.transport_modes import AUTO
 from pipeplan_launch.runtime.data import MinibatchSizes, minibatch_sizes, order_of_samples
 from pipeplan_launch.runtime.data_check import check_order, data_fingerprint, minibatch_fingerprint
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
+from pipeplan_launch.runtime.pipeline_training import PipelineTraining
 from pipeplan_launch.runtime.self_check.at_start import check_at_start, say_unchecked
 from pipeplan_launch.runtime.sleeping_stage import load_emulated_stages
 from pipeplan_launch.runtime.training import TrainingEngine
@@ -82,6 +83,16 @@ class RunOptions:
     compile_backend: str | None = None
     """The backend of torch.compile that compiles the stages; None for none."""
 
+    def runs_own_module(self, plan: LaunchPlan) -> bool:
+        """Whether the data-parallel engine trains the user's own module. DDP with options that only the pipeline's
+        engine knows runs there, on a traced stage.
+        """
+        if plan.data_parallel in SHARDED:
+            return True  # `check_averaging_options` has refused these options
+        averaging = self.averaging
+        traced = averaging.compression or averaging.significance or self.compile_backend or plan.emulated
+        return bool(plan.data_parallel) and not traced
+
 
 @dataclass(frozen=True)
 class WorkerStage:
@@ -104,6 +115,7 @@ class WorkerStage:
         return *self.earlier, self
 
 
+AnyTransport = Transport | StageTransport | OrderedTransport
 ModelCheck = Callable[[LaunchPlan, Job, TracedModel, int], None]
 """A check of the whole model, given the plan, the job, the traced model and the seed of the run."""
 
@@ -119,6 +131,37 @@ def model_check(options: RunOptions, plan: LaunchPlan, rank: int) -> ModelCheck:
     return check_at_start if options.self_check else say_unchecked
 
 
+class Engines:
+    """Loads the stages of a worker, and builds the engines that run them: those of a pipeline."""
+
+    def __init__(self, options: RunOptions, groups: Groups) -> None:
+        self._options, self._groups = options, groups
+
+    def load(
+        self, plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device
+    ) -> tuple[Job, list[Program], str, bool]:
+        """As `load_stages`, with the self-check at the first worker. Compiled stages are not in the check."""
+        options = self._options
+        check = model_check(options, plan, dist.get_rank())
+        job, programs, graph_hash, dynamic = load_stages(plan, stages, seed, device, check)
+        for program in programs:
+            if options.compile_backend is not None and isinstance(program, StageProgram):  # emulated ones sleep
+                program.compile_with(options.compile_backend)
+        return job, programs, graph_hash, dynamic
+
+    def training(self, place: WorkerPlace, transport: AnyTransport, recorder: Recorder) -> TrainingEngine:
+        """The engine that trains a stage."""
+        options, groups = self._options, self._groups
+        arguments = groups.replicas, options.averaging, groups.flush, options.staleness
+        return PipelineTraining(place, transport, recorder, *arguments)
+
+    def forward(
+        self, place: WorkerPlace, transport: AnyTransport, recorder: Recorder, _training: TrainingEngine | None
+    ) -> ForwardEngine:
+        """The engine that evaluates a stage, after the one that trains it, if it is trained."""
+        return ForwardEngine(place, transport, recorder)
+
+
 def load_stages(
     plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck = _no_check
 ) -> tuple[Job, list[Program], str, bool]:
@@ -130,12 +173,13 @@ def load_stages(
     if plan.emulated:
         job, emulated = load_emulated_stages({stage: plan.emulated[stage] for stage in stages})
         return job, [*emulated], "emulated", True
-    with _one_garbage_collection():
+    with one_garbage_collection():
+        importlib.import_module("torch._dynamo")  # otherwise tracing would import it later
         return _load_stages(plan, stages, seed, device, check)
 
 
 @contextmanager
-def _one_garbage_collection() -> Iterator[None]:
+def one_garbage_collection() -> Iterator[None]:
     """Context that collects garbage once at its end, and exempts all objects that exist then from later collections.
 
     Imports make hundreds of thousands of permanent objects. Python would scan all of them several times meanwhile, for
@@ -143,7 +187,6 @@ def _one_garbage_collection() -> Iterator[None]:
     """
     gc.disable()
     try:
-        importlib.import_module("torch._dynamo")  # otherwise tracing would import it later
         gc.freeze()
         yield
         gc.collect()
@@ -157,7 +200,7 @@ def _load_stages(
 ) -> tuple[Job, list[Program], str, bool]:
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
-        job = _with_data(job, plan.minibatch)
+        job = with_data(job, plan.minibatch)
     traced = trace_job(job, plan.minibatch, plan.granularity, plan.taken_whole)
     if plan.graph_hash is not None and plan.graph_hash != traced.graph_hash:
         raise LaunchError(
@@ -207,7 +250,7 @@ def _check_shared(plan: LaunchPlan, program: Program) -> None:
         )
 
 
-def _with_data(job: Job, minibatch: int) -> Job:
+def with_data(job: Job, minibatch: int) -> Job:
     """The job with its data sets already built. Refuses a minibatch larger than the data before tracing allocates
     memory for it.
     """
@@ -223,28 +266,16 @@ def _with_data(job: Job, minibatch: int) -> Job:
 
 
 def build_stage(
-    options: RunOptions,
-    plan: LaunchPlan,
-    rank: int,
-    replicas: dist.ProcessGroup | None,
-    seed: int,
-    run: Path,
-    flush: dist.ProcessGroup | None = None,
-    transport: Transport | OrderedTransport | None = None,
-    gradients: dist.ProcessGroup | None = None,
+    options: RunOptions, plan: LaunchPlan, groups: Groups, seed: int, run: Path, engines: Engines
 ) -> WorkerStage:
     """Build the stage of an active worker, with its engines and data; its last one if it runs several.
 
-    `transport`: None for one in mode `gloo`, which sends gradients by the group `gradients` if there is one. Raises
-    `LaunchError`.
+    Raises `LaunchError`.
     """
-    places, device = plan.places(rank), device_of(plan)
+    rank, device = dist.get_rank(), device_of(plan)
+    places = plan.places(rank)
     numbers = [stage for stage, _ in places]
-    check = model_check(options, plan, rank)
-    job, programs, graph_hash, dynamic = load_stages(plan, numbers, seed, device, check)
-    for program in programs:
-        if options.compile_backend is not None and isinstance(program, StageProgram):  # emulated ones compute nothing
-            program.compile_with(options.compile_backend)
+    job, programs, graph_hash, dynamic = engines.load(plan, numbers, seed, device)
     if job.data is None:
         raise LaunchError(f"{plan.model_ref!r} has no data to run on: return Job(model, data=...)")
     with user_code_errors("the job's data"):
@@ -262,7 +293,7 @@ def build_stage(
     ordered: Any = data.train if data.order is None or not trains else order_of_samples(data, seed, 0)
     train_sizes = minibatch_sizes(ordered, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
     test_sizes = None if test is None else minibatch_sizes(test, plan.minibatch, dynamic, training=False, limit=limit)
-    transports = _transports(plan, rank, device, transport, gradients)
+    transports = _transports(plan, rank, device, groups)
     reads = numbers[-1] == len(plan.pipeline) - 1 or any(program.model_inputs for program in programs)
     used = [("training", data.train, train_sizes), ("test", test, test_sizes)]
     marks, read = _data_marks(data, [(*one, sizes) for *one, sizes in used if sizes is not None], seed, rank, reads)
@@ -273,16 +304,14 @@ def build_stage(
         place = WorkerPlace(plan, stage, replica, rank, device, program, job, seed)
         recorder = _recorder(place, run / "metrics" / f"{recorded_name(plan, rank, stage)}.jsonl")
         fingerprint = replace(_fingerprint(place, trains), data=marks, read=read)
-        training = None
-        if trains:
-            arguments = replicas, options.averaging, flush, options.staleness
-            training = TrainingEngine(place, own_transport, recorder, *arguments)
+        training = engines.training(place, own_transport, recorder) if trains else None
+        evaluated = _recorder(place, None) if trains else recorder
         built.append(
             WorkerStage(
                 place=place,
                 data=data,
                 training=training,
-                forward=ForwardEngine(place, own_transport, _recorder(place, None) if trains else recorder),
+                forward=engines.forward(place, own_transport, evaluated, training),
                 train_sizes=train_sizes,
                 test_sizes=test_sizes,
                 graph_hash=graph_hash,
@@ -292,20 +321,14 @@ def build_stage(
     return replace(built[-1], earlier=tuple(built[:-1]))
 
 
-def _transports(
-    plan: LaunchPlan,
-    rank: int,
-    device: torch.device,
-    given: OrderedTransport | Transport | None,
-    gradients: dist.ProcessGroup | None,
-) -> Sequence[Transport | StageTransport | OrderedTransport]:
+def _transports(plan: LaunchPlan, rank: int, device: torch.device, groups: Groups) -> Sequence[AnyTransport]:
     """The transport of each stage of a worker."""
     numbers, stages = [stage for stage, _ in plan.places(rank)], len(plan.pipeline)
-    if given is not None:
-        return [given]
+    if groups.edges is not None:
+        return [OrderedTransport(numbers[0], rank, device, groups.edges, lambda: wait_for(groups.active))]
     if plan.schedule.virtual is None:
-        return [Transport(numbers[0], rank, device, gradients=gradients)]
-    transport = Transport(numbers[-1], rank, device, stages=stages, gradients=gradients)
+        return [Transport(numbers[0], rank, device, gradients=groups.gradients)]
+    transport = Transport(numbers[-1], rank, device, stages=stages, gradients=groups.gradients)
     mailbox: Mailbox = {}
     return [StageTransport(transport, mailbox, rank, stage, stages) for stage in numbers]
 
@@ -335,14 +358,6 @@ def _fingerprint(place: WorkerPlace, trains: bool) -> Fingerprint:
     digests = {name: (weights_digest({name: state[name]}), stages) for name, stages in shared.items()}
     job = job_file(place.plan.model_ref)
     return Fingerprint(place.rank, place.stage, weights=weights, job="" if job is None else job.digest, shared=digests)
-
-
-def own_transport(options: RunOptions, plan: LaunchPlan, rank: int, groups: Groups) -> OrderedTransport | None:
-    """The transport of an active worker in the one order; None in mode `gloo`."""
-    position = plan.place(rank)
-    if groups.edges is None or position is None:
-        return None
-    return OrderedTransport(position[0], rank, device_of(plan), groups.edges, lambda: wait_for(groups.active))
 
 
 def _recorder(place: WorkerPlace, path: Path | None) -> Recorder:

@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 
 from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.hooks import hooked_gradients, refuse_accumulation_hooks
+from pipeplan_launch.job.hooks import hooked_gradients, parameter_hooks, refuse_accumulation_hooks
 from pipeplan_launch.tracing.trace import trace_job
 
 
@@ -73,7 +73,7 @@ def test_hooks_of_a_parameter_change_its_gradient_in_their_order() -> None:
     parameters["a"].register_hook(lambda gradient: gradient + 1)
     parameters["a"].register_hook(lambda gradient: gradient * 2)
     parameters["b"].register_hook(seen.append)
-    found = hooked_gradients({name: torch.ones(2) for name in ("a", "b")}, parameters)
+    found = hooked_gradients({name: torch.ones(2) for name in ("a", "b")}, parameter_hooks(parameters))
     assert [found[name].tolist() for name in ("a", "b")] == [[4.0, 4.0], [1.0, 1.0]]
     assert [one.tolist() for one in seen] == [[1.0, 1.0]]
 

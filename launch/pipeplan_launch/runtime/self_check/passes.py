@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
-from pipeplan_launch.job.hooks import hooked_gradients
+from pipeplan_launch.job.hooks import hooked_gradients, parameter_hooks
 from pipeplan_launch.job.job import Batch, Job, StageInfo
 from pipeplan_launch.job.loss_value import checked_loss, loss_text
 from pipeplan_launch.job.user_code import user_code_errors
@@ -139,7 +139,7 @@ class PipelineModel:
                 name = self._traced.state_names.get(name, name)
                 name = name if name in of_loss else f"{MODEL}.{name}"
                 gradients[name] = gradients[name] + gradient if name in gradients else gradient
-        return Trained(loss.detach().clone(), hooked_gradients(gradients, self._trained))
+        return Trained(loss.detach().clone(), hooked_gradients(gradients, parameter_hooks(self._trained)))
 
     def _loss(self, leaves: Mapping[str, Tensor], output: Any, target: Any) -> Any:
         """The job's loss, with the last stage's leaves in place of the loss's own parameters."""

@@ -1,0 +1,245 @@
+"""Training on the user's own module under DDP or FSDP2, one minibatch of a replica at a time.
+
+An update covers the plan's M minibatches, minibatch i at replica i mod r. The replicas go through an update in rounds:
+in each, every replica runs one forward and one backward pass, because those of FSDP2 gather weights together. The
+backward pass of the last round averages gradients. A replica without a minibatch in the last round, or in a short last
+group, runs the group's first minibatch once more with a weight of 0. It would otherwise only wait.
+
+DDP and FSDP2 divide the sum over the replicas by r. So the loss of a minibatch is multiplied by r · share / total. Its
+share is its part of the samples, or of what the job's `loss_weight` counts; total is the sum of the shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from pipeplan_launch.comm.buckets import refuse_sparse
+from pipeplan_launch.data_parallel.blocks import recomputation_explained, recompute_blocks
+from pipeplan_launch.data_parallel.divided_weights import DividedWeights
+from pipeplan_launch.data_parallel.module_program import ModuleProgram
+from pipeplan_launch.data_parallel.wrapping import Alone, Replicated, Sharded, Wrapper
+from pipeplan_launch.job.hooks import GradientHook, take_hooks
+from pipeplan_launch.job.seeds import seed_forward
+from pipeplan_launch.plan.schedule import ActionKind, group_members
+from pipeplan_launch.runtime.engine import Segment, WorkerPlace
+from pipeplan_launch.runtime.inference import ForwardEngine
+from pipeplan_launch.runtime.nested_tensors import tensors_in
+from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
+from pipeplan_launch.runtime.stage_setup import AnyTransport
+from pipeplan_launch.runtime.training import TrainingEngine
+from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
+from pipeplan_launch.telemetry.run_documents import BACKWARD, FORWARD
+
+
+class DataParallelTraining(TrainingEngine):
+    """Trains one replica of the user's own module."""
+
+    def __init__(
+        self,
+        place: WorkerPlace,
+        transport: AnyTransport,
+        recorder: Recorder,
+        group: dist.ProcessGroup | None,
+        flush: dist.ProcessGroup | None,
+        mesh: DeviceMesh | None,
+        sharing: dist.ProcessGroup | None,
+    ) -> None:
+        """`group`: the replicas, None if there is only one. `flush`: the same on the CPU, if they hold parts of the
+        weights. `mesh`: their arrangement under FSDP2; None for DDP. `sharing`: the replicas, if they divide the
+        optimiser among them.
+
+        Raises `LaunchError` for a job that cannot run so.
+        """
+        program = place.program
+        assert isinstance(program, ModuleProgram)
+        self._program = program
+        if place.recomputes:
+            recompute_blocks(program.model)
+        self._wrapper, self._hooks = _wrapped(program, group, mesh)
+        passes = {
+            ActionKind.FORWARD: self._forward,
+            ActionKind.BACKWARD: self._backward,
+            ActionKind.REDUCE: self._complete_rounds,
+        }
+        optimiser = StageOptimizer(place, flush, sharing=sharing)
+        super().__init__(place, transport, recorder, passes, group, optimiser)
+        if mesh is not None:
+            assert group is not None
+            self.divided = DividedWeights(self.trained, dist.get_rank(group), dist.get_world_size(group))
+        self.shapes = [replace(shape, depth=1) for shape in place.plan.shapes]  # DDP has one backward pass at a time
+        self._losses: dict[int, Tensor] = {}
+        self._rounds = 0
+        """Passes of the present group that this replica has run."""
+        self._share_sum = self._expected = 0.0
+        """Shares of this replica's minibatches of the present group, and the sum over all replicas without weights."""
+        self._written = {*program.buffers_by_name()}
+        """Names of what forward passes may write: buffers, and the frozen parameters that the first one writes."""
+        self._frozen_sums: dict[str, complex] | None = program.frozen_sums()
+        """Those before the first pass; None after it."""
+
+    @property
+    def sharded_root(self) -> torch.nn.Module | None:
+        """The module that runs a function of the model while it gathers weights; None where replicas hold them all."""
+        return self._wrapper.module if isinstance(self._wrapper, Sharded) else None
+
+    def hooks(self) -> Mapping[str, Mapping[int, GradientHook]]:
+        """The user's hooks on the gradients of parameters, by parameter name."""
+        return self._hooks
+
+    @contextmanager
+    def running(self, segment: Segment) -> Iterator[None]:
+        """Context in which a segment is trained on. Afterwards the replicas agree on buffers."""
+        self._updates_before = self._versions.number
+        with super().running(segment):
+            yield
+        self.agree_on_buffers(self._written_anywhere())
+
+    def _written_anywhere(self) -> list[Tensor]:
+        """What forward passes write at any replica: not a frozen backbone, which need not travel."""
+        state = self._program.changing_state()
+        if self._group is None or not state:
+            return []
+        flags = torch.tensor([name in self._written for name in state], dtype=torch.uint8)
+        with self._replica_loss_explained("buffers"):
+            dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._group)
+        return [tensor for tensor, flag in zip(state.values(), flags.tolist(), strict=True) if flag]
+
+    def _forward(self, index: int) -> None:
+        step, lap = self.begin_step(index), Stopwatch()
+        inputs, target = self.read(index)
+        step.load_s += lap()
+        step.weight = self._weigh(index, target)
+        self._losses[index] = loss = self._compute(index, inputs, target, counts=step.weight > 0)
+        step.loss = loss.item() if step.weight else 0.0
+        if self._frozen_sums:
+            present = self._program.frozen_sums().items()
+            self._written |= {name for name, total in present if total != self._frozen_sums[name]}
+        self._frozen_sums = None
+        step.forward_s += lap()
+        self.note(FORWARD, index, lap)
+
+    def _compute(self, index: int, inputs: Sequence[Tensor], target: Any, *, counts: bool) -> Tensor:
+        """The loss of a minibatch. If it does not count: a number that depends on the model, with gradients of 0."""
+        program = self._program
+        seed_forward(self.place.seed, self.segment.epoch, self.segment.number(index), self.place.stage)
+
+        def run() -> Tensor:
+            output = program.call({}, (), inputs, self.size(index))
+            loss = self._loss(index, {}, output, target)
+            return loss if counts else self._zero(output)
+
+        with self.passing("the model's forward", index), self._exchanging(index):
+            loss: Tensor = self._wrapper.module(run)
+        return loss
+
+    def _zero(self, output: Any) -> Tensor:
+        """A number through which the model's output and the loss's parameters get gradients of 0."""
+        own = () if self._program.loss_state is None else self._program.loss_state.parameters().values()
+        parts = [(one * 0).sum().real for one in tensors_in(output) if one.requires_grad]
+        parts += [one.reshape(-1)[:0].sum().real for one in own]
+        return sum(parts, torch.zeros((), device=self.place.device))
+
+    def _backward(self, index: int) -> None:
+        step, lap = self.step_of(index), Stopwatch()
+        share = self._share(index)
+        self._weights.pop(index, None)
+        self._share_sum += share
+        self._differentiate(index, self._losses.pop(index), share)
+        step.backward_s += lap()
+        self.note(BACKWARD, index, lap)
+        self._finish_backward(index)
+
+    def _differentiate(self, index: int, loss: Tensor, share: float) -> None:
+        self._expected = self._update_group(index // self._group_size).total
+        if loss.requires_grad:
+            with self.passing("the model's backward", index), recomputation_explained(), self._exchanging(index):
+                torch.autograd.backward(loss, torch.full_like(loss, share * self.place.replicas / self._expected))
+        self._rounds += 1
+
+    def _complete_rounds(self, group: int) -> None:
+        """Run the passes of rounds in which this replica has no minibatch."""
+        index = group * self._group_size
+        while self._rounds < self._rounds_of(group):
+            inputs, target = self.read(index)
+            with self._program.preserved(self._written):
+                loss = self._compute(index, inputs, target, counts=False)
+                self._differentiate(index, loss, 1.0)
+        self._rounds = 0
+
+    def _rounds_of(self, group: int) -> int:
+        """Rounds of a group. A segment that is asked to end does so after a whole group."""
+        return -(-len(group_members(group, self._group_size, self.segment.count)) // self.place.replicas)
+
+    def _exchanging(self, index: int) -> AbstractContextManager[None]:
+        """Context of a pass, which averages gradients in the last round of the group."""
+        return self._wrapper.exchanging(self._rounds == self._rounds_of(index // self._group_size) - 1)
+
+    def averaged_gradients(self) -> dict[str, Tensor]:
+        """The mean of the present group's gradients, by parameter name. They have been averaged by the last backward
+        pass, except for the weights of the job's `loss_weight`, which are known now.
+        """
+        gradients = {name: one.grad for name, one in self.trained.items() if one.grad is not None}
+        for name, gradient in gradients.items():
+            refuse_sparse(name, gradient)
+        if self.place.job.loss_weight is not None:
+            total = torch.tensor([self._share_sum], dtype=torch.float64)
+            if self._group is not None:
+                dist.all_reduce(total, group=self._group)
+            if not total:
+                gradients = {}  # no minibatch counts, so nothing is updated
+            elif gradients:
+                torch._foreach_mul_(list(gradients.values()), self._expected / float(total))
+        self._share_sum = 0.0
+        return gradients
+
+    def make_step(self, averaged: Mapping[str, Tensor], group: int, lap: Stopwatch) -> None:
+        """Update the weights, and finish the group's last minibatch."""
+        super().make_step(averaged, group, lap)
+        for parameter in self.trained.values():
+            parameter.grad = None
+
+
+class ShardedEvaluation(ForwardEngine):
+    """Evaluates a model whose weights are gathered for every pass, in which all replicas take part."""
+
+    def __init__(self, place: WorkerPlace, transport: AnyTransport, recorder: Recorder, root: torch.nn.Module) -> None:
+        """`root`: the wrapper that gathers weights around a function of the model."""
+        super().__init__(place, transport, recorder)
+        self._root = root
+
+    @contextmanager
+    def running(self, segment: Segment) -> Iterator[None]:
+        """Context in which passes are run. A replica without a minibatch in the last round runs the round's first."""
+        with super().running(segment):
+            yield
+            replicas = self.place.replicas
+            first = (self.count - 1) // replicas * replicas
+            if self.place.replica >= self.count - first and self.limit(first) is None:
+                inputs, _ = self.read(first)
+                with self.passing("the model's forward", first):
+                    self._root(lambda: self.output(first, [], inputs))
+
+    def evaluate(self, index: int, received: Sequence[Tensor], inputs: Sequence[Tensor], target: Any) -> Any:
+        """The model's output, of which the score is noted, while the weights of the loss are gathered too."""
+        with self.passing("the model's forward", index):
+            return self._root(lambda: super(ShardedEvaluation, self).evaluate(index, received, inputs, target))
+
+
+def _wrapped(
+    program: ModuleProgram, group: dist.ProcessGroup | None, mesh: DeviceMesh | None
+) -> tuple[Wrapper, dict[str, Mapping[int, GradientHook]]]:
+    """(the module in torch's wrapper, the user's hooks on gradients, which see the mean of an update)."""
+    if mesh is not None:
+        return Sharded(program, mesh), {}
+    hooks = take_hooks(program.parameters_by_name())
+    if group is None or not any(one.requires_grad for one in program.parameters_by_name().values()):
+        return Alone(program.whole), hooks
+    return Replicated(program.whole, group), hooks

@@ -1,0 +1,259 @@
+"""The parts of the data-parallel engine, without workers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from toy_workers import stage_contents, write_plan
+
+from pipeplan_launch import Data, Job
+from pipeplan_launch.data_parallel.blocks import (
+    recomputation_explained,
+    recompute_blocks,
+    repeated_blocks,
+    return_own_memory,
+)
+from pipeplan_launch.data_parallel.fake_runs import refuse_written_parameters, takes_any_size
+from pipeplan_launch.data_parallel.module_program import ModuleProgram
+from pipeplan_launch.data_parallel.wrapping import refuse_indivisible
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.plan.averaging_options import GradientAveraging, check_averaging_options, parse_compression
+from pipeplan_launch.plan.stage_files import load_plan
+from pipeplan_launch.runtime.stage_setup import RunOptions
+
+CPU = torch.device("cpu")
+
+
+def plan(folder: Path, replicas: list[int], schedule: str = "1f1b-flush", **fields: Any) -> Path:
+    contents = stage_contents(replicas, schedule=schedule, accumulate=2 if schedule == "1f1b-flush" else None)
+    return write_plan(folder, [content | fields for content in contents])
+
+
+def test_a_stage_file_says_how_a_plan_is_data_parallel(tmp_path: Path) -> None:
+    assert load_plan(plan(tmp_path / "old", [2])).data_parallel == ""
+    found = load_plan(plan(tmp_path / "zero1", [2], data_parallel="zero1"))
+    assert (found.data_parallel, found.shard_optimizer) == ("zero1", True)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "schedule", "fields", "says"),
+    [
+        ([1, 1], "1f1b-flush", {"data_parallel": "ddp"}, "this one has 2 stages under 1f1b-flush"),
+        ([2], "1f1b-stashing", {"data_parallel": "fsdp"}, "this one has 1 stages under 1f1b-stashing"),
+        ([2], "1f1b-flush", {"data_parallel": "ddp2"}, "data_parallel"),
+        (
+            [3],
+            "1f1b-flush",
+            {"data_parallel": "hsdp", "servers": 2, "workers_per_server": 2, "server_sizes": [2, 1]},
+            "needs as many workers on every server, and the plan has 1 and 2",
+        ),
+    ],
+)
+def test_what_is_no_data_parallel_plan(
+    tmp_path: Path, replicas: list[int], schedule: str, fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(LaunchError, match=says):
+        load_plan(plan(tmp_path, replicas, schedule, **fields))
+
+
+def test_who_runs_a_plan(tmp_path: Path) -> None:
+    kinds = ("", "ddp", "fsdp")
+    pipeline, ddp, fsdp = (load_plan(plan(tmp_path / f"plan{one}", [2], data_parallel=one)) for one in kinds)
+    plain = RunOptions(tmp_path)
+    compressed = RunOptions(tmp_path, averaging=GradientAveraging(parse_compression("bf16")))
+    assert [plain.runs_own_module(one) for one in (pipeline, ddp, fsdp)] == [False, True, True]
+    assert [compressed.runs_own_module(one) for one in (pipeline, ddp)] == [False, False]
+    assert not RunOptions(tmp_path, compile_backend="eager").runs_own_module(ddp)
+    for averaging in (compressed.averaging, GradientAveraging(shards_optimizer=True)):
+        check_averaging_options(averaging, ddp)
+        with pytest.raises(LaunchError, match="each holds a part: leave it out"):
+            check_averaging_options(averaging, fsdp)
+    with pytest.raises(LaunchError, match="--compile is for workers"):
+        check_averaging_options(GradientAveraging(), fsdp, "eager")
+
+
+class Model(nn.Module):
+    """Two lists of blocks, the larger of which has a block that shares its weight with the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.mixed = nn.Sequential(nn.Linear(4, 90), nn.ReLU(), nn.LayerNorm(90))
+        self.large = nn.ModuleList(
+            [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)) for _ in range(3)]
+        )
+        self.head = nn.Linear(4, 4)
+        self.head.weight = self.large[1][0].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.large:
+            x = x + block(x)
+        result: Tensor = self.head(self.mixed(self.small(x))[:, :4])
+        return result
+
+
+def test_the_repeated_blocks_of_a_model() -> None:
+    model = Model()
+    assert repeated_blocks(model) == [model.large[0], model.large[2]]
+    assert repeated_blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) == []
+    mixed = nn.Sequential(nn.Embedding(9, 2), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.LayerNorm(2))
+    assert repeated_blocks(mixed) == [mixed[1], mixed[3]]
+
+
+def test_recomputing_changes_neither_gradients_nor_statistics() -> None:
+    plain = Model()
+    again = copy.deepcopy(plain)
+    recompute_blocks(again)
+    held = []
+    for model in (plain, again):
+        saved: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda one, to=saved: to.append(one) or one, lambda one: one):
+            torch.manual_seed(1)
+            model(torch.ones(5, 4)).square().sum().backward()
+        held.append(len(saved))
+    assert all(torch.equal(*pair) for pair in zip(plain.buffers(), again.buffers(), strict=True))
+    for one, other in zip(plain.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    assert plain.large[0][1].num_batches_tracked == 1
+    assert held[1] < held[0]
+
+
+class Caching(nn.Module):
+    """A block whose second forward pass takes a short cut."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.cache = nn.Linear(4, 4), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.cache is None:
+            self.cache = torch.tanh(self.inner(x)).square()
+        return self.cache
+
+
+def test_a_block_that_does_not_repeat_its_work_is_named() -> None:
+    model = nn.Sequential(Caching(), Caching())
+    recompute_blocks(model)
+    loss = model(torch.ones(2, 4)).sum()
+    with pytest.raises(LaunchError, match="does other work when its forward pass runs a second time"):
+        _explained_backward(loss)
+
+
+def _explained_backward(loss: Tensor) -> None:
+    with recomputation_explained():
+        loss.backward()
+
+
+def test_a_block_returns_no_view() -> None:
+    block = nn.Unflatten(1, (2, 2))
+    given = torch.ones(3, 4, requires_grad=True)
+    return_own_memory(block)
+    assert not block(given)._is_view()
+    block(given).sum().backward()
+    assert torch.equal(given.grad, torch.ones(3, 4))
+
+
+def job(model: nn.Module, samples: int = 9, **more: Any) -> Job:
+    data = TensorDataset(torch.randn(samples, 4), torch.randn(samples, 4))
+    return Job(model, data=lambda: Data(data, data), loss=nn.functional.mse_loss, minibatch=4, **more)
+
+
+class Fixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(4, 2, 2).flatten(1)
+
+
+class Branching(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("model", "samples", "any_size"),
+    [
+        (nn.Linear(4, 4), 9, True),
+        (Fixed(), 9, False),
+        (Fixed(), 8, True),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), 9, False),
+        (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), 10, True),
+        (Branching(), 9, True),
+    ],
+    ids=["linear", "fixed", "fixed without a rest", "one sample in BatchNorm", "two samples", "branching"],
+)
+def test_whether_a_model_takes_a_short_minibatch(model: nn.Module, samples: int, any_size: bool) -> None:
+    before = copy.deepcopy(model.state_dict())
+    assert takes_any_size(job(model, samples), 4) == any_size
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class Changing(nn.Module):
+    """Writes its weight in forward(), and keeps its last input."""
+
+    def __init__(self, write: Callable[[nn.Parameter], object]) -> None:
+        super().__init__()
+        self.inner, self.norm, self.write = nn.Linear(4, 4), nn.BatchNorm1d(4), write
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x
+        self.write(self.inner.weight)
+        result: Tensor = self.norm(self.inner(x))
+        return result
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda weight: weight.data.clamp_(-0.1, 0.1),
+        lambda weight: weight.detach().add_(1),
+        lambda weight: setattr(weight, "data", weight.data * 2),
+        lambda weight: torch._foreach_mul_([weight.detach()], 2),
+    ],
+    ids=["through .data", "in place", "by assignment", "in a list"],
+)
+def test_fsdp_refuses_a_forward_pass_that_writes_parameters(write: Callable[[nn.Parameter], object]) -> None:
+    model = Changing(write)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(LaunchError, match=r"^forward\(\) changes the parameter 'inner.weight', and under FSDP"):
+        refuse_written_parameters(job(model), 4)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert not hasattr(model, "last")
+
+
+def test_fsdp_needs_the_same_parameters_for_all_inputs() -> None:
+    refuse_written_parameters(job(Model()), 4)
+    refuse_written_parameters(job(Changing(lambda weight: weight.abs())), 4)
+    with pytest.raises(LaunchError, match="so it may use other weights on each worker"):
+        refuse_written_parameters(job(Branching()), 4)
+
+
+def with_hook() -> nn.Module:
+    model = nn.Linear(4, 4)
+    model.weight.register_hook(lambda gradient: gradient)
+    return model
+
+
+class Odd(nn.Module):
+    def __init__(self, parameter: Tensor) -> None:
+        super().__init__()
+        self.odd = nn.Parameter(parameter)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (Odd(torch.tensor(1.0)), "'odd' has no dimensions, which FSDP cannot divide: give it one, as in torch.ones"),
+        (Odd(torch.ones(2, dtype=torch.complex64)), "'odd' is complex, which FSDP cannot divide"),
+        (with_hook(), r"'weight' has a hook \(register_hook\)"),
+    ],
+    ids=["scalar", "complex", "hook"],
+)
+def test_parameters_that_fsdp_cannot_divide(model: nn.Module, says: str) -> None:
+    with pytest.raises(LaunchError, match=says):
+        refuse_indivisible(ModuleProgram(job(model), CPU))
