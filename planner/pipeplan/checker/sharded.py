@@ -14,8 +14,8 @@ from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.network import LinkRates
 from pipeplan.errors import InputError
 
-GATHERING = "gathering weights"
-"""Name of the bound of a plan whose network is busier with weights than its workers with computing."""
+EXCHANGING = "gathering weights and reducing gradients"
+"""Name of the bound of a plan whose network is busier than its workers are with computing."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class ShardedFigures:
     """Workers that hold the weights together."""
     forward_s: float
     backward_s: float
-    """The backward pass of a microbatch whose gradients are not reduced."""
+    """The backward pass with its reduce-scatters."""
     exposed_s: float
-    """What reducing the gradients adds to a backward pass."""
-    reduce_s: float
-    """All exchanges of gradients of an update."""
+    """What all-reduces across servers add to the last backward pass of an update."""
+    across_s: float
+    """All of these all-reduces of an update."""
     activations: float
     memory: float
     """Bytes of a worker without workspace."""
@@ -66,31 +66,29 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
     root_s, root_spread_s = exchange_s(len(groups[0]), rest, ring), 2 * exchange_s(len(groups), rest, across)
     overlap = document.options.overlap
     forward_s = root_s + gathers[0] + _steps([unit.forward_s for unit in units], [*gathers[1:], 0.0], overlap)
-    backwards, before = [unit.backward_s for unit in units[::-1]], [*gathers[-2::-1], 0.0]
-    started_s = root_s + gathers[-1]
-    backward_s = started_s + _steps(backwards, before, overlap)
-    reducing_s, done_s = started_s, 0.0
-    for place, compute_s in enumerate(backwards):
-        scattered = gathers[::-1][place - 1] if place else 0.0
-        if place:
-            done_s = max(done_s, reducing_s + scattered) + spread[::-1][place - 1]
-        reducing_s += _steps([compute_s], [scattered + before[place]], overlap)
+    backward_s, done_s = root_s + gathers[-1], 0.0
+    for place in range(len(units) - 1, -1, -1):
+        scattered_s = 0.0
+        if place + 1 < len(units):
+            scattered_s = gathers[place + 1]
+            done_s = max(done_s, backward_s + scattered_s) + spread[place + 1]
+        exchanged_s = scattered_s + (gathers[place - 1] if place else 0.0)
+        backward_s += _steps([units[place].backward_s], [exchanged_s], overlap)
     for scatter_s, spread_s in ((gathers[0], spread[0]), (root_s, root_spread_s)):
-        reducing_s += scatter_s
-        done_s = max(done_s, reducing_s) + spread_s
-    late_s, spread_all_s = max(0.0, done_s - reducing_s), sum(spread) + root_spread_s
-    reducing_s += late_s + (spread_all_s - late_s) * (1 - overlap)
+        backward_s += scatter_s
+        done_s = max(done_s, backward_s) + spread_s
+    late_s, spread_all_s = max(0.0, done_s - backward_s), sum(spread) + root_spread_s
     busy_s = sum(unit.forward_s + unit.backward_s for unit in units)
     kept = _activations(document, model, units)
     return ShardedFigures(
         shards=len(groups[0]),
         forward_s=forward_s,
         backward_s=backward_s,
-        exposed_s=reducing_s - backward_s,
-        reduce_s=sum(gathers) + root_s + spread_all_s,
+        exposed_s=late_s + (spread_all_s - late_s) * (1 - overlap),
+        across_s=spread_all_s,
         activations=kept,
-        memory=_weights_bytes(document, model, units, len(groups[0])) + kept + float(model.buffers.sum()),
-        bound=GATHERING if 2 * (sum(gathers) + root_s) > busy_s else "compute of stage 1",
+        memory=_weights_bytes(model, units, len(groups[0])) + kept + float(model.buffers.sum()),
+        bound=EXCHANGING if 3 * (sum(gathers) + root_s) > busy_s else "compute of stage 1",
     )
 
 
@@ -125,14 +123,13 @@ def _steps(computes: Sequence[float], waits: Sequence[float], overlap: float) ->
     return sum(max(compute, wait) + (1 - overlap) * min(compute, wait) for compute, wait in both)
 
 
-def _weights_bytes(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit], shards: int) -> float:
+def _weights_bytes(model: CheckedModel, units: Sequence[_Unit], shards: int) -> float:
     """Bytes of weights, gradients and the optimiser's state, divided and gathered."""
     whole = float(model.parameters.sum())
     root = whole - sum(unit.weights for unit in units)
     pairs = [unit.weights + following.weights for unit, following in itertools.pairwise(units)]
     gathered = root + max([units[-1].weights, *pairs])
-    several = (document.accumulate or 1) > len(document.stages[0].workers)
-    return whole * (2 + model.state_ratio) / shards + gathered + (whole if several else gathered)
+    return whole * (2 + model.state_ratio) / shards + 2 * gathered
 
 
 def _activations(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit]) -> float:
