@@ -5,8 +5,7 @@ An independent implementation of docs/cost-model.md, "Divided weights", as a wal
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeplan.checker.document import FLUSH, FULLY_SHARDED, PlanDocument
@@ -79,15 +78,16 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
         done_s = max(done_s, backward_s) + spread_s
     late_s, spread_all_s = max(0.0, done_s - backward_s), sum(spread) + root_spread_s
     busy_s = sum(unit.forward_s + unit.backward_s for unit in units)
-    kept = _activations(document, model, units)
+    activations = _activations(document, model, units)
+    fixed = whole * (2 + model.state_ratio) / len(groups[0]) + float(model.buffers.sum())
     return ShardedFigures(
         shards=len(groups[0]),
         forward_s=forward_s,
         backward_s=backward_s,
         exposed_s=late_s + (spread_all_s - late_s) * (1 - overlap),
         across_s=spread_all_s,
-        activations=kept,
-        memory=_weights_bytes(model, units, len(groups[0])) + kept + float(model.buffers.sum()),
+        activations=max(activations),
+        memory=fixed + max(map(sum, zip(activations, _whole_bytes(model, units, rest), strict=True))),
         bound=EXCHANGING if 3 * (sum(gathers) + root_s) > busy_s else "compute of stage 1",
     )
 
@@ -123,21 +123,26 @@ def _steps(computes: Sequence[float], waits: Sequence[float], overlap: float) ->
     return sum(max(compute, wait) + (1 - overlap) * min(compute, wait) for compute, wait in both)
 
 
-def _weights_bytes(model: CheckedModel, units: Sequence[_Unit], shards: int) -> float:
-    """Bytes of weights, gradients and the optimiser's state, divided and gathered."""
-    whole = float(model.parameters.sum())
-    root = whole - sum(unit.weights for unit in units)
-    pairs = [unit.weights + following.weights for unit, following in itertools.pairwise(units)]
-    gathered = root + max([units[-1].weights, *pairs])
-    return whole * (2 + model.state_ratio) / shards + 2 * gathered
+def _whole_bytes(model: CheckedModel, units: Sequence[_Unit], root: float) -> Iterator[float]:
+    """Bytes of gathered weights and of gradients that are not divided yet, while each unit runs backward."""
+    for place, (start, _, _) in enumerate(model.units):
+        near = [unit.weights for unit in units[max(0, place - 1) : place + 2]]
+        begun = sum(float(model.parameters[first:stop].sum()) for first, stop, own in model.units[place:] if not own)
+        begun += sum(size for sharers, _, size in model.ties if sharers >> start)
+        yield root + sum(near) + units[place].weights + min(root, begun)
 
 
-def _activations(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit]) -> float:
-    """Bytes that a microbatch keeps: all, or with recomputation what units read, and all of one unit at a time."""
-    if not document.stages[0].recompute:
-        return sum(unit.saved for unit in units)
+def _activations(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit]) -> list[float]:
+    """Bytes kept of a microbatch while each unit runs backward: all of the units up to it.
+
+    With recomputation it is all that units read from others, all of the units that are not wrapped, and of that unit.
+    """
+    again = document.stages[0].recompute
     inside = [(1 << stop) - (1 << start) for start, stop, _ in model.units]
     home = {layer: held for held in inside for layer in range(len(model.names)) if held >> layer & 1}
-    read = sum(edge.bytes for edge in model.edges if edge.readers & ~home[edge.producer])
-    once = max((unit.saved for unit in units if unit.wrapped), default=0.0)
-    return read + once + sum(unit.saved for unit in units if not unit.wrapped)
+    read = sum(edge.bytes for edge in model.edges if edge.readers & ~home[edge.producer]) if again else 0.0
+    found, left = [], read
+    for unit in units:
+        found.append(left + unit.saved)
+        left += 0.0 if again and unit.wrapped else unit.saved
+    return found

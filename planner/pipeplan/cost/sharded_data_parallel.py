@@ -20,7 +20,8 @@ of torch.distributed.fsdp.fully_shard (FSDP2), whose order of prefetching this i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeplan.cluster_data.links import Links
@@ -154,35 +155,43 @@ def _backward_s(behind: Sequence[_Times], root: _Times, overlap: float) -> tuple
 
 
 def sharded_memory(plan: Plan, problem: Problem) -> tuple[float, float]:
-    """Bytes of one worker without workspace, and the part of them for its microbatch: activations.
+    """Bytes of one worker without workspace, and the part of them for its microbatch: activations. Both at their most.
 
-    Weights, gradients and the optimiser's state are divided. The root and two neighbouring units are gathered, weights
-    and gradients.
+    Weights, gradients and the optimiser's state are divided. The rest is at its most while some unit runs backward. It
+    is the gathered weights of the root, of the unit and of the next one; the whole gradients of the unit, of the one
+    that is being reduced, and of the root's layers from the unit on; and the activations that are left.
     """
-    units = fsdp_units(problem.profile.layers)
-    weights, shards = problem.parameter_bytes, len(shard_groups(plan, problem)[0])
-    sizes = [unit.gathered_bytes for unit in units]
-    gathered = root_bytes(problem, units) + max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
-    divided = (2 + problem.state_ratio) * weights / shards
-    buffers = sum(layer.buffer_bytes for layer in problem.profile.layers)
-    activations = _activation_bytes(problem, units, recompute=plan.stages[0].recompute)
-    return divided + 2 * gathered + buffers + activations, activations
+    profile, units = problem.profile, fsdp_units(problem.profile.layers)
+    root, shards = root_bytes(problem, units), len(shard_groups(plan, problem)[0])
+    unit_of = {layer.name: number for number, unit in enumerate(units) for layer in unit.layers}
+    started = [sum(layer.parameter_bytes for layer in unit.layers) * (not unit.wrapped) for unit in units]
+    for tie in profile.tied:  # charged to the first of its layers, and the last one has its gradient first
+        started[unit_of[tie.layers[-1]]] += tie.bytes
+    activations = _activation_bytes(problem, units, unit_of, recompute=plan.stages[0].recompute)
+    sizes = [0, *(unit.gathered_bytes for unit in units), 0]
+    peak = 0.0
+    for number, kept in enumerate(activations):
+        before, own, behind = sizes[number : number + 3]
+        peak = max(peak, root + before + 2 * own + behind + min(root, sum(started[number:])) + kept)
+    divided = (2 + problem.state_ratio) * problem.parameter_bytes / shards
+    return divided + peak + sum(layer.buffer_bytes for layer in profile.layers), max(activations)
 
 
-def _activation_bytes(problem: Problem, units: Sequence[FsdpUnit], *, recompute: bool) -> float:
-    """Bytes that one microbatch keeps for the backward pass.
+def _activation_bytes(
+    problem: Problem, units: Sequence[FsdpUnit], unit_of: Mapping[str, int], *, recompute: bool
+) -> list[float]:
+    """Bytes that are kept of one microbatch while each unit runs backward.
 
-    With recomputation a unit keeps only the tensors that it reads from others, and one unit at a time all.
+    With recomputation a unit keeps only the tensors that it reads from others, and all while it runs.
     """
     share = 1 + problem.cluster.executor.activation_share
     saved = [share * sum(layer.saved_bytes for layer in unit.layers) for unit in units]
     if not recompute:
-        return sum(saved)
-    unit_of = {layer.name: number for number, unit in enumerate(units) for layer in unit.layers}
+        return list(itertools.accumulate(saved))
     crossing = sum(
         tensor.bytes
         for tensor in problem.profile.tensors
         if any(unit_of[name] != unit_of[tensor.producer] for name in tensor.consumers)
     )
-    whole = sum(size for size, unit in zip(saved, units, strict=True) if not unit.wrapped)
-    return whole + crossing + max((size for size, unit in zip(saved, units, strict=True) if unit.wrapped), default=0.0)
+    whole = itertools.accumulate(size * (not unit.wrapped) for size, unit in zip(saved, units, strict=True))
+    return [crossing + kept + size * unit.wrapped for kept, size, unit in zip(whole, saved, units, strict=True)]

@@ -11,7 +11,7 @@ import pytest
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.cost.sharded_data_parallel import EXCHANGING, ShardedPasses, sharded_passes
+from pipeplan.cost.sharded_data_parallel import EXCHANGING, ShardedPasses, sharded_memory, sharded_passes
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.options import Options, Sharding
@@ -19,6 +19,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.fsdp_units import LEAST_BYTES, fsdp_units
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.ties import TiedWeights
 
 GB = 10**9
 FORWARD, BACKWARD, WEIGHTS = (2.0, 1.0, 3.0), (4.0, 2.0, 6.0), (6 * GB, 12 * GB, 2 * GB)
@@ -109,10 +110,12 @@ def test_the_update_is_made_of_passes_one_reduction_across_servers_and_a_step_on
 
 
 def test_memory_of_a_worker() -> None:
-    """20 GB of weights: with gradients and Adam 4 × 20 / 2. Gathered: 18 GB of weights and of gradients."""
+    """20 GB of weights: with gradients and Adam 4 × 20 / 2. The peak is in the second unit's backward pass: weights of
+    6 + 12 GB, gradients of 12 + 2 GB, and activations of two units.
+    """
     problem = _problem()
     (cost,) = evaluate(_plan(problem), problem).stages
-    assert cost.memory_bytes == pytest.approx(40 * GB + 2 * 18 * GB + 30 * GB + GB + 3 * 7)
+    assert cost.memory_bytes == pytest.approx(40 * GB + 18 * GB + 14 * GB + 20 * GB + GB + 3 * 7)
     several = _problem(accumulate=4)
     (more,) = evaluate(_plan(several), several).stages
     assert more.memory_bytes == cost.memory_bytes, "gradients are added up in parts"
@@ -121,6 +124,24 @@ def test_memory_of_a_worker() -> None:
     hybrid = _problem(SERVERS, Sharding.HYBRID, 4)
     (inside,) = evaluate(_plan(hybrid), hybrid).stages
     assert inside.memory_bytes == cost.memory_bytes, "servers are replicas"
+
+
+@pytest.mark.parametrize(("own", "tied", "gradient"), [(4, False, 4), (0, True, 6), (0, False, 0)])
+def test_gradients_of_the_root_are_whole_from_the_first_of_its_layers_on(own: int, tied: bool, gradient: int) -> None:
+    """An embedding of 6 GB, two blocks of 2 GB, and a head that may have its own weights or those of the embedding.
+
+    The peak is where the head runs backward: its gradient, the weights of the root and of the last block, and all
+    activations.
+    """
+    problem = _problem(weights=(6 * GB, 2 * GB, 2 * GB))
+    names = ("embed", "h.0", "h.1", "head")
+    sizes = (6 * GB, 2 * GB, 2 * GB, own * GB)
+    layers = tuple(Layer(name, 1.0, 2.0, size, 10 * GB) for name, size in zip(names, sizes, strict=True))
+    ties = (TiedWeights(("weight",), ("embed", "head"), 6 * GB),) if tied else ()
+    problem = replace(problem, profile=Profile(layers, (), 1, optimizer_state_ratio=2.0, tied=ties))
+    found, _ = sharded_memory(_plan(problem), problem)
+    weights = 10 + own
+    assert found == pytest.approx((4 * weights / 2 + (6 + own + 2) + gradient + 40) * GB)
 
 
 @pytest.mark.parametrize("sharding", [Sharding.FULL, Sharding.HYBRID])
