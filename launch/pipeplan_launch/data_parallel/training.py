@@ -1,8 +1,9 @@
 """Training on the user's own module under DDP or FSDP2, one minibatch of a replica at a time.
 
 An update covers the plan's M minibatches, minibatch i at replica i mod r. The replicas go through an update in rounds:
-in each, every replica runs one forward and one backward pass, because those of FSDP2 gather weights together. The
-backward pass of the last round averages gradients. A replica without a minibatch in the last round, or in a short last
+in each, every replica runs one forward and one backward pass, because those of FSDP2 gather weights together. Every
+backward pass of FSDP2 averages gradients among the workers that share the weights; the backward pass of the last round
+averages the sums of all rounds among all replicas. A replica without a minibatch in the last round, or in a short last
 group, runs the group's first minibatch once more with a weight of 0. It would otherwise only wait.
 
 DDP and FSDP2 divide the sum over the replicas by r. So the loss of a minibatch is multiplied by r · share / total. Its
@@ -179,7 +180,7 @@ class DataParallelTraining(TrainingEngine):
         return -(-len(group_members(group, self._group_size, self.segment.count)) // self.place.replicas)
 
     def _exchanging(self, index: int) -> AbstractContextManager[None]:
-        """Context of a pass, which averages gradients in the last round of the group."""
+        """Context of a pass, which averages gradients among all replicas in the last round of the group."""
         return self._wrapper.exchanging(self._rounds == self._rounds_of(index // self._group_size) - 1)
 
     def averaged_gradients(self) -> dict[str, Tensor]:

@@ -28,8 +28,8 @@ class Wrapper(Protocol):
         """Takes a function of the model, and runs it."""
 
     def exchanging(self, last: bool) -> AbstractContextManager[None]:
-        """Context of a forward or a backward pass. `last`: whether its backward pass averages the gradients that it and
-        the passes before it have left on the parameters.
+        """Context of a forward or a backward pass. `last`: whether its backward pass averages the gradients of it and
+        of the passes before it among all replicas.
         """
 
 
@@ -91,7 +91,7 @@ class Sharded:
     @contextmanager
     def exchanging(self, last: bool) -> Iterator[None]:
         """Context of a forward or a backward pass; see `Wrapper`."""
-        self._root.set_requires_gradient_sync(last)
+        self._root.set_requires_all_reduce(last)  # every backward pass ends with gradients divided inside a server
         yield
 
 

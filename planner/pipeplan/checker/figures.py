@@ -148,8 +148,8 @@ def _with_divided_weights(document: PlanDocument, model: CheckedModel, figure: S
         forward_s=own.forward_s,
         backward_s=own.backward_s,
         update_s=figure.update_s / own.shards,
-        allreduce_s=own.reduce_s,
-        group_s=own.reduce_s,
+        allreduce_s=own.across_s,
+        group_s=own.across_s,
         minibatch_bytes=own.activations,
         memory_bytes=worker_bytes(document.cluster, own.memory + model.workspace_of(model.everything)),
     )

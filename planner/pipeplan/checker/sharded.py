@@ -5,8 +5,7 @@ An independent implementation of docs/cost-model.md, "Divided weights", as a wal
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeplan.checker.document import FLUSH, FULLY_SHARDED, PlanDocument
@@ -14,8 +13,8 @@ from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.network import LinkRates
 from pipeplan.errors import InputError
 
-GATHERING = "gathering weights"
-"""Name of the bound of a plan whose network is busier with weights than its workers with computing."""
+EXCHANGING = "gathering weights and reducing gradients"
+"""Name of the bound of a plan whose network is busier than its workers are with computing."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,11 @@ class ShardedFigures:
     """Workers that hold the weights together."""
     forward_s: float
     backward_s: float
-    """The backward pass of a microbatch whose gradients are not reduced."""
+    """The backward pass with its reduce-scatters."""
     exposed_s: float
-    """What reducing the gradients adds to a backward pass."""
-    reduce_s: float
-    """All exchanges of gradients of an update."""
+    """What all-reduces across servers add to the last backward pass of an update."""
+    across_s: float
+    """All of these all-reduces of an update."""
     activations: float
     memory: float
     """Bytes of a worker without workspace."""
@@ -66,31 +65,30 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
     root_s, root_spread_s = exchange_s(len(groups[0]), rest, ring), 2 * exchange_s(len(groups), rest, across)
     overlap = document.options.overlap
     forward_s = root_s + gathers[0] + _steps([unit.forward_s for unit in units], [*gathers[1:], 0.0], overlap)
-    backwards, before = [unit.backward_s for unit in units[::-1]], [*gathers[-2::-1], 0.0]
-    started_s = root_s + gathers[-1]
-    backward_s = started_s + _steps(backwards, before, overlap)
-    reducing_s, done_s = started_s, 0.0
-    for place, compute_s in enumerate(backwards):
-        scattered = gathers[::-1][place - 1] if place else 0.0
-        if place:
-            done_s = max(done_s, reducing_s + scattered) + spread[::-1][place - 1]
-        reducing_s += _steps([compute_s], [scattered + before[place]], overlap)
+    backward_s, done_s = root_s + gathers[-1], 0.0
+    for place in range(len(units) - 1, -1, -1):
+        scattered_s = 0.0
+        if place + 1 < len(units):
+            scattered_s = gathers[place + 1]
+            done_s = max(done_s, backward_s + scattered_s) + spread[place + 1]
+        exchanged_s = scattered_s + (gathers[place - 1] if place else 0.0)
+        backward_s += _steps([units[place].backward_s], [exchanged_s], overlap)
     for scatter_s, spread_s in ((gathers[0], spread[0]), (root_s, root_spread_s)):
-        reducing_s += scatter_s
-        done_s = max(done_s, reducing_s) + spread_s
-    late_s, spread_all_s = max(0.0, done_s - reducing_s), sum(spread) + root_spread_s
-    reducing_s += late_s + (spread_all_s - late_s) * (1 - overlap)
+        backward_s += scatter_s
+        done_s = max(done_s, backward_s) + spread_s
+    late_s, spread_all_s = max(0.0, done_s - backward_s), sum(spread) + root_spread_s
     busy_s = sum(unit.forward_s + unit.backward_s for unit in units)
-    kept = _activations(document, model, units)
+    activations = _activations(document, model, units)
+    fixed = whole * (2 + model.state_ratio) / len(groups[0]) + float(model.buffers.sum())
     return ShardedFigures(
         shards=len(groups[0]),
         forward_s=forward_s,
         backward_s=backward_s,
-        exposed_s=reducing_s - backward_s,
-        reduce_s=sum(gathers) + root_s + spread_all_s,
-        activations=kept,
-        memory=_weights_bytes(document, model, units, len(groups[0])) + kept + float(model.buffers.sum()),
-        bound=GATHERING if 2 * (sum(gathers) + root_s) > busy_s else "compute of stage 1",
+        exposed_s=late_s + (spread_all_s - late_s) * (1 - overlap),
+        across_s=spread_all_s,
+        activations=max(activations),
+        memory=fixed + max(map(sum, zip(activations, _whole_bytes(model, units, rest), strict=True))),
+        bound=EXCHANGING if 3 * (sum(gathers) + root_s) > busy_s else "compute of stage 1",
     )
 
 
@@ -125,22 +123,26 @@ def _steps(computes: Sequence[float], waits: Sequence[float], overlap: float) ->
     return sum(max(compute, wait) + (1 - overlap) * min(compute, wait) for compute, wait in both)
 
 
-def _weights_bytes(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit], shards: int) -> float:
-    """Bytes of weights, gradients and the optimiser's state, divided and gathered."""
-    whole = float(model.parameters.sum())
-    root = whole - sum(unit.weights for unit in units)
-    pairs = [unit.weights + following.weights for unit, following in itertools.pairwise(units)]
-    gathered = root + max([units[-1].weights, *pairs])
-    several = (document.accumulate or 1) > len(document.stages[0].workers)
-    return whole * (2 + model.state_ratio) / shards + gathered + (whole if several else gathered)
+def _whole_bytes(model: CheckedModel, units: Sequence[_Unit], root: float) -> Iterator[float]:
+    """Bytes of gathered weights and of gradients that are not divided yet, while each unit runs backward."""
+    for place, (start, _, _) in enumerate(model.units):
+        near = [unit.weights for unit in units[max(0, place - 1) : place + 2]]
+        begun = sum(float(model.parameters[first:stop].sum()) for first, stop, own in model.units[place:] if not own)
+        begun += sum(size for sharers, _, size in model.ties if sharers >> start)
+        yield root + sum(near) + units[place].weights + min(root, begun)
 
 
-def _activations(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit]) -> float:
-    """Bytes that a microbatch keeps: all, or with recomputation what units read, and all of one unit at a time."""
-    if not document.stages[0].recompute:
-        return sum(unit.saved for unit in units)
+def _activations(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit]) -> list[float]:
+    """Bytes kept of a microbatch while each unit runs backward: all of the units up to it.
+
+    With recomputation it is all that units read from others, all of the units that are not wrapped, and of that unit.
+    """
+    again = document.stages[0].recompute
     inside = [(1 << stop) - (1 << start) for start, stop, _ in model.units]
     home = {layer: held for held in inside for layer in range(len(model.names)) if held >> layer & 1}
-    read = sum(edge.bytes for edge in model.edges if edge.readers & ~home[edge.producer])
-    once = max((unit.saved for unit in units if unit.wrapped), default=0.0)
-    return read + once + sum(unit.saved for unit in units if not unit.wrapped)
+    read = sum(edge.bytes for edge in model.edges if edge.readers & ~home[edge.producer]) if again else 0.0
+    found, left = [], read
+    for unit in units:
+        found.append(left + unit.saved)
+        left += 0.0 if again and unit.wrapped else unit.saved
+    return found

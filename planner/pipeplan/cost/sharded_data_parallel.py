@@ -4,15 +4,15 @@ A microbatch passes the units of the model (`profile_data.fsdp_units`) in order,
 unit before it computes. Two resources work side by side, the workers and the network:
 
     forward    root + g(1) + Σ over units i of max( f(i), g(i+1) )
-    backward   root + g(n) + Σ over units i, from n down to 1, of max( b(i), r(i+1) + g(i-1) )
-    behind it  r(1) + r(root), and what of the all-reduces across servers is not done by then
+    backward   root + g(n) + Σ over units i, from n down to 1, of max( b(i), r(i+1) + g(i-1) ) + r(1) + r(root)
+    update     under HSDP, what of the all-reduces across servers is not done when the last backward pass ends
 
 Here f and b are the times of a unit's passes, g its all-gather and r its reduce-scatter, each half of a ring
 all-reduce; `root` is the all-gather of the weights that belong to no unit. While a unit computes, the network reduces
-the gradients of the unit before it and gathers the weights of the next. Only the last microbatch of an update reduces
-gradients; every microbatch gathers weights. With an overlap ω below 1, max(c, g) becomes max(c, g) + (1-ω) min(c, g).
-Under HSDP gathers and reduce-scatters stay inside a server, and the shards are then reduced across servers, by all
-workers of a server at a time over its one card.
+the gradients of the unit before it and gathers the weights of the next. Every microbatch gathers weights and reduces
+its gradients, so that a worker adds up gradients of its part alone. With an overlap ω below 1, max(c, g) becomes
+max(c, g) + (1-ω) min(c, g). Under HSDP gathers and reduce-scatters stay inside a server. The last microbatch of an
+update also reduces the parts across servers, by all workers of a server at a time over its one card.
 
 Source: Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, VLDB 2023, and the documentation
 of torch.distributed.fsdp.fully_shard (FSDP2), whose order of prefetching this is.
@@ -20,7 +20,8 @@ of torch.distributed.fsdp.fully_shard (FSDP2), whose order of prefetching this i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeplan.cluster_data.links import Links
@@ -30,8 +31,8 @@ from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.fsdp_units import FsdpUnit, fsdp_units
 
-GATHERING = "gathering weights"
-"""The bound of a plan whose network is busier with weights than its workers with computing."""
+EXCHANGING = "gathering weights and reducing gradients"
+"""The bound of a plan whose network is busier than its workers are with computing."""
 Rate = tuple[float, float]
 """Bandwidth in bytes/s and latency in seconds of a ring."""
 
@@ -85,11 +86,11 @@ class ShardedPasses:
     forward_s: float
     """Forward pass with the waits for gathered weights."""
     backward_s: float
-    """Backward pass with these waits, and with recomputation, of a microbatch whose gradients are not reduced."""
+    """Backward pass with these waits, with reduce-scatters, and with recomputation."""
     exposed_s: float
-    """What reducing the gradients of an update adds to the last backward pass."""
-    reduce_s: float
-    """All exchanges of gradients of one update."""
+    """What the all-reduces across servers add to the last backward pass of an update."""
+    across_s: float
+    """All of these all-reduces of one update."""
     bound: str
     """The resource that is busier during one microbatch, in words."""
 
@@ -117,15 +118,16 @@ def sharded_passes(plan: Plan, problem: Problem, links: Links) -> ShardedPasses:
     rest = root_bytes(problem, units)
     root = _Times(0.0, 0.0, groups.gather_s(rest), groups.across_s(rest))
     overlap = problem.options.overlap
-    forward_s = _pass_s([one.forward_s for one in times], [one.gather_s for one in times], root, overlap)
-    behind = times[::-1]
-    backward_s = _pass_s([one.backward_s for one in behind], [one.gather_s for one in behind], root, overlap)
-    exposed_s = _reducing_s(behind, root, overlap) - backward_s
-    reduce_s = sum(one.gather_s + one.across_s for one in [*times, root])
+    forward_s = root.gather_s + times[0].gather_s
+    for one, following in zip(times, [*times[1:], None], strict=True):
+        wait_s = 0.0 if following is None else following.gather_s
+        forward_s += float(formulas.overlapped(one.forward_s, wait_s, overlap))
+    backward_s, exposed_s = _backward_s(times[::-1], root, overlap)
+    across_s = sum(one.across_s for one in [*times, root])
     computes = sum(one.forward_s + one.backward_s for one in times)
-    gathers = 2 * sum(one.gather_s for one in [*times, root])
-    bound = GATHERING if gathers > computes else "compute of stage 1"
-    return ShardedPasses(forward_s, backward_s, exposed_s, reduce_s, bound)
+    exchanges = 3 * sum(one.gather_s for one in [*times, root])
+    bound = EXCHANGING if exchanges > computes else "compute of stage 1"
+    return ShardedPasses(forward_s, backward_s, exposed_s, across_s, bound)
 
 
 def root_bytes(problem: Problem, units: Sequence[FsdpUnit]) -> float:
@@ -133,15 +135,8 @@ def root_bytes(problem: Problem, units: Sequence[FsdpUnit]) -> float:
     return problem.parameter_bytes - sum(unit.gathered_bytes for unit in units)
 
 
-def _pass_s(computes: Sequence[float], gathers: Sequence[float], root: _Times, overlap: float) -> float:
-    """Seconds of a pass that reduces no gradients: while a unit computes, the next one is gathered."""
-    following = [*gathers[1:], 0.0]
-    steps = (formulas.overlapped(work, wait, overlap) for work, wait in zip(computes, following, strict=True))
-    return float(root.gather_s + gathers[0] + sum(steps))
-
-
-def _reducing_s(behind: Sequence[_Times], root: _Times, overlap: float) -> float:
-    """Seconds of a backward pass that reduces the gradients, until these are reduced across servers too.
+def _backward_s(behind: Sequence[_Times], root: _Times, overlap: float) -> tuple[float, float]:
+    """Seconds of a backward pass, and what the all-reduces across servers add to it.
 
     `behind` are the units in the order of the backward pass.
     """
@@ -155,42 +150,48 @@ def _reducing_s(behind: Sequence[_Times], root: _Times, overlap: float) -> float
     for last in (before, root):
         end_s += last.gather_s
         across_end_s = max(across_end_s, end_s) + last.across_s
-    across_s = sum(unit.across_s for unit in [*behind, root])
-    exposed_s = max(0.0, across_end_s - end_s)
-    return end_s + exposed_s + (1 - overlap) * (across_s - exposed_s)
+    late_s, across_s = max(0.0, across_end_s - end_s), sum(unit.across_s for unit in [*behind, root])
+    return end_s, late_s + (1 - overlap) * (across_s - late_s)
 
 
 def sharded_memory(plan: Plan, problem: Problem) -> tuple[float, float]:
-    """Bytes of one worker without workspace, and the part of them for its microbatch: activations.
+    """Bytes of one worker without workspace, and the part of them for its microbatch: activations. Both at their most.
 
-    Weights, gradients and the optimiser's state are divided. The root and two neighbouring units are gathered, weights
-    and gradients. A worker that adds up the gradients of several microbatches keeps them whole until they are reduced.
+    Weights, gradients and the optimiser's state are divided. The rest is at its most while some unit runs backward. It
+    is the gathered weights of the root, of the unit and of the next one; the whole gradients of the unit, of the one
+    that is being reduced, and of the root's layers from the unit on; and the activations that are left.
     """
-    workers, units = plan.stages[0].workers, fsdp_units(problem.profile.layers)
-    weights, shards = problem.parameter_bytes, len(shard_groups(plan, problem)[0])
-    sizes = [unit.gathered_bytes for unit in units]
-    gathered = root_bytes(problem, units) + max(map(sum, zip(sizes, [*sizes[1:], 0], strict=True)))
-    gradients = gathered if (plan.accumulate or 1) <= len(workers) else weights
-    divided = (2 + problem.state_ratio) * weights / shards
-    buffers = sum(layer.buffer_bytes for layer in problem.profile.layers)
-    activations = _activation_bytes(problem, units, recompute=plan.stages[0].recompute)
-    return divided + gathered + gradients + buffers + activations, activations
+    profile, units = problem.profile, fsdp_units(problem.profile.layers)
+    root, shards = root_bytes(problem, units), len(shard_groups(plan, problem)[0])
+    unit_of = {layer.name: number for number, unit in enumerate(units) for layer in unit.layers}
+    started = [sum(layer.parameter_bytes for layer in unit.layers) * (not unit.wrapped) for unit in units]
+    for tie in profile.tied:  # charged to the first of its layers, and the last one has its gradient first
+        started[unit_of[tie.layers[-1]]] += tie.bytes
+    activations = _activation_bytes(problem, units, unit_of, recompute=plan.stages[0].recompute)
+    sizes = [0, *(unit.gathered_bytes for unit in units), 0]
+    peak = 0.0
+    for number, kept in enumerate(activations):
+        before, own, behind = sizes[number : number + 3]
+        peak = max(peak, root + before + 2 * own + behind + min(root, sum(started[number:])) + kept)
+    divided = (2 + problem.state_ratio) * problem.parameter_bytes / shards
+    return divided + peak + sum(layer.buffer_bytes for layer in profile.layers), max(activations)
 
 
-def _activation_bytes(problem: Problem, units: Sequence[FsdpUnit], *, recompute: bool) -> float:
-    """Bytes that one microbatch keeps for the backward pass.
+def _activation_bytes(
+    problem: Problem, units: Sequence[FsdpUnit], unit_of: Mapping[str, int], *, recompute: bool
+) -> list[float]:
+    """Bytes that are kept of one microbatch while each unit runs backward.
 
-    With recomputation a unit keeps only the tensors that it reads from others, and one unit at a time all.
+    With recomputation a unit keeps only the tensors that it reads from others, and all while it runs.
     """
     share = 1 + problem.cluster.executor.activation_share
     saved = [share * sum(layer.saved_bytes for layer in unit.layers) for unit in units]
     if not recompute:
-        return sum(saved)
-    unit_of = {layer.name: number for number, unit in enumerate(units) for layer in unit.layers}
+        return list(itertools.accumulate(saved))
     crossing = sum(
         tensor.bytes
         for tensor in problem.profile.tensors
         if any(unit_of[name] != unit_of[tensor.producer] for name in tensor.consumers)
     )
-    whole = sum(size for size, unit in zip(saved, units, strict=True) if not unit.wrapped)
-    return whole + crossing + max((size for size, unit in zip(saved, units, strict=True) if unit.wrapped), default=0.0)
+    whole = itertools.accumulate(size * (not unit.wrapped) for size, unit in zip(saved, units, strict=True))
+    return [crossing + kept + size * unit.wrapped for kept, size, unit in zip(whole, saved, units, strict=True)]

@@ -87,13 +87,13 @@ def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
 def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
     """Seconds of one exchange of gradients among all replicas of a stage, which the executor makes after every group.
 
-    It is an all-reduce, or the reduce-scatters of replicas that divide the weights.
+    Replicas that divide the weights have all-reduces across servers here; their reduce-scatters belong to the passes.
     """
     stage = plan.stages[index]
     if stage.replicas == 1 or plan.inference:
         return 0.0
     if problem.options.sharding.divides_weights:
-        return sharded_passes(plan, problem, links).reduce_s
+        return sharded_passes(plan, problem, links).across_s
     size = parameter_bytes_of(problem, stage)
     bandwidth, latency = links.allreduce_among(stage.workers)
     return float(formulas.ring_allreduce_time(stage.replicas, size, bandwidth, latency))
@@ -148,7 +148,7 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
     executor = executor_work_s(plan, problem, index) / speed
     update = sum(unit.update_s for unit in units) / speed
     if problem.options.sharding.divides_weights:
-        # The passes wait for gathered weights, and a worker's step is on its shard alone.
+        # The passes wait for weights and reduce-scatters, and a worker's step is on its shard alone.
         passes, update = sharded_passes(plan, problem, links), update / len(shard_groups(plan, problem)[0])
         forward, backward = passes.forward_s, passes.backward_s + update
     else:

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
 
@@ -22,7 +25,7 @@ from pipeplan_launch.data_parallel.blocks import (
 )
 from pipeplan_launch.data_parallel.fake_runs import refuse_written_parameters, takes_any_size
 from pipeplan_launch.data_parallel.module_program import ModuleProgram
-from pipeplan_launch.data_parallel.wrapping import refuse_indivisible
+from pipeplan_launch.data_parallel.wrapping import Sharded, refuse_indivisible
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.averaging_options import GradientAveraging, check_averaging_options, parse_compression
 from pipeplan_launch.plan.stage_files import load_plan
@@ -257,3 +260,22 @@ class Odd(nn.Module):
 def test_parameters_that_fsdp_cannot_divide(model: nn.Module, says: str) -> None:
     with pytest.raises(LaunchError, match=says):
         refuse_indivisible(ModuleProgram(job(model), CPU))
+
+
+def test_fsdp_divides_the_gradients_of_every_minibatch() -> None:
+    """Also of those that are not the last one of an update, in a group of one worker."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        program = ModuleProgram(job(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))), CPU)
+        assert dist.group.WORLD is not None
+        wrapper, inputs = Sharded(program, DeviceMesh.from_group(dist.group.WORLD, "cpu")), torch.ones(2, 4)
+        sums = []
+        for last in (False, True):
+            with wrapper.exchanging(last):
+                wrapper.module(lambda: program.model(inputs)).sum().backward()
+            gradients = [one.grad for one in program.parameters_by_name().values()]
+            assert all(isinstance(one, DTensor) for one in gradients)
+            sums.append([one.full_tensor().sum().item() for one in gradients if isinstance(one, DTensor)])
+        assert sums[1] == pytest.approx([2 * one for one in sums[0]])
+    finally:
+        dist.destroy_process_group()

@@ -21,7 +21,7 @@ from pipeplan_launch.tracing.trace import trace_job
         Case("normalised", "ddp", 2, 4),
         Case("valid_targets", "zero1", 3, 4),
         Case("valid_targets", "fsdp", 2, 4, recompute=True),
-        Case("normalised", "hsdp", 4, 4, servers=2),
+        Case("normalised", "hsdp", 4, 8, servers=2),
         Case("hooked", "ddp", 2, 2),
     ],
     ids=lambda case: f"{case.mode}-{case.replicas}-{case.job}",

@@ -11,7 +11,7 @@ import pytest
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.cost.sharded_data_parallel import GATHERING, ShardedPasses, sharded_passes
+from pipeplan.cost.sharded_data_parallel import EXCHANGING, ShardedPasses, sharded_memory, sharded_passes
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.options import Options, Sharding
@@ -19,6 +19,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.fsdp_units import LEAST_BYTES, fsdp_units
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.ties import TiedWeights
 
 GB = 10**9
 FORWARD, BACKWARD, WEIGHTS = (2.0, 1.0, 3.0), (4.0, 2.0, 6.0), (6 * GB, 12 * GB, 2 * GB)
@@ -59,26 +60,24 @@ def _passes(problem: Problem, **changes: Any) -> ShardedPasses:
 def test_three_units_on_two_workers() -> None:
     """Gathers take 1.5, 3 and 0.5 s.
 
-    Forward: gather 1.5, then max(2, 3), max(1, 0.5) and 3. Backward: gather 0.5, then max(6, 3), max(2, 1.5) and 4.
-    With gradients: 0.5, max(6, 3), max(2, 0.5 + 1.5), max(4, 3), and 1.5 to reduce those of the first unit.
+    Forward: gather 1.5, then max(2, 3), max(1, 0.5) and 3. Backward: gather 0.5, then max(6, 3), max(2, 0.5 + 1.5),
+    max(4, 3), and 1.5 to reduce the gradients of the first unit.
     """
     found = _passes(_problem())
     assert found.forward_s == pytest.approx(1.5 + 3 + 1 + 3)
-    assert found.backward_s == pytest.approx(0.5 + 6 + 2 + 4)
-    assert found.exposed_s == pytest.approx(1.5)
-    assert found.reduce_s == pytest.approx(5)
+    assert found.backward_s == pytest.approx(0.5 + 6 + 2 + 4 + 1.5)
+    assert found.exposed_s == found.across_s == 0, "nothing is left for the end of an update"
 
 
 def test_without_overlap_everything_is_added() -> None:
     found = _passes(_problem(overlap=0.0))
-    assert (found.forward_s, found.backward_s) == (pytest.approx(6 + 5), pytest.approx(12 + 5))
-    assert found.exposed_s == pytest.approx(5)
+    assert (found.forward_s, found.backward_s) == (pytest.approx(6 + 5), pytest.approx(12 + 5 + 5))
     across = _passes(_problem(SERVERS, Sharding.HYBRID, 4, overlap=0.0))
-    assert across.exposed_s == pytest.approx(5 + 20)
+    assert across.exposed_s == pytest.approx(20)
 
 
 def test_recomputation_adds_the_forward_pass_of_every_unit_to_its_backward_pass() -> None:
-    assert _passes(_problem(), recompute=True).backward_s == pytest.approx(0.5 + 9 + 3 + 6)
+    assert _passes(_problem(), recompute=True).backward_s == pytest.approx(0.5 + 9 + 3 + 6 + 1.5)
 
 
 def test_all_reduces_across_servers_follow_the_scatters_of_their_units() -> None:
@@ -88,34 +87,61 @@ def test_all_reduces_across_servers_follow_the_scatters_of_their_units() -> None
     and its all-reduce at 29.5.
     """
     found = _passes(_problem(SERVERS, Sharding.HYBRID, 4))
-    assert found.forward_s == _passes(_problem()).forward_s, "gathers stay inside a server"
+    inside = _passes(_problem())
+    assert (found.forward_s, found.backward_s) == (inside.forward_s, inside.backward_s), "exchanges inside a server"
     assert found.backward_s + found.exposed_s == pytest.approx(29.5)
-    assert found.reduce_s == pytest.approx(5 + 20)
+    assert found.across_s == pytest.approx(20)
 
 
-def test_the_step_is_made_of_passes_one_reduction_and_a_step_on_the_shard() -> None:
-    for accumulate, rounds in ((2, 1), (6, 3)):
-        problem = _problem(accumulate=accumulate)
+def test_the_update_is_made_of_passes_one_reduction_across_servers_and_a_step_on_the_shard() -> None:
+    """Every microbatch takes 8.5 + 14; the last one of an update is followed by 15.5 across servers."""
+    cases = (
+        (TWO, Sharding.FULL, 2, 8.5 + 14),
+        (TWO, Sharding.FULL, 6, 3 * (8.5 + 14)),
+        (SERVERS, Sharding.HYBRID, 4, 8.5 + 14 + 15.5),
+        (SERVERS, Sharding.HYBRID, 12, 3 * (8.5 + 14) + 15.5),
+    )
+    for cluster, sharding, accumulate, expected in cases:
+        problem = _problem(cluster, sharding, accumulate)
         score = evaluate(_plan(problem), problem)
-        expected = rounds * (8.5 + 12.5) + 1.5 + 3 * 0.5 / 2
-        assert score.pace_s * accumulate == pytest.approx(expected)
+        assert score.pace_s * accumulate == pytest.approx(expected + 3 * 0.5 / 2)
     slow = _problem(replace(TWO, levels=(Level("server", 2, 0.1 * GB),)))
-    assert evaluate(_plan(slow), slow).batch.bound == GATHERING  # type: ignore[union-attr]
+    assert evaluate(_plan(slow), slow).batch.bound == EXCHANGING  # type: ignore[union-attr]
 
 
 def test_memory_of_a_worker() -> None:
-    """20 GB of weights: with gradients and Adam 4 × 20 / 2. Gathered: 18 GB of weights and of gradients."""
+    """20 GB of weights: with gradients and Adam 4 × 20 / 2. The peak is in the second unit's backward pass: weights of
+    6 + 12 GB, gradients of 12 + 2 GB, and activations of two units.
+    """
     problem = _problem()
     (cost,) = evaluate(_plan(problem), problem).stages
-    assert cost.memory_bytes == pytest.approx(40 * GB + 2 * 18 * GB + 30 * GB + GB + 3 * 7)
+    assert cost.memory_bytes == pytest.approx(40 * GB + 18 * GB + 14 * GB + 20 * GB + GB + 3 * 7)
     several = _problem(accumulate=4)
     (more,) = evaluate(_plan(several), several).stages
-    assert more.memory_bytes - cost.memory_bytes == pytest.approx(2 * GB), "gradients are added up whole: 20 GB, not 18"
+    assert more.memory_bytes == cost.memory_bytes, "gradients are added up in parts"
     (less,) = evaluate(_plan(problem, recompute=True), problem).stages
     assert less.minibatch_bytes == pytest.approx(2 * 3 * GB + 10 * GB), "the inputs of two units, and one unit whole"
     hybrid = _problem(SERVERS, Sharding.HYBRID, 4)
     (inside,) = evaluate(_plan(hybrid), hybrid).stages
     assert inside.memory_bytes == cost.memory_bytes, "servers are replicas"
+
+
+@pytest.mark.parametrize(("own", "tied", "gradient"), [(4, False, 4), (0, True, 6), (0, False, 0)])
+def test_gradients_of_the_root_are_whole_from_the_first_of_its_layers_on(own: int, tied: bool, gradient: int) -> None:
+    """An embedding of 6 GB, two blocks of 2 GB, and a head that may have its own weights or those of the embedding.
+
+    The peak is where the head runs backward: its gradient, the weights of the root and of the last block, and all
+    activations.
+    """
+    problem = _problem(weights=(6 * GB, 2 * GB, 2 * GB))
+    names = ("embed", "h.0", "h.1", "head")
+    sizes = (6 * GB, 2 * GB, 2 * GB, own * GB)
+    layers = tuple(Layer(name, 1.0, 2.0, size, 10 * GB) for name, size in zip(names, sizes, strict=True))
+    ties = (TiedWeights(("weight",), ("embed", "head"), 6 * GB),) if tied else ()
+    problem = replace(problem, profile=Profile(layers, (), 1, optimizer_state_ratio=2.0, tied=ties))
+    found, _ = sharded_memory(_plan(problem), problem)
+    weights = 10 + own
+    assert found == pytest.approx((4 * weights / 2 + (6 + own + 2) + gradient + 40) * GB)
 
 
 @pytest.mark.parametrize("sharding", [Sharding.FULL, Sharding.HYBRID])
@@ -174,7 +200,7 @@ def test_a_list_of_different_modules_makes_no_units() -> None:
 
 
 def test_weights_outside_of_blocks_are_gathered_for_the_whole_pass() -> None:
-    """A root of 4 GB takes 1 s to gather before each pass, and 1 s to reduce at the end."""
+    """A root of 4 GB takes 1 s to gather before each pass, and 1 s to reduce behind the backward pass."""
     problem = _problem()
     layers = list(problem.profile.layers)
     layers[0] = replace(layers[0], parameter_bytes=4 * GB)
@@ -183,5 +209,4 @@ def test_weights_outside_of_blocks_are_gathered_for_the_whole_pass() -> None:
     profile = replace(problem.profile, layers=tuple(renamed), tensors=())
     found = _passes(replace(problem, profile=profile))
     assert found.forward_s == pytest.approx(1 + 2 + 2 + 3), "the first block is gathered beside the embedding"
-    assert found.backward_s == pytest.approx(1 + 2 + 6 + 2 + 4)
-    assert found.exposed_s == pytest.approx(1)
+    assert found.backward_s == pytest.approx(1 + 2 + 6 + max(2, 2) + 4 + 1)

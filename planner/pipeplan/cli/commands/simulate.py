@@ -97,6 +97,6 @@ def command(
     terminal.print_simulation(plan, replayed, report, answer_console(), width or answer_width(), run)
     engine = root.get("data_parallel")
     if engine is not None and engine.value in ("fsdp", "hsdp"):
-        print_line("Gathering weights is drawn as part of the passes.")
+        print_line("Gathering weights and reducing gradients are drawn as part of the passes.")
     if trace_file is not None:
         note(f"written: {trace_file} (open it at ui.perfetto.dev)")
