@@ -1,12 +1,10 @@
-"""The comparison until a goal: when it is reached, and how slow a link stands for the paper's."""
+"""The comparison until a goal: when it is reached."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-import table1_in_small
 from goals import Curves, Results, Run
 
 CURVES = Curves(seconds=[2.0, 4.0, 8.0], loss=[1.0, 0.6, 0.2], accuracy=[0.1, 0.2, 0.3])
@@ -31,15 +29,3 @@ def test_a_file_keeps_its_runs(tmp_path: Path) -> None:
     assert again.of("1gbit", "DDP") == [CURVES]
     assert again.has("1gbit", "DDP", 3)
     assert not again.has("1gbit", "DDP", 4)
-
-
-def test_an_all_reduce_over_the_link_takes_the_papers_share_of_computing(tmp_path: Path) -> None:
-    profile = tmp_path / "profile.json"
-    layers = [
-        {"forward_s": 0.1, "backward_s": 0.2, "parameter_bytes": 600},
-        {"forward_s": 0.1, "backward_s": 0.1, "parameter_bytes": 300},
-    ]
-    profile.write_text(json.dumps({"layers": layers}))
-    rate = table1_in_small.link_rate(profile, 4.0)
-    # Three workers send two parts of three twice: 1,200 of 900 bytes, in 4 times half a second.
-    assert 1200 / rate == pytest.approx(4.0 * 0.5)

@@ -436,7 +436,7 @@ def test_where_nothing_fits_it_says_what_would(run: Run) -> None:
     done = run(*arguments)
     assert done.code == 2
     assert "too large for any device" in done.out
-    assert "Least device memory that suffices: 30 GiB" in done.out
+    assert "Least device memory that suffices: 31.6 GiB" in done.out
     assert "error: nothing fits in memory: layer 'l3' alone needs 30 GiB" in done.err
     assert max(map(len, done.out.splitlines())) <= 80
     document = json.loads(run(*arguments, "--json").out)

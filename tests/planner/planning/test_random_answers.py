@@ -26,6 +26,7 @@ from pipeplan.planning.candidates import Machines, problem_of
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.simplicity import TOLERANCE
+from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 
@@ -117,7 +118,7 @@ def test_nothing_known_is_faster_than_the_answer(seed: int, monkeypatch: pytest.
         if same and Updates.of(plan, problem.profile.minibatch).synchronous:
             other_s = found.step_s / problem.profile.minibatch
             assert other_s * (1 + TOLERANCE) >= answer_s * (1 - ROUNDING), (plan.config, plan.schedule)
-    problem = problem_of(machines, answer.problem.options, size, batch, grid=False, shard_optimizer=False)
+    problem = problem_of(machines, answer.problem.options, size, batch, grid=False, sharding=Sharding.NONE)
     walk = RandomWalk(problem, random.Random(seed), answer_s / (1 + TOLERANCE) * size)
     walk.run(starts=2, moves=40)
     assert walk.fastest_s >= walk.useful_s * (1 - ROUNDING), "the random search found a faster plan"

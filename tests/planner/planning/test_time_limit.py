@@ -197,7 +197,10 @@ def test_a_choice_for_which_there_is_no_time_says_so() -> None:
     problem = _problem()
     machines = Machines(problem.profile, problem.cluster)
     with pytest.raises(NotFoundInTimeError, match="no plan was found in time; give more with --time-limit"):
-        choose(Question(machines, problem.options), PASSED)
+        choose(Question(machines, replace(problem.options, max_replicas=1)), PASSED)
+    choice = choose(Question(machines, problem.options), PASSED)
+    assert choice.taken.sharding.divides_weights, "which needs no search"
+    assert not choice.finished
     assert helpful_options(replace(problem, options=Options(stages=4)), PASSED) == []
     too_many = replace(problem.options, pins=((problem.profile.layers[0].name, 2),))
     with pytest.raises(InfeasibleError, match="no plan"):
@@ -277,14 +280,12 @@ def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(
     monkeypatch.setattr(target, _raise_ctrl_c)
     done = run("solve", "mnist-v100", "--cluster", "C", "-o", "new")
     assert (done.code, done.out) == (130, "")
-    assert done.err.startswith(f"error: {line}")
-    assert done.err.count("\n") == 1
+    (said,) = [one for one in done.err.splitlines() if not one.startswith("choosing what to solve")]
+    assert said.startswith(f"error: {line}")
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    ("where", "name"), [(run_solvers, "make_certificate"), (run_solvers, "deepened"), (baselines, "uniform_grid")]
-)
+@pytest.mark.parametrize(("where", "name"), [(run_solvers, "make_certificate"), (run_solvers, "deepened")])
 def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
     where: object, name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

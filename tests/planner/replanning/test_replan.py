@@ -353,7 +353,7 @@ def test_another_cluster_altogether(run: Run) -> None:
 
 def test_too_little_memory_says_what_would_do(run: Run) -> None:
     # With one worker a stage the first stage has as many minibatches in flight as there are stages.
-    _files(memory="80 MiB", saved=8 << 20)
+    _files(memory="84.3 MiB", saved=8 << 20)
     _solve(run, "--no-recompute", "--stages", "2")
     gone = ["--lost", "server0,server1"]
     said = _refused(run, *gone)
