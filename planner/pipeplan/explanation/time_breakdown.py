@@ -92,8 +92,8 @@ def without_communication(cluster: Cluster) -> Cluster:
 def _traffic(plan: Plan, problem: Problem, score: Evaluation) -> tuple[float, float]:
     """Bytes sent for one minibatch by all workers together: between stages, and for gradients and gathered weights.
 
-    In a ring of m members each sends 2 (m-1)/m of the gradient, so that all of them send 2 (m-1) of it. A gather takes
-    half of that, as does the reduction among workers that divide the weights.
+    In a ring of m members each sends 2 (m-1)/m of the gradient, so that all of them send 2 (m-1) of it. A gather or a
+    reduce-scatter takes half of that, and workers that divide the weights make three of them for each minibatch.
     """
     boundary = sum(stage.boundary_bytes + stage.boundary_gradient_bytes for stage in score.stages)
     if plan.inference:
@@ -102,7 +102,7 @@ def _traffic(plan: Plan, problem: Problem, score: Evaluation) -> tuple[float, fl
         groups = shard_groups(plan, problem)
         gathered = (len(groups[0]) - 1) * score.stages[0].parameter_bytes
         across = 2 * (len(groups) - 1) * score.stages[0].parameter_bytes
-        return 0.0, 2 * gathered / len(groups[0]) + (len(groups) * gathered + across) / (plan.accumulate or 1)
+        return 0.0, 3 * gathered / len(groups[0]) + across / (plan.accumulate or 1)
     allreduce = 0.0
     for stage, costs in zip(plan.stages, score.stages, strict=True):
         # As in the executor, the replicas of all copies of a stage form one ring.

@@ -13,6 +13,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.sharded_data_parallel import EXCHANGING, ShardedPasses, sharded_memory, sharded_passes
 from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.explanation.time_breakdown import break_down_time
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
@@ -159,6 +160,13 @@ def test_more_weights_and_slower_links_never_make_it_faster(sharding: Sharding) 
             problem = _problem(replace(SERVERS, levels=tuple(levels)), sharding, 4)
             times.append(evaluate(_plan(problem), problem).pace_s)
         assert times == sorted(times)
+
+
+def test_every_minibatch_gathers_weights_twice_and_reduces_gradients_once() -> None:
+    """In a server of two that is 3 × 20 GB for two minibatches; across two servers 2 × 20 GB an update of 12."""
+    problem = _problem(SERVERS, Sharding.HYBRID, 12)
+    found = break_down_time("hsdp", _plan(problem), problem)
+    assert found.allreduce_bytes == pytest.approx(30 * GB + 40 / 12 * GB)
 
 
 def _layers(*named: tuple[str, int]) -> list[Layer]:

@@ -29,6 +29,7 @@ from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.plan_file import plan_from_document
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.rendering import plan_json
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.simulate import simulate
@@ -174,8 +175,9 @@ def test_forged_figures_are_refused(name: str) -> None:
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("overlap", [1.0, 0.3])
 def test_the_checker_has_the_same_figures(sharding: Sharding, recompute: bool, overlap: float) -> None:
-    """For blocks with a root, and for one that makes runs of layers; with one and several microbatches a worker."""
-    for profile, accumulate in itertools.product((LARGE, _unnamed(LARGE)), (8, 16)):
+    """For blocks with a root, also with tied weights, and for runs of layers; one and several microbatches a worker."""
+    ties = (TiedWeights(("weight",), ("embed", "head"), 80 * MB),)
+    for profile, accumulate in itertools.product((LARGE, _unnamed(LARGE), replace(LARGE, tied=ties)), (8, 16)):
         options = Options(
             schedule="1f1b-flush", accumulate=accumulate, stages=1, sharding=sharding, overlap=overlap, memory=False
         )

@@ -223,7 +223,9 @@ class BatchSpaces:
 
         if self.task.near and self.task.useful_s < most:
             return threshold.least_near(find, low, self.task.useful_s, report, self.task.gap, finds_least=True)
-        ends = low * (1 - PRECISION), min(most, self.task.useful_s)
+        # Few plans have one stage, so that one search finds the least, or that none of them fits.
+        least = 0.0 if self.task.problem.options.stages == 1 else low * (1 - PRECISION)
+        ends = least, min(most, self.task.useful_s)
         return threshold.least_threshold(find, *ends, known, gap=self.task.gap, report=report, finds_least=True)
 
     def _find(self, pace_s: float, *, memory: bool, coarse: bool) -> tuple[float, FoundBatch] | None:

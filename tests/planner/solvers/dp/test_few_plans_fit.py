@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from extents import first_few
@@ -58,3 +59,16 @@ def test_a_plan_that_fits_is_found_where_there_is_any(seeds: range) -> None:
             assert found is None or found[1].fits(PipelineSearches(problem, cuts).limited, found[0]), seed
         both.add(any_fits)
     assert both == {True, False}
+
+
+def test_few_searches_say_that_no_plan_of_one_stage_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, searches, find = _tight(), [], BatchSpaces._find
+
+    def counted(spaces: BatchSpaces, pace_s: float, *, memory: bool, coarse: bool) -> object:
+        searches.append(pace_s)
+        return find(spaces, pace_s, memory=memory, coarse=coarse)
+
+    monkeypatch.setattr(BatchSpaces, "_find", counted)
+    alone = Problem(problem.profile, problem.cluster, replace(problem.options, stages=1))
+    assert dynamic_program.solve(alone, enumerate_cuts(alone, 1000)).status == Status.INFEASIBLE
+    assert 0 < len(searches) <= 4
