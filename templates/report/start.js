@@ -42,7 +42,7 @@ function certificateSection(report) {
   if (!certificate) return null;
   return section(
     "certificate",
-    "Certificate",
+    "Trust: what is proven",
     [],
     el(
       "ul",
@@ -55,19 +55,19 @@ function certificateSection(report) {
 
 const MADE = {
   model: "model",
-  mode: "for",
-  minibatch: "minibatch",
+  mode: "purpose",
+  minibatch: "microbatch",
   config: "configuration",
   copies: "copies of the pipeline",
   schedule: "schedule",
-  accumulate: "minibatches an update",
+  accumulate: "microbatches in an update",
   updates: "updates",
   learning: "learning",
   cluster: "cluster",
-  cluster_described: "its servers",
+  cluster_described: "servers",
   profile_kind: "profile",
-  profile_device: "its device",
-  profile_how: "how it was made",
+  profile_device: "device",
+  profile_how: "how the profile was made",
   digest: "plan",
   pipeplan: "pipeplan",
 };

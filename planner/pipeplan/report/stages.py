@@ -68,7 +68,7 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
             if stage.replicas > 1:
                 parts.append(("buckets of the all-reduce", parameters))
         parts.append(
-            (f"activations of {_counted(stage.depth, 'minibatch', 'es')} in flight", stage.depth * minibatch_bytes)
+            (f"activations of {_counted(stage.depth, 'microbatch', 'es')} in flight", stage.depth * minibatch_bytes)
         )
         deferred = round(float(formulas.deferred_memory(stage.deferred, minibatch_bytes)))
         parts.append(("weight gradients that wait for idle time", deferred))
@@ -90,12 +90,12 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
 
 
 def _recomputed(source: ReportSource, layers: Sequence[str], predicted: PredictedStage) -> list[tuple[str, int]]:
-    """Activations that a stage with recomputation holds for the one minibatch that it computes again."""
+    """Activations that a stage with recomputation holds for the one microbatch that it computes again."""
     if source.known is None:
         return []
     own_layers = set(layers)
     saved = sum(unit.saved_bytes for unit in source.known.problem.units if unit.layers[0] in own_layers)
-    return [("activations of the minibatch computed again", round(saved) + predicted.send_bytes)]
+    return [("activations of the microbatch computed again", round(saved) + predicted.send_bytes)]
 
 
 def _counted(count: int, what: str, plural: str = "s") -> str:
