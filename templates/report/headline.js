@@ -39,12 +39,15 @@ function memoryTile(report) {
   );
 }
 
-function verdictTile(certificate) {
+/* What is proven about faster plans. A plan that may not learn is not called proven. */
+function trustTile({ certificate, made }) {
   if (!certificate) return null;
   const { proven, gap } = certificate;
+  const [, warning] = WARNING.exec((made || {}).learning) || [];
+  if (warning) return figureTile("Trust", warning[0] + warning.slice(1).toLowerCase(), "it may not learn");
   if (proven) return figureTile("Trust", "Proven", "no plan of the searched space is faster");
   return gap
-    ? figureTile("Trust", `≤ ${Math.ceil(gap * 1000) / 10}%`, "is what any plan of the searched space can be faster")
+    ? figureTile("Trust", `≤ ${Math.ceil(gap * 1000) / 10}%`, "no plan of the searched space is faster by more")
     : figureTile("Trust", "Not proven", "a faster plan may exist");
 }
 
@@ -54,7 +57,7 @@ function tiles(report) {
     "dl",
     { class: "tiles" },
     runTile(report.made || {}),
-    figureTile("Step time of a microbatch", showTime(prediction.minibatch_s), `bound by ${prediction.bound_by}`),
+    figureTile("Step time", showTime(prediction.minibatch_s), `a microbatch; bound by ${prediction.bound_by}`),
     prediction.samples_per_s
       ? figureTile(
           "Throughput",
@@ -64,7 +67,7 @@ function tiles(report) {
       : null,
     baselineTile(report),
     memoryTile(report),
-    verdictTile(report.certificate),
+    trustTile(report),
   );
 }
 
@@ -82,10 +85,12 @@ function headline(report) {
   );
 }
 
+const WARNING = /^(NOT SAFE|RISKY)/;
+
 /* What was measured of learning with gradients this old; a warning where runs missed their goal. */
 function learningNote(text) {
   if (!text) return null;
-  return el("p", { class: /^(NOT SAFE|RISKY)/.test(text) ? "note warning" : "note" }, marked(text));
+  return el("p", { class: WARNING.test(text) ? "note warning" : "note" }, marked(text));
 }
 
 /* The step time as predicted and as measured. */

@@ -5,8 +5,8 @@ const PARTS = [
   ["model", modelSection],
   ["timeline", timelineSection],
   ["memory", memorySection],
-  ["loads", loadsSection],
   ["comparisons", comparisonsSection],
+  ["loads", loadsSection],
   ["certificate", certificateSection],
 ];
 
@@ -15,7 +15,7 @@ function start(report) {
   stageStyles();
   const found = PARTS.map(([, make]) => make(report)).filter(Boolean);
   const contents = found.map((part) =>
-    el("li", {}, el("a", { href: "#" + part.id }, part.querySelector("h2").textContent)),
+    el("li", {}, el("a", { href: "#" + part.id }, part.querySelector("h2").textContent.split(":")[0])),
   );
   document
     .getElementById("report")

@@ -37,14 +37,13 @@ function timelineSection(report) {
 }
 
 /*
- * At the first width a typical forward pass has room for its number, and the drawing fills the page. Long passes count
- * more than short ones, so that a stage of many short passes does not stretch the others.
+ * At the first width a forward pass of mean length has room for its number, and the drawing fills the page. The median
+ * could be that of a stage of very short passes, beside which the others would be too long.
  */
 function widthOf(facts, intervals) {
   const lengths = intervals.filter((one) => one.kind === FORWARD).map((one) => one.end_s - one.start_s);
-  const sum = (values) => values.reduce((total, one) => total + one, 0);
-  const typical = sum(lengths.map((one) => one * one)) / sum(lengths) || facts.end;
-  return Math.round(Math.min(16000, Math.max(PAGE_WIDTH - GUTTER, (28 * facts.end) / typical)));
+  const mean = lengths.reduce((sum, one) => sum + one, 0) / lengths.length || facts.end;
+  return Math.round(Math.min(16000, Math.max(PAGE_WIDTH - GUTTER, (32 * facts.end) / mean)));
 }
 
 function timelineButtons(box, facts, draw, width) {

@@ -120,7 +120,8 @@ def _rivals(source: ReportSource, choice: PlanChoice) -> Iterator[Comparison]:
         if (one.config, one.schedule, one.minibatch, one.data_parallel) != own and one.samples_per_s > 0:
             seconds = source.microbatch / one.samples_per_s
             alone = one.data_parallel or (one.workers == 1 and one.config == "1")
-            config = "" if alone else f"{short_config(one.config)}, {one_line(one.schedule)}"
+            schedule = "" if one.kind == one.schedule else f", {one_line(one.schedule)}"
+            config = "" if alone else short_config(one.config) + schedule
             yield Comparison(one_line(one.kind), config, seconds, seconds / source.step_s, one_line(one.remark))
 
 

@@ -221,3 +221,18 @@ def test_the_parts_of_memory_add_up_to_it(options: Options) -> None:
         before = found.root["prediction"]["stages"].items()[row.index]
         crossing += before["receive_bytes"].integer() + before["send_gradient_bytes"].integer()
         assert messages == pytest.approx(crossing, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "name"), [(Sharding.NONE, "DDP on 4 workers"), (Sharding.FULL, "FSDP on 4 workers")]
+)
+def test_a_plan_has_the_name_and_the_limit_that_the_screen_has(sharding: Sharding, name: str) -> None:
+    """One stage has no pipeline to fill."""
+    options = Options(stages=1, schedule="1f1b-flush", accumulate=8, sharding=sharding)
+    light = replace(branching(), layers=tuple(replace(one, parameter_bytes=8) for one in branching().layers))
+    found = source_of(light, small_cluster(), options)
+    told = report_of(found)
+    assert told["title"] == f"small on tiny: {name}"
+    assert (told["made"]["name"], told["made"]["manner"]) == (name, "trains like one process")
+    assert told["prediction"]["bound_by"] == "compute of stage 1"
+    assert [one["name"] for one in told["loads"] if one["binds"]][-1] == "compute of stage 1"
