@@ -41,7 +41,7 @@ def test_memory_is_made_of_what_the_layers_have(source: ReportSource, document: 
         (activations,) = (size for name, size in parts.items() if name.startswith("activations"))
         assert activations == stage.depth * (saved + crossing)
         assert "the largest workspace of a layer" not in parts, "the profile has none"
-        assert row["capacity_bytes"] == 16 * 2**30
+        assert row["capacity_bytes"] == int(0.95 * 16 * 2**30), "a part is kept in reserve"
 
 
 def test_memory_has_the_largest_workspace_of_a_stage() -> None:
