@@ -47,7 +47,7 @@ function trustTile({ certificate, made }) {
   if (warning) return figureTile("Trust", warning[0] + warning.slice(1).toLowerCase(), "it may not learn");
   if (proven) return figureTile("Trust", "Proven", "no plan of the searched space is faster");
   return gap
-    ? figureTile("Trust", `≤ ${Math.ceil(gap * 1000) / 10}%`, "no plan of the searched space is faster by more")
+    ? figureTile("Trust", `≤ ${gap < 1e-3 ? Number((gap * 100).toPrecision(1)) : (gap * 100).toFixed(1)}%`, "no plan of the searched space is faster by more")
     : figureTile("Trust", "Not proven", "a faster plan may exist");
 }
 

@@ -71,6 +71,13 @@ def test_a_plan_that_may_not_learn_is_not_called_proven(show):
     assert "missed the goal" in page.locator(".note.warning").inner_text()
 
 
+@pytest.mark.parametrize(("gap", "shown"), [(0.145424, "≤ 14.5%"), (0.000284, "≤ 0.03%")])
+def test_a_gap_has_the_digits_that_the_screen_gives_it(show, gap, shown):
+    document = KINDS["plan"]()
+    document["certificate"] |= {"proven": False, "gap": gap}
+    assert shown in show(document).page.locator(".tiles").inner_text()
+
+
 @pytest.mark.parametrize(
     ("own", "rivals", "expected"),
     [
