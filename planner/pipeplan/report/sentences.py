@@ -38,7 +38,7 @@ def section_sentences(
         "timeline": list(_timeline(report, source, simulated)),
         "memory": list(_memory(report)),
         "loads": list(_loads(report, source)),
-        "comparisons": list(_comparisons(report, others)),
+        "comparisons": list(_comparisons(report, source, others)),
         "measured": list(_run(report, run)),
     }
 
@@ -130,9 +130,9 @@ def _loads(report: PlanReport, source: ReportSource) -> Iterator[str]:
         yield "Network cards are left out, because the profile is not available."
 
 
-def _comparisons(report: PlanReport, others: Alternatives | None) -> Iterator[str]:
+def _comparisons(report: PlanReport, source: ReportSource, others: Alternatives | None) -> Iterator[str]:
     """Where the figures of other plans come from, and the runner-up, or that it was not searched for."""
-    if len(report.comparisons) > 1:
+    if source.root.get("choice") is not None:
         yield "All figures are for the same global batch; those of other plans are stated, not shown."
     if others is None and report.made["data_parallel"]:
         return
