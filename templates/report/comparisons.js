@@ -1,4 +1,12 @@
-/* The plan compared with others: the time of a minibatch with each. */
+/* The plan compared with others at the same batch: the throughput of each. */
+
+/* Samples a second of a row; its time is that of as many samples as a microbatch of the plan has. */
+function showThroughput(report, row) {
+  if (!row.minibatch_s) return "none fits";
+  const rate = (report.made || {}).minibatch / row.minibatch_s;
+  return (rate < 100 ? digits(rate) : showCount(Math.round(rate))) + " samples/s";
+}
+
 
 function comparisonsSection(report) {
   const rows = report.comparisons || [];
@@ -9,9 +17,7 @@ function comparisonsSection(report) {
     name: el("span", {}, el("b", {}, row.name), " ", el("span", { class: "config" }, row.config || "")),
     note: row.remark,
     share: row.minibatch_s ? own / row.minibatch_s : 0,
-    value: !row.minibatch_s
-      ? "none fits"
-      : showTime(row.minibatch_s) + (isOwn(row) || !row.gain ? "" : ` · ${showGain(row.gain)}`),
+    value: showThroughput(report, row) + (isOwn(row) || !row.gain ? "" : ` · ${showGain(row.gain)}`),
     class: isOwn(row) ? "full" : /not fit/.test(row.remark || "") ? "unfit" : "",
   }));
   const others = rows.filter((row) => !isOwn(row) && row.gain);
@@ -20,7 +26,7 @@ function comparisonsSection(report) {
   const columns = [
     ["plan", "text"],
     ["configuration", "text"],
-    ["a minibatch", "number"],
+    ["throughput", "number"],
     ["gain of this plan", "number"],
     ["remark", "text"],
   ];
@@ -28,16 +34,16 @@ function comparisonsSection(report) {
     rows.map((row) => [
       row.name,
       el("span", { class: "breakable" }, row.config || "–"),
-      row.minibatch_s ? showTime(row.minibatch_s) : "none fits",
+      showThroughput(report, row),
       isOwn(row) ? "" : showGain(row.gain),
       row.remark || "",
     ]);
   return section(
     "comparisons",
-    "Beside other plans",
+    "Also: other plans",
     wordsOf(report, "comparisons"),
     figure(
-      "Longer bars are faster. The figures are the time of a minibatch, and how many times that of this plan it is.",
+      "Longer bars are faster. Behind the throughput stands how many times as fast this plan is.",
       bars(drawn, { label, class: "wide-names" }),
       chartTable("This plan and others", columns, cells),
     ),

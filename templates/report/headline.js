@@ -9,16 +9,21 @@ function figureTile(name, value, note) {
   );
 }
 
+/* The plan in the words of RUN: "8-1, 1f1b-flush", or "HSDP on 32 workers". */
+function runTile(made) {
+  const [, plan, rest] = /^(.*?)(?:(?:, | on )(.*))?$/.exec(made.name || made.config || "–");
+  return figureTile("Run", plan, [rest, made.manner].filter(Boolean).join(": "));
+}
+
+/* The plan compared with plain data parallelism, or, where that does not fit, with the best other plan. */
 function baselineTile(report) {
-  const row = (report.comparisons || []).find((one) => /data parallel/i.test(one.name));
+  const others = (report.comparisons || []).slice(1).filter((one) => one.gain && !/old/.test(one.remark || ""));
+  const plain = others.find((one) => /^(DDP|data parallelism)$/.test(one.name));
+  const own = (report.made || {}).data_parallel === "ddp";
+  const row = own ? others.filter((one) => one !== plain).sort((a, b) => a.gain - b.gain)[0] : plain || others[0];
   if (!row) return null;
-  if (row.gain === null || row.gain === undefined)
-    return figureTile("Over data parallelism", "–", row.remark || "no such plan fits");
-  return figureTile(
-    "Over data parallelism",
-    showGain(row.gain),
-    row.remark ? `which ${row.remark}` : `which takes ${showTime(row.minibatch_s)}`,
-  );
+  const missing = own || plain ? "" : "; DDP does not fit";
+  return figureTile(`Over ${row.name}`, showGain(row.gain), showThroughput(report, row) + missing);
 }
 
 function memoryTile(report) {
@@ -34,13 +39,16 @@ function memoryTile(report) {
   );
 }
 
-function verdictTile(certificate) {
+/* What is proven about faster plans. A plan that may not learn is not called proven. */
+function trustTile({ certificate, made }) {
   if (!certificate) return null;
   const { proven, gap } = certificate;
-  if (proven) return figureTile("Verdict", "✓ Proven", "no plan of the searched space is faster");
+  const [, warning] = WARNING.exec((made || {}).learning) || [];
+  if (warning) return figureTile("Trust", warning[0] + warning.slice(1).toLowerCase(), "it may not learn");
+  if (proven) return figureTile("Trust", "Proven", "no plan of the searched space is faster");
   return gap
-    ? figureTile("Verdict", `Within ${Math.ceil(gap * 1000) / 10}%`, "of the best of the searched space, as is shown")
-    : figureTile("Verdict", "Not shown", "a faster plan may exist");
+    ? figureTile("Trust", `≤ ${gap < 1e-3 ? Number((gap * 100).toPrecision(1)) : (gap * 100).toFixed(1)}%`, "no plan of the searched space is faster by more")
+    : figureTile("Trust", "Not proven", "a faster plan may exist");
 }
 
 function tiles(report) {
@@ -48,12 +56,8 @@ function tiles(report) {
   return el(
     "dl",
     { class: "tiles" },
-    figureTile("Plan", (report.made || {}).config || "–", `bound by ${prediction.bound_by}`),
-    figureTile(
-      "Predicted step time",
-      showTime(prediction.minibatch_s),
-      `a minibatch; ${digits(prediction.minibatches_per_s)} a second`,
-    ),
+    runTile(report.made || {}),
+    figureTile("Step time", showTime(prediction.minibatch_s), `a microbatch; bound by ${prediction.bound_by}`),
     prediction.samples_per_s
       ? figureTile(
           "Throughput",
@@ -63,7 +67,7 @@ function tiles(report) {
       : null,
     baselineTile(report),
     memoryTile(report),
-    verdictTile(report.certificate),
+    trustTile(report),
   );
 }
 
@@ -74,11 +78,19 @@ function headline(report) {
     el("h1", {}, report.title),
     el("p", { class: "summary" }, wordsOf(report, "summary").join(" ")),
     tiles(report),
-    report.made && report.made.learning ? el("p", { class: "note" }, marked(report.made.learning)) : null,
+    learningNote((report.made || {}).learning),
     runBox(report),
     report.measured ? null : wordsOf(report, "measured").map((one) => el("p", { class: "note" }, marked(one))),
     (report.notes || []).map((note) => el("p", { class: "note" }, marked(note))),
   );
+}
+
+const WARNING = /^(NOT SAFE|RISKY)/;
+
+/* What was measured of learning with gradients this old; a warning where runs missed their goal. */
+function learningNote(text) {
+  if (!text) return null;
+  return el("p", { class: WARNING.test(text) ? "note warning" : "note" }, marked(text));
 }
 
 /* The step time as predicted and as measured. */
@@ -117,7 +129,7 @@ function runBox(report) {
   return el(
     "div",
     { class: "run", id: "run" },
-    el("h2", {}, `The run: a minibatch takes ${words} predicted`),
+    el("h2", {}, `The run: a microbatch takes ${words} predicted`),
     stepBars(report),
     wordsOf(report, "measured").map((sentence) => el("p", {}, marked(sentence))),
     measuredTable(measured),
@@ -161,7 +173,7 @@ function measuredTable(measured) {
   if (!rows.length) return null;
   return details("Every stage, predicted → measured", () =>
     table(
-      "Predicted → measured, a minibatch on one worker",
+      "Predicted → measured, a microbatch on one worker",
       [["stage", "text"], ...names.map((name) => [MEASURES[name], "number"])],
       rows.map((row) => [stageLabel(row.stage), ...names.map((name) => measureCell(name, row[name]))]),
     ),

@@ -1,4 +1,4 @@
-/* The loads: how long a minibatch keeps each resource busy, compared with the step time, and what crosses each link. */
+/* The loads: how long a microbatch keeps each resource busy, compared with the step time, and what crosses each link. */
 
 function loadsSection(report) {
   const loads = report.loads || [];
@@ -14,7 +14,7 @@ function loadsSection(report) {
   }));
   const columns = [
     ["resource", "text"],
-    ["a minibatch", "number"],
+    ["a microbatch", "number"],
     ["of the step time", "number"],
     ["rate", "number"],
     ["sent", "number"],
@@ -34,7 +34,7 @@ function loadsSection(report) {
   const first = loads.slice(0, 5).map((one) => `${one.name} ${showShare(one.share)}`);
   return section(
     "loads",
-    "What limits the step time",
+    "Why: what limits the step time",
     wordsOf(report, "loads"),
     figure(
       `The line is the step time by the formulas.${measured ? " The mark is what the run measured." : ""}`,

@@ -20,7 +20,7 @@ function memorySection(report) {
     ["worker", "text"],
     ["most, predicted", "number"],
     ...(measured ? [["most, measured", "number"]] : []),
-    ["has", "number"],
+    ["available", "number"],
   ];
   return section(
     "memory",
@@ -102,7 +102,7 @@ function memoryChart(row, end) {
     row.measured_peak_bytes ? levelLine("measured-peak", row.measured_peak_bytes, "measured", frame, y) : null,
     // Far above the picture the title states the capacity.
     0 < row.capacity_bytes && row.capacity_bytes <= most
-      ? levelLine("capacity", row.capacity_bytes, "there", frame, y)
+      ? levelLine("capacity", row.capacity_bytes, "available", frame, y)
       : null,
     footer(frame, times, x, timeLabels(times, times[1] || end)),
   );
@@ -125,7 +125,7 @@ function levelLine(kind, bytes, word, frame, y) {
 const PATTERNS = 8;
 
 /*
- * The kind of a part without its count, which differs by stage: "weights, 3 versions", "activations of 2 minibatches
+ * The kind of a part without its count, which differs by stage: "weights, 3 versions", "activations of 2 microbatches
  * in flight".
  */
 function partName(name) {

@@ -5,8 +5,8 @@ const PARTS = [
   ["model", modelSection],
   ["timeline", timelineSection],
   ["memory", memorySection],
-  ["loads", loadsSection],
   ["comparisons", comparisonsSection],
+  ["loads", loadsSection],
   ["certificate", certificateSection],
 ];
 
@@ -15,7 +15,7 @@ function start(report) {
   stageStyles();
   const found = PARTS.map(([, make]) => make(report)).filter(Boolean);
   const contents = found.map((part) =>
-    el("li", {}, el("a", { href: "#" + part.id }, part.querySelector("h2").textContent)),
+    el("li", {}, el("a", { href: "#" + part.id }, part.querySelector("h2").textContent.split(":")[0])),
   );
   document
     .getElementById("report")
@@ -42,7 +42,7 @@ function certificateSection(report) {
   if (!certificate) return null;
   return section(
     "certificate",
-    "Certificate",
+    "Trust: what is proven",
     [],
     el(
       "ul",
@@ -55,19 +55,19 @@ function certificateSection(report) {
 
 const MADE = {
   model: "model",
-  mode: "for",
-  minibatch: "minibatch",
+  mode: "purpose",
+  minibatch: "microbatch",
   config: "configuration",
   copies: "copies of the pipeline",
   schedule: "schedule",
-  accumulate: "minibatches an update",
+  accumulate: "microbatches in an update",
   updates: "updates",
   learning: "learning",
   cluster: "cluster",
-  cluster_described: "its servers",
+  cluster_described: "servers",
   profile_kind: "profile",
-  profile_device: "its device",
-  profile_how: "how it was made",
+  profile_device: "device",
+  profile_how: "how the profile was made",
   digest: "plan",
   pipeplan: "pipeplan",
 };

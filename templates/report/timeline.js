@@ -1,11 +1,13 @@
 /* The section with the timeline from the fill to the steady state: predicted above measured, on one scale. */
 
 const KINDS = ["forward", "backward", "weights", "update", "all-reduce"];
-const KIND_NAMES = ["forward", "backward", "gradients of weights", "update", "all-reduce, behind the rest"];
+const KIND_NAMES = ["forward", "backward", "gradients of weights", "update", "all-reduce in the background"];
 const LETTERS = ["F", "B", "W", "U", ""];
 const [FORWARD, BACKWARD, WEIGHTS, UPDATE, ALL_REDUCE] = KINDS.keys();
 const GUTTER = 132;
 const AXIS = 46;
+/* Width of the timeline's box on a wide screen. */
+const PAGE_WIDTH = 1100;
 
 function timelineSection(report) {
   if (!report.timeline || !report.timeline.predicted) return null;
@@ -17,7 +19,7 @@ function timelineSection(report) {
   const box = el("div", { class: "timeline", tabindex: "0", role: "region", "aria-label": label });
   let width = widthOf(facts, intervals.predicted);
   const draw = (factor) => {
-    width = Math.min(60000, Math.max(600, width * factor));
+    width = Math.round(Math.min(60000, Math.max(600, width * factor)));
     const middle = (box.scrollLeft + box.clientWidth / 2) * factor;
     const panels = sources.map((name, at) => panel(name, intervals[name], facts, width, at === 0));
     box.replaceChildren(...panels);
@@ -34,12 +36,14 @@ function timelineSection(report) {
   );
 }
 
-/* At the first width a typical forward pass has room for its number, but all of the time has at most some screens. */
+/*
+ * At the first width a forward pass of mean length has room for its number, and the drawing fills the page. The median
+ * could be that of a stage of very short passes, beside which the others would be too long.
+ */
 function widthOf(facts, intervals) {
   const lengths = intervals.filter((one) => one.kind === FORWARD).map((one) => one.end_s - one.start_s);
-  lengths.sort((a, b) => a - b);
-  const typical = lengths[lengths.length >> 1] || facts.end;
-  return Math.min(4000, Math.max(900, (26 * facts.end) / typical));
+  const mean = lengths.reduce((sum, one) => sum + one, 0) / lengths.length || facts.end;
+  return Math.round(Math.min(16000, Math.max(PAGE_WIDTH - GUTTER, (32 * facts.end) / mean)));
 }
 
 function timelineButtons(box, facts, draw, width) {
@@ -85,10 +89,17 @@ function panel(source, intervals, facts, width, first) {
         { class: "drawing", width: width + 2, height, role: "img", "aria-label": label, "data-source": source },
         svg("title", {}, label),
         first ? [phases(facts, x), timeAxis(facts, x, width)] : null,
+        facts.lanes.map((_, number) => serverLine(facts, number, top + number * row, width)),
         drawIntervals(intervals, facts, source, { x, row, top }),
       ),
     ),
   );
+}
+
+/* A line above the first lane of a server. */
+function serverLine(facts, number, y, width) {
+  const [before, lane] = [facts.lanes[number - 1], facts.lanes[number]];
+  return before && before.server !== lane.server ? svg("path", { class: "grid", d: `M0,${y}H${width}` }) : null;
 }
 
 /* Number, worker and colour of every lane, and a line between servers. */
@@ -96,11 +107,10 @@ function laneLabels(facts, row, top) {
   const size = Math.min(12, row - 2);
   return facts.lanes.map((lane, number) => {
     const y = top + number * row;
-    const before = facts.lanes[number - 1];
     return svg(
       "g",
       { class: `lane stage-${lane.stage % STAGES.length}`, "font-size": size },
-      before && before.server !== lane.server ? svg("path", { class: "grid", d: `M0,${y}H${GUTTER}` }) : null,
+      serverLine(facts, number, y, GUTTER),
       svg("rect", { class: "badge", x: 0.5, y: y + 1.5, width: 21, height: row - 3 }),
       svg("text", { class: "badge-text", x: 11, y: y + row / 2 + size / 3 }, String(lane.stage + 1)),
       svg("text", { x: 28, y: y + row / 2 + size / 3 }, `worker ${lane.worker}`),
@@ -156,7 +166,7 @@ function barNumber(one, left, right, y, row) {
 
 function describe(one, lane, source) {
   return [
-    `${KINDS[one.kind]} of ${one.kind >= UPDATE ? "group" : "minibatch"} ${one.number}`,
+    `${KINDS[one.kind]} of ${one.kind >= UPDATE ? "group" : "microbatch"} ${one.number}`,
     `worker ${lane.worker}, ${stageName(lane.stage)}, ${source}`,
     `${showTime(one.end_s - one.start_s)}, from ${showTime(one.start_s)} to ${showTime(one.end_s)}`,
   ];
@@ -222,7 +232,7 @@ function laneTable(heading, intervals, facts) {
     facts.lanes.map((lane, at) => el("option", { value: at }, `worker ${lane.worker}, ${stageName(lane.stage)}`)),
   );
   const show = (at) => {
-    const names = ["minibatch or group", "from", "to", "takes"];
+    const names = ["microbatch or group", "from", "to", "takes"];
     const columns = [["what", "text"], ...names.map((name) => [name, "number"])];
     const rows = intervals
       .filter((one) => one.lane === at)

@@ -109,6 +109,9 @@ def _made(replicas: tuple[int, ...], per_server: int, inference: bool, name: str
         "cluster_described": f"{-(-workers // per_server)} servers × {per_server} V100 16 GB",
         "workers": workers,
         "busy": workers,
+        "name": f"{'-'.join(map(str, replicas)) if len(replicas) < 12 else 'long'}, 1f1b-stashing",
+        "manner": "the forward pass only" if inference else "gradients up to 2 updates old",
+        "data_parallel": "",
         "config": "-".join(map(str, replicas)) if len(replicas) < 12 else f"{replicas[0]}-…-{replicas[-1]}",
         "copies": 1,
         "schedule": "forward-only" if inference else "1f1b-stashing",
@@ -131,7 +134,7 @@ def _words(stages: int, name: str) -> dict[str, list[str]]:
         "measured",
     )
     found = {part: [f"What is to be said of {part}{name}.", f"It has {stages} stages."] for part in parts}
-    found["summary"] = [f"{stages} stages for training vgg16{name} on all workers of cluster A, minibatch 64."]
+    found["summary"] = [f"{stages} stages for training vgg16{name} on all workers of cluster A, microbatch 64."]
     found["timeline"] += [
         f"Stage {stage + 1}: its workers compute for 90% of the time." for stage in range(min(8, stages))
     ]

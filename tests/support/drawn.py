@@ -21,7 +21,7 @@ def stages(shape: Shape, layers: int, per_server: int) -> list[Document]:
             [f"weights, {depth} version{'s' * (depth > 1)}", GIB],
             ["gradients", GIB // 2],
             ["optimiser's state", GIB // 2],
-            [f"activations of {depth} minibatches in flight", 3 * GIB],
+            [f"activations of {depth} microbatches in flight", 3 * GIB],
         ]
         found.append(
             {

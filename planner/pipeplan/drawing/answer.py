@@ -9,6 +9,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from pipeplan.cost.flush import BatchTime
 from pipeplan.drawing.tables import describe_cluster, server_numbers, short_config
 from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
@@ -131,12 +132,14 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
     plan, problem = outcome.plan, outcome.problem
     rate = problem.profile.minibatch / outcome.predicted_s if outcome.predicted_s > 0 else 0.0
     figures = f"{show_pace(rate)} samples/s", _gain(outcome, rate)
-    name, manner = _name(outcome, plan.config), _manner(outcome)
+    names = [
+        plan_name(plan, problem.options.sharding, problem.profile.minibatch, longest) for longest in (LONGEST_CONFIG, 0)
+    ]
+    name, manner = names[0], training_manner(plan, problem.profile.minibatch)
     if writer.fits(f"{name}: {manner}", *figures):
         writer.row("RUN", f"{name}: {manner}", *figures)
     else:
-        short = name if writer.fits(name, *figures) else _name(outcome, short_config(plan.config, 0))
-        writer.row("RUN", short, *figures)
+        writer.row("RUN", names[0 if writer.fits(name, *figures) else 1], *figures)
         writer.row("", manner)
     stages = list(zip(plan.stages, outcome.evaluation.stages, strict=True))
     for number, (stage, cost) in enumerate(stages, start=1):
@@ -171,26 +174,25 @@ def _beaten(outcome: Outcome) -> bool:
     return min(others, default=math.inf) * (1 + TOLERANCE) < outcome.predicted_s / size
 
 
-def _name(outcome: Outcome, config: str) -> str:
-    """The plan in a few words: DDP, or the configuration and the schedule."""
-    plan = outcome.plan
+def plan_name(plan: Plan, sharding: Sharding, microbatch: int, longest: int = LONGEST_CONFIG) -> str:
+    """The plan in a few words: DDP, or the configuration, of at most `longest` characters, and the schedule."""
+    config = short_config(plan.config, longest)
     if plan.inference:
-        return f"{short_config(config, LONGEST_CONFIG)}, inference"
-    sharding = outcome.problem.options.sharding
+        return f"{config}, inference"
     if sharding.divides_weights:
         return f"{sharding.upper()} on {plan.busy} workers"
     sharded = " with ZeRO-1" if sharding == Sharding.OPTIMIZER else ""
-    name = f"{short_config(config, LONGEST_CONFIG)}, {plan.schedule}"
-    if len(plan.stages) == 1 and Updates.of(plan, outcome.problem.profile.minibatch).synchronous:
+    name = f"{config}, {plan.schedule}"
+    if len(plan.stages) == 1 and Updates.of(plan, microbatch).synchronous:
         name = f"DDP on {plan.busy} workers" if plan.busy > 1 else "one worker"
     return f"{name}{sharded}"
 
 
-def _manner(outcome: Outcome) -> str:
-    """How the plan trains, beside one process."""
-    if outcome.plan.inference:
+def training_manner(plan: Plan, microbatch: int) -> str:
+    """How the plan trains, compared with one process."""
+    if plan.inference:
         return "the forward pass only"
-    oldest = max(Updates.of(outcome.plan, outcome.problem.profile.minibatch).stale_by)
+    oldest = max(Updates.of(plan, microbatch).stale_by)
     return f"gradients up to {_updates(oldest)} old" if oldest else "trains like one process"
 
 
@@ -295,13 +297,18 @@ def learning_summary(known: KnownLearning) -> str:
 def _why(outcome: Outcome) -> str:
     """The resource that limits the step time."""
     batch, score = outcome.evaluation.batch, outcome.evaluation
-    bound = score.bound if batch is None else batch.longest
-    if batch is not None and len(outcome.plan.stages) == 1 and batch.exposed_s < batch.work_s:
-        bound = batch.bound  # One stage has no pipeline to fill.
+    bound = limiting_resource(outcome.plan, batch, score.bound if batch is None else batch.longest)
     waits = outcome.figure.ratio
     if waits is not None and waits > 1.03:
         return f"bound by {bound}; waiting between workers adds {waits - 1:.0%}"
     return f"bound by {bound}"
+
+
+def limiting_resource(plan: Plan, batch: BatchTime | None, bound: str) -> str:
+    """`bound`, the resource or part of a batch that limits the step time; one stage has no pipeline to fill."""
+    if batch is not None and len(plan.stages) == 1 and batch.exposed_s < batch.work_s:
+        return batch.bound
+    return bound
 
 
 def _trust(outcome: Outcome) -> str:

@@ -7,12 +7,12 @@ are consecutive in a topological order and in one stage, so that no arrow can po
 from __future__ import annotations
 
 import itertools
-import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeplan.drawing.dag_layout import layout_dag
+from pipeplan.drawing.dag_layout import DagLayout, layout_dag
 from pipeplan.drawing.fold_chains import Chain, fold_chains, most_expensive_layers, repeated_blocks
 from pipeplan.profile_data.layers import Layer, edges
 from pipeplan.profile_data.profile import Profile
@@ -99,24 +99,30 @@ def _packed(nodes: Sequence[LayerGroup], most: int) -> Iterator[LayerGroup]:
             yield LayerGroup(tuple(layer for group in members[at : at + most] for layer in group.layers), stage)
 
 
-@dataclass(frozen=True)
 class _Lines:
-    """Coordinates of ranks and places in a drawing that wraps after a number of ranks."""
+    """Coordinates of ranks and places in a drawing that wraps after a number of ranks.
 
-    ranks: int
-    """Number of ranks in a line."""
-    places: int
-    """Number of places in a rank."""
+    A line of ranks is as high as the nodes and edges in it need.
+    """
+
+    def __init__(self, placed: DagLayout, ranks: int) -> None:
+        self.ranks = ranks
+        used: dict[int, list[float]] = defaultdict(list)
+        for place, rank in [*placed.place.values(), *itertools.chain.from_iterable(placed.paths.values())]:
+            used[rank // ranks].append(place)
+        self._first = [min(used[line]) for line in range(len(used))]
+        heights = [(max(used[line]) - min(used[line])) * NODE_DISTANCE[1] + NODE_SIZE[1] for line in range(len(used))]
+        self._tops = list(itertools.accumulate((height + LINE_GAP for height in heights), initial=0.0))
 
     @property
     def height(self) -> float:
-        """Distance from one line to the next."""
-        return (self.places - 1) * NODE_DISTANCE[1] + NODE_SIZE[1] + LINE_GAP
+        """Height of all lines together."""
+        return self._tops[-1] - LINE_GAP
 
     def corner(self, place: float, rank: int) -> tuple[float, float]:
         """Left and top edge of a node."""
         line, at = divmod(rank, self.ranks)
-        return at * NODE_DISTANCE[0], line * self.height + place * NODE_DISTANCE[1]
+        return at * NODE_DISTANCE[0], self._tops[line] + (place - self._first[line]) * NODE_DISTANCE[1]
 
     def middle(self, place: float, rank: int) -> tuple[float, float]:
         """The middle of a node, or a point of an edge."""
@@ -128,7 +134,7 @@ class _Lines:
         line = lower[1] // self.ranks
         if upper[1] // self.ranks == line:
             return []
-        between = line * self.height - LINE_GAP / 2
+        between = self._tops[line] - LINE_GAP / 2
         return [
             (self.ranks * NODE_DISTANCE[0] - (NODE_DISTANCE[0] - NODE_SIZE[0]) / 2, between),
             (-(NODE_DISTANCE[0] - NODE_SIZE[0]) / 2, between),
@@ -140,7 +146,7 @@ def model_graph(profile: Profile, nodes: Sequence[LayerGroup], note: str = "") -
     node_of = {layer.name: str(number) for number, group in enumerate(nodes) for layer in group.layers}
     arrows = dict.fromkeys((node_of[source], node_of[target]) for source, target in edges(profile.tensors))
     placed = layout_dag(list(map(str, range(len(nodes)))), [arrow for arrow in arrows if arrow[0] != arrow[1]])
-    lines = _Lines(RANKS_IN_LINE, placed.width)
+    lines = _Lines(placed, RANKS_IN_LINE)
     bends = []
     for edge, points in enumerate(placed.paths.values()):
         passed: list[tuple[float, float]] = []
@@ -152,7 +158,7 @@ def model_graph(profile: Profile, nodes: Sequence[LayerGroup], note: str = "") -
     corners = [lines.corner(*placed.place[str(number)]) for number in range(len(nodes))]
     return ModelGraph(
         width=min(placed.ranks, lines.ranks) * NODE_DISTANCE[0] - (NODE_DISTANCE[0] - NODE_SIZE[0]),
-        height=math.ceil(placed.ranks / lines.ranks) * lines.height - LINE_GAP,
+        height=lines.height,
         w=NODE_SIZE[0],
         h=NODE_SIZE[1],
         nodes=dict(zip(_NAMES, map(list, zip(*_rows(profile, nodes, corners), strict=True)), strict=True)),

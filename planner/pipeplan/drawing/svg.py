@@ -44,7 +44,7 @@ def graph_svg(graph: Mapping[str, Any], title: str, fills: Sequence[str] = ()) -
             "share": f"{times[at] / longest * width:.1f}",
             "label": _shortened(nodes["name"][at]),
             "line": one_line(f"{_shortened(nodes['op'][at], 14)} · {show_time(times[at])}"),
-            "facts": one_line(_facts(nodes, at)),
+            "facts": _facts(nodes, at),
         }
         for at in range(len(times))
     ]
@@ -56,10 +56,12 @@ def graph_svg(graph: Mapping[str, Any], title: str, fills: Sequence[str] = ()) -
 
 
 def _facts(nodes: Mapping[str, list[Any]], at: int) -> str:
-    stage = "" if nodes["stage"][at] < 0 else f", stage {nodes['stage'][at] + 1}"
+    """The figures of a layer, one thought a line."""
+    stage = "" if nodes["stage"][at] < 0 else f"stage {nodes['stage'][at] + 1}, "
     times = f"forward {show_time(nodes['forward_s'][at])}, backward {show_time(nodes['backward_s'][at])}"
     sizes = f"parameters {show_size(nodes['parameter_bytes'][at])}, output {show_size(nodes['output_bytes'][at])}"
-    return f"{nodes['name'][at]}{stage}, {nodes['op'][at]}, {times}, {sizes}"
+    name, op = one_line(nodes["name"][at]), one_line(nodes["op"][at])
+    return f"{name}\n{stage}{op}\n{times}\n{sizes}"
 
 
 def _edge_path(graph: Mapping[str, Any], edge: Sequence[int], bends: Sequence[float]) -> str:

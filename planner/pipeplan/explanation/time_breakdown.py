@@ -140,9 +140,10 @@ def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Reso
 def batch_parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
     """The parts of a batch, in seconds per minibatch."""
     minibatches = batch.minibatches * plan.copies
+    draining = ": filling and draining" if len(plan.stages) > 1 else ""
     return [
-        ResourceLoad(f"{batch.bound}, minibatches 2 to {batch.minibatches}", batch.steady_s / minibatches),
-        ResourceLoad("the first minibatch's passes: filling and draining", batch.work_s / minibatches),
+        ResourceLoad(f"{batch.bound}, microbatches 2 to {batch.minibatches}", batch.steady_s / minibatches),
+        ResourceLoad(f"the first microbatch's passes{draining}", batch.work_s / minibatches),
         ResourceLoad("its transfers", batch.transfers_s / minibatches),
         ResourceLoad("gradient synchronisation that is waited for", batch.exposed_s / minibatches),
     ]
@@ -162,5 +163,5 @@ def _resources(plan: Plan, score: Evaluation) -> list[ResourceLoad]:
         loads.append(ResourceLoad(f"compute of stage {number}", compute_s / plan.copies))
         loads.append(ResourceLoad(f"gradient synchronisation of stage {number}", synchronisation_s / plan.copies))
         loads.append(ResourceLoad(f"traffic from stage {number} to stage {number + 1}", stage.boundary_s / plan.copies))
-        loads.append(ResourceLoad(f"minibatches in flight at stage {number}", stage.depth_s / plan.copies))
+        loads.append(ResourceLoad(f"microbatches in flight at stage {number}", stage.depth_s / plan.copies))
     return loads

@@ -13,6 +13,7 @@ from msgspec.structs import asdict
 
 from pipeplan._version import __version__
 from pipeplan.cost.throughput import Throughput
+from pipeplan.drawing.answer import learning_summary, training_manner
 from pipeplan.drawing.model_graph import ModelGraph, layer_groups, model_graph
 from pipeplan.drawing.svg import graph_svg
 from pipeplan.drawing.tables import describe_cluster
@@ -56,7 +57,7 @@ def build_report(source: ReportSource, run: MeasuredRun | None = None, *, thorou
     others = _runner_up(source, thorough)
     made = plan_facts(source)
     report = PlanReport(
-        title=f"{made['model'] or 'a model'} as {made['config']} on cluster {made['cluster']}",
+        title=f"{made['model'] or 'a model'} on {made['cluster']}: {made['name']}",
         pipeplan=__version__,
         made=made,
         prediction=predicted_figures(source),
@@ -87,10 +88,10 @@ def _graph(source: ReportSource) -> ModelGraph | None:
 def _runner_up(source: ReportSource, thorough: bool) -> Alternatives | None:
     """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`.
 
-    None for a search that would take too long.
+    None for a search that would take too long, and for data parallelism, whose rivals are of other kinds.
     """
     known = source.known
-    if known is None:
+    if known is None or (known.problem.options.data_parallel(source.plan) and not thorough):
         return None
     workers = known.problem.cluster.workers
     if not thorough and len(known.problem.units) * workers > QUICK_SEARCH:
@@ -105,10 +106,9 @@ def _runner_up(source: ReportSource, thorough: bool) -> Alternatives | None:
 def plan_facts(source: ReportSource) -> dict[str, Any]:
     """The origin of the figures, and the model, cluster and schedule of the plan."""
     profile, plan = source.root["profile"], source.plan
-    minibatch = profile["minibatch"].integer(minimum=1)
     return {
         "model": one_line(profile["model"].text()),
-        "minibatch": minibatch,
+        "minibatch": source.microbatch,
         "profile_kind": one_line(profile["kind"].text()),
         "profile_how": one_line(profile["how"].text()),
         "profile_device": one_line(source.known.profile.provenance.device_name) if source.known else "",
@@ -116,11 +116,14 @@ def plan_facts(source: ReportSource) -> dict[str, Any]:
         "cluster_described": describe_cluster(source.cluster),
         "workers": source.cluster.workers,
         "busy": plan.busy,
+        "name": source.name,
+        "data_parallel": comparisons.data_parallel(source),
+        "manner": training_manner(plan, source.microbatch),
         "config": short_config(plan.config),
         "copies": plan.copies,
         "schedule": source.root["plan"]["schedule"].text(),
         "accumulate": plan.accumulate,
-        "updates": "" if plan.inference else Updates.of(plan, minibatch).text,
+        "updates": "" if plan.inference else Updates.of(plan, source.microbatch).text,
         "learning": _learning(source),
         "mode": "inference" if plan.inference else "training",
         "pipeplan": one_line(source.root["pipeplan"].text()),
@@ -134,19 +137,18 @@ def _learning(source: ReportSource) -> str:
         return ""
     profile, options = source.known.profile, source.known.problem.options
     known = known_learning(source.plan, profile.optimizer_name, profile.optimizer_state_ratio, options.correction)
-    return "" if known is None else one_line(known.text)
+    return "" if known is None else one_line(learning_summary(known))
 
 
 def predicted_figures(source: ReportSource) -> dict[str, Any]:
     """The step time, that of the formulas, the resource that limits the latter, and the throughput in other units."""
     step_s, node = source.step_s, source.root.get("throughput")
-    samples = source.root["profile"]["minibatch"].integer(minimum=1)
     return {
         "minibatch_s": step_s,
         "formulas_s": source.pace_s,
         "minibatches_per_s": 1 / step_s if step_s else None,
-        "samples_per_s": samples / step_s if step_s else None,
-        "bound_by": one_line(source.root["prediction"]["bound_by"].text()),
+        "samples_per_s": source.microbatch / step_s if step_s else None,
+        "bound_by": source.bound,
         "in_units": [] if node is None else [one_line(line) for line in decode(node, Throughput).lines],
     }
 

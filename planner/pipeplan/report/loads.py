@@ -1,4 +1,4 @@
-"""The loads of a plan in one table: how long a minibatch keeps each resource busy, and what crosses each link."""
+"""The loads of a plan in one table: how long a microbatch keeps each resource busy, and what crosses each link."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
-from pipeplan.cost.flush import BatchTime
 from pipeplan.explanation.time_breakdown import batch_parts, resource_loads
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.report.document import LoadRow
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
-from pipeplan.util.typed import decode
 
 FILL_AND_DRAIN = "filling and draining the pipeline"
-"""A name in `bound_by` that stands for two parts of a batch: the first minibatch's passes, and its transfers."""
+"""A name in `bound_by` that stands for two parts of a batch: the first microbatch's passes, and its transfers."""
 MAX_LOADS = 100
 """Most loads that are listed, the longest first."""
 
@@ -36,9 +34,8 @@ def load_rows(source: ReportSource, simulated: ReportSimulation, measured: Mappi
 
     `measured` is the share of time in which all-reduces ran, by stage of a run.
     """
-    bound, step_s = source.root["prediction"]["bound_by"].text(), source.pace_s
-    stated = source.root["prediction"].get("batch")
-    parts = {} if stated is None else dict(batch_parts(source.plan, decode(stated, BatchTime)))
+    bound, batch, step_s = source.bound, source.batch, source.pace_s
+    parts = {} if batch is None else dict(batch_parts(source.plan, batch))
     seconds = dict(parts)
     if source.known is not None:
         seconds |= dict(resource_loads(source.plan, source.known.problem, source.known.score))
@@ -70,7 +67,7 @@ def _binds(name: str, bound: str) -> bool:
     """Whether a resource, or a part of a batch, is the bound that plan.json names."""
     if bound == FILL_AND_DRAIN:
         return name.endswith(": filling and draining") or name == "its transfers"
-    return name == bound or (name.startswith(f"{bound}, minibatches ") or name == f"{bound} that is waited for")
+    return name == bound or (name.startswith(f"{bound}, microbatches ") or name == f"{bound} that is waited for")
 
 
 def _stated_loads(source: ReportSource) -> Iterator[tuple[str, float]]:

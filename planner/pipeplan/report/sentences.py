@@ -38,7 +38,7 @@ def section_sentences(
         "timeline": list(_timeline(report, source, simulated)),
         "memory": list(_memory(report)),
         "loads": list(_loads(report, source)),
-        "comparisons": list(_comparisons(report, others)),
+        "comparisons": list(_comparisons(report, source, others)),
         "measured": list(_run(report, run)),
     }
 
@@ -50,7 +50,7 @@ def _summary(report: PlanReport) -> Iterator[str]:
     copies = f" in {made['copies']} copies of the pipeline" if made["copies"] > 1 else ""
     yield (
         f"{stages} stage{'s' * (stages > 1)} for {purpose} {made['model'] or 'the model'} on {made['busy']} of "
-        f"{made['workers']} workers of cluster {made['cluster']} ({made['cluster_described']}){copies}, minibatch "
+        f"{made['workers']} workers of cluster {made['cluster']} ({made['cluster_described']}){copies}, microbatch "
         f"{made['minibatch']}."
     )
     if prediction["minibatch_s"] != prediction["formulas_s"]:
@@ -102,7 +102,7 @@ def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulat
         off = f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than by the formulas"
         comparison = "as by the formulas" if abs(ratio - 1) <= EQUAL_TIME else off
         since = f"From {show_time(shown.steady[0])} on it is steady, with" if shown.steady else "Steady, it has"
-        yield f"{since} {show_time(step_s)} a minibatch, {comparison}."
+        yield f"{since} {show_time(step_s)} a microbatch, {comparison}."
         if source.cluster.shared_cores:
             yield "Here, computing includes waiting for a core that workers share."
         for index, stage in enumerate(metrics.stages[:MAX_DESCRIBED], start=1):
@@ -113,7 +113,7 @@ def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulat
             busy = f"{full[0].name} is busy for {full[0].simulated_busy:.0%} of the time"
             yield f"Messages come in bursts, which the formulas average: {busy}."
     if shown.measured is not None:
-        yield "The run's recording of the same minibatches is below it, and begins with an epoch."
+        yield "The run's recording of the same microbatches is below it, and begins with an epoch."
 
 
 def _memory(report: PlanReport) -> Iterator[str]:
@@ -130,8 +130,12 @@ def _loads(report: PlanReport, source: ReportSource) -> Iterator[str]:
         yield "Network cards are left out, because the profile is not available."
 
 
-def _comparisons(report: PlanReport, others: Alternatives | None) -> Iterator[str]:
-    """The runner-up, or that it was not searched for."""
+def _comparisons(report: PlanReport, source: ReportSource, others: Alternatives | None) -> Iterator[str]:
+    """Where the figures of other plans come from, and the runner-up, or that it was not searched for."""
+    if source.root.get("choice") is not None:
+        yield "All figures are for the same global batch; those of other plans are stated, not shown."
+    if others is None and report.made["data_parallel"]:
+        return
     if others is None:
         yield "A runner-up was not searched for, because that can take long; `pipeplan report --thorough` does."
     elif others.second is None:
@@ -156,8 +160,8 @@ def _run(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:
         share = f", {1 / figures['ratio']:.0%} of the predicted throughput" if figures["ratio"] else ""
         fill = "; this includes the fill, because the epochs are short" if figures["includes_fill"] else ""
         yield (
-            f"Measured over {figures['minibatches']} minibatches: "
-            f"{show_pace(figures['minibatches_per_s'])} minibatches/s{share}{fill}."
+            f"Measured over {figures['minibatches']} microbatches: "
+            f"{show_pace(figures['minibatches_per_s'])} microbatches/s{share}{fill}."
         )
     if figures["cause"]:
         yield f"First cause of the difference: {figures['cause']}."
@@ -183,7 +187,7 @@ def report_notes(report: PlanReport, source: ReportSource) -> Iterator[str]:
         )
     elif abs(known.score.pace_s / source.pace_s - 1) > STALE:
         yield (
-            f"plan.json states {show_time(source.pace_s)} a minibatch; by the cost model of this pipeplan it is "
+            f"plan.json states {show_time(source.pace_s)} a microbatch; by the cost model of this pipeplan it is "
             f"{show_time(known.score.pace_s)}: solve again to plan with it."
         )
     if source.checked is not None and source.checked.wrong is not None:

@@ -11,13 +11,18 @@ from pipeplan.checker.verify import CheckedPlan, check_readable_plan
 from pipeplan.cluster_data import cluster_json
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.flush import BatchTime
+from pipeplan.drawing.answer import limiting_resource, plan_name
 from pipeplan.plan.plan import Plan
 from pipeplan.problem import plan_file
+from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation import scenario
 from pipeplan.simulation.scenario import PredictedStage, Scenario
 from pipeplan.util.files import Node
+from pipeplan.util.text import one_line
+from pipeplan.util.typed import decode
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,29 @@ class ReportSource:
     def step_s(self) -> float:
         """Seconds per minibatch as plan.json states them: simulated where that differs from the formulas."""
         return plan_file.step_time_s(self.root)
+
+    @property
+    def microbatch(self) -> int:
+        """Samples of a microbatch."""
+        return self.root["profile"]["minibatch"].integer(minimum=1)
+
+    @property
+    def name(self) -> str:
+        """The plan in the words of RUN: `8-1, 1f1b-flush`, `HSDP on 32 workers`."""
+        stated = self.root["options"].get("sharding")
+        sharding = Sharding.NONE if stated is None else decode(stated, Sharding)
+        return plan_name(self.plan, sharding, self.microbatch)
+
+    @property
+    def batch(self) -> BatchTime | None:
+        """The parts of the time from one update to the next; None for a schedule without a flush."""
+        stated = self.root["prediction"].get("batch")
+        return None if stated is None else decode(stated, BatchTime)
+
+    @property
+    def bound(self) -> str:
+        """The resource or part of a batch that limits the step time, in the words of WHY."""
+        return limiting_resource(self.plan, self.batch, one_line(self.root["prediction"]["bound_by"].text()))
 
     @cached_property
     def predictions(self) -> tuple[PredictedStage, ...]:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from pipeplan.cost import formulas
+from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.drawing.tables import server_numbers
+from pipeplan.problem.options import Sharding
+from pipeplan.report import comparisons
 from pipeplan.report.document import StageMemory, StageRow, table_columns
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
@@ -55,8 +58,11 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
     """Names and bytes of the parts of a worker's memory, as the cost model counts it. They add up to that memory."""
     stage = source.plan.stages[index]
     parameters, minibatch_bytes = predicted.parameter_bytes, predicted.minibatch_bytes
+    divided = comparisons.data_parallel(source) in (Sharding.FULL, Sharding.HYBRID)
     if source.plan.inference:
         parts = [("weights", parameters)]
+    elif divided:
+        parts = [*_divided(source, parameters), ("activations of 1 microbatch in flight", minibatch_bytes)]
     else:
         parts = [(f"weights, {_counted(stage.versions, 'version')}", stage.versions * parameters)]
         if source.known is not None:
@@ -68,7 +74,7 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
             if stage.replicas > 1:
                 parts.append(("buckets of the all-reduce", parameters))
         parts.append(
-            (f"activations of {_counted(stage.depth, 'minibatch', 'es')} in flight", stage.depth * minibatch_bytes)
+            (f"activations of {_counted(stage.depth, 'microbatch', 'es')} in flight", stage.depth * minibatch_bytes)
         )
         deferred = round(float(formulas.deferred_memory(stage.deferred, minibatch_bytes)))
         parts.append(("weight gradients that wait for idle time", deferred))
@@ -85,17 +91,33 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
         ("the allocator's share", round(costs.allocator_share * within)),
     ]
     rest = predicted.memory_bytes - sum(size for _, size in [*parts, *own])
-    name = "messages and buffers" if source.known is not None else "gradients, optimiser's state and buffers"
+    if source.known is None:
+        name = f"{'weights, ' if divided else ''}gradients, optimiser's state and buffers"
+    else:
+        name = "gathered weights and gradients, and buffers" if divided else "messages and buffers"
     return [(part, size) for part, size in [*parts, (name, rest), *own] if size > 0]
 
 
+def _divided(source: ReportSource, parameters: int) -> list[tuple[str, int]]:
+    """The shards of a worker under FSDP or HSDP; none without the profile."""
+    if source.known is None:
+        return []
+    shard = round(parameters / len(shard_groups(source.plan, source.known.problem)[0]))
+    state = round(shard * source.known.profile.optimizer_state_ratio)
+    return [
+        ("shard of the weights", shard),
+        ("shard of the gradients", shard),
+        ("shard of the optimiser's state", state),
+    ]
+
+
 def _recomputed(source: ReportSource, layers: Sequence[str], predicted: PredictedStage) -> list[tuple[str, int]]:
-    """Activations that a stage with recomputation holds for the one minibatch that it computes again."""
+    """Activations that a stage with recomputation holds for the one microbatch that it computes again."""
     if source.known is None:
         return []
     own_layers = set(layers)
     saved = sum(unit.saved_bytes for unit in source.known.problem.units if unit.layers[0] in own_layers)
-    return [("activations of the minibatch computed again", round(saved) + predicted.send_bytes)]
+    return [("activations of the microbatch computed again", round(saved) + predicted.send_bytes)]
 
 
 def _counted(count: int, what: str, plural: str = "s") -> str:

@@ -54,7 +54,7 @@ def simulate_for_report(scenario: Scenario) -> ReportSimulation:
         scenario = replace(scenario, cards=None)
         count = min(wanted, max(MAX_PASSES_WITHOUT_CARDS // passes, 1))
         remark = "The simulation treats every link by itself, as if network cards were not shared"
-        remark += "." if count == wanted else f", and it covers only {count} minibatches."
+        remark += "." if count == wanted else f", and it covers only {count} microbatches."
     return ReportSimulation(**vars(simulate(scenario, count)), remark=remark)
 
 

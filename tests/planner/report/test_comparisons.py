@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from forgeries import case_of
@@ -11,13 +12,14 @@ from reported import Document, branching, report_of, small_cluster, source_of
 from pipeplan.explanation.second_best import find_alternatives
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
+from pipeplan.report.comparisons import certificate_section
 from pipeplan.report.source import ReportSource, read_report_source
 from pipeplan.util.files import Node
 
 
 def test_baselines_are_those_of_the_plan_and_the_runner_up_is_another(source: ReportSource, document: Document) -> None:
     this, *others = document["comparisons"]
-    assert (this["config"], this["gain"]) == (source.plan.config, 1)
+    assert (this["config"], this["gain"]) == ("15-1, 1f1b-stashing", 1)
     said = {one["name"].removeprefix("best "): one for one in source.root.value["baselines"]}
     for one in others[:-1]:
         assert one["minibatch_s"] == pytest.approx(said[one["name"]]["minibatch_s"], rel=1e-5)
@@ -74,3 +76,45 @@ def test_a_plan_that_a_faster_one_may_beat_is_not_called_the_fastest() -> None:
     assert gap > 0.2
     assert not told["certificate"]["proven"]
     assert told["certificate"]["gap"] == pytest.approx(gap, rel=1e-4)
+
+
+def test_rivals_are_those_of_the_answer_at_its_own_batch(straight: ReportSource) -> None:
+    """Each has the time of as many samples as a microbatch of the plan, whatever its own microbatch is."""
+    own = {"config": straight.plan.config, "schedule": straight.plan.schedule, "minibatch": straight.microbatch}
+    rate = straight.microbatch / straight.step_s
+    ddp = {"kind": "DDP", "config": "4", "schedule": "1f1b-flush", "minibatch": 8, "data_parallel": "ddp", "workers": 4}
+    grid = {"kind": "uniform pipeline", "config": "2-2", "schedule": "1f1b-flush", "minibatch": 4, "workers": 4}
+    old = grid | {"kind": "old gradients", "schedule": "2bw", "updates": {"stale_by": [1, 0]}}
+    root = json.loads(json.dumps(straight.root.value))
+    root["choice"] = {
+        "rivals": [
+            own | {"kind": "pipeline", "workers": straight.plan.busy, "samples_per_s": rate},
+            ddp | {"samples_per_s": rate / 2},
+            grid | {"samples_per_s": rate / 4, "allowed": False},
+        ],
+        "stale": old | {"samples_per_s": rate * 2},
+    }
+    told = report_of(read_report_source(Node(root, "plan.json"), None))
+    found = [(one["name"], one["config"], one["gain"], one["remark"]) for one in told["comparisons"]]
+    assert found == [
+        ("this plan", straight.name, 1, ""),
+        ("DDP", "", 2, "4 workers, microbatch 8"),
+        ("uniform pipeline", "2-2, 1f1b-flush", 4, "4 workers, microbatch 4; excluded by the constraints"),
+        ("old gradients", "2-2, 2bw", 0.5, "4 workers, microbatch 4; gradients 1 update old"),
+    ]
+    assert "stated, not shown" in " ".join(told["words"]["comparisons"])
+
+
+def test_a_gap_that_the_answer_states_wider_than_its_certificate_is_the_one_of_the_page() -> None:
+    """The certificate is about one microbatch size and schedule, the answer about all of them."""
+    certified = source_of(branching(4), small_cluster(), certify=True)
+    root = json.loads(json.dumps(certified.root.value))
+    assert report_of(certified)["certificate"]["proven"]
+    root["gap"] = 0.25
+    root["bound_s"] = certified.step_s / 1.25
+    assert certified.known is not None
+    told = read_report_source(Node(root, "plan.json"), certified.known.profile)
+    assert certified.checked is not None
+    certificate = certificate_section(replace(told, checked=certified.checked))
+    assert (certificate["proven"], certificate["gap"]) == (False, 0.25)
+    assert any("none is more than 25.0% faster" in text for text in certificate["sentences"])

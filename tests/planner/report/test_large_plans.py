@@ -65,7 +65,7 @@ def test_a_simulation_that_would_take_long_is_cut_and_says_so(monkeypatch: pytes
     monkeypatch.setattr(replayed, "MAX_PASSES_WITHOUT_CARDS", 2000)
     simulated = simulate_for_report(pipeline([1] * 30, depth=60))
     assert simulated.report.minibatches * 2 * 30 <= 2000
-    assert f"covers only {simulated.report.minibatches} minibatches" in simulated.remark
+    assert f"covers only {simulated.report.minibatches} microbatches" in simulated.remark
     assert pipeline_timeline(simulated).steady is None
 
 

@@ -57,7 +57,7 @@ def test_with_a_flush_the_parts_add_up() -> None:
         assert "traffic from stage 1 to stage 2" in [load["name"] for load in loads[len(parts) :]]
         assert found.root.value["prediction"]["bound_by"] == "filling and draining the pipeline"
         assert [load["name"] for load in loads if load["binds"]] == [
-            "the first minibatch's passes: filling and draining",
+            "the first microbatch's passes: filling and draining",
             "its transfers",
         ]
 

@@ -12,7 +12,7 @@ from reported import Document, branching, report_of, rows, small_cluster, source
 
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.report.build import report_page
-from pipeplan.report.source import ReportSource
+from pipeplan.report.source import ReportSource, read_report_source
 from pipeplan.report.stages import stage_rows
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
@@ -41,7 +41,7 @@ def test_memory_is_made_of_what_the_layers_have(source: ReportSource, document: 
         (activations,) = (size for name, size in parts.items() if name.startswith("activations"))
         assert activations == stage.depth * (saved + crossing)
         assert "the largest workspace of a layer" not in parts, "the profile has none"
-        assert row["capacity_bytes"] == int(0.95 * 16 * 2**30), "a twentieth is kept in reserve"
+        assert row["capacity_bytes"] == int(0.95 * 16 * 2**30), "a part is kept in reserve"
 
 
 def test_memory_has_the_largest_workspace_of_a_stage() -> None:
@@ -221,3 +221,32 @@ def test_the_parts_of_memory_add_up_to_it(options: Options) -> None:
         before = found.root["prediction"]["stages"].items()[row.index]
         crossing += before["receive_bytes"].integer() + before["send_gradient_bytes"].integer()
         assert messages == pytest.approx(crossing, abs=2)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "name"), [(Sharding.NONE, "DDP on 4 workers"), (Sharding.FULL, "FSDP on 4 workers")]
+)
+def test_a_plan_has_the_name_and_the_limit_that_the_screen_has(sharding: Sharding, name: str) -> None:
+    """One stage has no pipeline to fill."""
+    options = Options(stages=1, schedule="1f1b-flush", accumulate=8, sharding=sharding)
+    light = replace(branching(), layers=tuple(replace(one, parameter_bytes=8) for one in branching().layers))
+    found = source_of(light, small_cluster(), options)
+    told = report_of(found)
+    assert told["title"] == f"small on tiny: {name}"
+    assert (told["made"]["name"], told["made"]["manner"]) == (name, "trains like one process")
+    assert told["prediction"]["bound_by"] == "compute of stage 1"
+    assert [one["name"] for one in told["loads"] if one["binds"]][-1] == "compute of stage 1"
+
+
+@pytest.mark.parametrize(("sharding", "shards"), [(Sharding.FULL, 4), (Sharding.HYBRID, 2)])
+def test_a_plan_that_divides_the_weights_holds_a_shard_of_them(sharding: Sharding, shards: int) -> None:
+    options = Options(stages=1, schedule="1f1b-flush", accumulate=8, sharding=sharding)
+    found = source_of(branching(), small_cluster(), options)
+    (row,) = stage_rows(found)
+    parts = dict(row.memory_parts)
+    assert sum(parts.values()) == row.memory_bytes
+    assert parts["shard of the weights"] == parts["shard of the gradients"] == round(row.parameter_bytes / shards)
+    assert parts["shard of the optimiser's state"] == pytest.approx(2 * row.parameter_bytes / shards, abs=1)
+    assert parts["gathered weights and gradients, and buffers"] > 0
+    (alone,) = stage_rows(read_report_source(found.root, None))
+    assert sum(size for _, size in alone.memory_parts) == row.memory_bytes

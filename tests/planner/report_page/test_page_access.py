@@ -54,8 +54,8 @@ def test_every_drawing_has_a_name_and_a_table(show):
         page.locator(f"#{part} summary", has_text="As a table").or_(
             page.locator(f"#{part} summary", has_text="as a table")
         ).first.click()
-        assert page.locator(f"#{part} table caption").first.inner_text()
-        assert page.locator(f"#{part} details[open] tbody tr").count() > 0
+        page.locator(f"#{part} details[open] tbody tr").first.wait_for()  # a table is made when it is first opened
+        assert page.locator(f"#{part} details[open] table caption").first.inner_text()
 
 
 def test_all_can_be_reached_by_keys(show):

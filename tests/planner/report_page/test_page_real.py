@@ -15,7 +15,7 @@ PLANS = {
     "vgg16-2x8": ("vgg16-v100", "--cluster", "B"),
     "branches": ("gnmt16-v100", "--cluster", "A", "--solver", "dp"),
     "inference": ("vgg16-v100", "--cluster", "A", "--inference"),
-    "flush": ("vgg16-v100", "--cluster", "A", "--schedule", "gpipe", "--accumulate", "32", "--solver", "dp"),
+    "flush": ("vgg16-v100", "--cluster", "A", "--schedule", "gpipe", "--batch", "2048", "--solver", "dp"),
 }
 
 
@@ -39,5 +39,6 @@ def test_what_the_command_writes_opens_without_a_complaint(browser, tmp_path, pl
     assert complaints == []
     assert requests == [path.as_uri()]
     assert not re.search(r"\b(undefined|NaN|null|Infinity)\b|\[object", text)
-    for heading in ("Placement", "Model", "Timeline", "Memory", "What bounds the pace", "Certificate"):
+    titles = "Why: what limits the step time", "Also: other plans", "Trust: what is proven"
+    for heading in ("Placement", "Model", "Timeline", "Memory", *titles):
         assert f"\n{heading}\n" in text

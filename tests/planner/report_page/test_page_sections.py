@@ -7,7 +7,7 @@ from documents import KINDS
 
 pytestmark = pytest.mark.browser
 
-SECTIONS = ["placement", "model", "timeline", "memory", "loads", "comparisons", "certificate"]
+SECTIONS = ["placement", "model", "timeline", "memory", "comparisons", "loads", "certificate"]
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -57,8 +57,46 @@ def test_what_a_run_changed_is_said_in_words_and_figures(show):
 
 def test_the_headline_has_the_plan_its_gain_and_its_proof(show):
     text = show("plan").page.locator(".tiles").inner_text()
-    for figure in ("15-1", "19.8 ms", "2.59×", "31%", "Proven"):
+    for figure in ("15-1", "1f1b-stashing: gradients up to 2 updates old", "19.8 ms", "2.59×", "31%", "Proven"):
         assert figure in text
+
+
+def test_a_plan_that_may_not_learn_is_not_called_proven(show):
+    document = KINDS["plan"]()
+    document["made"]["learning"] = "NOT SAFE: SGD with momentum missed the goal in 5 of 5 runs of the nearest test."
+    page = show(document).page
+    tiles = page.locator(".tiles").inner_text()
+    assert "Not safe" in tiles
+    assert "Proven" not in tiles
+    assert "missed the goal" in page.locator(".note.warning").inner_text()
+
+
+@pytest.mark.parametrize(("gap", "shown"), [(0.145424, "≤ 14.5%"), (0.000284, "≤ 0.03%")])
+def test_a_gap_has_the_digits_that_the_screen_gives_it(show, gap, shown):
+    document = KINDS["plan"]()
+    document["certificate"] |= {"proven": False, "gap": gap}
+    assert shown in show(document).page.locator(".tiles").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("own", "rivals", "expected"),
+    [
+        ("", [("DDP", 1.5), ("HSDP", 1.2)], ("Over DDP", "1.50×")),
+        ("ddp", [("HSDP", 1.2), ("one server", 1.1)], ("Over one server", "1.10×")),
+        ("hsdp", [("FSDP", 1.02)], ("Over FSDP", "DDP does not fit")),
+    ],
+)
+def test_the_headline_compares_with_ddp_or_with_the_best_other_plan(show, own, rivals, expected):
+    document = KINDS["plan"]()
+    step = document["prediction"]["minibatch_s"]
+    document["made"]["data_parallel"] = own
+    document["comparisons"][1:] = [
+        {"name": name, "config": "", "minibatch_s": gain * step, "gain": gain, "remark": "16 workers, microbatch 64"}
+        for name, gain in rivals
+    ]
+    text = show(document).page.locator(".tiles").inner_text()
+    for words in expected:
+        assert words in text
 
 
 def test_text_from_files_never_becomes_markup(show):

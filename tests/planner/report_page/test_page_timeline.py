@@ -55,6 +55,17 @@ def test_both_panels_zoom_together(run):
     assert widths(page)[0] <= page.locator(".timeline").evaluate("one => one.clientWidth")
 
 
+def test_passes_have_room_for_their_numbers_and_the_drawing_fills_the_page(run):
+    page = run.page
+    box = page.locator(".timeline").evaluate("one => one.clientWidth")
+    assert widths(page)[0] >= box - 140, "beside the labels"
+    drawn = [width for _, width in places(page, "predicted", "forward")]
+    long = [width for width in drawn if width >= sum(drawn) / len(drawn)]
+    assert len(long) > 20
+    assert min(long) >= 32
+    assert page.locator("svg[data-source=predicted] text.on-plain").count() >= len(long)
+
+
 def test_the_steady_state_is_scrolled_to(run):
     page = run.page
     page.get_by_role("button", name="Zoom in", exact=True).click()
@@ -65,7 +76,7 @@ def test_the_steady_state_is_scrolled_to(run):
 
 def test_an_interval_has_its_figures_in_its_title(run):
     title = run.page.locator("svg[data-source=predicted] .lane title").first.text_content()
-    assert title.startswith("forward of minibatch 0\nworker 0, stage 1, predicted\n")
+    assert title.startswith("forward of microbatch 0\nworker 0, stage 1, predicted\n")
     assert "13.2 ms, from 0 to 13.2 ms" in title
 
 
