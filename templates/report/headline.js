@@ -46,9 +46,9 @@ function trustTile({ certificate, made }) {
   const [, warning] = WARNING.exec((made || {}).learning) || [];
   if (warning) return figureTile("Trust", warning[0] + warning.slice(1).toLowerCase(), "it may not learn");
   if (proven) return figureTile("Trust", "Proven", "no plan of the searched space is faster");
-  return gap
-    ? figureTile("Trust", `≤ ${gap < 1e-3 ? Number((gap * 100).toPrecision(1)) : (gap * 100).toFixed(1)}%`, "no plan of the searched space is faster by more")
-    : figureTile("Trust", "Not proven", "a faster plan may exist");
+  if (!gap) return figureTile("Trust", "Not proven", "a faster plan may exist");
+  const share = gap < 1e-3 ? Number((gap * 100).toPrecision(1)) : (gap * 100).toFixed(1);
+  return figureTile("Trust", `≤ ${share}%`, "no plan of the searched space is faster by more");
 }
 
 function tiles(report) {

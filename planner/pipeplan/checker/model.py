@@ -63,6 +63,8 @@ class CheckedModel:
     """Weights that layers in several stages may share: the layers as a bit set, the one that is charged, and bytes."""
     units: tuple[tuple[int, int, bool], ...] = ()
     """The units whose weights FSDP gathers: first layer, layer behind the last, and whether it gathers its own."""
+    one_stage: bool = False
+    """Whether the options ask for one stage, which no cut separates."""
     corrects: bool = False
     """Whether a stage keeps a step of the optimiser, as large as its weights, for each weight version but one."""
 
@@ -74,7 +76,7 @@ class CheckedModel:
     @property
     def shares(self) -> bool:
         """Whether layers that a cut may separate share weights."""
-        return any(
+        return not self.one_stage and any(
             size and sharers & block not in (0, sharers) for sharers, _, size in self.ties for block in self.blocks
         )
 
@@ -171,8 +173,9 @@ def checked_model(
         ties=tuple(
             (sum(1 << position[name] for name in set(tie.layers)), position[tie.layers[0]], float(tie.bytes))
             for tie in profile.tied
-            if apart and options.stages != 1
+            if apart
         ),
+        one_stage=options.stages == 1,
         units=_units(layers),
         corrects=options.correction == "ef",
     )
