@@ -75,7 +75,7 @@ class DataParallelEngines(Engines):
 
 
 def _state_hash(program: ModuleProgram) -> str:
-    """What a checkpoint names in place of a graph's hash, for a plan without one: that of names, types and shapes."""
+    """A hash of names, types and shapes, which a checkpoint names where a plan has no hash of a graph."""
     state = {**program.parameters_by_name(), **program.buffers_by_name()}
     described = [(name, str(one.dtype), list(one.shape)) for name, one in state.items()]
     return "sha256:" + hashlib.sha256(json.dumps(described).encode()).hexdigest()

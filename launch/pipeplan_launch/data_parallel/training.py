@@ -84,7 +84,7 @@ class DataParallelTraining(TrainingEngine):
         self._written = {*program.buffers_by_name()}
         """Names of what forward passes may write: buffers, and the frozen parameters that the first one writes."""
         self._frozen_sums: dict[str, complex] | None = program.frozen_sums()
-        """Those before the first pass; None after it."""
+        """Sums of the frozen parameters before the first pass; None after it."""
 
     @property
     def sharded_root(self) -> torch.nn.Module | None:
@@ -104,7 +104,7 @@ class DataParallelTraining(TrainingEngine):
         self.agree_on_buffers(self._written_anywhere())
 
     def _written_anywhere(self) -> list[Tensor]:
-        """What forward passes write at any replica: not a frozen backbone, which need not travel."""
+        """The tensors that forward passes write at some replica. Those of a frozen backbone need not travel."""
         state = self._program.changing_state()
         if self._group is None or not state:
             return []

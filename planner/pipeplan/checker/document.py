@@ -47,7 +47,7 @@ class CheckedOptions:
     no_cut_after: tuple[str, ...]
     grid: bool
     sharding: str = WHOLE
-    """What the replicas of a stage divide among them."""
+    """The state that the replicas of a stage divide among them."""
     virtual_stages: int | None = None
     """Stages of each worker that were asked for, under interleaved-1f1b."""
 

@@ -27,7 +27,7 @@ class ShardedFigures:
     backward_s: float
     """The backward pass with its reduce-scatters."""
     exposed_s: float
-    """What all-reduces across servers add to the last backward pass of an update."""
+    """Time that all-reduces across servers add to the last backward pass of an update."""
     across_s: float
     """All of these all-reduces of an update."""
     activations: float

@@ -127,10 +127,8 @@ def _in_blocks(
 
 def _near_cuts(problem: Problem, cuts: Cuts, between: Flags, plan: Plan) -> Flags:
     """A mask of the cuts between blocks, and of those with nearly the work of the cuts of a plan."""
-    mask, work_s = (
-        between.copy(),
-        {name: unit.forward_s + unit.backward_s for unit in problem.units for name in unit.layers[:1]},
-    )
+    mask = between.copy()
+    work_s = {unit.layers[0]: unit.forward_s + unit.backward_s for unit in problem.units}
     inside_s = 0.0
     for stage in plan.stages[:-1]:
         inside_s += sum(work_s.get(name, 0.0) for name in stage.layers)

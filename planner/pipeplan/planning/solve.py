@@ -49,8 +49,8 @@ def solve(
     """Find the best plan for a problem by its figure, cross-check the solvers, and compare the plan with the baselines.
 
     `known` are plans of the problem, such as the one by which it was chosen; the answer is at most as slow as these.
-    `choice` is the choice that led to the problem, if one did: the outcome has it, and no bound is above the figure of
-    one of its plans that divide the weights.
+    `choice` is the choice that led to the problem, if one did. The outcome has it, and its bound then covers every plan
+    of the question (`Choice.bound_s`), not only those of the problem.
 
     The time limit, or Ctrl-C at any moment, ends the search with the best plan so far; what there was no time for says
     so. `report` is called with every change of phase, best plan and bound. A `deadline` that began earlier takes the
