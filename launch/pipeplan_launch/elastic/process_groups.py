@@ -15,7 +15,7 @@ from zlib import crc32
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.comm import typed_json
+from pipeplan_launch.comm import worker_values
 from pipeplan_launch.comm.edge_groups import EdgeGroups, make_edge_groups
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.devices.backend import backend_of
@@ -301,17 +301,17 @@ def synchronise_workers(group: dist.ProcessGroup) -> float:
 def broadcast(value: Any, source: int, group: dist.ProcessGroup, kind: Any) -> Any:
     """Broadcast the value of rank `source`, which is of type `kind`, to all workers of the group; returns it.
 
-    The other ranks' `value` is not used. Values travel as JSON (`typed_json`), which cannot run code. Raises
+    The other ranks' `value` is not used. Values travel as MessagePack (`worker_values`), which cannot run code. Raises
     `LaunchError` if what arrives is not of the type.
     """
     is_source = dist.get_rank() == source
-    data = typed_json.encode(value) if is_source else b""
+    data = worker_values.encode(value) if is_source else b""
     size = torch.tensor([len(data)])
     with _lost_peers():
         dist.broadcast(size, src=source, group=group)
         content = _bytes_tensor(data, _checked_size(int(size)))
         dist.broadcast(content, src=source, group=group)
-    return value if is_source else typed_json.decode(_content(content, int(size)), kind)
+    return value if is_source else worker_values.decode(_content(content, int(size)), kind)
 
 
 def gather_everywhere(value: Any, group: dist.ProcessGroup, kind: Any) -> list[Any]:
@@ -323,7 +323,7 @@ def gather_everywhere(value: Any, group: dist.ProcessGroup, kind: Any) -> list[A
     parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
     with _lost_peers():
         dist.all_gather(parts, _bytes_tensor(data, max(sizes)), group=group)
-    return [typed_json.decode(_content(part, size), kind) for part, size in zip(parts, sizes, strict=True)]
+    return [worker_values.decode(_content(part, size), kind) for part, size in zip(parts, sizes, strict=True)]
 
 
 def gather_at(value: Any, destination: int, group: dist.ProcessGroup, kind: Any) -> list[Any]:
@@ -336,12 +336,12 @@ def gather_at(value: Any, destination: int, group: dist.ProcessGroup, kind: Any)
     parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes] if is_destination else None
     with _lost_peers():
         dist.gather(_bytes_tensor(data, max(sizes)), parts, dst=destination, group=group)
-    return [typed_json.decode(_content(part, size), kind) for part, size in zip(parts or [], sizes, strict=bool(parts))]
+    return [worker_values.decode(_content(part, size), kind) for part, size in zip(parts or [], sizes, strict=bool(parts))]
 
 
 def _encoded(value: Any, group: dist.ProcessGroup) -> tuple[bytes, list[int]]:
-    """(this worker's value as JSON, the sizes of all workers' values)."""
-    data = typed_json.encode(value)
+    """(this worker's value as bytes, the sizes of all workers' values)."""
+    data = worker_values.encode(value)
     sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     with _lost_peers():
         dist.all_gather(sizes, torch.tensor([len(data)]), group=group)

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch.comm import typed_json
+from pipeplan_launch.comm import worker_values
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.link_benchmark import link_check as checking
 from pipeplan_launch.link_benchmark.link_probe import ProbeTask
@@ -41,8 +41,8 @@ class Workers:
 
     def _share(self, value: Any, source: int, group: object, kind: Any) -> Any:
         if self.rank == source:
-            self.shared = typed_json.encode(value)
-        return typed_json.decode(self.shared, kind)
+            self.shared = worker_values.encode(value)
+        return worker_values.decode(self.shared, kind)
 
     def check(self, options: Sequence[tuple[LaunchPlan, float]], hosts: str) -> list[tuple[int, ProbeTask]]:
         """What they measure, of the plan and option that each has."""

@@ -1,0 +1,43 @@
+"""Values of known types as bytes, for what workers send each other besides tensors. Torch-free.
+
+A pickle may run any code where it is read. MessagePack cannot, and msgspec refuses what is not of the expected type.
+Dataclasses, lists, tuples, dictionaries, paths and numbers of 64 bits can be sent.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pipeplan_launch.errors import LaunchError
+
+
+def encode(value: Any) -> bytes:
+    """The value as MessagePack. NaN and infinity stay what they are. Raises `TypeError` for a value of another kind."""
+    return msgspec.msgpack.encode(value, enc_hook=_path_as_bytes)
+
+
+def decode(data: bytes, kind: Any) -> Any:
+    """The value of type `kind` that `encode` wrote. Raises `LaunchError` for anything else."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind, dec_hook=_path_from_bytes)
+    except (msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError, RecursionError) as error:
+        raise LaunchError(
+            f"another worker sent a wrong value ({str(error)[:100]}): another program writes here"
+        ) from error
+
+
+def _path_as_bytes(value: Any) -> bytes:
+    # As bytes, because a path may hold characters that are not UTF-8.
+    if isinstance(value, Path):
+        return os.fsencode(value)
+    raise TypeError(f"a {type(value).__name__} cannot be sent to other workers")
+
+
+def _path_from_bytes(kind: Any, value: Any) -> Path:
+    if kind is Path and isinstance(value, bytes):
+        return Path(os.fsdecode(value))
+    raise TypeError(f"a {type(value).__name__} in place of {kind.__name__}")
