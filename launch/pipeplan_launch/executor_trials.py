@@ -25,9 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeplan_launch.devices.processor_topology import physical_cores
+from pipeplan_launch.devices.backend import physical_cores
 from pipeplan_launch.elastic.local_workers import fork_worker, worker_variables
-from pipeplan_launch.telemetry.cores_in_use import busy_s
+from pipeplan_launch.telemetry.memory import busy_s
 
 SMALL_BYTES, LARGE_BYTES = 4096, 1 << 18
 VERSION_BYTES = 1 << 21

@@ -24,15 +24,14 @@ from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_
 from pipeplan_launch.elastic.signals import Interrupted, check_any_signal
 from pipeplan_launch.errors import LaunchError, PeerLost
 from pipeplan_launch.files import write_json
-from pipeplan_launch.job.callback_calls import CallbackList
-from pipeplan_launch.job.callbacks import accuracy_text
+from pipeplan_launch.job.callbacks import CallbackList, accuracy_text
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.job_reference import change_note, job_file
 from pipeplan_launch.link_benchmark.link_check import check_planned_links
+from pipeplan_launch.plan.averaging_options import updates_sentence
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.plan.transport_modes import MODES, asks_self_test, memory_note, transport_of
-from pipeplan_launch.plan.updates import updates_sentence
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
 from pipeplan_launch.runtime.epochs import EpochLoop
@@ -124,7 +123,7 @@ def _build_and_run(options: RunOptions, plan: LaunchPlan, groups: Groups, run_st
 def _engines(options: RunOptions, plan: LaunchPlan, groups: Groups) -> Engines:
     if not options.runs_own_module(plan):
         return Engines(options, groups)
-    from pipeplan_launch.data_parallel.engines import (
+    from pipeplan_launch.data_parallel.training import (
         DataParallelEngines,  # importing FSDP takes long, which a pipeline need not wait for
     )
 

@@ -24,7 +24,7 @@ from pipeplan.simulation.scenario import PredictedStage
 from pipeplan.util.typed import Amount, json_schema
 from pipeplan_launch.checkpoint.manifest import ManifestFile
 from pipeplan_launch.plan.stage_files import StageFile
-from pipeplan_launch.telemetry.run_documents import SummaryFile, TimelineFile
+from pipeplan_launch.telemetry.run_folder import SummaryFile, TimelineFile
 
 SCHEMAS = REFERENCE / "schemas"
 

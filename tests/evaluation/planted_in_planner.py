@@ -219,7 +219,7 @@ PLANNER = (
     ),
     (
         "gradients are one update older",
-        P + "plan/updates.py",
+        P + "plan/averaging_options.py",
         "plan.versions(index) - 1",
         "plan.versions(index)",
         (T + "plan", T + "planning"),

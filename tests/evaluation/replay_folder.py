@@ -15,7 +15,7 @@ from pipeplan.problem.plan_file import step_time_s
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation.scenario import PredictedStage, predicted_stages
 from pipeplan.util.files import Node, read_document, write_text
-from pipeplan_launch.checked_json import with_checksum
+from pipeplan_launch.files import with_checksum
 
 LEAST_LAYER_S = 0.002
 """Least forward time of an emulated layer, in seconds of the emulation. Shorter neighbours are merged."""

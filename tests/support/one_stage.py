@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch.comm.message_tensor import MessageTensor
-from pipeplan_launch.comm.p2p import Transport
+from pipeplan_launch.comm.p2p import MessageTensor, Transport
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.stage_files import load_plan
@@ -22,7 +21,7 @@ from pipeplan_launch.runtime.data import Batches, minibatch_sizes
 from pipeplan_launch.runtime.engine import Segment, WorkerPlace
 from pipeplan_launch.runtime.pipeline_training import PipelineTraining
 from pipeplan_launch.telemetry.recorder import Recorder
-from pipeplan_launch.tracing.stage_program import Program
+from pipeplan_launch.tracing.subgraph import Program
 
 BATCH = 4
 

@@ -19,9 +19,8 @@ import torch.distributed as dist
 from rendezvous import Step
 from torch import Tensor
 
-from pipeplan_launch.comm import edge_groups
-from pipeplan_launch.comm.edge_groups import EdgeGroups
-from pipeplan_launch.comm.ordered_transport import OrderedTransport
+from pipeplan_launch.comm import ordered_transport
+from pipeplan_launch.comm.ordered_transport import EdgeGroups, OrderedTransport
 from pipeplan_launch.plan.launch_plan import LaunchPlan, StagePlacement
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import ActionKind, Schedule, StageShape
@@ -205,9 +204,9 @@ class Stub:
         self.keeps_tensors = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(edge_groups.dist, "new_group", self.new_group)
-        monkeypatch.setattr(edge_groups.dist, "isend", self.isend)
-        monkeypatch.setattr(edge_groups.dist, "irecv", self.irecv)
+        monkeypatch.setattr(ordered_transport.dist, "new_group", self.new_group)
+        monkeypatch.setattr(ordered_transport.dist, "isend", self.isend)
+        monkeypatch.setattr(ordered_transport.dist, "irecv", self.irecv)
         for name in ("send_object_list", "recv_object_list", "broadcast_object_list", "all_gather_object"):
             monkeypatch.setattr(dist, name, _refused)
 
@@ -285,7 +284,7 @@ def record(
     for rank in plan.active:
         device = stub.device = Device(rank)
         stub.made = []
-        groups: EdgeGroups = edge_groups.make_edge_groups(plan, "gloo", None)  # type: ignore[arg-type]
+        groups: EdgeGroups = ordered_transport.make_edge_groups(plan, "gloo", None)  # type: ignore[arg-type]
         groups_made.append(stub.made)
         stage, _ = plan.place(rank) or (0, 0)
         transport = kind(stage, rank, torch.device("cpu"), groups, lambda: None)

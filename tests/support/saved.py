@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeplan_launch.checked_json import with_checksum
 from pipeplan_launch.checkpoint import checkpoint, tensor_store
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position
+from pipeplan_launch.files import with_checksum
 
 NOTHING: dict[str, Any] = {"groups": [], "state": {}}
 MIDDLE = Position(0, 4, 10)

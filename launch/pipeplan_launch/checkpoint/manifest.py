@@ -10,9 +10,8 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta, Struct
 
-from pipeplan_launch.checked_json import is_unchanged, with_checksum
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
-from pipeplan_launch.files import explain_errors, finite, read_file, write_atomically
+from pipeplan_launch.files import explain_errors, finite, is_unchanged, read_file, with_checksum, write_atomically
 from pipeplan_launch.typed_document import Amount, Finite, Natural, Positive, Text, decode, parse_json
 
 CHECKPOINT_FORMAT: Literal["pipeplan-checkpoint"] = "pipeplan-checkpoint"

@@ -44,7 +44,7 @@ from pipeplan_launch.comm.buckets import (
     make_buckets,
     refuse_sparse,
 )
-from pipeplan_launch.devices.streams import Lane, Streams
+from pipeplan_launch.devices.backend import Lane, Streams
 from pipeplan_launch.errors import LaunchError
 
 

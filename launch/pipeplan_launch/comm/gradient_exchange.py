@@ -2,15 +2,168 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.optim import Optimizer
 
-from pipeplan_launch.comm.buckets import BucketExchange
+from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup
 from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes
-from pipeplan_launch.comm.gradient_compression import compressed_exchange
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.averaging_options import GradientAveraging
+from pipeplan_launch.plan.averaging_options import Compression, GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+
+if TYPE_CHECKING:
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+# Compresses gradients among the replicas of a stage by the communication hooks that torch has for its DDP.
+#
+# A hook takes a `dist.GradBucket`, which only torch's own reducer can make (it has no constructor); `HookBucket`
+# stands in for it. A hook averages over the replicas, so gradients are multiplied by the number of replicas
+# beforehand.
+#
+# PowerSGD (Vogels et al., NeurIPS 2019) sends two thin matrices instead of each large gradient. The approximation
+# error stays on the replica and is added to its next gradient. The last update of a segment is averaged exactly and
+# includes all errors held back. So no gradient is lost, a checkpoint need not store the errors, and a resumed run is
+# bitwise equal to an uninterrupted one. A segment that a signal ends early loses the errors that are held back at
+# that moment.
+#
+# Hooks wait for each other inside callbacks, for which Gloo has two threads. Several buckets at once could block each
+# other, or start their sums in different orders on different replicas. So buckets are sent one after another.
+
+
+class HookBucket:
+    """The part of a `dist.GradBucket` that hooks use."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket, self._buffer = bucket, bucket.values
+
+    def index(self) -> int:
+        """Position of the bucket among the stage's buckets."""
+        return self._bucket.index
+
+    def is_last(self) -> bool:
+        """Whether it is the last bucket of the update."""
+        return self._bucket.is_last
+
+    def buffer(self) -> Tensor:
+        """All gradients, as one tensor of one dimension."""
+        return self._buffer
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        """Replace the tensor of all gradients."""
+        self._buffer = buffer
+
+    def gradients(self) -> list[Tensor]:
+        """Each gradient as real numbers. A scalar has one dimension, because hooks read the size of the first."""
+        return [view if view.dim() else view.view(1) for view in self._bucket.real_views.values()]
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters to which the gradients belong."""
+        return list(self._bucket.parameters.values())
+
+
+class Bfloat16Exchange:
+    """Sends and sums gradients as bfloat16."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self.scale = group, float(group.size())
+
+    def __call__(self, bucket: Bucket, update: UpdateGroup) -> None:
+        """Average a bucket."""
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+        _run(bf16_compress_hook, self._group, bucket)
+        dist.all_reduce(bucket.flags, group=self._group)
+
+    def draws(self, bucket: Bucket, update: UpdateGroup) -> bool:
+        """False: no random numbers are drawn."""
+        return False
+
+    def reset(self) -> None:
+        """Do nothing: no gradients are held back."""
+
+
+class PowerSGDExchange:
+    """Sends each gradient as two thin matrices, where these have at most half of its size."""
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, exact: int) -> None:
+        """`rank`: columns of the matrices. `exact`: number of the job's first updates that are averaged exactly."""
+        self._group, self.scale = group, float(group.size())
+        self._rank, self._exact = rank, exact
+        self._state: PowerSGDState | None = None
+
+    def __call__(self, bucket: Bucket, update: UpdateGroup) -> None:
+        """Average a bucket."""
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import powerSGD_hook
+
+        if self._is_exact(update):
+            self._add_held_back_error(bucket)
+            _run(allreduce_hook, self._group, bucket)
+        else:
+            state = self._state or self._new_state(update)
+            _run(powerSGD_hook, state, bucket)
+            _redraw_zero_columns(state.q_memory_dict[bucket.index], update.number)
+        dist.all_reduce(bucket.flags, group=self._group)
+
+    def draws(self, bucket: Bucket, update: UpdateGroup) -> bool:
+        """Whether torch's hook draws a bucket's first matrices: it seeds and restores the process's generator."""
+        return not self._is_exact(update) and (self._state is None or bucket.index not in self._state.q_memory_dict)
+
+    def reset(self) -> None:
+        """Drop the errors that were held back, and the matrices with which the next update would begin."""
+        self._state = None
+
+    def _is_exact(self, update: UpdateGroup) -> bool:
+        return update.ends_segment or update.number < self._exact
+
+    def _add_held_back_error(self, bucket: Bucket) -> None:
+        held = None if self._state is None else self._state.error_dict.pop(bucket.index, None)
+        if held is not None:
+            bucket.values.add_(held)
+        if bucket.is_last:
+            self.reset()
+
+    def _new_state(self, update: UpdateGroup) -> PowerSGDState:
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+
+        self._state = state = PowerSGDState(
+            self._group,
+            matrix_approximation_rank=self._rank,
+            start_powerSGD_iter=2,  # torch's minimum, because its DDP reorders buckets after the first update
+            orthogonalization_epsilon=1e-8,  # avoids 0 / 0 for parameters without a gradient
+            random_seed=update.number % 2**32,
+        )
+        state.iter = state.start_powerSGD_iter
+        return state
+
+
+def compressed_exchange(group: dist.ProcessGroup, how: Compression) -> Bfloat16Exchange | PowerSGDExchange:
+    """The exchange that compresses the gradients of one stage's replicas."""
+    return Bfloat16Exchange(group) if how.kind == "bf16" else PowerSGDExchange(group, how.rank, how.exact)
+
+
+def _redraw_zero_columns(starting: Tensor, seed: int) -> None:
+    """Replace zero columns of the matrix with which the next update begins; the same on all replicas.
+
+    A column of zeros would stay zero for ever, and the gradient that it stands for, of a parameter that no minibatch of
+    this group used, would never be sent.
+    """
+    empty = starting == 0
+    if bool(empty.any()):
+        generator = torch.Generator().manual_seed(seed)
+        fresh = torch.randn(starting.shape, generator=generator, dtype=torch.float32)
+        starting[empty] = fresh.to(starting)[empty]
+
+
+def _run(hook: Any, state: object, bucket: Bucket) -> None:
+    future: torch.futures.Future[Tensor] = hook(state, HookBucket(bucket))
+    result = future.wait()
+    if result.data_ptr() != bucket.values.data_ptr():
+        bucket.values.copy_(result)
 
 
 def choose_exchange(

@@ -7,19 +7,104 @@ have left.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.errors import PeerLost
 from pipeplan_launch.plan.one_order import Direction
+
+# The tensors of a message between stages, and their places in one block of memory.
+
+ALIGNMENT = 64
+"""Alignment of each tensor of a message, in bytes: the alignment of torch's own CPU tensors."""
+
+
+@dataclass(frozen=True)
+class MessageTensor:
+    """Shape and dtype of one tensor of a message."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        """Size of the tensor, in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def tensor_offsets(sizes: Sequence[int]) -> list[int]:
+    """Byte offset of each tensor of a message, given their sizes in bytes, followed by the end of the message."""
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
+    return offsets
+
+
+# Rings of memory for received messages: the message of a replica's k-th minibatch lies in slot k mod n.
+#
+# The memory is allocated once, when a slot is first used, and never freed while training: so nothing has to be
+# recorded for the allocator, and a pipeline in its steady state allocates nothing.
+
+MessageKey = tuple[Direction, int]
+"""(direction, number of the minibatch)."""
+
+
+@dataclass
+class RingSlot:
+    """The memory of one message."""
+
+    memory: Tensor
+    key: MessageKey | None = None
+    """The message that is in it, or was last."""
+    free: list[Any] = field(default_factory=list)
+    """Marks of the computing stream after which the slot may be written again."""
+    is_read: bool = True
+    """Whether the last reader of the message has been handed to the computing stream."""
+
+    def reserve(self, layout: Sequence[MessageTensor]) -> bool:
+        """Make the slot large enough for a message; returns whether that took other memory."""
+        size = tensor_offsets([spec.size for spec in layout])[-1]
+        if len(self.memory) >= size:
+            return False
+        self.memory = torch.empty(size, dtype=torch.uint8, device=self.memory.device)
+        return True
+
+    def tensors(self, layout: Sequence[MessageTensor]) -> list[Tensor]:
+        """The message's tensors, in the slot's memory."""
+        offsets = tensor_offsets([spec.size for spec in layout])
+        return [
+            self.memory[offset : offset + spec.size].view(spec.dtype).view(spec.shape)
+            for spec, offset in zip(layout, offsets, strict=False)
+        ]
+
+
+class ReceiveRing:
+    """The slots of one direction on one worker."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._slots: dict[int, RingSlot] = {}
+
+    def slot(self, number: int) -> RingSlot:
+        """The slot with this number."""
+        slot = self._slots.get(number)
+        if slot is None:
+            slot = self._slots[number] = RingSlot(torch.empty(0, dtype=torch.uint8, device=self._device))
+        return slot
+
+    def holding(self, key: MessageKey) -> RingSlot | None:
+        """The slot that holds a message."""
+        return next((slot for slot in self._slots.values() if slot.key == key), None)
+
 
 TAGS_OF_MESSAGE = 1024
 """Tags of a message where a worker runs several stages, whose messages have different numbers of tensors."""

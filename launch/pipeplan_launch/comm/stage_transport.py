@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pipeplan_launch.comm.message_tensor import MessageTensor
-from pipeplan_launch.comm.p2p import Transport
+from pipeplan_launch.comm.p2p import MessageTensor, Transport
 from pipeplan_launch.plan.one_order import Direction
 
 Mailbox = dict[tuple[Direction, int], list[Tensor]]

@@ -12,32 +12,182 @@ share is its part of the samples, or of what the job's `loss_weight` counts; tot
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
+from pipeplan_launch.checkpoint.optimizer_state import TensorLoader
 from pipeplan_launch.comm.buckets import refuse_sparse
-from pipeplan_launch.data_parallel.blocks import recomputation_explained, recompute_blocks
-from pipeplan_launch.data_parallel.divided_weights import DividedWeights
-from pipeplan_launch.data_parallel.module_program import ModuleProgram
-from pipeplan_launch.data_parallel.wrapping import Alone, Replicated, Sharded, Wrapper
+from pipeplan_launch.data_parallel.module_program import ModuleProgram, refuse_written_parameters, takes_any_size
+from pipeplan_launch.data_parallel.wrapping import (
+    Alone,
+    Replicated,
+    Sharded,
+    Wrapper,
+    recomputation_explained,
+    recompute_blocks,
+)
 from pipeplan_launch.job.hooks import GradientHook, take_hooks
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.seeds import seed_forward
+from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.plan.schedule import ActionKind, group_members
 from pipeplan_launch.runtime.engine import Segment, WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
 from pipeplan_launch.runtime.nested_tensors import tensors_in
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
-from pipeplan_launch.runtime.stage_setup import AnyTransport
+from pipeplan_launch.runtime.stage_setup import AnyTransport, Engines, one_garbage_collection, with_data
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
-from pipeplan_launch.telemetry.run_documents import BACKWARD, FORWARD
+from pipeplan_launch.telemetry.run_folder import BACKWARD, FORWARD
+from pipeplan_launch.tracing.subgraph import Program
+
+# Weights and optimiser state that FSDP2 divides among workers, for checkpoints: whole tensors to parts, and back.
+
+
+class DividedWeights:
+    """A `runtime.optimizer_shards.DividedState` in which every tensor knows its own division."""
+
+    def __init__(self, trained: Mapping[str, nn.Parameter], index: int, count: int) -> None:
+        """`trained`: the divided parameters by name. `index`: this worker's number among the `count` of the plan."""
+        self._trained, self._index, self._count = trained, index, count
+
+    def divided_state(self, _optimizer: Optimizer) -> dict[int, str]:
+        """Nothing: parts are known by their type."""
+        return {}
+
+    def is_divided(self, tensor: Tensor, _divided: Mapping[int, str]) -> bool:
+        """Whether a tensor is in parts."""
+        return isinstance(tensor, DTensor)
+
+    def batches(
+        self, tensors: Mapping[str, Tensor], _divided: Mapping[int, str], most_bytes: int
+    ) -> Iterator[dict[str, Tensor]]:
+        """Divided tensors in batches of which each worker keeps about `most_bytes`, the same on all workers.
+
+        A tensor with more has a batch for itself.
+        """
+        batch: dict[str, Tensor] = {}
+        size = 0
+        for name in sorted(tensors):
+            whole = tensors[name].numel() * tensors[name].element_size()
+            if batch and size + whole > most_bytes * self._count:
+                yield batch
+                batch, size = {}, 0
+            batch[name], size = tensors[name], size + whole
+        if batch:
+            yield batch
+
+    def whole_tensors(
+        self, tensors: Mapping[str, Tensor], _divided: Mapping[int, str], turn: int = 0
+    ) -> dict[str, Tensor]:
+        """The whole tensors that this worker keeps. The workers take turns, from number `turn` on; all call this."""
+        kept = {}
+        for number, name in enumerate(sorted(tensors)):
+            tensor = tensors[name]
+            assert isinstance(tensor, DTensor)
+            whole = tensor.full_tensor()
+            if (number + turn) % self._count == self._index:
+                kept[name] = whole
+        return kept
+
+    def fill(self, part: Tensor, whole: Tensor) -> None:
+        """Write this worker's part of a whole tensor."""
+        assert isinstance(part, DTensor)
+        part.to_local().copy_(_divided_like(whole, part).to_local())
+
+    def loader(self, load: TensorLoader) -> TensorLoader:
+        """A loader of saved tensors of the optimiser that divides those with the shape of their parameter, one whole
+        tensor at a time.
+        """
+
+        def load_parts(names: Iterable[str]) -> dict[str, Tensor]:
+            return {name: self._part_of_saved(name, load([name])[name]) for name in names}
+
+        return load_parts
+
+    def _part_of_saved(self, name: str, tensor: Tensor) -> Tensor:
+        """A saved tensor is `optim.state.PARAMETER.KEY`, or belongs to no parameter."""
+        parameter = self._trained.get(name.removeprefix("optim.state.").rpartition(".")[0])
+        if parameter is None or tensor.shape != parameter.shape:
+            return tensor
+        return _divided_like(tensor, parameter)
+
+
+def _divided_like(whole: Tensor, part: Tensor) -> DTensor:
+    """A whole tensor, which every worker has, divided as `part` is. Nothing is sent."""
+    assert isinstance(part, DTensor)
+    return distribute_tensor(whole, part.device_mesh, part.placements, src_data_rank=None)
+
+
+# Builds the data-parallel engine of a worker.
+
+
+class DataParallelEngines(Engines):
+    """Builds the user's own module as the only stage, and the engines that run it."""
+
+    def load(
+        self, plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device
+    ) -> tuple[Job, list[Program], str, bool]:
+        """(job without its model, the module as a program, graph hash, whether it runs at any batch size).
+
+        Nothing is traced, so there is nothing to check.
+        """
+        with one_garbage_collection():
+            job = with_data(load_job(plan.model_ref, seed), plan.minibatch)
+            any_size = takes_any_size(job, plan.minibatch)
+            if plan.data_parallel in SHARDED:
+                refuse_written_parameters(job, plan.minibatch)
+            program = ModuleProgram(job, device)
+        if plan.data_parallel not in SHARDED:  # FSDP2 moves one unit at a time
+            program.to_device()
+        return replace(job, model=nn.Module()), [program], plan.graph_hash or _state_hash(program), any_size
+
+    def training(self, place: WorkerPlace, transport: AnyTransport, recorder: Recorder) -> TrainingEngine:
+        """The engine that trains the module."""
+        averaging, groups = self._options.averaging, self._groups
+        shards = groups.replicas if averaging.shards_optimizer else None
+        return DataParallelTraining(
+            place, transport, recorder, groups.replicas, groups.flush, self._mesh(place), shards
+        )
+
+    def forward(
+        self, place: WorkerPlace, transport: AnyTransport, recorder: Recorder, training: TrainingEngine | None
+    ) -> ForwardEngine:
+        """The engine that evaluates the module."""
+        assert isinstance(training, DataParallelTraining)
+        if training.sharded_root is None:
+            return ForwardEngine(place, transport, recorder)
+        return ShardedEvaluation(place, transport, recorder, training.sharded_root)
+
+    def _mesh(self, place: WorkerPlace) -> DeviceMesh | None:
+        """The arrangement of the workers for FSDP2: one row, or for `hsdp` a row for each server."""
+        groups, plan = self._groups, place.plan
+        if plan.data_parallel not in SHARDED or groups.replicas is None:
+            return None
+        kind = place.device.type
+        if plan.data_parallel == "fsdp":
+            return DeviceMesh.from_group(groups.replicas, kind)
+        rows = torch.tensor(plan.workers_by_server(place.stage))
+        return DeviceMesh.from_group([*groups.mesh], kind, mesh=rows, mesh_dim_names=("replicate", "shard"))
+
+
+def _state_hash(program: ModuleProgram) -> str:
+    """A hash of names, types and shapes, which a checkpoint names where a plan has no hash of a graph."""
+    state = {**program.parameters_by_name(), **program.buffers_by_name()}
+    described = [(name, str(one.dtype), list(one.shape)) for name, one in state.items()]
+    return "sha256:" + hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
 class DataParallelTraining(TrainingEngine):

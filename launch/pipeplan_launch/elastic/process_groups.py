@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from pipeplan_launch.comm import worker_values
-from pipeplan_launch.comm.edge_groups import EdgeGroups, make_edge_groups
+from pipeplan_launch.comm.ordered_transport import EdgeGroups, make_edge_groups
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.elastic import rendezvous, restart_state
@@ -336,7 +336,9 @@ def gather_at(value: Any, destination: int, group: dist.ProcessGroup, kind: Any)
     parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes] if is_destination else None
     with _lost_peers():
         dist.gather(_bytes_tensor(data, max(sizes)), parts, dst=destination, group=group)
-    return [worker_values.decode(_content(part, size), kind) for part, size in zip(parts or [], sizes, strict=bool(parts))]
+    return [
+        worker_values.decode(_content(part, size), kind) for part, size in zip(parts or [], sizes, strict=bool(parts))
+    ]
 
 
 def _encoded(value: Any, group: dist.ProcessGroup) -> tuple[bytes, list[int]]:

@@ -9,21 +9,191 @@
 from __future__ import annotations
 
 import argparse
+import glob
+import itertools
 import os
+import re
 import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from pipeplan_launch import launch_secret
 from pipeplan_launch.errors import LaunchError, terminal_line
-from pipeplan_launch.launchers.script_arguments import check_digest, parse_script_arguments
-from pipeplan_launch.launchers.slurm_nodes import Component, output_lines, rendezvous_variables, srun_command
-from pipeplan_launch.launchers.slurm_run_folder import JobRun, choose_run
+from pipeplan_launch.launchers.hosts_file import check_digest, parse_script_arguments
+
+# The nodes of a SLURM job: where its workers meet, and the srun command that starts them.
+
+FIRST_PORT = 20000
+"""The port of a job is this and the last four digits of its number, or the next free one."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """Nodes of a job that are alike. A job whose nodes differ has several (a heterogeneous job)."""
+
+    nodes: int
+    cores: int
+    """Cores of the task on one node."""
+
+    @classmethod
+    def parse(cls, text: str) -> Component:
+        """Parse `NODES:CORES`. Raises `ValueError`."""
+        nodes, cores = map(int, text.split(":"))
+        return cls(nodes, cores)
+
+
+def rendezvous_variables(job: str, components: Sequence[Component], environment: Mapping[str, str]) -> dict[str, str]:
+    """MASTER_ADDR, MASTER_PORT and NNODES for launch.sh. To be called on the first node. Raises `LaunchError`."""
+    count = sum(component.nodes for component in components)
+    nodes = environment.get("SLURM_JOB_NODELIST_HET_GROUP_0") or environment.get("SLURM_JOB_NODELIST", "")
+    first = first_line("scontrol", "show", "hostnames", nodes)
+    if not first:
+        raise LaunchError("SLURM does not say which nodes the job has")
+    has = environment.get("SLURM_JOB_NUM_NODES") or str(count)
+    if len(components) == 1 and has != str(count):
+        raise LaunchError(f"the plan is for {count} nodes, and the job has {has}")
+    return {"MASTER_ADDR": _address(first), "MASTER_PORT": str(_free_port(job)), "NNODES": str(count)}
+
+
+def srun_command(components: Sequence[Component], task: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The command that runs `task` once on every node, as one step of the job."""
+    if len(components) > 1:
+        command = ["srun"]
+        for group, component in enumerate(components):
+            command += [*([":"] if group else []), f"--het-group={group}", "--export=ALL", "--ntasks-per-node=1"]
+            command += [f"--cpus-per-task={component.cores}", "--kill-on-bad-exit=1", "--label", *task]
+        return command
+    (component,) = components
+    nodes = [f"--nodes={component.nodes}", f"--ntasks={component.nodes}", "--ntasks-per-node=1"]
+    label = ["--label"] if component.nodes > 1 else []
+    cores = environment.get("SLURM_CPUS_PER_TASK") or str(component.cores)
+    return ["srun", "--export=ALL", *nodes, "--kill-on-bad-exit=1", *label, f"--cpus-per-task={cores}", *task]
+
+
+def first_line(*command: str) -> str:
+    """The first line that a command prints; empty where it prints none, or cannot be run."""
+    return next(output_lines(*command), "")
+
+
+def output_lines(*command: str) -> Iterator[str]:
+    """The lines that a command prints; none where it cannot be run."""
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, errors="surrogateescape", check=False)
+    except OSError:
+        return
+    yield from done.stdout.splitlines()
+
+
+def _address(node: str) -> str:
+    """A name or address by which other nodes reach `node`: some clusters have names that only SLURM knows."""
+    known = subprocess.run(["getent", "hosts", node], stdout=subprocess.DEVNULL, check=False).returncode == 0
+    if known:
+        return node
+    for line in output_lines("scontrol", "show", "node", node):
+        if found := re.search(r"NodeAddr=(\S+)", line):
+            return found[1]
+    raise LaunchError(f"{node} has no address that the other nodes can reach: `scontrol show node` gives no NodeAddr")
+
+
+def _free_port(job: str) -> int:
+    """A free port of this machine; a restarted job gets the same one unless it is taken by then."""
+    port = FIRST_PORT + int(job) % 10000
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+        port += 1
+
+
+# The choice of a SLURM job's run folder. A restarted job finds it by the number of the job in its name.
+
+_CHECKPOINTS = "checkpoints/epoch-*/manifest.json"
+_STARTING_POINTS = ("--resume-from", "--weights", "--run-dir")
+"""Options of launch.sh that are dropped when a job continues from its own checkpoint. Each has a value."""
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """The run folder of one start of a job."""
+
+    folder: str
+    """Empty if launch.sh chooses it."""
+    arguments: list[str]
+    """Arguments of launch.sh."""
+
+
+def choose_run(plan_folder: str, job: str, restart: int, arguments: Sequence[str]) -> JobRun:
+    """Choose the run folder of a job that has started again `restart` times.
+
+    The first start makes a folder, unless the user named one, or `--resume` means the latest run of the plan. A later
+    start continues from the last checkpoint of an earlier one. If there is none, it begins again in a new folder.
+    """
+    named, resumes = _run_options(arguments)
+    if resumes and not named:
+        return _latest_run(plan_folder, arguments)
+    base = named or _folder_of_job(plan_folder, job)
+    earlier = [base, *sorted(glob.glob(f"{glob.escape(base)}-restart-*"))]
+    saved = [folder for folder in earlier if restart and has_checkpoint(folder)]
+    if saved:
+        return JobRun(saved[-1], ["--resume", *_without_starting_point(arguments), "--run-dir", saved[-1]])
+    folder = f"{base}-restart-{restart}" if restart and os.path.lexists(base) else base
+    # launch.sh takes the last --run-dir.
+    added = [] if folder == named else ["--run-dir", folder]
+    return JobRun(folder, [*arguments, *added])
+
+
+def has_checkpoint(folder: str) -> bool:
+    """Whether a run has a complete checkpoint."""
+    return bool(glob.glob(os.path.join(glob.escape(folder), _CHECKPOINTS)))
+
+
+def _run_options(arguments: Sequence[str]) -> tuple[str, bool]:
+    """The value of the last `--run-dir`, or nothing, and whether there is `--resume`."""
+    named = ""
+    for word, following in itertools.pairwise([*arguments, ""]):
+        if word == "--run-dir":
+            named = following
+        elif word.startswith("--run-dir="):
+            named = word.removeprefix("--run-dir=")
+    return named, "--resume" in arguments
+
+
+def _latest_run(plan_folder: str, arguments: Sequence[str]) -> JobRun:
+    """The run that launch.sh would resume. Its folder is named, so that this job knows it after its time limit."""
+    runs = sorted(glob.glob(os.path.join(glob.escape(plan_folder), "runs", "*")))
+    saved = [folder for folder in runs if has_checkpoint(folder)]
+    if not saved:
+        return JobRun("", list(arguments))
+    return JobRun(saved[-1], [*arguments, "--run-dir", saved[-1]])
+
+
+def _folder_of_job(plan_folder: str, job: str) -> str:
+    """The run folder that an earlier start of the job made, or the name of a new one."""
+    runs = os.path.join(plan_folder, "runs")
+    made = [
+        path for path in sorted(glob.glob(os.path.join(glob.escape(runs), f"*-slurm-{job}"))) if os.path.isdir(path)
+    ]
+    return made[0] if made else os.path.join(runs, f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-slurm-{job}")
+
+
+def _without_starting_point(arguments: Sequence[str]) -> list[str]:
+    """The arguments without those that say where to begin and in which folder."""
+    kept = []
+    words = iter(arguments)
+    for word in words:
+        if word in _STARTING_POINTS:
+            next(words, None)
+        elif word != "--resume" and word.partition("=")[0] not in _STARTING_POINTS:
+            kept.append(word)
+    return kept
+
 
 INVALID = 2
 TASK = 'export NODE_RANK="$SLURM_PROCID" PIPEPLAN_SERVER="$SLURMD_NODENAME"\nexec "$0" "$@"'

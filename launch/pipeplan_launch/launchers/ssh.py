@@ -10,24 +10,194 @@ from __future__ import annotations
 
 import argparse
 import os
+import queue
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from pipeplan_launch import launch_secret
 from pipeplan_launch.errors import LaunchError, terminal_line
 from pipeplan_launch.job_reference import file_of
-from pipeplan_launch.launchers.hosts_file import Host, read_hosts
-from pipeplan_launch.launchers.script_arguments import check_digest, parse_script_arguments
-from pipeplan_launch.launchers.ssh_check import check_hosts
-from pipeplan_launch.launchers.ssh_connection import Launch
-from pipeplan_launch.launchers.ssh_copy import copy_to_all
-from pipeplan_launch.launchers.ssh_options import USAGE, SshOptions
-from pipeplan_launch.launchers.ssh_requests import Abandoned, HostRequests
-from pipeplan_launch.launchers.ssh_training import STOPPED, Training
+from pipeplan_launch.launchers.hosts_file import Host, check_digest, parse_script_arguments, read_hosts
+from pipeplan_launch.launchers.ssh_connection import (
+    CONNECTION_LOST,
+    TRAIN,
+    USAGE,
+    Launch,
+    SshOptions,
+    host_program,
+    start_ssh,
+)
+from pipeplan_launch.launchers.ssh_requests import Abandoned, HostRequests, check_hosts, copy_to_all
 from pipeplan_launch.plan.stage_files import load_plan
+
+# Run launch.sh on all hosts until it has ended on all of them, as if they were one machine.
+#
+# Each host reads requests from the standard input of its ssh: `stop` ends training at a checkpoint, `kill` ends it at
+# once, and `here` only says that this script is alive. A host that reads nothing for a minute, or the end of its
+# input, stops at a checkpoint by itself (`host_supervisor`).
+
+ALIVE_S = 5.0
+"""Time between two `here` requests."""
+STOP_OTHERS_S, KILL_OTHERS_S = 10.0, 30.0
+"""Time after the first failure at which the other hosts are stopped, and killed. Most of them fail by themselves, and
+say why."""
+LAST_OUTPUT_S = 5.0
+STOPPED, TERMINATED = 130, 128 + signal.SIGTERM
+_MARKED = (b"error:", b"note:", b"warning:")
+
+
+class HostProcess:
+    """The ssh that runs launch.sh on one host."""
+
+    def __init__(self, launch: Launch, number: int, label: bool, ended: queue.SimpleQueue[int]) -> None:
+        """Start ssh. `number` is put into `ended` when it has ended."""
+        self.name = launch.hosts[number].name
+        self._label = label
+        streams = (subprocess.PIPE, subprocess.STDOUT) if label else (None, subprocess.PIPE)
+        self._process = start_ssh(launch, number, *streams)
+        assert self._process.stdin is not None
+        self._control = self._process.stdin
+        with suppress(BrokenPipeError):  # the status will tell
+            self._control.write(host_program(launch, number, TRAIN))
+            self._control.flush()
+        os.set_blocking(self._control.fileno(), False)
+        threading.Thread(target=self._watch, args=(number, ended), daemon=True).start()
+
+    def request(self, request: str) -> None:
+        """Send a request. One that cannot be sent is lost: the connection is dead, or hangs."""
+        with suppress(OSError):
+            os.write(self._control.fileno(), request.encode() + b"\n")
+
+    def status(self) -> int:
+        """Exit status, once it has ended; as in a shell, 128 and more for a signal."""
+        status = self._process.wait()
+        return 128 - status if status < 0 else status
+
+    def _watch(self, number: int, ended: queue.SimpleQueue[int]) -> None:
+        output = self._process.stdout if self._label else self._process.stderr
+        assert output is not None
+        relay = threading.Thread(target=self._relay, args=(output, 1 if self._label else 2), daemon=True)
+        relay.start()
+        self._process.wait()
+        relay.join(LAST_OUTPUT_S)  # a background process of ssh (ControlPersist) may hold the pipe for longer
+        ended.put(number)
+
+    def _relay(self, source: IO[bytes], target: int) -> None:
+        for line in _lines(source):
+            # Nobody may be reading any more, and output that is not read must not end training.
+            with suppress(OSError):
+                _write_line(target, self._marked(line))
+
+    def _marked(self, line: bytes) -> bytes:
+        """The line with the name of its host: every line with `--label`, else those that report a problem."""
+        name = os.fsencode(terminal_line(self.name))
+        if self._label:
+            return name + b": " + line
+        for mark in _MARKED:
+            if line.startswith(mark):
+                return mark + b" " + name + b":" + line.removeprefix(mark)
+        return line
+
+
+class Training:
+    """launch.sh on all hosts. `stop` may be called by a signal handler while `run` waits."""
+
+    def __init__(self, launch: Launch, label: bool) -> None:
+        self._launch, self._label = launch, label
+        self._running: dict[int, HostProcess] = {}
+        self._stop_requests = 0
+        self._failure: tuple[int, float] | None = None
+
+    def stop(self) -> None:
+        """End training at a checkpoint. A second call ends it at once, a third one by SIGKILL."""
+        self._stop_requests += 1
+        self._request_all("stop" if self._stop_requests < 3 else "kill")
+
+    def run(self) -> int:
+        """Start launch.sh everywhere and wait until it ends; returns the exit status of the first failed host, or 0."""
+        ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in range(len(self._launch.hosts)):
+            self._running[number] = HostProcess(self._launch, number, self._label, ended)
+            if self._stop_requests:
+                self._running[number].request("stop")
+        while self._running:
+            try:
+                number = ended.get(timeout=ALIVE_S)
+            except queue.Empty:
+                self._request_all("here")
+            else:
+                self._note_end(self._running.pop(number))
+            self._end_others_after_failure()
+        return self._failure[0] if self._failure else 0
+
+    def _request_all(self, request: str) -> None:
+        for host in list(self._running.values()):
+            host.request(request)
+
+    def _note_end(self, host: HostProcess) -> None:
+        status = host.status()
+        if status == 0:
+            return
+        if status == CONNECTION_LOST:
+            _report(f"error: {host.name}: the connection is lost")
+            status = 2
+        elif status > 128 and not self._stop_requests:
+            _report(f"error: {host.name}: launch.sh was ended by {_signal_name(status - 128)}")
+        elif status == TERMINATED:
+            status = STOPPED  # the second request came when launch.sh had ended
+        if self._failure is None:
+            self._failure = status, time.monotonic()
+
+    def _end_others_after_failure(self) -> None:
+        if self._failure is None:
+            return
+        waited = time.monotonic() - self._failure[1]
+        if waited > KILL_OTHERS_S:
+            self._request_all("kill")
+        elif waited > STOP_OTHERS_S and not self._stop_requests:
+            self.stop()
+
+
+def _lines(source: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a stream as soon as they are complete, without their ends."""
+    pending = b""
+    while chunk := os.read(source.fileno(), 1 << 16):
+        *lines, pending = (pending + chunk).split(b"\n")
+        yield from lines
+    if pending:
+        yield pending
+
+
+_write_lock = threading.Lock()
+
+
+def _write_line(target: int, line: bytes) -> None:
+    """Write a line to a descriptor, which has no buffer that could fail when Python ends."""
+    with _write_lock:
+        left = line + b"\n"
+        while left:
+            left = left[os.write(target, left) :]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _report(line: str) -> None:
+    with suppress(OSError):
+        print(terminal_line(line), file=sys.stderr, flush=True)
+
 
 INVALID = 2
 """Exit status after an error line."""

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
+import sys
+import tarfile
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import IO, Self
 
-from pipeplan_launch.launchers.ssh_connection import Launch, start_ssh
+from pipeplan_launch.errors import LaunchError, terminal_line
+from pipeplan_launch.launchers.hosts_file import Host
+from pipeplan_launch.launchers.ssh_connection import CHECK, Launch, closed_program, host_program, start_ssh
 
 
 @dataclass(frozen=True)
@@ -103,3 +110,130 @@ def last_line(text: str) -> str:
 def _content(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode("utf-8", "surrogateescape")
+
+
+# Ask all hosts whether they can take part, before any of them trains.
+
+_LOOPBACK = re.compile(r"127\.|::1$")
+_NO_ADDRESS = "-"
+
+
+def check_hosts(requests: HostRequests, address: str) -> Launch | None:
+    """Run the program `CHECK` on all hosts; returns the launch with the address and port at which the workers meet.
+
+    If some hosts cannot take part, prints an error line for each and returns None. `address`: the user's own, or empty.
+    Raises `LaunchError` for an error that concerns no single host.
+    """
+    launch = requests.launch
+    replies = requests.on_all(partial(_examine, requests))
+    answers = [last_line(reply.output) for reply in replies]
+    failed = [number for number, answer in enumerate(answers) if not answer.startswith("ok ")]
+    for number in failed:
+        problem = _problem(launch.hosts[number], replies[number], replies)
+        print(f"error: {terminal_line(problem)}", file=sys.stderr, flush=True)
+    if failed:
+        return None
+    ends = [answer.split() for answer in answers]
+    if not address:
+        address = _address_of_first(launch, [end[1] for end in ends])
+    return launch.with_rendezvous(address, launch.port or ends[0][2])
+
+
+def _examine(requests: HostRequests, number: int) -> Reply:
+    program = host_program(requests.launch, number, CHECK)
+
+    def feed(stdin: IO[bytes]) -> None:
+        stdin.write(program)
+
+    return requests.run(number, feed)
+
+
+def _problem(host: Host, reply: Reply, replies: list[Reply]) -> str:
+    """One line about a host that cannot take part. Raises `LaunchError` if launch.sh says the same on all hosts."""
+    answer = last_line(reply.output)
+    if not answer:
+        return f"{host.name} cannot be reached: {last_line(reply.errors)}"
+    _, is_error, message = answer.partition("error: ")
+    if not is_error:
+        return f"{host.name} {answer}"
+    if len({line for one in replies for line in one.output.splitlines()}) == 1:
+        raise LaunchError(message)  # an option of launch.sh is wrong
+    return f"{host.name}: {message}"
+
+
+def _address_of_first(launch: Launch, addresses: list[str]) -> str:
+    """The address at which other hosts reach the first one: that by which ssh reached it, else its name."""
+    first, *others = addresses
+    if _LOOPBACK.match(first):
+        for host, address in zip(launch.hosts[1:], others, strict=True):
+            if not _LOOPBACK.match(address):
+                raise LaunchError(
+                    f"ssh reaches {launch.hosts[0].name} at {first}, where {host.name} cannot reach it: give its "
+                    "--address"
+                )
+    return launch.hosts[0].name.rpartition("@")[2] if first == _NO_ADDRESS else first
+
+
+# Copies the plan, the file of its model and the paths of `--with` to every host, for `--copy`.
+
+_IDENTITY = ("stat", "-c", "%i %z", "--")
+"""Command that prints the inode and the time of the last change, which are equal only for the same file."""
+_RECEIVE = """
+if [[ "$(TZ=UTC0 stat -c "%i %z" -- "$mark" 2>/dev/null)" == "$identity" ]]; then cat >/dev/null; exit 0; fi
+mkdir -p -- "$to" && tar -C "$to" -xf -
+"""
+"""Program: unpack an archive, unless the host sees this machine's files (shared file system, or this very machine)."""
+
+
+def copy_to_all(requests: HostRequests, paths: Sequence[str]) -> bool:
+    """Copy the plan folder without its runs, then `paths`, to all hosts. Prints an error line for each that fails."""
+    replies = requests.on_all(partial(_copy_to, requests, paths))
+    for host, reply in zip(requests.launch.hosts, replies, strict=True):
+        if reply.status:
+            problem = f"{host.name}: nothing could be copied there: {last_line(reply.errors)}"
+            print(f"error: {terminal_line(problem)}", file=sys.stderr)
+    return not any(reply.status for reply in replies)
+
+
+def _copy_to(requests: HostRequests, paths: Sequence[str], number: int) -> Reply:
+    plan_folder = requests.launch.plan_folder
+    reply = _copy_path(requests, number, plan_folder, requests.launch.folder(number), ".", mark="plan.json")
+    for path in paths:
+        if reply.status == 0:
+            folder, name = os.path.split(path)
+            reply = _copy_path(requests, number, folder, folder, name, mark=name)
+    return reply
+
+
+def _copy_path(requests: HostRequests, number: int, folder: str, to: str, name: str, *, mark: str) -> Reply:
+    """Copy `name` from a local folder to the folder `to` of a host, unless the host sees this very file `mark`."""
+    values = {"to": to, "mark": f"{to}/{mark}", "identity": _identity(os.path.join(folder, mark))}
+    program = " ".join(f"{key}={shlex.quote(value)}" for key, value in values.items()) + _RECEIVE
+    problems = []
+
+    def feed(stdin: IO[bytes]) -> None:
+        stdin.write(closed_program(program))
+        try:
+            with tarfile.open(fileobj=stdin, mode="w|") as archive:
+                archive.add(os.path.join(folder, name), name, filter=_without_runs if name == "." else None)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            problems.append(str(error))
+
+    reply = requests.run(number, feed)
+    return Reply(1, errors=problems[0]) if problems else reply
+
+
+def _identity(path: str) -> str:
+    """Identity of a file on this machine as `_RECEIVE` sees it, or a text that no file has."""
+    command = [*_IDENTITY, path]
+    try:
+        done = subprocess.run(command, env={**os.environ, "TZ": "UTC0"}, capture_output=True, text=True, check=False)
+    except OSError:
+        return "none"
+    return done.stdout.strip() or "none"
+
+
+def _without_runs(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if entry.name in ("runs", "./runs") else entry

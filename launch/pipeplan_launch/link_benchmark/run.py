@@ -27,15 +27,15 @@ from pipeplan_launch.elastic.local_workers import keep_inherited_objects, worker
 from pipeplan_launch.elastic.loopback_store import serve_store
 from pipeplan_launch.elastic.signals import die_with_parent
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.link_benchmark.config import (
+from pipeplan_launch.link_benchmark.pair_schedule import (
     BenchmarkSettings,
     FindLevels,
     MeasuredLinks,
     ServerShare,
     ShowProgress,
 )
-from pipeplan_launch.link_benchmark.loss_detector import LossDetector
 from pipeplan_launch.link_benchmark.rendezvous import (
+    LossDetector,
     ReportedElsewhere,
     WorkerDescription,
     describe_worker,

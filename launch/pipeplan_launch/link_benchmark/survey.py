@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.link_benchmark import pair_schedule
-from pipeplan_launch.link_benchmark.config import (
+from pipeplan_launch.link_benchmark.pair_schedule import (
     ALL_PAIRS_AT_ONCE,
     KIB,
     MESSAGE,

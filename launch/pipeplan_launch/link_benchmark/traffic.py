@@ -16,8 +16,7 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.comm.message_tensor import MessageTensor
-from pipeplan_launch.comm.p2p import Transport
+from pipeplan_launch.comm.p2p import MessageTensor, Transport
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.plan.one_order import Direction
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.models.synthetic_data import generated_text, text_window
-from pipeplan_launch.models.text_loss import FIRST_WORD, right_words, text_loss
+from pipeplan_launch.models.synthetic_data import FIRST_WORD, generated_text, right_words, text_loss, text_window
 
 WORD_DROP, INPUT_DROP, HIDDEN_DROP, OUTPUT_DROP, WEIGHT_DROP = 0.1, 0.4, 0.3, 0.4, 0.5
 

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.models.synthetic_data import generated_text, sentence_pair
-from pipeplan_launch.models.text_loss import FIRST_WORD, PAD, right_words, text_loss
+from pipeplan_launch.models.synthetic_data import FIRST_WORD, PAD, generated_text, right_words, sentence_pair, text_loss
 
 DROPOUT = 0.2
 INITIAL_RANGE = 0.04

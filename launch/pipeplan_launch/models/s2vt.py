@@ -13,8 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.models.synthetic_data import generated_text, pad_ids, random_between, zipf_words
-from pipeplan_launch.models.text_loss import BEGIN, END, FIRST_WORD, PAD, right_words, text_loss
+from pipeplan_launch.models.synthetic_data import (
+    BEGIN,
+    END,
+    FIRST_WORD,
+    PAD,
+    generated_text,
+    pad_ids,
+    random_between,
+    right_words,
+    text_loss,
+    zipf_words,
+)
 
 INITIAL_RANGE = 0.08
 """LSTMs, embedding and output layer start uniformly distributed between minus and plus this value, as in the authors'

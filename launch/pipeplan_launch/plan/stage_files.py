@@ -15,15 +15,15 @@ from typing import Annotated, Literal, get_args
 
 from msgspec import Meta, Struct
 
-from pipeplan_launch.checked_json import FIELD, is_unchanged
 from pipeplan_launch.errors import LaunchError, nearest
-from pipeplan_launch.files import read_file
+from pipeplan_launch.files import FIELD, is_unchanged, read_file
 from pipeplan_launch.job_reference import JobFile, located_reference
 from pipeplan_launch.plan.launch_plan import (
     MAX_DEPTH,
     SHARDED,
     DataParallel,
     Depth,
+    EmulatedStage,
     LaunchPlan,
     Prediction,
     StagePlacement,
@@ -31,7 +31,6 @@ from pipeplan_launch.plan.launch_plan import (
 from pipeplan_launch.plan.planned_links import LevelFields, planned_links
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule
 from pipeplan_launch.plan.schedule_check import replay_schedule
-from pipeplan_launch.plan.sleeping_stage_spec import EmulatedStage
 from pipeplan_launch.plan.virtual_stages import VirtualStages
 from pipeplan_launch.typed_document import Natural, Positive, Text, decode, parse_json
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from pipeplan_launch.elastic.consistency_check import digest
+from pipeplan_launch.elastic.signals import STOPPING, die_with_parent
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Data, collate_samples
 from pipeplan_launch.job.seeds import RandomState, mix_seed, seed_everything, seed_loading
-from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.runtime.prefetch import Prefetcher
+from pipeplan_launch.job.user_code import describe_error, user_code_errors
 
 
 @dataclass(frozen=True)
@@ -165,3 +169,153 @@ def minibatch_sizes(
             f"{minibatch}: solve or profile with a smaller --microbatch"
         )
     return sizes
+
+
+# Prefetching minibatches in separate processes while the stage computes, by torch's own `DataLoader`.
+#
+# Random augmentation is seeded by the minibatch and not by the process, so results do not depend on the number of
+# processes.
+
+ReadMinibatch = Callable[[int], Batch]
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """An exception in the user's code, as one line, because the exception itself may not be picklable."""
+
+    message: str
+
+
+class _Minibatches(Dataset[Batch | _Failed]):
+    """The minibatches as a data set, which reads each on access."""
+
+    def __init__(self, read: ReadMinibatch) -> None:
+        self._read = read
+
+    def __getitem__(self, minibatch: int) -> Batch | _Failed:
+        try:
+            return self._read(minibatch)
+        except Exception as error:
+            return _Failed(describe_error(error))
+
+
+class Prefetcher:
+    """Prefetches minibatches in the order in which they are needed, each in one of several processes."""
+
+    def __init__(self, read: ReadMinibatch, minibatches: Sequence[int], processes: int) -> None:
+        self._expected = list(reversed(minibatches))
+        loader = DataLoader(
+            _Minibatches(read),
+            batch_size=None,
+            sampler=minibatches,
+            num_workers=processes,
+            collate_fn=_unchanged,
+            worker_init_fn=_start_process,
+            generator=torch.Generator(),  # otherwise the loader would draw from the generator that dropout uses
+            multiprocessing_context="fork",
+        )
+        self._batches: Iterator[Batch | _Failed] | None = iter(loader)
+
+    def take(self, minibatch: int) -> Batch | None:
+        """The minibatch if it is the next in order; None for any other, such as one that is read a second time."""
+        if self._batches is None or not self._expected or self._expected[-1] != minibatch:
+            return None
+        self._expected.pop()
+        batch = next(self._batches)
+        if isinstance(batch, _Failed):
+            raise LaunchError(f"reading the job's data for minibatch {minibatch} failed: {batch.message}")
+        return batch
+
+    def close(self) -> None:
+        """End the processes."""
+        self._batches = None  # torch ends them with the iterator
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+def _start_process(_number: int) -> None:
+    """Set up a prefetch process: the worker handles stop signals while it still reads, and the process dies with the
+    worker.
+    """
+    for number in STOPPING:
+        signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    die_with_parent(None if parent is None else parent.pid)
+
+
+# Checks that the job's data is the same at each reading.
+#
+# Stages and replicas read their samples separately: the first stage reads inputs, and the last stage reads targets.
+# Data that depends on more than the index of a sample and the seeded generators would pair inputs with wrong targets,
+# or train replicas on other samples than the run has, without an error.
+
+REMEDY = (
+    "it may depend on its index and on the global random generators of Python, NumPy and torch, which are seeded for "
+    "every minibatch; seed any other generator by the index"
+)
+ORDER_REMEDY = "let it depend on the epoch alone, or on the global generators, which are seeded by the epoch"
+
+
+def data_fingerprint(name: str, dataset: Any, seed: int, reader: int = 0) -> dict[str, str]:
+    """The length of a data set, and digests of its first, middle and last sample, by description.
+
+    Each sample is read three times: first with random numbers that only this `reader` has, so that readers of a data
+    set that keeps what it read first differ, and then twice with those of the run. Raises `LaunchError` for samples or
+    lengths that differ between readings, and any exception of the user's code.
+    """
+    count = len(dataset)
+    marks = {f"the number of {name} samples": str(count)}
+    for index in sorted({0, count // 2, count - 1}) if count else ():
+        seed_loading(mix_seed("first reading", seed, reader), 0, index)
+        dataset[index]
+        description = f"{name} sample {index}"
+        marks[description] = _read_twice(description, partial(_seeded_sample, dataset, seed, index))
+    if len(dataset) != count:
+        raise LaunchError(
+            f"the {name} data has {count} samples at first and {len(dataset)} after some were read: its length must "
+            "stay the same"
+        )
+    return marks
+
+
+def minibatch_fingerprint(name: str, dataset: Any, sizes: MinibatchSizes, data: Data, seed: int) -> dict[str, str]:
+    """Digest of the first minibatch as workers read it, by description; nothing for plain tensors.
+
+    If other processes prefetch, one of them reads the minibatch too. Raises as `data_fingerprint` does.
+    """
+    if data.collate is None and type(dataset) is TensorDataset:
+        return {}
+    batches, description = Batches(dataset, sizes, seed, 0, data), f"minibatch 0 of the {name} data"
+    mark = _read_twice(description, partial(_minibatch, batches))
+    if data.processes:
+        with batches.prefetch([0]):
+            if _minibatch(batches) != mark:
+                raise LaunchError(
+                    f"{description} differs between a worker and the processes that prefetch for it: {REMEDY}"
+                )
+    return {description: mark}
+
+
+def check_order(data: Data, seed: int) -> None:
+    """Raise `LaunchError` if the user's own order of the samples is another one when it is asked for again."""
+    if data.order is not None and order_of_samples(data, seed, 0) != order_of_samples(data, seed, 0):
+        raise LaunchError(f"the data's `order` differs each time for epoch 0: {ORDER_REMEDY}")
+
+
+def _seeded_sample(dataset: Any, seed: int, index: int) -> str:
+    seed_loading(seed, 0, index)
+    return digest(dataset[index])
+
+
+def _minibatch(batches: Batches) -> str:
+    batch = batches.load(0)
+    return digest([batch.inputs, batch.target])
+
+
+def _read_twice(description: str, read: Callable[[], str]) -> str:
+    mark = read()
+    if read() != mark:
+        raise LaunchError(f"{description} differs at each reading: {REMEDY}")
+    return mark

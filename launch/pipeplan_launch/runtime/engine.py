@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import Transport, connection_loss_explained
+from pipeplan_launch.comm.p2p import MessageTensor, Transport, connection_loss_explained
 from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.elastic.signals import check_interrupt
 from pipeplan_launch.errors import LaunchError
@@ -50,7 +49,7 @@ from pipeplan_launch.runtime.nested_tensors import to_device
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import recorded_name
 from pipeplan_launch.telemetry.timeline import Timeline
-from pipeplan_launch.tracing.stage_program import BoundaryTensor, Program
+from pipeplan_launch.tracing.subgraph import BoundaryTensor, Program
 
 ActionHandler = Callable[[int], None]
 """Runs an action, given its index."""

@@ -11,15 +11,13 @@ from typing import Any
 from pipeplan_launch.checkpoint.manifest import History, Manifest, Position
 from pipeplan_launch.comm import gradient_exchange
 from pipeplan_launch.elastic import process_groups
-from pipeplan_launch.elastic.graceful_stop import GracefulStop
-from pipeplan_launch.elastic.hang_watch import HangWatch
+from pipeplan_launch.elastic.graceful_stop import GracefulStop, HangWatch
 from pipeplan_launch.elastic.process_groups import Groups, run_in_all
 from pipeplan_launch.elastic.restart_state import record_stop_line
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.callback_calls import CallbackList
-from pipeplan_launch.job.callbacks import EpochResult, MinibatchInfo, RunInfo
+from pipeplan_launch.job.callbacks import CallbackList, EpochResult, MinibatchInfo, RunInfo
+from pipeplan_launch.plan.averaging_options import staleness_text
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.staleness import staleness_text
 from pipeplan_launch.runtime import stage_checkpoint, stage_optimizer
 from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 from pipeplan_launch.runtime.engine import Engine, Segment
@@ -27,8 +25,7 @@ from pipeplan_launch.runtime.inference import Score
 from pipeplan_launch.runtime.run_start import RunStart, epoch_count
 from pipeplan_launch.runtime.several_stages import run_stages
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
-from pipeplan_launch.telemetry.learning_watch import LearningWatch
-from pipeplan_launch.telemetry.progress import Progress, print_status
+from pipeplan_launch.telemetry.progress import LearningWatch, Progress, print_status
 from pipeplan_launch.telemetry.recorder import MinibatchRecord
 
 

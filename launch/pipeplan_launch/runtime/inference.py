@@ -24,7 +24,7 @@ from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind
 from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace
 from pipeplan_launch.runtime.nested_tensors import map_tensors
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
-from pipeplan_launch.telemetry.run_documents import FORWARD, WAIT
+from pipeplan_launch.telemetry.run_folder import FORWARD, WAIT
 
 MAX_QUEUED_SENDS = 2
 """Activations that a replica may have on the way to the next stage. A faster stage waits instead of queueing more."""

@@ -16,12 +16,17 @@ from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.job.seeds import seed_forward
-from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
+from pipeplan_launch.plan.averaging_options import (
+    AS_PLANNED,
+    EXACT_AVERAGING,
+    FLUSH_SCHEDULE,
+    GradientAveraging,
+    StalenessOptions,
+    flushed_shapes,
+)
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import ActionKind, replica_of
-from pipeplan_launch.plan.staleness import AS_PLANNED, FLUSH_SCHEDULE, StalenessOptions, flushed_shapes
 from pipeplan_launch.runtime.engine import Segment, WorkerPlace
-from pipeplan_launch.runtime.in_flight import InFlightMinibatch, StageInputs
 from pipeplan_launch.runtime.recompute import (
     ForwardConditions,
     gradient_receive_posted,
@@ -31,8 +36,9 @@ from pipeplan_launch.runtime.recompute import (
 from pipeplan_launch.runtime.split_backward import SplitBackward
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.runtime.training import TrainingEngine
+from pipeplan_launch.runtime.weight_stash import InFlightMinibatch, StageInputs
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
-from pipeplan_launch.telemetry.run_documents import BACKWARD, FORWARD, WAIT, WEIGHTS
+from pipeplan_launch.telemetry.run_folder import BACKWARD, FORWARD, WAIT, WEIGHTS
 
 
 class PipelineTraining(TrainingEngine):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.job.seeds import RandomState
-from pipeplan_launch.tracing.stage_program import Program
+from pipeplan_launch.tracing.subgraph import Program
 
 
 def gradient_receive_posted(minibatch: int, latest: int, replicas: int, depth: int) -> bool:

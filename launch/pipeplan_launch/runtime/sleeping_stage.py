@@ -17,7 +17,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import Dataset
 
 from pipeplan_launch.job.job import Data, Job, StageInfo
-from pipeplan_launch.plan.sleeping_stage_spec import CutTraffic, EmulatedLayer, EmulatedStage
+from pipeplan_launch.plan.launch_plan import CutTraffic, EmulatedLayer, EmulatedStage
 from pipeplan_launch.runtime.cache_eviction import CacheEviction
 
 FLOAT_BYTES = 4
@@ -38,7 +38,7 @@ class EmulatedTensor:
 
 
 class SleepingStage:
-    """A `pipeplan_launch.tracing.stage_program.Program` that sleeps."""
+    """A `pipeplan_launch.tracing.subgraph.Program` that sleeps."""
 
     def __init__(self, index: int, stage: EmulatedStage) -> None:
         self.receives: Sequence[EmulatedTensor] = _messages("before", stage.before)

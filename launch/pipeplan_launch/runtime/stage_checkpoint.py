@@ -25,7 +25,7 @@ from pipeplan_launch.runtime.optimizer_shards import DividedState
 from pipeplan_launch.runtime.stage_setup import WorkerStage
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.tracing.split import StateDictNames
-from pipeplan_launch.tracing.stage_program import Program
+from pipeplan_launch.tracing.subgraph import Program
 
 BATCH_BYTES = 2**25
 """Bytes of a divided optimiser that each replica puts together before it writes them."""

@@ -24,22 +24,27 @@ from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.job_reference import job_file
-from pipeplan_launch.plan.averaging_options import EXACT_AVERAGING, GradientAveraging
+from pipeplan_launch.plan.averaging_options import AS_PLANNED, EXACT_AVERAGING, GradientAveraging, StalenessOptions
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
-from pipeplan_launch.plan.staleness import AS_PLANNED, StalenessOptions
 from pipeplan_launch.plan.transport_modes import AUTO
-from pipeplan_launch.runtime.data import MinibatchSizes, minibatch_sizes, order_of_samples
-from pipeplan_launch.runtime.data_check import check_order, data_fingerprint, minibatch_fingerprint
+from pipeplan_launch.runtime.data import (
+    MinibatchSizes,
+    check_order,
+    data_fingerprint,
+    minibatch_fingerprint,
+    minibatch_sizes,
+    order_of_samples,
+)
 from pipeplan_launch.runtime.engine import WorkerPlace
 from pipeplan_launch.runtime.inference import ForwardEngine
 from pipeplan_launch.runtime.pipeline_training import PipelineTraining
-from pipeplan_launch.runtime.self_check.at_start import check_at_start, say_unchecked
+from pipeplan_launch.runtime.self_check.self_check import check_at_start, say_unchecked
 from pipeplan_launch.runtime.sleeping_stage import load_emulated_stages
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.telemetry.run_folder import recorded_name
 from pipeplan_launch.tracing.split import StageProgram, build_stage_program
-from pipeplan_launch.tracing.stage_program import Program
+from pipeplan_launch.tracing.subgraph import Program
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 

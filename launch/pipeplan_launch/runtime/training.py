@@ -27,7 +27,7 @@ from pipeplan_launch.runtime.optimizer_shards import DividedState
 from pipeplan_launch.runtime.recompute import preserved_random_state
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
-from pipeplan_launch.telemetry.run_documents import ALL_REDUCE, UPDATE, WAIT
+from pipeplan_launch.telemetry.run_folder import ALL_REDUCE, UPDATE, WAIT
 
 MOST_CHECKED_BYTES = 1 << 26
 """Bytes of the model's output beyond which the loss is not checked, as its copies might not fit: `profile` does it."""

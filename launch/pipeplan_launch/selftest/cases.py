@@ -11,7 +11,7 @@ from typing import Any
 from pipeplan_launch.plan.stage_files import STAGE_FORMAT
 from pipeplan_launch.plan.transport_modes import GLOO, NCCL
 
-JOB = "pipeplan_launch.selftest.job:build"
+JOB = "pipeplan_launch.selftest.reference:build"
 MINIBATCH, MINIBATCHES = 4, 16
 """Samples of a minibatch, and minibatches of an epoch."""
 LAYERS = {1: [["0", "1", "2", "3", "4", "loss"]], 2: [["0", "1", "2"], ["3", "4", "loss"]]}

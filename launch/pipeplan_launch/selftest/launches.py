@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from pipeplan_launch.selftest.cases import CHECKPOINT_MINIBATCHES, Case, Result, write_plan
-from pipeplan_launch.selftest.job import KILL_RANK
-from pipeplan_launch.selftest.reference import Losses, reference_losses
+from pipeplan_launch.selftest.reference import KILL_RANK, Losses, reference_losses
 
 ROUNDING = 1e-6
 """Largest difference of a minibatch's loss, which the metrics round."""

@@ -17,9 +17,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import Transport
+from pipeplan_launch.comm.p2p import MessageTensor, Transport
 from pipeplan_launch.devices.backend import Backend, backend_of
 from pipeplan_launch.elastic.local_workers import stay_on_loopback
 from pipeplan_launch.plan.one_order import Direction

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeplan_launch.files import explain_errors
-from pipeplan_launch.telemetry.cores_in_use import busy_s, own_cores
-from pipeplan_launch.telemetry.memory import resident_bytes
+from pipeplan_launch.telemetry.memory import busy_s, own_cores, resident_bytes
 
 _PATH = "/proc/thread-self/schedstat"
 

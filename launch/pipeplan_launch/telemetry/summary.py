@@ -14,7 +14,7 @@ from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.telemetry.difference import difference, difference_lines
 from pipeplan_launch.telemetry.pace_model import AS_PREDICTED
 from pipeplan_launch.telemetry.recorder import SUMMED_FIELDS, TIME_FIELDS, SteadyState
-from pipeplan_launch.telemetry.run_documents import SUMMARY_FORMAT, SUMMARY_VERSION, SummaryFile
+from pipeplan_launch.telemetry.run_folder import SUMMARY_FORMAT, SUMMARY_VERSION, SummaryFile
 from pipeplan_launch.telemetry.slowdown_cause import first_cause
 from pipeplan_launch.typed_document import decode, parse_json
 

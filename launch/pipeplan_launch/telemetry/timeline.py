@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeplan_launch.files import explain_errors, write_atomically
 from pipeplan_launch.telemetry.recorder import Stopwatch
-from pipeplan_launch.telemetry.run_documents import TIMELINE_FORMAT, TIMELINE_VERSION
+from pipeplan_launch.telemetry.run_folder import TIMELINE_FORMAT, TIMELINE_VERSION
 
 TIMELINE_FOLDER = "timeline"
 MIN_INTERVAL_S = 2e-5

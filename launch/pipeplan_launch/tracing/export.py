@@ -20,7 +20,7 @@ from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing import eval_mode, opaque_calls
 from pipeplan_launch.tracing.aliasing import DependsOnData, GraphBehaviour, observe_behaviour
-from pipeplan_launch.tracing.buffer_assignments import assignments_copied
+from pipeplan_launch.tracing.attribute_reads import assignments_copied
 from pipeplan_launch.tracing.export_hazards import hazards_refused
 from pipeplan_launch.tracing.model_outputs import plain_outputs
 from pipeplan_launch.tracing.opaque_interface import OutputsByModule

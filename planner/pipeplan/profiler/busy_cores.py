@@ -19,8 +19,7 @@ from torch import nn
 
 from pipeplan.profiler.end_with_parent import end_with_parent
 from pipeplan.util.units import show_size
-from pipeplan_launch.telemetry.free_memory import free_bytes
-from pipeplan_launch.telemetry.memory import resident_bytes
+from pipeplan_launch.telemetry.memory import free_bytes, resident_bytes
 
 
 class CoreLoad(Protocol):

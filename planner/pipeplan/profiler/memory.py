@@ -28,8 +28,7 @@ from torch.autograd.profiler import profile, record_function
 from pipeplan.errors import InputError
 from pipeplan.profiler.layer_run import LayerRun, Measure
 from pipeplan.util.units import show_size
-from pipeplan_launch.telemetry.free_memory import read_text
-from pipeplan_launch.telemetry.memory import resident_bytes
+from pipeplan_launch.telemetry.memory import read_text, resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel
 
 try:

@@ -59,8 +59,7 @@ from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.seeds import RandomState
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.job_reference import canonical_reference, job_file
-from pipeplan_launch.telemetry.free_memory import free_bytes
-from pipeplan_launch.telemetry.memory import resident_bytes
+from pipeplan_launch.telemetry.memory import free_bytes, resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel
 
 LOST = "a process that kept a core busy has ended"

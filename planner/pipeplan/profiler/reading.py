@@ -10,8 +10,15 @@ from typing import Any
 from pipeplan.profiler.clock import Clock, median
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.runtime.data import Batches, MinibatchSizes, minibatch_sizes, order_of_samples
-from pipeplan_launch.runtime.data_check import check_order, data_fingerprint, minibatch_fingerprint
+from pipeplan_launch.runtime.data import (
+    Batches,
+    MinibatchSizes,
+    check_order,
+    data_fingerprint,
+    minibatch_fingerprint,
+    minibatch_sizes,
+    order_of_samples,
+)
 from pipeplan_launch.tracing.input_shapes import check_input_shape
 from pipeplan_launch.tracing.trace import TracedModel
 

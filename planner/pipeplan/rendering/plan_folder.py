@@ -20,7 +20,7 @@ from pipeplan.rendering.launchers import LOCAL
 from pipeplan.rendering.plan_json import FORMAT_VERSION, plan_document, result_document, stage_documents
 from pipeplan.rendering.templates import load_template, render_user_template
 from pipeplan.util.files import Node, read_text, write_json, write_text
-from pipeplan_launch.checked_json import with_checksum
+from pipeplan_launch.files import with_checksum
 
 if TYPE_CHECKING:
     from pipeplan.planning.outcome import Outcome

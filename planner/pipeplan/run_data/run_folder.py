@@ -10,10 +10,10 @@ from pathlib import Path
 from pipeplan.errors import InputError
 from pipeplan.util.files import read_document
 from pipeplan.util.typed import decode
-from pipeplan_launch.telemetry.run_documents import ALL_REDUCE as ALL_REDUCE
-from pipeplan_launch.telemetry.run_documents import BACKWARD as BACKWARD
-from pipeplan_launch.telemetry.run_documents import FORWARD as FORWARD
-from pipeplan_launch.telemetry.run_documents import (
+from pipeplan_launch.telemetry.run_folder import ALL_REDUCE as ALL_REDUCE
+from pipeplan_launch.telemetry.run_folder import BACKWARD as BACKWARD
+from pipeplan_launch.telemetry.run_folder import FORWARD as FORWARD
+from pipeplan_launch.telemetry.run_folder import (
     SUMMARY_FORMAT,
     SUMMARY_VERSION,
     TIMELINE_FORMAT,
@@ -21,11 +21,11 @@ from pipeplan_launch.telemetry.run_documents import (
     SummaryFile,
     TimelineFile,
 )
-from pipeplan_launch.telemetry.run_documents import UPDATE as UPDATE
-from pipeplan_launch.telemetry.run_documents import WAIT as WAIT
-from pipeplan_launch.telemetry.run_documents import WEIGHTS as WEIGHTS
-from pipeplan_launch.telemetry.run_documents import StageSummary as StageSummary
-from pipeplan_launch.telemetry.run_documents import TimelineInterval as TimelineInterval
+from pipeplan_launch.telemetry.run_folder import UPDATE as UPDATE
+from pipeplan_launch.telemetry.run_folder import WAIT as WAIT
+from pipeplan_launch.telemetry.run_folder import WEIGHTS as WEIGHTS
+from pipeplan_launch.telemetry.run_folder import StageSummary as StageSummary
+from pipeplan_launch.telemetry.run_folder import TimelineInterval as TimelineInterval
 
 SUMMARY = "summary.json"
 

@@ -54,7 +54,7 @@ class Bar(NamedTuple):
     """A period in which a worker was busy, or waited."""
 
     kind: str
-    """One of `pipeplan_launch.telemetry.run_documents.KINDS`."""
+    """One of `pipeplan_launch.telemetry.run_folder.KINDS`."""
     action: Action
     """The action that it performed, or for which it waited."""
     start_s: float

@@ -18,10 +18,10 @@ import torch
 from saved import model_of, rewrite, save
 from torch import Tensor
 
-from pipeplan_launch.checked_json import is_unchanged
 from pipeplan_launch.checkpoint import checkpoint, tensor_store
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position, read_manifest
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.files import is_unchanged
 
 
 def tensors(value: float = 1.0) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import nn
 from pipeplan_launch.comm import buckets
 from pipeplan_launch.comm.buckets import UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer, average_buffers
-from pipeplan_launch.devices.streams import Lane
+from pipeplan_launch.devices.backend import Lane
 from pipeplan_launch.errors import LaunchError
 
 

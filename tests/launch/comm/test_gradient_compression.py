@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pipeplan_launch.comm.buckets import Bucket, UpdateGroup, as_real, make_buckets
 from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
-from pipeplan_launch.comm.gradient_compression import compressed_exchange
+from pipeplan_launch.comm.gradient_exchange import compressed_exchange
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.averaging_options import Compression
 
@@ -396,7 +396,7 @@ def test_few_entries_travel_alone_and_many_all_together(tmp_path: Path) -> None:
 
 
 def test_a_hook_sees_what_ddp_would_give_it() -> None:
-    from pipeplan_launch.comm.gradient_compression import HookBucket
+    from pipeplan_launch.comm.gradient_exchange import HookBucket
 
     weights = {"number": nn.Parameter(torch.tensor(1.0)), "matrix": nn.Parameter(torch.ones(2, 3))}
     bucket = Bucket(weights, 4, True)

@@ -14,8 +14,8 @@ from rendezvous import stuck_devices
 from schedule_rules import NAMES, pipelines
 from schedule_shapes import shapes
 
-from pipeplan_launch.comm.message_tensor import MessageTensor
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
+from pipeplan_launch.comm.p2p import MessageTensor
 from pipeplan_launch.plan.launch_plan import Prediction
 from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape

@@ -12,8 +12,7 @@ import torch
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
 from pipeplan_launch.comm import p2p
-from pipeplan_launch.comm.message_tensor import MessageTensor
-from pipeplan_launch.comm.p2p import Transport, _tag
+from pipeplan_launch.comm.p2p import MessageTensor, Transport, _tag
 from pipeplan_launch.plan.one_order import Direction
 
 

@@ -17,15 +17,15 @@ from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch import Data, Job
-from pipeplan_launch.data_parallel.blocks import (
+from pipeplan_launch.data_parallel.module_program import ModuleProgram, refuse_written_parameters, takes_any_size
+from pipeplan_launch.data_parallel.wrapping import (
+    Sharded,
     recomputation_explained,
     recompute_blocks,
+    refuse_indivisible,
     repeated_blocks,
     return_own_memory,
 )
-from pipeplan_launch.data_parallel.fake_runs import refuse_written_parameters, takes_any_size
-from pipeplan_launch.data_parallel.module_program import ModuleProgram
-from pipeplan_launch.data_parallel.wrapping import Sharded, refuse_indivisible
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.averaging_options import GradientAveraging, check_averaging_options, parse_compression
 from pipeplan_launch.plan.stage_files import load_plan

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeplan_launch.devices.backend import backend_of, cuda_text
-from pipeplan_launch.devices.streams import CUDAStreams, Lane
+from pipeplan_launch.devices.backend import CUDAStreams, Lane, backend_of, cuda_text
 from pipeplan_launch.errors import LaunchError
 
 

@@ -11,7 +11,7 @@ from toy_workers import Toy, run_plan, stage_contents, write_plan
 from pipeplan_launch import load_job
 from pipeplan_launch.elastic.consistency_check import Fingerprint, check_agreement, digest
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.runtime.data_check import data_fingerprint
+from pipeplan_launch.runtime.data import data_fingerprint
 
 RANDOM_JOB = """
 import random

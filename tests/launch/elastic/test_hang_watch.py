@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from pipeplan_launch.elastic import hang_watch
-from pipeplan_launch.elastic.hang_watch import HangWatch
+from pipeplan_launch.elastic import graceful_stop
+from pipeplan_launch.elastic.graceful_stop import HangWatch
 
 
 def test_only_an_action_that_does_not_end_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang_watch, "GRACE_S", 0.5)
+    monkeypatch.setattr(graceful_stop, "GRACE_S", 0.5)
     ended: list[float] = []
     hung = threading.Event()
     watch = HangWatch(0.5, lambda seconds: ended.append(seconds) or hung.set())  # type: ignore[func-returns-value]

@@ -13,11 +13,10 @@ import pytest
 from flood import flood
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from pipeplan_launch.elastic import handshake, store_gateway, strangers
+from pipeplan_launch.elastic import handshake, store_gateway
 from pipeplan_launch.elastic.handshake import HandshakeFailed, Purpose
 from pipeplan_launch.elastic.local_workers import LOOPBACK
-from pipeplan_launch.elastic.store_gateway import StoreGateway, StoreRelay
-from pipeplan_launch.elastic.strangers import Strangers, origin_of
+from pipeplan_launch.elastic.store_gateway import StoreGateway, StoreRelay, Strangers, origin_of
 
 KEY = b"k" * 32
 PATIENCE_S = 30.0
@@ -67,7 +66,7 @@ def test_a_flood_keeps_no_server_out(store: Any, port: int, kind: str) -> None:
             assert late.get("key") == str(number).encode()
         assert time.monotonic() - began < PATIENCE_S
         # Two of the server's own connections, its sign of life, and one that the accepting task may just have taken.
-        assert connections_to(port) <= strangers.MOST_OF_ADDRESS + 6
+        assert connections_to(port) <= store_gateway.MOST_OF_ADDRESS + 6
 
 
 def test_a_stranger_has_a_few_seconds_for_all_of_its_answer(
@@ -135,7 +134,7 @@ def test_addresses_that_a_peer_can_choose_count_as_one(one: str, other: str, sam
 
 
 def test_few_files_leave_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strangers.resource, "getrlimit", lambda _which: (64, 64))
+    monkeypatch.setattr(store_gateway.resource, "getrlimit", lambda _which: (64, 64))
     known = Strangers[int]()
     for number in range(100):
         known.add(number, f"10.0.0.{number}")

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.launchers import slurm, slurm_nodes
-from pipeplan_launch.launchers.slurm_nodes import Component, rendezvous_variables, srun_command
-from pipeplan_launch.launchers.slurm_run_folder import choose_run, has_checkpoint
+from pipeplan_launch.launchers import slurm
+from pipeplan_launch.launchers.slurm import Component, choose_run, has_checkpoint, rendezvous_variables, srun_command
 
 
 def checkpoint(run: Path) -> str:
@@ -78,8 +77,8 @@ def test_one_step_runs_on_all_nodes() -> None:
 
 
 def test_workers_meet_on_the_first_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_nodes, "output_lines", lambda *command: iter(("n1", "n2") if "[" in command[-1] else ()))
-    monkeypatch.setattr(slurm_nodes, "_address", lambda node: node)
+    monkeypatch.setattr(slurm, "output_lines", lambda *command: iter(("n1", "n2") if "[" in command[-1] else ()))
+    monkeypatch.setattr(slurm, "_address", lambda node: node)
     environment = {"SLURM_JOB_NODELIST": "n[1-2]"}
     components = [Component(2, 1)]
     variables = rendezvous_variables("70123", components, environment)
@@ -94,8 +93,8 @@ def test_workers_meet_on_the_first_node(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = int(server.getsockname()[1])
-        monkeypatch.setattr(slurm_nodes, "FIRST_PORT", taken)
-        assert slurm_nodes._free_port("10000") > taken
+        monkeypatch.setattr(slurm, "FIRST_PORT", taken)
+        assert slurm._free_port("10000") > taken
 
 
 def test_a_job_without_its_plan_is_one_line(

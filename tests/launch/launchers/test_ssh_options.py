@@ -9,7 +9,7 @@ import pytest
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launchers.hosts_file import Host, read_hosts
-from pipeplan_launch.launchers.ssh_options import USAGE, SshOptions
+from pipeplan_launch.launchers.ssh_connection import USAGE, SshOptions
 
 
 def parse(*arguments: str, **environment: str) -> SshOptions:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.launchers import ssh_check, ssh_requests, ssh_training
+from pipeplan_launch.launchers import ssh, ssh_requests
 from pipeplan_launch.launchers.hosts_file import Host
+from pipeplan_launch.launchers.ssh import Training
 from pipeplan_launch.launchers.ssh_connection import CHECK, Launch, host_program, ssh_command, start_ssh
 from pipeplan_launch.launchers.ssh_requests import Abandoned, HostRequests, last_line
-from pipeplan_launch.launchers.ssh_training import Training
 
 
 @pytest.fixture
@@ -50,11 +50,11 @@ def run(launch: Launch, first: str, second: str) -> int:
 
 
 def test_the_first_failure_stops_the_others_and_is_the_status(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh_training, "ALIVE_S", 0.05)
-    monkeypatch.setattr(ssh_training, "STOP_OTHERS_S", 0.5)
+    monkeypatch.setattr(ssh, "ALIVE_S", 0.05)
+    monkeypatch.setattr(ssh, "STOP_OTHERS_S", 0.5)
     until_stopped = "trap 'exit 5' TERM; while :; do sleep 0.05; done"
     assert run(launch, until_stopped, "exit 4") == 4
-    monkeypatch.setattr(ssh_training, "KILL_OTHERS_S", 1.0)
+    monkeypatch.setattr(ssh, "KILL_OTHERS_S", 1.0)
     assert run(launch, until_stopped.replace("exit 5", ":"), "exit 4") == 4
 
 
@@ -87,14 +87,14 @@ def test_a_command_that_is_not_there_is_named(launch: Launch) -> None:
     [(["10.0.0.1", "-"], "10.0.0.1"), (["-", "-"], "a"), (["127.0.0.1", "::1"], "127.0.0.1")],
 )
 def test_the_first_host_is_reached_where_ssh_reached_it(launch: Launch, addresses: list[str], expected: str) -> None:
-    assert ssh_check._address_of_first(launch, addresses) == expected
+    assert ssh_requests._address_of_first(launch, addresses) == expected
 
 
 def test_a_loopback_address_is_no_meeting_point_for_other_machines(launch: Launch) -> None:
     with pytest.raises(
         LaunchError, match=r"ssh reaches a at 127\.0\.0\.1, where b cannot reach it: give its --address"
     ):
-        ssh_check._address_of_first(launch, ["127.0.0.1", "10.0.0.2"])
+        ssh_requests._address_of_first(launch, ["127.0.0.1", "10.0.0.2"])
 
 
 def test_the_last_line_says_why() -> None:

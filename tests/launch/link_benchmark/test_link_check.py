@@ -11,8 +11,7 @@ from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.link_benchmark.link_check import format_rate, link_notes
-from pipeplan_launch.link_benchmark.link_probe import CommunicatingTeam, teams_across_servers
+from pipeplan_launch.link_benchmark.link_check import CommunicatingTeam, format_rate, link_notes, teams_across_servers
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.rank_mapping.host_identity import Location

@@ -15,7 +15,7 @@ from toy_workers import stage_contents, write_plan
 from pipeplan_launch.comm import worker_values
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.link_benchmark import link_check as checking
-from pipeplan_launch.link_benchmark.link_probe import ProbeTask
+from pipeplan_launch.link_benchmark.link_check import ProbeTask
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.planned_links import PlannedLevel, PlannedLinks
 from pipeplan_launch.plan.stage_files import load_plan

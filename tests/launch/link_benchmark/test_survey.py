@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 from pipeplan_launch.errors import LaunchError, PeerLost
 from pipeplan_launch.link_benchmark import rendezvous
-from pipeplan_launch.link_benchmark.config import BenchmarkSettings, PairRates
-from pipeplan_launch.link_benchmark.loss_detector import LossDetector
+from pipeplan_launch.link_benchmark.pair_schedule import BenchmarkSettings, PairRates
 from pipeplan_launch.link_benchmark.rendezvous import (
+    LossDetector,
     Participants,
     ReportedElsewhere,
     WorkerDescription,
@@ -177,7 +177,7 @@ def test_who_was_lost_is_said_once(
     rank: int, alive: tuple[int, ...], errors: tuple[int, ...], error: LaunchError, said: str | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("pipeplan_launch.link_benchmark.loss_detector.ANSWER_S", 0.05)
+    monkeypatch.setattr("pipeplan_launch.link_benchmark.rendezvous.ANSWER_S", 0.05)
     loss_detector = LossDetector(Participants(Answering(alive, errors), rank, (HELLO,) * 4))
     loss_detector.end()
     explained = loss_detector.explain(error)

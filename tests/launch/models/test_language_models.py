@@ -13,8 +13,16 @@ from torch import nn
 
 from pipeplan_launch import Job
 from pipeplan_launch.models import awd_lm, gnmt, s2vt
-from pipeplan_launch.models.synthetic_data import generated_text, sentence_pair
-from pipeplan_launch.models.text_loss import BEGIN, END, FIRST_WORD, PAD, right_words, text_loss
+from pipeplan_launch.models.synthetic_data import (
+    BEGIN,
+    END,
+    FIRST_WORD,
+    PAD,
+    generated_text,
+    right_words,
+    sentence_pair,
+    text_loss,
+)
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 torch.set_num_threads(1)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch.checked_json import with_checksum
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.files import with_checksum
 from pipeplan_launch.plan.stage_files import load_plan
 
 Change = Callable[[list[dict[str, Any]]], object]

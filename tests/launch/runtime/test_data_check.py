@@ -18,8 +18,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 from pipeplan_launch import Data
 from pipeplan_launch.elastic.consistency_check import Fingerprint, check_agreement
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.runtime.data import Batches, MinibatchSizes
-from pipeplan_launch.runtime.data_check import check_order, data_fingerprint, minibatch_fingerprint
+from pipeplan_launch.runtime.data import Batches, MinibatchSizes, check_order, data_fingerprint, minibatch_fingerprint
 
 SIZES = MinibatchSizes(16, 4, dynamic=True, training=True)
 Sample = Callable[[int], float]

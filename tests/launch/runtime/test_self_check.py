@@ -37,8 +37,7 @@ from pipeplan_launch import Data, Job
 from pipeplan_launch.runtime.self_check import check, passes
 from pipeplan_launch.runtime.self_check.check import DifferenceFound, NotDeterministic
 from pipeplan_launch.runtime.self_check.passes import PipelineModel, Sample
-from pipeplan_launch.runtime.self_check.self_check import SelfCheck, read_samples, self_check
-from pipeplan_launch.runtime.self_check.stage_cuts import even_stages
+from pipeplan_launch.runtime.self_check.self_check import SelfCheck, even_stages, read_samples, self_check
 from pipeplan_launch.tracing import export_fallback, trace
 from pipeplan_launch.tracing.forward_state import CarriedState
 from pipeplan_launch.tracing.trace import TracedModel, trace_job

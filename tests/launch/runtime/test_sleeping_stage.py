@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.job.job import StageInfo
-from pipeplan_launch.plan.sleeping_stage_spec import CutTraffic, EmulatedLayer, EmulatedStage
+from pipeplan_launch.plan.launch_plan import CutTraffic, EmulatedLayer, EmulatedStage
 from pipeplan_launch.runtime import sleeping_stage
 from pipeplan_launch.runtime.sleeping_stage import SleepingStage, load_emulated_stages
 from pipeplan_launch.runtime.split_backward import SplitBackward

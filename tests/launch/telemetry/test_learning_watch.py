@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeplan_launch.telemetry.learning_watch import UPDATES, LearningWatch
+from pipeplan_launch.telemetry.progress import UPDATES, LearningWatch
 
 
 def said(losses: list[float], minibatches: int = 1, step: int = 1) -> list[str]:

@@ -22,7 +22,7 @@ from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.files import write_json
 from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.telemetry.recorder import Stopwatch
-from pipeplan_launch.telemetry.run_documents import BACKWARD, FORWARD, KINDS, UPDATE
+from pipeplan_launch.telemetry.run_folder import BACKWARD, FORWARD, KINDS, UPDATE
 from pipeplan_launch.telemetry.timeline import RECORDED_MINIBATCHES, Timeline
 
 MINIBATCHES = 10

@@ -17,7 +17,7 @@ from pipeplan.profiler.measure_executor import (
     idle_cores_of,
     throughput_of,
 )
-from pipeplan_launch.devices.processor_topology import physical_cores
+from pipeplan_launch.devices.backend import physical_cores
 from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES, trials
 
 

@@ -13,7 +13,7 @@ from pipeplan.profiler import profiler as module
 from pipeplan.profiler.memory import failed_allocation_bytes, limited_memory
 from pipeplan.profiler.options import ProfilerOptions
 from pipeplan.profiler.profiler import profile_model
-from pipeplan_launch.telemetry.free_memory import free_bytes
+from pipeplan_launch.telemetry.memory import free_bytes
 
 MIB = 1 << 20
 

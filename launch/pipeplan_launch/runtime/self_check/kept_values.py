@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from pipeplan_launch.job.reachable import reachable_values
+from pipeplan_launch.job.seeds import mix_seed, seed_everything
 from pipeplan_launch.job.user_code import is_user_code
 
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -159,3 +163,90 @@ def is_users_class(kind: type) -> bool:
     module = sys.modules.get(kind.__module__)
     file = getattr(module, "__file__", None)
     return file is not None and is_user_code(file)
+
+
+# The state that the user's functions keep between two calls: the job's loss, and the hooks of parameters.
+#
+# A function may close over a number or a list, read a global variable, or be an object with attributes.
+
+
+def hooks_of(parameters: Mapping[str, Tensor]) -> list[Any]:
+    """The hooks that `register_hook` has put on these parameters."""
+    return [hook for one in parameters.values() for hook in (getattr(one, "_backward_hooks", None) or {}).values()]
+
+
+class FunctionState:
+    """The state of some functions at one moment."""
+
+    def __init__(self, functions: Iterable[object]) -> None:
+        self._kept: list[Kept] = []
+        self._cells: list[tuple[CellType, Kept]] = []
+        self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        for function in functions:
+            for _, value in reachable_values(function):
+                if isinstance(value, FunctionType):
+                    self._keep_variables(value)
+                elif not isinstance(value, nn.Module):
+                    self._kept.append(keep(value))
+
+    def _keep_variables(self, function: FunctionType) -> None:
+        """The numbers in the variables of the enclosing function, and in global variables, which it may set anew."""
+        if not is_user_code(function.__code__.co_filename):
+            return
+        for cell in function.__closure__ or ():
+            value = _content(cell)
+            if isinstance(value, (*CONSTANTS, Tensor)):
+                self._cells.append((cell, keep(value)))
+        for name in function.__code__.co_names:
+            value = function.__globals__.get(name, self)
+            if isinstance(value, (*CONSTANTS, Tensor)):
+                self._globals.append((function.__globals__, name, value))
+
+    def restore(self) -> None:
+        """Bring everything back to this moment."""
+        for kept in self._kept:
+            kept.restore()
+        for cell, kept in self._cells:
+            cell.cell_contents = kept.restore()
+        for variables, name, value in self._globals:
+            variables[name] = value
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # the variable has no value yet
+        return cell
+
+
+# The same random numbers for the whole model and for its stages, in whatever order their operators run.
+
+CALLS_ALIKE = 1000
+"""Calls of one operator with one shape that draw the same numbers. Then others follow, so that code that draws until a
+number pleases it ends."""
+
+
+class SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Seeds torch's generator before every operator that draws from it, by the operator and the shape of its operands.
+
+    Stages may run operators in another order than the model. Their dropout would differ, although each is right.
+    """
+
+    def __init__(self, seed: int, minibatch: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seed, self._minibatch = seed, minibatch
+        self._calls: Counter[str] = Counter()
+
+    def __enter__(self) -> SameRandomNumbers:
+        seed_everything(mix_seed("self-check", self._seed, self._minibatch))
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
+            key = f"{func} {[tuple(one.shape) if isinstance(one, Tensor) else one for one in args]}"
+            seed = mix_seed(self._seed, self._minibatch, self._calls[key] // CALLS_ALIKE, str(func))
+            self._calls[key] += 1
+            torch.default_generator.manual_seed(seed)
+        return func(*args, **kwargs)

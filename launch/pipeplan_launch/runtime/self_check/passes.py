@@ -19,7 +19,7 @@ from pipeplan_launch.job.hooks import hooked_gradients, parameter_hooks
 from pipeplan_launch.job.job import Batch, Job, StageInfo
 from pipeplan_launch.job.loss_value import checked_loss, loss_text
 from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.runtime.self_check.random_numbers import SameRandomNumbers
+from pipeplan_launch.runtime.self_check.kept_values import SameRandomNumbers
 from pipeplan_launch.runtime.self_check.training_state import MODEL, TrainedModules, put
 from pipeplan_launch.runtime.weight_stash import WeightVersions
 from pipeplan_launch.tracing.export import module_mode

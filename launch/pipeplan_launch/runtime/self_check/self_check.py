@@ -11,11 +11,35 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job, collate_samples
 from pipeplan_launch.job.seeds import RandomState, seed_loading
 from pipeplan_launch.job.user_code import describe_error, user_code_errors
+from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.runtime.self_check.check import Check, DifferenceFound, NotDeterministic, TooSlow
+from pipeplan_launch.runtime.self_check.differences import OPTION
 from pipeplan_launch.runtime.self_check.kept_values import keep
 from pipeplan_launch.runtime.self_check.passes import CPU, Sample
-from pipeplan_launch.runtime.self_check.stage_cuts import even_stages
+from pipeplan_launch.telemetry.memory import free_bytes
+from pipeplan_launch.telemetry.progress import print_status
 from pipeplan_launch.tracing.trace import TracedModel
+
+# A pipeline of some stages for a traced model that has no plan yet.
+
+STAGES = 3
+"""A middle stage receives and sends, and may pass on tensors that it does not read."""
+
+
+def even_stages(traced: TracedModel, stages: int = STAGES) -> list[list[str]]:
+    """The model's layers in their order, cut into `stages` parts of about as many layers each, or fewer parts where
+    layers must stay together.
+    """
+    names = [layer.name for layer in traced.layers]
+    place = {name: index for index, name in enumerate(names)}
+    spans = [(min(map(place.__getitem__, group)), max(map(place.__getitem__, group))) for group in traced.together]
+    allowed = [cut for cut in range(1, len(names)) if not any(first < cut <= last for first, last in spans)]
+    if not allowed:
+        return [names]
+    wanted = [round(len(names) * part / stages) for part in range(1, stages)]
+    cuts = sorted({min(allowed, key=lambda cut: abs(cut - want)) for want in wanted})
+    return [names[start:end] for start, end in zip([0, *cuts], [*cuts, len(names)], strict=True)]
+
 
 STEPS = 2
 SAMPLES = 4
@@ -100,3 +124,28 @@ def _batch(job: Job, number: int, size: int, seed: int) -> Batch:
         count = len(train)
         indices = [(number * size + position) % count for position in range(size)]
         return collate_samples([train[index] for index in indices], job.datasets.collate)
+
+
+# The self-check of a run, at its first worker: the whole model against the plan's own stages.
+
+LARGE_BYTES = 100 << 20
+"""Weights from which on the check takes seconds, so that a line says what the workers wait for."""
+
+
+def check_at_start(plan: LaunchPlan, job: Job, traced: TracedModel, seed: int) -> None:
+    """Compare training in the plan's stages with plain training. Raises `LaunchError` for a difference."""
+    if sum(parameter.nbytes for parameter in traced.model.parameters()) >= LARGE_BYTES:
+        print_status("self-check: two training steps of the model alone and in stages")
+    trains = plan.mode == "training"
+    found = self_check(job, traced, seed=seed, free=free_bytes(), layers=plan.layers, trains=trains)
+    for line in (*([_unchecked(found.skipped)] if found.skipped else []), *found.remarks):
+        print_status(f"note: {line}")
+
+
+def say_unchecked(plan: LaunchPlan, job: Job, traced: TracedModel, seed: int) -> None:
+    """Say that nothing is compared, because the user wants it so."""
+    print_status(f"note: {_unchecked(OPTION)}")
+
+
+def _unchecked(why: str) -> str:
+    return f"not self-checked, whether the plan's stages train as the model alone does ({why})"

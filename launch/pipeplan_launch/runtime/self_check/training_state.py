@@ -10,8 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan_launch.runtime.self_check.function_state import FunctionState, hooks_of
-from pipeplan_launch.runtime.self_check.kept_values import CONSTANTS, Kept, is_users_class, keep
+from pipeplan_launch.runtime.self_check.kept_values import (
+    CONSTANTS,
+    FunctionState,
+    Kept,
+    hooks_of,
+    is_users_class,
+    keep,
+)
 from pipeplan_launch.tracing.trace import TracedModel
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))

@@ -29,7 +29,7 @@ from pipeplan.util.typed import shortened, whole_number
 from pipeplan.util.units import show_size, show_time
 from pipeplan_launch.elastic.signals import watch_signals
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.link_benchmark.config import BenchmarkSettings, MeasuredLinks, PairRates, ServerShare
+from pipeplan_launch.link_benchmark.pair_schedule import BenchmarkSettings, MeasuredLinks, PairRates, ServerShare
 from pipeplan_launch.torch_check import import_problem
 
 _HEADINGS = ("level", "joins", "link\nGbit/s", "latency", "message\nGbit/s", "±", "all-reduce\nGbit/s", "±", "sizes")
