@@ -90,7 +90,7 @@ MOST_WORKERS = 8
 
 def prepare() -> None:
     """Import all that the workers need, once."""
-    for name in ("torch._dynamo", "pipeplan_launch.worker", "pipeplan_launch.checkpoint.tensor_store"):
+    for name in ("torch._dynamo", "pipeplan_launch.worker"):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

@@ -16,7 +16,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
-from pipeplan_launch.checkpoint import checkpoint
+from pipeplan_launch.checkpoint import checkpoint, tensor_store
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, Manifest
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import write_atomically
@@ -25,8 +25,6 @@ from pipeplan_launch.job.loss_state import LOSS_PREFIX
 
 def exported_state_dict(manifest: Manifest) -> dict[str, Tensor]:
     """The model's state_dict on the CPU. Tied parameters share their memory, as in the model. Raises `LaunchError`."""
-    from pipeplan_launch.checkpoint import tensor_store
-
     names = manifest.state_dict
     if not names:
         raise LaunchError(f"{manifest.folder} does not list the names of the model's state_dict: it cannot be exported")
@@ -36,8 +34,6 @@ def exported_state_dict(manifest: Manifest) -> dict[str, Tensor]:
 
 def exported_loss(manifest: Manifest) -> dict[str, Tensor]:
     """The state_dict of the job's loss, on the CPU. Raises `LaunchError` if it has none."""
-    from pipeplan_launch.checkpoint import tensor_store
-
     of_model, prefix = set(manifest.state_dict.values()), MODEL_PREFIX + LOSS_PREFIX
     names = [one for one in manifest.tensors if one.startswith(prefix) and one[len(MODEL_PREFIX) :] not in of_model]
     if not names:

@@ -81,7 +81,7 @@ def node_from_json(content: Mapping[str, Any]) -> NetworkNode:
 
 def _import_for_workers() -> None:
     """Import the modules that workers need once, before the workers are forked from this process."""
-    for name in ("torch._dynamo", "pipeplan_launch.worker", "pipeplan_launch.checkpoint.tensor_store"):
+    for name in ("torch._dynamo", "pipeplan_launch.worker"):
         importlib.import_module(name)
     gc.collect()
     gc.freeze()

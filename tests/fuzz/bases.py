@@ -128,12 +128,12 @@ def checkpoint(run: Path, rng: random.Random) -> Path:
     position = Position(rng.randint(0, 3), rng.randint(0, 12), 12)
     folder = run / "checkpoints" / f"epoch-{position.epoch + 1:04d}-sample-{4 * position.minibatch:08d}"
     folder.mkdir(parents=True)
-    (folder / "__0_0.distcp").write_bytes(bytes(256))
+    (folder / "tensors-0.safetensors").write_bytes(bytes(256))
     tensors = {
-        f"model.{name}.weight": SavedTensor("float32", (4, 4), "__0_0.distcp", 64 * index, 64, 0)
+        f"model.{name}.weight": SavedTensor("float32", (4, 4), "tensors-0.safetensors", 0)
         for index, name in enumerate("ab")
     }
-    write_manifest(folder, position, files={"__0_0.distcp": 256}, tensors=tensors)
+    write_manifest(folder, position, files={"tensors-0.safetensors": 256}, tensors=tensors)
     return folder
 
 

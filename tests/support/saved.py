@@ -30,7 +30,6 @@ def save(
     """Write a checkpoint into a run folder, as one worker that holds everything would; returns its folder."""
     folder = checkpoint.begin_checkpoint(run)
     written = tensor_store.write_tensors(folder, tensors)
-    digests = tensor_store.write_index(folder, written)
     manifest = Manifest(
         folder=folder,
         position=position,
@@ -46,7 +45,6 @@ def save(
         optimizer=optimizer,
         tensors=written,
         files={path.name: path.stat().st_size for path in sorted(folder.iterdir())},
-        digests=digests,
     )
     return checkpoint.commit_checkpoint(run, manifest)
 
@@ -67,7 +65,7 @@ def marks(run: Path) -> dict[str, Any]:
     manifest = checkpoint.latest_checkpoint(run)
     assert manifest is not None
     content = manifest.as_json()
-    for key in ("plan", "stages", "files", "digests"):
+    for key in ("plan", "stages", "files"):
         del content[key]
     content["tensors"] = {name: (one.dtype, one.shape, one.crc32) for name, one in sorted(manifest.tensors.items())}
     return content

@@ -30,8 +30,6 @@ HUNG_AFTER_S = 60.0
 PRELOADED = (
     "torch._dynamo",
     "pipeplan_launch.worker",
-    # A worker imports these beside its start, which takes a third of all that a small one computes.
-    "pipeplan_launch.checkpoint.tensor_store",
     "torch.profiler._cupti_monitor",
     "torch.utils.serialization",
     "multiprocessing.synchronize",

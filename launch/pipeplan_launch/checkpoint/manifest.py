@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -15,7 +14,7 @@ from pipeplan_launch.files import explain_errors, finite, is_unchanged, read_fil
 from pipeplan_launch.typed_document import Amount, Finite, Natural, Positive, Text, decode, parse_json
 
 CHECKPOINT_FORMAT: Literal["pipeplan-checkpoint"] = "pipeplan-checkpoint"
-CHECKPOINT_VERSION: Literal[3] = 3
+CHECKPOINT_VERSION: Literal[4] = 4
 MANIFEST_NAME = "manifest.json"
 MODEL_PREFIX = "model."
 """Prefix of the names of parameters and buffers among the names of tensors."""
@@ -75,10 +74,6 @@ class SavedTensor:
     """Torch's name of the type, such as `float32`."""
     shape: tuple[Natural, ...]
     file: Text
-    offset: Natural
-    """Bytes from the start of the file to the tensor's archive."""
-    bytes: Natural
-    """Bytes of the archive."""
     crc32: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     """Checksum of the tensor's own bytes, in C order."""
 
@@ -123,8 +118,6 @@ class Manifest:
     tensors: dict[str, SavedTensor]
     files: dict[str, int]
     """Size in bytes of every file beside the manifest."""
-    digests: dict[str, str] = field(default_factory=dict)
-    """SHA-256, in hexadecimal digits, of the files that hold no tensors, whose checksums `tensors` has."""
 
     @property
     def finished(self) -> int:
@@ -145,7 +138,6 @@ class Manifest:
             "stages": [{"layers": list(layers)} for layers in self.stages],
             "history": asdict(self.history),
             "files": self.files,
-            "digests": self.digests,
             "state_dict": self.state_dict,
             "optimizer": self.optimizer,
             "tensors": {name: asdict(tensor) for name, tensor in self.tensors.items()},
@@ -177,7 +169,7 @@ class ManifestFile(Struct, kw_only=True):
     """A manifest.json."""
 
     format: Literal["pipeplan-checkpoint"]
-    version: Literal[3]
+    version: Literal[4]
     checksum: str
     epoch: Natural
     minibatch: Natural
@@ -193,7 +185,6 @@ class ManifestFile(Struct, kw_only=True):
     state_dict: dict[str, str]
     optimizer: OptimizerFields
     tensors: dict[str, SavedTensor]
-    digests: dict[str, str] = {}
 
     def manifest(self, folder: Path) -> Manifest:
         """The manifest of the checkpoint in a folder."""
@@ -213,12 +204,11 @@ class ManifestFile(Struct, kw_only=True):
             optimizer=self.optimizer,
             tensors=self.tensors,
             files=self.files,
-            digests=self.digests,
         )
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check a checkpoint's manifest, the sizes of its files, and the digests of those without tensors.
+    """Read and check a checkpoint's manifest and the sizes of its files.
 
     Raises `LaunchError`, which is a `DamagedCheckpoint` if the manifest or the files are not as they were written.
     """
@@ -253,12 +243,12 @@ def _check(manifest: Manifest, where: str) -> None:
         raise LaunchError(f"{where}: history: results: they must be of the epochs from 1 on")
     if manifest.finished > position.epoch + position.epoch_trained:
         raise LaunchError(f"{where}: it has the results of {manifest.finished} epochs but ends earlier: it was damaged")
-    for name in (*files, *manifest.digests):
+    for name in files:
         if Path(name).name != name:
             raise LaunchError(f"{where}: files: {name!r} is not the name of a file beside it")
     for name, tensor in manifest.tensors.items():
         # An element takes at least one bit, so no shape can ask for more memory than the file's size justifies.
-        if tensor.offset + tensor.bytes > files.get(tensor.file, -1) or math.prod(tensor.shape) > 8 * tensor.bytes:
+        if math.prod(tensor.shape) > 8 * files.get(tensor.file, -1):
             raise LaunchError(f"{where}: tensors: {name!r} does not fit into the file that it names")
 
 
@@ -270,12 +260,4 @@ def _check_files(manifest: Manifest) -> None:
         if actual != size:
             raise DamagedCheckpoint(
                 f"{path} is missing or not of the {size} bytes that {MANIFEST_NAME} says: it was damaged"
-            )
-    for name, digest in manifest.digests.items():
-        path = manifest.folder / name
-        with explain_errors(path, "reading"):
-            actual_digest = sha256(path.read_bytes()).hexdigest()
-        if actual_digest != digest:
-            raise DamagedCheckpoint(
-                f"{path} is not as it was written (its digest differs): it was damaged or exchanged"
             )

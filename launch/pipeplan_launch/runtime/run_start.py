@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -89,12 +88,10 @@ def build_own_stage(
         return None
     stage = build_stage(options, plan, groups, start.seed, start.run, engines)
     if stage.training is not None:
-        # An optimiser that cannot be saved is reported now, not at the first checkpoint. The modules for saving are
-        # imported now, so that their memory is not counted as memory of training.
+        # An optimiser that cannot be saved is reported now, not at the first checkpoint.
         for one in stage.every:
             assert one.training is not None
             optimizer_state(one.training.optimizer, one.training.updated)
-        importlib.import_module("pipeplan_launch.checkpoint.tensor_store")
     if start.checkpoint is None and options.weights is not None:
         for one in stage.every:
             division = None if one.training is None else one.training.divided

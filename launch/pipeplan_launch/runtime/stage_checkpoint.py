@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeplan_launch.checkpoint import checkpoint, optimizer_state
+from pipeplan_launch.checkpoint import checkpoint, optimizer_state, tensor_store
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position, SavedTensor, read_manifest
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import process_groups
@@ -40,10 +40,6 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
 
     Raises `LaunchError`, and leaves no half-written checkpoint.
     """
-    from pipeplan_launch.checkpoint import (
-        tensor_store,  # importing DCP takes long, which the start of a run need not wait for
-    )
-
     place = stage.place
     leader = place.plan.active[0]
     is_leader = place.rank == leader
@@ -112,8 +108,6 @@ def _write_divided(states: Sequence[_StageState], folder: Path, member: int) -> 
 
     The replicas of a stage share the work, and call this together. Raises `LaunchError`.
     """
-    from pipeplan_launch.checkpoint import tensor_store
-
     written: dict[str, SavedTensor] = {}
     failure: LaunchError | None = None
     numbers = count()
@@ -141,10 +135,7 @@ def _commit(stage: WorkerStage, run: Path, position: Position, history: History,
     """
     place, sizes, folder = stage.place, stage.train_sizes, run / checkpoint.PARTIAL_CHECKPOINT
     assert sizes is not None
-    from pipeplan_launch.checkpoint import tensor_store
-
     tensors = {name: tensor for _, written in parts for name, tensor in sorted(written.items())}
-    digests = tensor_store.write_index(folder, tensors)
     with explain_errors(folder, "reading"):
         files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     manifest = Manifest(
@@ -164,7 +155,6 @@ def _commit(stage: WorkerStage, run: Path, position: Position, history: History,
         ),
         tensors=tensors,
         files=files,
-        digests=digests,
     )
     for tensor in manifest.tensors.values():
         if tensor.file not in files:
@@ -193,8 +183,6 @@ def restore_stages(stage: WorkerStage, folder: Path) -> Manifest:
 
 
 def _restore_stage(stage: WorkerStage, manifest: Manifest, folder: Path) -> None:
-    from pipeplan_launch.checkpoint import tensor_store
-
     training = stage.training
     assert training is not None
     load_weights(manifest, stage.place.program, training.divided)
@@ -219,8 +207,6 @@ def load_weights(manifest: Manifest, program: Program, division: DividedState | 
 
     Raises `LaunchError`.
     """
-    from pipeplan_launch.checkpoint import tensor_store
-
     state = model_state(program)
     optional = {MODEL_PREFIX + name for name in getattr(program, "unread", ())} - manifest.tensors.keys()
     parts = [] if division is None else [name for name, one in state.items() if division.is_divided(one, {})]

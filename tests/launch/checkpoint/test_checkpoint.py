@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from saved import model_of, rewrite, save
 from torch import Tensor
 
@@ -113,7 +114,7 @@ def test_a_write_cut_off_at_any_byte(tmp_path: Path, killed: bool) -> None:
     """The kernel refuses every byte of a file from the n-th on, and ends the process or only says so."""
     before = save(tmp_path, tensors(1.0))
     sizes = {path.name: path.stat().st_size for path in before.iterdir()}
-    for limit in (0, 1, 100, 700, sizes[".metadata"] - 1, *range(1500, max(sizes.values()), 900)):
+    for limit in (0, 1, 100, 700, *range(1500, max(sizes.values()), 900)):
         child = os.fork()
         if child == 0:
             _save_within(tmp_path, limit, killed)
@@ -159,11 +160,11 @@ def _refusal(run: Path) -> str | None:
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     """Missing, cut off anywhere, or with any byte of a tensor changed."""
     folder = save(tmp_path, tensors())
-    (data,) = folder.glob("*.distcp")
+    (data,) = folder.glob("*.safetensors")
     whole = data.read_bytes()
     for length in range(0, len(whole), 97):
         data.write_bytes(whole[:length])
-        with pytest.raises(LaunchError, match=r"distcp is missing or not of the \d+ bytes"):
+        with pytest.raises(LaunchError, match=r"safetensors is missing or not of the \d+ bytes"):
             latest(tmp_path)
     data.unlink()
     with pytest.raises(LaunchError, match="is missing"):
@@ -175,24 +176,6 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         refused += line is not None
         assert line is None or re.fullmatch(rf"{re.escape(str(data))} (is|does) .*: it was damaged or exchanged", line)
     assert refused > 30
-
-
-@pytest.mark.parametrize("damage", ["flipped", "cut", "absent", "another's"])
-def test_a_damaged_index_is_refused_before_torchs_tools_trust_it(tmp_path: Path, damage: str) -> None:
-    """`.metadata` is a pickle that torch's own tools read. Each damage keeps its size where that can be."""
-    other = save(tmp_path / "other", {f"{MODEL_PREFIX}b": torch.ones(300, 3)})
-    index = save(tmp_path / "own", tensors()) / ".metadata"
-    whole = index.read_bytes()
-    changed = {
-        "flipped": whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:],
-        "cut": whole[:-1],
-        "another's": (other / ".metadata").read_bytes()[: len(whole)].ljust(len(whole), b"."),
-    }
-    index.unlink()
-    if damage in changed:
-        index.write_bytes(changed[damage])
-    with pytest.raises(LaunchError, match=r"\.metadata is .*: it was damaged.*; name an earlier checkpoint"):
-        latest(tmp_path / "own")
 
 
 def test_a_damaged_manifest_is_one_line(tmp_path: Path) -> None:
@@ -238,7 +221,7 @@ def test_every_flipped_bit_of_a_manifest_is_refused(tmp_path: Path) -> None:
 def test_the_one_before_takes_the_place_of_a_damaged_one(tmp_path: Path, damage: str) -> None:
     before = [save(tmp_path, tensors(), Position(0, number, 10)) for number in (1, 2)][-1]
     last = save(tmp_path, tensors(), Position(0, 3, 10))
-    path = last / "manifest.json" if damage == "manifest" else next(last.glob("*.distcp"))
+    path = last / "manifest.json" if damage == "manifest" else next(last.glob("*.safetensors"))
     path.write_bytes(path.read_bytes()[:-1])
     notes: list[str] = []
     found = checkpoint.latest_checkpoint(tmp_path, notes.append)
@@ -266,7 +249,7 @@ def test_files_that_were_exchanged_are_noticed(tmp_path: Path) -> None:
     """Of the same size and the same tensors, by name."""
     one = save(tmp_path, tensors(1.0), Position(0, 1, 10))
     two = save(tmp_path, tensors(2.0), Position(0, 2, 10))
-    (first,), (second,) = one.glob("*.distcp"), two.glob("*.distcp")
+    (first,), (second,) = one.glob("*.safetensors"), two.glob("*.safetensors")
     assert first.stat().st_size == second.stat().st_size
     second.write_bytes(first.read_bytes())
     with pytest.raises(LaunchError, match=r"does not hold the values written for .*: it was damaged or exchanged"):
@@ -278,38 +261,27 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
-def _pickled(size: int, _manifest: Manifest) -> bytes:
+def _pickled(size: int) -> bytes:
     return pickle.dumps(Bomb(), protocol=2).ljust(size, b"\0")
 
 
-def _archived(size: int, _manifest: Manifest) -> bytes:
+def _archived(size: int) -> bytes:
     buffer = io.BytesIO()
     torch.save(Bomb(), buffer)
     return buffer.getvalue().ljust(size, b"\0")
 
 
-def _in_place_of_every_tensor(size: int, manifest: Manifest) -> bytes:
-    """At the very places that the manifest names."""
-    content = bytearray(size)
-    buffer = io.BytesIO()
-    torch.save([Bomb()], buffer)
-    for saved in manifest.tensors.values():
-        content[saved.offset : saved.offset + saved.bytes] = buffer.getvalue().ljust(saved.bytes, b"\0")[: saved.bytes]
-    return bytes(content[:size])
-
-
-@pytest.mark.parametrize("plant", [_pickled, _archived, _in_place_of_every_tensor])
+@pytest.mark.parametrize("plant", [_pickled, _archived])
 @pytest.mark.parametrize("padded", [True, False])
 def test_loading_runs_no_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[int, Manifest], bytes], padded: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[int], bytes], padded: bool
 ) -> None:
     """Whichever file holds a pickle that would run something: one line, or the file is not read at all."""
     monkeypatch.chdir(tmp_path)
     folder = save(tmp_path, {**tensors(), f"{MODEL_PREFIX}large": torch.zeros(2000)})
-    manifest = latest(tmp_path)
     for path in sorted(folder.iterdir()):
         whole = path.read_bytes()
-        bomb = plant(len(whole), manifest)
+        bomb = plant(len(whole))
         path.write_bytes(bomb if padded else bomb.rstrip(b"\0"))
         with pytest.raises(LaunchError, match=rf"^{re.escape(str(folder))}") as caught:
             model_of(latest(tmp_path))
@@ -317,7 +289,7 @@ def test_loading_runs_no_code(
         assert "weights_only" not in str(caught.value)
         path.write_bytes(whole)
         assert not Path("exploded").exists()
-    pickle.loads(_pickled(0, manifest))
+    pickle.loads(_pickled(0))
     assert Path("exploded").exists(), "the bomb is one"
 
 
@@ -327,12 +299,10 @@ def test_a_manifest_that_calls_a_tensor_what_it_is_not(tmp_path: Path, caplog: p
     for change, message in (
         ({"dtype": "load"}, "of dtype 'load', which no parameter can have"),
         ({"dtype": "quint8"}, "of dtype 'quint8', which no parameter can have"),
-        ({"dtype": "float64"}, "does not hold the values written|mismatch|reading"),
+        ({"dtype": "float64"}, "does not hold the values written"),
         ({"shape": [10**9, 10**9]}, "does not fit into the file"),
-        ({"shape": [3, 300]}, "reading .* failed|does not hold|is no archive"),
+        ({"shape": [3, 300]}, "does not hold the values written"),
         ({"file": "../../x"}, "does not fit into the file"),
-        ({"offset": 10**9}, "does not fit into the file"),
-        ({"bytes": 10}, "does not fit into the file"),
         ({"crc32": 1}, "was damaged or exchanged"),
     ):
         changed = json.loads(json.dumps(content))
@@ -397,14 +367,24 @@ def test_tensors_are_taken_into_other_dtypes_and_strides(tmp_path: Path) -> None
     assert last.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_torchs_own_tools_read_it(tmp_path: Path) -> None:
-    """`.metadata` is there for them."""
-    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-
+def test_safetensors_reads_it(tmp_path: Path) -> None:
     folder = save(tmp_path, tensors(3.0))
-    dcp_to_torch_save(folder, tmp_path / "all.pt")
-    found = torch.load(tmp_path / "all.pt", weights_only=True)
+    found = load_file(folder / "tensors-0.safetensors")
     assert torch.equal(found[f"{MODEL_PREFIX}a"], torch.full((300, 3), 3.0))
+
+
+def test_tensors_of_every_kind_come_back(tmp_path: Path) -> None:
+    """Also those that share memory, and numbers that safetensors does not have."""
+    base = torch.arange(12.0)
+    kinds = [torch.bool, torch.int8, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn]
+    saved = {f"{MODEL_PREFIX}{kind}": base.to(kind) for kind in (*kinds, torch.complex64, torch.complex128)}
+    saved |= {"all": base, "same": base, "part": base[3:6], "strided": base[::2], "none": base[:0]}
+    saved |= {"conjugate": saved[f"{MODEL_PREFIX}torch.complex128"].mul(1j).conj(), "number": torch.tensor(2 + 1j)}
+    save(tmp_path, saved)
+    found = tensor_store.load_tensors(latest(tmp_path), saved)
+    for name, tensor in saved.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert torch.equal(found[name].resolve_conj().to(torch.complex128), tensor.to(torch.complex128)), name
 
 
 def test_no_room_to_write_in_is_one_line(tmp_path: Path) -> None:

@@ -303,18 +303,20 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_full_for_one_worker_is_one_line(tmp_path: Path) -> None:
     """The others learn of it; the checkpoint before is whole, and nothing of the new one is left."""
-    train(tmp_path, TOY, [2, 1], "--epochs", "1")
+    few = replace(TOY, samples=8)  # so few that the files of metrics stay smaller than the tensors
+    train(tmp_path, few, [2, 1], "--epochs", "1")
     before = checkpoint.complete_checkpoints(tmp_path / "run")
-    limiter = threading.Thread(target=_limit_file_size, args=(tmp_path / "worker-1.pid", 9000))
+    limiter = threading.Thread(target=_limit_file_size, args=(tmp_path / "worker-1.pid", 1500))
     (tmp_path / "worker-1.pid").unlink()
     limiter.start()
-    statuses, said = launch(tmp_path, TOY, [2, 1], "--epochs", "2", "--resume")
+    statuses, said = launch(tmp_path, few, [2, 1], "--epochs", "2", "--resume")
     limiter.join()
     assert statuses == [2, 2, 2]
     (line,) = [line for line in said.splitlines() if line.startswith("error")]
-    assert line == f"error: writing {tmp_path}/run/{checkpoint.PARTIAL_CHECKPOINT} failed: File too large"
+    written = tmp_path / "run" / checkpoint.PARTIAL_CHECKPOINT / "tensors-1.safetensors"
+    assert line == f"error: writing {written} failed: File too large"
     assert checkpoint.complete_checkpoints(tmp_path / "run") == before
-    assert checkpoint.find_checkpoint(before[0]).position == Position(0, 20, 20)
+    assert checkpoint.find_checkpoint(before[0]).position == Position(0, 4, 4)
     assert not (tmp_path / "run" / checkpoint.PARTIAL_CHECKPOINT).exists()
 
 
@@ -334,13 +336,13 @@ def test_a_run_becomes_a_state_dict(tmp_path: Path, whole: Path) -> None:
     expected = model_of(manifest)
     assert list(content) == [name for state in (*initial(), *initial_buffers()) for name in state]
     assert content.keys() == expected.keys()
-    assert {one.file for one in manifest.tensors.values()} == {f"__{rank}_0.distcp" for rank in range(3)}
+    assert {one.file for one in manifest.tensors.values()} == {f"tensors-{rank}.safetensors" for rank in range(3)}
     assert all(torch.equal(value, expected[name]) for name, value in content.items())
 
 
 def _damage(folder: Path) -> None:
     """Lose what the worker of the last stage wrote."""
-    (path,) = folder.glob("__2_*.distcp")
+    (path,) = folder.glob("tensors-2*.safetensors")
     path.write_bytes(bytes(path.stat().st_size))
 
 

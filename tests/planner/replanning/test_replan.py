@@ -118,8 +118,8 @@ def _checkpoint(run: str, name: str, epoch: int = 0, minibatch: int = 5, **chang
     """A complete checkpoint of one file of three bytes."""
     folder = Path(run, "checkpoints", name)
     folder.mkdir(parents=True)
-    (folder / "__0_0.distcp").write_text("abc")
-    write_manifest(folder, Position(epoch, minibatch, 9), **({"files": {"__0_0.distcp": 3}} | changes))
+    (folder / "tensors-0.safetensors").write_text("abc")
+    write_manifest(folder, Position(epoch, minibatch, 9), **({"files": {"tensors-0.safetensors": 3}} | changes))
     return folder / "manifest.json"
 
 
@@ -225,7 +225,9 @@ def test_a_damaged_checkpoint_is_left_out(run: Run) -> None:
     _solve(run)
     _checkpoint("plan/runs/a", "epoch-0001-sample-00000040")
     _checkpoint("plan/runs/b", "epoch-0001-sample-00000040", epoch=1)
-    _checkpoint("plan/runs/b", "epoch-0001-sample-00000080", files={"__0_0.distcp": 3, "__1_0.distcp": 3})
+    _checkpoint(
+        "plan/runs/b", "epoch-0001-sample-00000080", files={"tensors-0.safetensors": 3, "tensors-1.safetensors": 3}
+    )
     cut_off = _checkpoint("plan/runs/b", "epoch-0001-sample-00000120")
     cut_off.write_text('{"format": ')
     flipped = _checkpoint("plan/runs/b", "epoch-0001-sample-00000160")
@@ -236,11 +238,11 @@ def test_a_damaged_checkpoint_is_left_out(run: Run) -> None:
     start = next(number for number, line in enumerate(lines) if line.startswith("Left out: "))
     assert "epoch-0001-sample-00000160/manifest.json is not as it was written" in lines[start]
     assert "epoch-0001-sample-00000120/manifest.json cannot be read" in lines[start + 1]
-    assert "epoch-0001-sample-00000080/__1_0.distcp is missing" in lines[start + 2]
+    assert "epoch-0001-sample-00000080/tensors-1.safetensors is missing" in lines[start + 2]
     assert lines[start + 3].startswith("Last checkpoint: plan/runs/b/checkpoints/epoch-0001-sample-00000040,")
     # The run's latest is not the one, so that it is named itself.
     assert lines[start + 5].endswith("--resume-from plan/runs/b/checkpoints/epoch-0001-sample-00000040")
-    Path("plan/runs/b/checkpoints/epoch-0001-sample-00000040/__0_0.distcp").write_text("")
+    Path("plan/runs/b/checkpoints/epoch-0001-sample-00000040/tensors-0.safetensors").write_text("")
     found = _replan(run, "--lost", "server0", "--no-write", *QUICK)["checkpoint"]
     assert (found["run"], len(found["damaged"])) == ("plan/runs/a", 4)
     said = _refused(run, "--lost", "server0", "-o", "other", "--run", "plan/runs/b")
