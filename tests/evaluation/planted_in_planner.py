@@ -219,7 +219,7 @@ PLANNER = (
     ),
     (
         "gradients are one update older",
-        P + "plan/averaging_options.py",
+        P + "plan/updates.py",
         "plan.versions(index) - 1",
         "plan.versions(index)",
         (T + "plan", T + "planning"),
