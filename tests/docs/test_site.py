@@ -66,6 +66,27 @@ def test_links_lead_to_files_and_headings_that_there_are(page: Path) -> None:
             assert anchor in _anchors(file), f"{page.name}: {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_source_files_that_a_page_names_exist(page: Path) -> None:
+    for name in re.findall(
+        r"\b(?:tests|planner|launch|templates|profiles)/[\w/.-]+\.\w+", page.read_text(encoding="utf-8")
+    ):
+        assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+def test_the_journeys_name_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for title, package in (
+        ("From a profile to a plan", "planner/pipeplan"),
+        ("From launch.sh to one training step", "launch/pipeplan_launch"),
+    ):
+        journey = text.partition(f"### {title}\n")[2].partition("\n### ")[0]
+        names = re.findall(r"`([\w/]+(?:\.py|/))`", journey)
+        assert len(names) > 15
+        for name in names:
+            assert (ROOT / package / name).exists() or (ROOT / name).exists(), f"{title}: {name}"
+
+
 def test_every_page_has_its_place_in_the_site() -> None:
     _, _, nav = CONFIG.read_text(encoding="utf-8").partition("\nnav:\n")
     listed = re.findall(r"- (?:[^:\n]+: )?([\w/.-]+\.md)$", nav, re.MULTILINE)
@@ -80,7 +101,7 @@ def test_every_page_is_linked_from_another() -> None:
         for target in _links(page)
         if not target.startswith("#")
     }
-    assert {page for page in DOCS.rglob("*.md")} - linked <= {DOCS / "index.md"}
+    assert set(DOCS.rglob("*.md")) - linked <= {DOCS / "index.md"}
 
 
 @pytest.fixture(scope="module")
