@@ -1,6 +1,6 @@
 """The files of a run folder, as their types state them: `summary.json` and timelines. Torch-free.
 
-docs/executor.md describes the fields. Fields with a default may be missing in files of older versions.
+docs/file-formats.md describes the fields. Fields with a default may be missing in files of older versions.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ def test_all_pages_are_listed_with_their_titles(run: Run) -> None:
 
 
 def test_a_page_is_printed_as_it_is(run: Run) -> None:
-    text = (ROOT / "docs" / "how-to" / "slurm.md").read_text(encoding="utf-8")
-    for name in ("how-to/slurm", "docs/how-to/slurm.md"):
+    text = (ROOT / "docs" / "servers.md").read_text(encoding="utf-8")
+    for name in ("servers", "docs/servers.md"):
         assert run("docs", name).out == text
-    assert json.loads(run("docs", "how-to/slurm", "--json").out)["text"] == text
+    assert json.loads(run("docs", "servers", "--json").out)["text"] == text
 
 
 def test_an_unknown_page_is_one_line(run: Run) -> None:
