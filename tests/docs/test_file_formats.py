@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from pipeplan.api import read_profile
 from pipeplan.cluster_data import cluster_toml as clusters
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.plan.plan import Plan, Stage
@@ -21,6 +22,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Provenance, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder, plan_json
+from pipeplan_launch.job_reference import JobFile
 from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction, StagePlacement
 from pipeplan_launch.plan.stage_files import load_plan
 
@@ -47,47 +49,38 @@ WRITTEN_AS = {
 }
 
 
-def example(title: str, language: str = "json") -> str:
-    """The one fenced block of a language in the section with this title."""
+def example(title: str) -> str:
+    """The one block of TOML in the section with this title."""
     sections = re.split(r"^## ", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
     section = next(text for text in sections if text.startswith(title))
-    blocks = re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL)
-    assert len(blocks) == 1, f"section {title!r} has {len(blocks)} blocks of {language}"
+    blocks = re.findall(r"```toml\n(.*?)```", section, re.DOTALL)
+    assert len(blocks) == 1, f"section {title!r} has {len(blocks)} blocks of TOML"
     return str(blocks[0])
 
 
 @pytest.fixture
-def profile(tmp_path: Path) -> Profile:
-    path = tmp_path / "profile.json"
-    path.write_text(example("profile.json"), encoding="utf-8")
-    return Profile.load(path)
+def profile() -> Profile:
+    """A bundled profile, as if `pipeplan profile translate.py:build` had written it into the project."""
+    job = JobFile(f"{PROJECT}/translate.py", "sha256:5f0b")
+    loaded = replace(read_profile("mnist-v100"), model_ref=f"{PROJECT}/translate.py:build", model_file=job)
+    return replace(loaded, file=str(PROJECT / "profile.json"))
 
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     path = tmp_path / "lab.toml"
-    path.write_text(example("Cluster files", "toml"), encoding="utf-8")
+    path.write_text(example("Cluster files"), encoding="utf-8")
     return clusters.read_cluster(path)
 
 
 @pytest.fixture
 def outcome(profile: Profile, cluster: Cluster) -> Outcome:
-    """What solving the example profile on the example cluster gives."""
-    return solve(Problem(in_its_project(profile), cluster, Options()))
-
-
-def in_its_project(profile: Profile) -> Profile:
-    """The example profile, as if it were read in the folder that it names."""
-    return replace(profile, file=str(PROJECT / "profile.json"), model_ref=f"{PROJECT}/translate.py:build")
-
-
-def test_the_profile_is_written_as_it_was_read(profile: Profile, tmp_path: Path) -> None:
-    profile.save(tmp_path / "again.json")
-    assert json.loads((tmp_path / "again.json").read_text()) == json.loads(example("profile.json"))
+    """What solving a profile on the example cluster gives."""
+    return solve(Problem(profile, cluster, Options()))
 
 
 def test_the_cluster_says_everything_a_cluster_can(cluster: Cluster) -> None:
-    text = example("Cluster files", "toml")
+    text = example("Cluster files")
     assert cluster.workers == 4
     assert cluster.servers == 2
     for kind in (Device, Level):
@@ -97,7 +90,7 @@ def test_the_cluster_says_everything_a_cluster_can(cluster: Cluster) -> None:
 
 
 def test_the_servers_that_differ_are_read_and_say_everything(tmp_path: Path) -> None:
-    text = example("Servers that differ", "toml")
+    text = example("Servers that differ")
     path = tmp_path / "mixed.toml"
     path.write_text(text, encoding="utf-8")
     mixed = clusters.read_cluster(path)
@@ -138,9 +131,10 @@ def test_every_field_of_the_dataclasses_is_described(title: str, kinds: tuple[ty
             assert f"`{name}`" in text or f"`{field.name}`" in text, f"{kind.__name__}.{field.name}"
 
 
-def test_every_field_of_the_documents_is_described(outcome: Outcome) -> None:
+def test_every_field_of_the_documents_is_described(profile: Profile, outcome: Outcome, tmp_path: Path) -> None:
+    profile.save(tmp_path / "profile.json")
     documents = {
-        "profile.json": json.loads(example("profile.json")),
+        "profile.json": json.loads((tmp_path / "profile.json").read_text(encoding="utf-8")),
         "plan.json": json.loads(json.dumps(plan_json.plan_document(outcome, PLAN))),
         "stages/stage-N.json": plan_json.stage_documents(outcome, PLAN)[0],
     }
