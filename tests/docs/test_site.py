@@ -19,6 +19,7 @@ DOCS = ROOT / "docs"
 CONFIG = DOCS / "site" / "mkdocs.yml"
 PAGES = [*pages(), ROOT / "CONTRIBUTING.md"]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"\b(?:planner|launch|tests|templates|profiles)/[a-z0-9_/.-]*\.[a-z0-9]+\b")
 LOADED = re.compile(
     r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href|data-src)=[\"']?([^\"'\s>]+)", re.IGNORECASE
 )
@@ -64,6 +65,12 @@ def test_links_lead_to_files_and_headings_that_there_are(page: Path) -> None:
             assert file.is_relative_to(DOCS), f"{page.name}: {target} is not in docs/"
         if anchor and file.suffix == ".md":
             assert anchor in _anchors(file), f"{page.name}: {target}"
+
+
+def test_the_code_that_a_page_names_is_there() -> None:
+    for page in PAGES:
+        for path in CODE.findall(page.read_text(encoding="utf-8")):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
 
 
 def test_every_page_has_its_place_in_the_site() -> None:
