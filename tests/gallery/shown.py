@@ -24,8 +24,8 @@ AFTER = (
     "bound by ",
     "measured on ",
     "first cause: ",
-    "minibatch 32, on ",
-    "minibatch 4, on ",
+    "microbatch 32, on ",
+    "microbatch 4, on ",
     "run folder",
 )
 """What a line has behind these depends on the machine."""
