@@ -30,7 +30,7 @@ class ScheduleTraits:
     splits: bool = False
     """Whether gradients of the weights have a pass of their own."""
     virtual: bool = False
-    """Whether workers run several stages each (docs/virtual-stages.md)."""
+    """Whether workers run several stages each (docs/schedules.md)."""
     corrected: bool = False
     """Whether a plan may correct updates from old gradients."""
 
