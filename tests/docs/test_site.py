@@ -86,6 +86,18 @@ def test_the_journeys_name_files_that_exist() -> None:
             assert (ROOT / package / name).exists() or (ROOT / name).exists(), f"{title}: {name}"
 
 
+def test_the_pages_and_sections_that_the_code_names_are_there() -> None:
+    for folder in ("planner", "launch", "templates", "profiles"):
+        for file in (ROOT / folder).rglob("*.*"):
+            if file.suffix in (".py", ".j2", ".toml"):
+                text = " ".join(file.read_text(encoding="utf-8").split())
+                for page, sections in re.findall(r"docs/([\w/-]+\.md)((?:(?:,| and) \"[A-Z][^\"]+\")*)", text):
+                    assert (DOCS / page).is_file(), f"{file.name}: {page}"
+                    titles = re.findall(r"^#+ (.*)$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
+                    for section in re.findall(r'"([^"]+)"', sections):
+                        assert section.rstrip(".,") in titles, f"{file.name}: {page}, {section}"
+
+
 def test_every_page_has_its_place_in_the_site() -> None:
     _, _, nav = CONFIG.read_text(encoding="utf-8").partition("\nnav:\n")
     listed = re.findall(r"- (?:[^:\n]+: )?([\w/.-]+\.md)$", nav, re.MULTILINE)
