@@ -3,7 +3,7 @@
     python tests/benchmarks/reproduce_table1.py [--reference FOLDER] [--rows NAME,…] [-o table1.md]
 
 FOLDER (or the environment variable PIPEPLAN_REFERENCE) holds PipeDream's published profiles, `pipedream/vgg16.txt` and
-so on; estimated profiles take the place of those that are missing. docs/table1.md explains the table.
+so on; estimated profiles take the place of those that are missing. docs/evidence/table1.md explains the table.
 """
 
 from __future__ import annotations

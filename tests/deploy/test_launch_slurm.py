@@ -67,7 +67,7 @@ def plan(tmp_path: Path) -> Path:
 def test_the_page_of_slurm(slurm: Slurm, plan: Path) -> None:
     """The commands of the page except solving, which `small_plan` does. Only the first job runs."""
     environment = slurm.environment | {"PATH": f"{Path(sys.executable).parent}:{slurm.environment['PATH']}"}
-    for commands in page_blocks("how-to/slurm.md"):
+    for commands in page_blocks("test_launch_slurm.py"):
         script = "\n".join(line for line in commands if not line.startswith("pipeplan solve"))
         script = script.replace("sbatch --partition=debug", "sbatch --test-only --partition=debug")
         done = subprocess.run(

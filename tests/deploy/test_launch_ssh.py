@@ -74,7 +74,7 @@ class Script:
 def test_the_page_of_ssh(sshd: Sshd, folder: Path, tmp_path: Path) -> None:
     """The commands of the page except solving, which `small_plan` does. The copies go to another folder."""
     (folder / "README.txt").write_text("to copy")
-    first, second = page_blocks("how-to/ssh.md")
+    first, second = page_blocks("test_launch_ssh.py")
     for commands, run in ((first, None), (second, folder / "run")):
         if run:
             (folder / "hosts.txt").write_text(HOST_FILE.replace("=b", f"=b folder={tmp_path}/there"))

@@ -122,7 +122,7 @@ def _launcher() -> list[str]:
     return [
         "## launch.sh\n",
         "```text\nPLAN_FOLDER/launch.sh [OPTIONS]\n```\n",
-        "Runs the plan, as [the executor's page](../executor.md) describes. The file is the same on every server.\n",
+        "Runs the plan, as [Run a plan](../running.md) describes. The file is the same on every server.\n",
         "| option | |\n|---|---|\n" + "\n".join(rows) + "\n",
     ]
 

@@ -38,7 +38,7 @@ FOLDERS = {
     "trained": f"plan/launch.sh --epochs 2 --run-dir {RUN}",
 }
 """What a block finds when it is run, each with all that those before it have, and what makes it of them."""
-WRONG_ON_PURPOSE = ("mistakes.md",)
+WRONG_ON_PURPOSE = ("errors.md",)
 """Pages with tests of their own, whose commands in sentences are what people mistype."""
 ALL = [block for page in pages() for block in shell_blocks(page)]
 SECONDS = 300

@@ -19,6 +19,7 @@ DOCS = ROOT / "docs"
 CONFIG = DOCS / "site" / "mkdocs.yml"
 PAGES = [*pages(), ROOT / "CONTRIBUTING.md"]
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"\b(?:planner|launch|tests|templates|profiles)/[a-z0-9_/.-]*\.[a-z0-9]+\b")
 LOADED = re.compile(
     r"<(?:script|link|img|iframe|source)\b[^>]*?(?:src|href|data-src)=[\"']?([^\"'\s>]+)", re.IGNORECASE
 )
@@ -66,17 +67,56 @@ def test_links_lead_to_files_and_headings_that_there_are(page: Path) -> None:
             assert anchor in _anchors(file), f"{page.name}: {target}"
 
 
+def test_the_code_that_a_page_names_is_there() -> None:
+    for page in PAGES:
+        for path in CODE.findall(page.read_text(encoding="utf-8")):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
+
+
+def test_the_journeys_name_files_that_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for title, package in (
+        ("From a profile to a plan", "planner/pipeplan"),
+        ("From launch.sh to one training step", "launch/pipeplan_launch"),
+    ):
+        journey = text.partition(f"### {title}\n")[2].partition("\n### ")[0]
+        names = re.findall(r"`([\w/]+(?:\.py|/))`", journey)
+        assert len(names) > 15
+        for name in names:
+            assert (ROOT / package / name).exists() or (ROOT / name).exists(), f"{title}: {name}"
+
+
+def test_the_pages_and_sections_that_the_code_names_are_there() -> None:
+    for folder in ("planner", "launch", "templates", "profiles"):
+        for file in (ROOT / folder).rglob("*.*"):
+            if file.suffix in (".py", ".j2", ".toml"):
+                text = " ".join(file.read_text(encoding="utf-8").split())
+                for page, sections in re.findall(r"docs/([\w/-]+\.md)((?:(?:,| and) \"[A-Z][^\"]+\")*)", text):
+                    assert (DOCS / page).is_file(), f"{file.name}: {page}"
+                    titles = re.findall(r"^#+ (.*)$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
+                    for section in re.findall(r'"([^"]+)"', sections):
+                        assert section.rstrip(".,") in titles, f"{file.name}: {page}, {section}"
+
+
 def test_every_page_has_its_place_in_the_site() -> None:
     _, _, nav = CONFIG.read_text(encoding="utf-8").partition("\nnav:\n")
     listed = re.findall(r"- (?:[^:\n]+: )?([\w/.-]+\.md)$", nav, re.MULTILINE)
     assert sorted(listed) == sorted(set(listed))
-    assert set(listed) == {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
+    evidence = {page for page in pages if page.startswith("evidence/")}
+    assert set(listed) == pages - evidence
+    entry = (DOCS / "evidence" / "index.md").read_text(encoding="utf-8")
+    assert all(f"]({Path(page).name})" in entry for page in evidence - {"evidence/index.md"})
 
 
-def test_how_to_pages_are_found_from_their_entry() -> None:
-    entry = (DOCS / "how-to" / "index.md").read_text(encoding="utf-8")
-    for page in (DOCS / "how-to").glob("*.md"):
-        assert page.name == "index.md" or f"({page.name}" in entry, f"{page.name} is not in how-to/index.md"
+def test_every_page_is_linked_from_another() -> None:
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in DOCS.rglob("*.md")
+        for target in _links(page)
+        if not target.startswith("#")
+    }
+    assert set(DOCS.rglob("*.md")) - linked <= {DOCS / "index.md"}
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,7 @@ from pipeplan.sweeps.points import SweepPoint, SweptQuestion
 from pipeplan.sweeps.rows import SweepRow, row_records
 from pipeplan.sweeps.sweep import PointAnswer
 
-LONG = ("pipeplan explain --cluster A --microbatch",)
-"""Takes seconds, and is of a kind that another transcript shows."""
-SECONDS = ("pipeplan explain --cluster A --spread", "pipeplan sweep")
+SECONDS = ("pipeplan explain", "pipeplan sweep")
 """Take seconds: run with the other commands of the documents. What is in them has tests of its own."""
 
 
@@ -26,11 +24,7 @@ SECONDS = ("pipeplan explain --cluster A --spread", "pipeplan sweep")
         pytest.param(
             page,
             *found,
-            marks=pytest.mark.slow
-            if found[0].startswith(LONG)
-            else pytest.mark.site
-            if found[0].startswith(SECONDS)
-            else (),
+            marks=pytest.mark.site if found[0].startswith(SECONDS) else (),
         )
         for page in PAGES
         for found in transcripts(page)
@@ -41,7 +35,7 @@ def test_the_page_shows_what_the_command_prints(page: str, command: str, shown: 
 
 
 def test_every_column_of_a_sweep_is_described(row_of_a_sweep: dict[str, object]) -> None:
-    text = (DOCS / "sweep.md").read_text(encoding="utf-8")
+    text = (DOCS / "choice.md").read_text(encoding="utf-8")
     for name in row_of_a_sweep:
         assert f"`{name}`" in text or name.startswith("bandwidth_"), name
 

@@ -15,7 +15,7 @@ from unittest import mock
 from pipeplan.cli import main as command_line
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGES = ("explain.md", "profiles.md", "sweep.md")
+PAGES = ("choice.md", "profile.md")
 BLOCK = re.compile(r"```console\n\$ (pipeplan [^\n]*)\n(.*?)```", re.DOTALL)
 
 

@@ -4,7 +4,7 @@
 
 FOLDER receives the profiles, which are made once, and the answer and plan.json of each row. `--only` takes a pattern,
 such as `llama3_8b/*/2048`, and may be repeated. `--show` prints the rows that are in FOLDER and solves nothing.
-Every row is one `pipeplan solve` in a process of its own. docs/expert-table.md has the table, and what is assumed.
+Every row is one `pipeplan solve` in a process of its own. docs/evidence/expert.md has the table, and what is assumed.
 """
 
 from __future__ import annotations

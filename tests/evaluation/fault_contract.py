@@ -1,6 +1,6 @@
 """Faults, the executor's promises about them, and the check whether a replay kept them.
 
-A fault is written `kill:worker3@20`, `cut:server1` or `flap:server1:3s@5s`. The promises are in docs/executor.md,
+A fault is written `kill:worker3@20`, `cut:server1` or `flap:server1:3s@5s`. The promises are in docs/running.md,
 "Faults and restarts". Times are seconds of the emulation, including `--timeout`.
 """
 

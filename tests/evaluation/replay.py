@@ -1,4 +1,4 @@
-"""Runs a plan on emulated servers of this machine, and compares it with its predictions. docs/replay.md.
+"""Runs a plan on emulated servers of this machine, and compares it with its predictions. docs/evidence/replay.md.
 
     PYTHONPATH=tests/support python tests/evaluation/replay.py [PLAN] [--seconds 20] [--fault KIND[:WHERE][@WHEN]]
         [--timeout S] [--profile FILE] [--keep FOLDER] [--json]

@@ -1,4 +1,4 @@
-"""Transcripts of a page of the gallery: the commands in them, and whether what they print is what the page shows.
+"""Transcripts of the gallery's page: the commands in them, and whether what they print is what the page shows.
 
 An ellipsis on a line by itself stands for lines that the page leaves out. What comes of an estimated profile is the
 same everywhere, and is compared as it stands. What was measured is compared without its figures, and without what
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
+from repository import ROOT
+
+GALLERY = ROOT / "docs" / "gallery"
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 TIMES = re.compile(r"\bDP [\d.]+ s|\(HiGHS\) [\d.]+ s")
 """What the solvers took."""
@@ -22,16 +24,22 @@ AFTER = (
     "bound by ",
     "measured on ",
     "first cause: ",
-    "minibatch 32, on ",
-    "minibatch 4, on ",
+    "microbatch 32, on ",
+    "microbatch 4, on ",
     "run folder",
 )
 """What a line has behind these depends on the machine."""
 
 
-def transcripts(page: Path) -> Iterator[tuple[str, list[str]]]:
+def sections() -> dict[str, str]:
+    """The section of each job of the gallery, by the name of the job's file."""
+    _, *found = re.split(r"^## ", (GALLERY / "index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {name: text for text in found for name in re.findall(r"\]\((\w+)\.py\)", text)[:1]}
+
+
+def transcripts(section: str) -> Iterator[tuple[str, list[str]]]:
     """(command, lines shown below it)."""
-    for block in BLOCK.findall(page.read_text(encoding="utf-8")):
+    for block in BLOCK.findall(section):
         for one in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, *lines = one.splitlines()
             yield command, lines

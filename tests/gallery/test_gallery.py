@@ -1,5 +1,5 @@
-"""Every page of the gallery is what happens: its commands are run, its runs learn what it says, and so do their weights
-in the plain module.
+"""Every section of the gallery is what happens: its commands are run, its runs learn what it says, and so do their
+weights in the plain module.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 import torch
 from plain import accuracy, plain
-from repository import ROOT
-from shown import missing, transcripts
+from shown import GALLERY, missing, sections, transcripts
 
 from pipeplan_launch.export import export_checkpoint
 from pipeplan_launch.job.loading import load_job
 
-GALLERY = ROOT / "docs" / "gallery"
 LEARNED = {"mnist": 0.80, "resnet50": 0.70, "gpt": 0.33, "lstm": 0.70}
 """What plans of all kinds must reach on the test samples; who guesses has 0.1, 0.1, 0.15 and nothing."""
 
@@ -45,11 +43,11 @@ def run(command: str, folder: Path) -> str:
 
 @pytest.mark.gallery
 @pytest.mark.parametrize("name", LEARNED)
-def test_the_page_is_what_happens(name: str, tmp_path: Path) -> None:
+def test_the_section_is_what_happens(name: str, tmp_path: Path) -> None:
     for file in GALLERY.glob("*.py"):
         shutil.copy(file, tmp_path)
     estimated: set[str] = set()
-    for command, shown in transcripts(GALLERY / f"{name}.md"):
+    for command, shown in transcripts(sections()[name]):
         words = command.split()
         if "--device" in words:
             estimated.add(words[words.index("-o") + 1])

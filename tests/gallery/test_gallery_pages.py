@@ -1,21 +1,14 @@
-"""The pages of the gallery belong together, and the comparison of their transcripts finds what is wrong."""
+"""Every job of the gallery has its section, and the comparison of transcripts finds what is wrong."""
 
 from __future__ import annotations
 
-from repository import ROOT
-from shown import BLOCK, missing, shape, transcripts
+from shown import GALLERY, missing, sections, shape, transcripts
 
-GALLERY = ROOT / "docs" / "gallery"
 NAMES = {"mnist", "resnet50", "gpt", "lstm"}
 
 
-def test_every_job_has_a_page_and_every_page_is_listed() -> None:
-    index = (GALLERY / "index.md").read_text(encoding="utf-8")
-    assert {file.stem for file in GALLERY.glob("*.py")} == NAMES
-    assert {file.stem for file in GALLERY.glob("*.md")} == NAMES | {"index"}
-    for name in sorted(NAMES):
-        assert f"]({name}.md)" in index
-        assert f"]({name}.py)" in (GALLERY / f"{name}.md").read_text(encoding="utf-8")
+def test_every_job_has_a_section() -> None:
+    assert {file.stem for file in GALLERY.glob("*.py")} == NAMES == set(sections())
 
 
 def test_what_a_page_shows_wrong_is_found() -> None:
@@ -32,8 +25,7 @@ def test_what_a_page_shows_wrong_is_found() -> None:
 
 
 def test_transcripts_compare_something() -> None:
-    for name in sorted(NAMES):
-        page = GALLERY / f"{name}.md"
-        assert BLOCK.search(page.read_text(encoding="utf-8"))
-        for command, shown in transcripts(page):
+    for section in sections().values():
+        assert [*transcripts(section)]
+        for command, shown in transcripts(section):
             assert any(line != "…" and shape(line) for line in shown), command

@@ -1,4 +1,4 @@
-"""What people do wrong with launch.sh: the lines of docs/mistakes.md are the lines that they get, before any worker
+"""What people do wrong with launch.sh: the lines of docs/errors.md are the lines that they get, before any worker
 starts."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pipeplan
 from pipeplan.first_steps import init
 from pipeplan_launch import torchrun
 
-PAGE = ROOT / "docs" / "mistakes.md"
+PAGE = ROOT / "docs" / "errors.md"
 ROW = re.compile(r"^\| ([^|`]+?) +\| `([^`]*launch\.sh[^`]*)` +\| `([^`]+)` +\|$", re.MULTILINE)
 ROWS = {mistake: (typed, said) for mistake, typed, said in ROW.findall(PAGE.read_text(encoding="utf-8"))}
 CHANGED, FULL, GPUS = (

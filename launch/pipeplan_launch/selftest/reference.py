@@ -1,6 +1,6 @@
 """One process that trains as a case of the self-test should, with an explicit copy of every weight version.
 
-The versions are those of the table in docs/executor.md, written down again: nothing here uses the executor's schedules,
+The versions are those of the table in docs/running.md, written down again: nothing here uses the executor's schedules,
 its weight versions, its averaging or its messages.
 """
 

@@ -19,7 +19,7 @@ from pipeplan_launch.typed_document import Amount, Finite, Natural, Positive, Te
 
 # The files of a run folder, as their types state them: `summary.json` and timelines.
 #
-# docs/executor.md describes the fields. Fields with a default may be missing in files of older versions.
+# docs/file-formats.md describes the fields. Fields with a default may be missing in files of older versions.
 
 SUMMARY_FORMAT: Literal["pipeplan-summary"] = "pipeplan-summary"
 TIMELINE_FORMAT: Literal["pipeplan-timeline"] = "pipeplan-timeline"

@@ -1,6 +1,6 @@
 """The command line. Each command is imported only when it is called, so that `--help` and `solve` start quickly.
 
-`main` alone prints errors and decides the exit code; docs/exit-codes.md lists the codes.
+`main` alone prints errors and decides the exit code; docs/errors.md lists the codes.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ GONE_COMMANDS = {
     "clusters": "write pipeplan list clusters",
     "trace": "write pipeplan simulate PLAN --trace FILE, and --run RUN for a measured timeline",
     "render": "write pipeplan export KIND PLAN, or pipeplan export template FILE PLAN",
-    "replay": "pipeplan simulate takes its place; the emulation is a script of the source: pipeplan docs replay",
+    "replay": "pipeplan simulate takes its place; pipeplan docs evidence/replay has the script that emulates a cluster",
     "completion": 'eval "$(_PIPEPLAN_COMPLETE=bash_source pipeplan)" turns it on: see pipeplan docs tutorial',
 }
 """Commands that earlier versions had, with what takes their place."""

@@ -1,6 +1,6 @@
 """The measured cost of learning from old gradients: the samples that a goal takes, beside those of one process.
 
-The figures are those of docs/learning-figures.md, which says how they were measured. They are of small models,
+The figures are those of docs/evidence/learning.md, which says how they were measured. They are of small models,
 and hold for no other: a plan shows those of the nearest case by optimiser, correction and delay, or that there is none.
 """
 
@@ -14,7 +14,7 @@ from statistics import fmean
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, VERTICAL
 
-SOURCE = "docs/learning-figures.md, by tests/benchmarks/delays.py"
+SOURCE = "docs/evidence/learning.md, by tests/benchmarks/delays.py"
 ADAMW, MOMENTUM, NADAM = "AdamW", "SGD with momentum", "NAdam"
 FALLING, UNIFORM, REPLICATED = "falling to the last stage", "the same at every stage", "with replicated stages"
 """How delays are spread over the stages: as in a straight pipeline with stashing, as in 2BW and vertical sync, and
@@ -175,7 +175,7 @@ CASES: tuple[LearningCase, ...] = (
         (UNIFORM, 8, "ef", 5, 5, 5.15, 0.95),
     ),
 )
-"""All cases of docs/learning-figures.md whose seeds that reach the goal are recorded."""
+"""All cases of docs/evidence/learning.md whose seeds that reach the goal are recorded."""
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ class Figure:
         """The step time: simulated, and at least that of the formulas.
 
         Replays of plans without a flush were never faster than the formulas, although a simulation may be
-        (docs/replay.md).
+        (docs/evidence/replay.md).
         """
         return self.formula_s if self.simulated_s is None else max(self.simulated_s, self.formula_s)
 

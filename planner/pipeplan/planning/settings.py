@@ -31,7 +31,7 @@ class Settings:
     backend: str = "highs"
     """The solver of the integer program: `highs` or `cbc`."""
     time_limit_s: float | None = 60.0
-    """Seconds for everything, from the cuts to the baselines; None for no limit. docs/cost-model.md divides them."""
+    """Seconds for everything, from the cuts to the baselines; None for no limit. docs/proof.md divides them."""
     confirm_s: float | None = 4.0
     """Seconds for the ILP to confirm a plan that the DP has proven optimal; None for what the time limit leaves."""
     gap: float = 0.0

@@ -90,7 +90,7 @@ class Options:
     no_cut_after: tuple[str, ...] = ()
     """Layers whose output no boundary may cross: they share a stage with all layers that read it."""
     grid: bool = False
-    """Whether the plan must be a uniform grid (docs/grid.md): every stage has the same number r of replicas, stage s
+    """Whether the plan must be a uniform grid (docs/choice.md): every stage has the same number r of replicas, stage s
     (from 0) is on workers s r … s r + r - 1, and there are no copies. The grid covers whole servers, or any number of
     workers inside one server. Under schedules with a common number of minibatches per update, r divides that number."""
 

@@ -25,7 +25,7 @@ LEAST_OURS = 0.25
 """Least share of the cores that the trials are taken to have had, whatever other programs used."""
 ALLOCATOR_SHARE, ACTIVATION_SHARE = 0.12, 0.4
 """What the C library's allocator takes beyond what is in use, as a share of it, and in addition for activations. Not
-measured by the trials, but with five models: docs/performance.md, "Memory"."""
+measured by the trials, but with five models: docs/evidence/performance.md, "Memory"."""
 
 
 class ExecutorTrials:

@@ -1,6 +1,6 @@
 """A kind of file that starts a plan: its options, and the variables that every template gets.
 
-docs/launch.md lists the variables.
+docs/servers.md lists the variables.
 """
 
 from __future__ import annotations

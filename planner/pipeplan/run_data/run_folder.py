@@ -1,4 +1,4 @@
-"""Reader for run folders of the executor: `summary.json` and the workers' timelines (docs/executor.md)."""
+"""Reader for run folders of the executor: `summary.json` and the workers' timelines (docs/file-formats.md)."""
 
 from __future__ import annotations
 

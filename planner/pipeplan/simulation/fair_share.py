@@ -31,7 +31,7 @@ after a while: those of an all-reduce carry data nearly all the time, those of a
 YOUNGER = 0.9
 """Share of a card that a message gets, where the one that began before it gets 1; for the same reason. All messages on
 a card together have as much of it, beside an all-reduce, as if they were equal. Both numbers fit replays
-(docs/simulate.md)."""
+(docs/report.md)."""
 EPSILON = 1e-12
 """A flow with fewer seconds left has arrived: the remainder is rounding."""
 MOST_REMEMBERED = 10_000

@@ -1,4 +1,4 @@
-"""Writes a simulation, or a run beside it, as a trace for Perfetto or chrome://tracing; see docs/simulate.md.
+"""Writes a simulation, or a run beside it, as a trace for Perfetto or chrome://tracing; see docs/report.md.
 
 The format is Google's "Trace Event Format" in its JSON object form, with complete events `X`, counters `C`, flows `s`
 and `f`, metadata `M`, and `ts` and `dur` in microseconds. A server is shown as a process. A worker is shown as two

@@ -22,7 +22,7 @@ from table1.profiles import ProfileSource
 from table1.published import PublishedRow
 
 OFF = 0.25
-"""Relative error from which on docs/table1.md gives a reason."""
+"""Relative error from which on docs/evidence/table1.md gives a reason."""
 MOST_CUTS = 50_000
 FEWER = 2
 """Workers that a straight pipeline may leave idle, as PipeDream's do."""

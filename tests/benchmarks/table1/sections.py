@@ -67,7 +67,7 @@ def _rows(table: Table) -> Section:
         after=tuple(
             text
             for text in (
-                f"Starred rows are off by more than {OFF:.0%}; docs/table1.md gives the reasons.",
+                f"Starred rows are off by more than {OFF:.0%}; docs/evidence/table1.md gives the reasons.",
                 "The rows of VGG-16 are fitted, not predicted." if _has_fitted(table.rows) else "",
                 COLUMNS,
                 f"{RANK} {_among(table.rows)}",

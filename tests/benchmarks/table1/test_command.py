@@ -66,7 +66,7 @@ def test_the_whole_table_without_published_profiles() -> None:
 
 @pytest.mark.slow
 def test_the_whole_table_on_published_profiles(reference: Path) -> None:
-    """docs/table1.md states which rows are within the limit."""
+    """docs/evidence/table1.md states which rows are within the limit."""
     table = whole_table(reference)
     off = {row.published.name for row in table.rows if row.off}
     unexplained = {"awd-lm-1x4", "s2vt-4x1"}

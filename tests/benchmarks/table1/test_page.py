@@ -1,4 +1,4 @@
-"""docs/table1.md shows what the benchmark prints. `table1/update_page.py` writes the table anew."""
+"""docs/evidence/table1.md shows what the benchmark prints. `table1/update_page.py` writes the table anew."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write the table on docs/table1.md anew.
+"""Write the table on docs/evidence/table1.md anew.
 
     PYTHONPATH=tests/benchmarks python -m table1.update_page FOLDER
 
@@ -15,7 +15,7 @@ from pathlib import Path
 from click.testing import CliRunner
 from reproduce_table1 import command
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "table1.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "evidence" / "table1.md"
 BLOCK = re.compile(r"<!-- table1 -->\n(.*?)<!-- /table1 -->", re.DOTALL)
 
 

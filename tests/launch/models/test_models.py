@@ -23,7 +23,7 @@ PUBLISHED_BYTES = {
     "gnmt8": 775_063_808,
     "gnmt16": 1_110_870_272,
 }
-# What the papers' shapes come to; docs/bundled-models.md says where each is from.
+# What the papers' shapes come to; docs/models.md says where each is from.
 OTHER_BYTES = {"mnist": 369_258 * 4, "resnet-tiny": 78_042 * 4, "awd-lm": 408_232_000, "s2vt": 349_450_672}
 
 

@@ -1,4 +1,4 @@
-"""Exit codes are those of docs/exit-codes.md."""
+"""Exit codes are those of docs/errors.md."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from pipeplan.errors import DisagreementError, InputError
 from pipeplan_launch import torchrun
 from pipeplan_launch.elastic import restart_state
 
-PAGE = ROOT / "docs" / "exit-codes.md"
+PAGE = ROOT / "docs" / "errors.md"
 
 
 def stated(section: str) -> dict[int, str]:
-    """The codes of a table of docs/exit-codes.md."""
-    text = PAGE.read_text(encoding="utf-8").partition(f"## {section}")[2].partition("\n## ")[0]
+    """The codes of a table of docs/errors.md."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"### {section}")[2].partition("\n#")[0]
     return {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| (.*) \|$", text, re.MULTILINE)}
 
 

@@ -1,27 +1,37 @@
-"""`solve` says of learning from old gradients what docs/learning-figures.md has, or that it has nothing."""
+"""`solve` says of learning from old gradients what docs/evidence/learning.md has, or that it has nothing."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commandline import Run
 
-from pipeplan.plan.learning_cost import CASES, LearningCase, known_learning
+from pipeplan.plan.learning_cost import (
+    ADAMW,
+    CASES,
+    FALLING,
+    MOMENTUM,
+    NADAM,
+    REPLICATED,
+    UNIFORM,
+    Epochs,
+    known_learning,
+)
 from pipeplan.plan.plan import Plan, Stage
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "learning-figures.md"
-ROWS = {
-    ("uniform", 1): "2bw",
-    ("uniform", 2): "vertical sync 1-1-1",
-    ("uniform", 4): "every stage 4 updates late",
-    ("uniform", 8): "every stage 8 updates late",
-    ("falling", 2): "stashing 1-1-1",
-    ("replicated", 2): "stashing 2-1",
+DOCUMENT = Path(__file__).parents[3] / "docs" / "evidence" / "learning.md"
+WAYS = {
+    (UNIFORM, 1): "2bw",
+    (UNIFORM, 2): "vertical-sync 1-1-1",
+    (UNIFORM, 4): "every stage 4 late",
+    (UNIFORM, 8): "every stage 8 late",
+    (FALLING, 2): "1f1b-stashing 1-1-1",
+    (REPLICATED, 2): "1f1b-stashing 2-1",
 }
+OPTIMIZERS = {"AdamW": ADAMW, "SGD": MOMENTUM, "NAdam": NADAM}
 
 
 def _plan(replicas: tuple[int, ...], depths: tuple[int, ...], schedule: str, accumulate: int | None = None) -> Plan:
@@ -36,23 +46,28 @@ STRAIGHT = _plan((1, 1, 1), (3, 2, 1), "1f1b-stashing")
 DOUBLE = _plan((2, 1), (2, 1), "2bw", 8)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.epochs], ids=str)
-def test_every_figure_is_in_the_document(case: LearningCase) -> None:
-    """A row of a table of the task has the schedule, the correction, and the epochs with their deviation."""
-    assert case.epochs is not None
-    kind = {"falling to the last stage": "falling", "the same at every stage": "uniform"}.get(case.spread, "replicated")
-    way = ROWS[kind, case.delay]
-    sections = re.split(r"^### ", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    mine = [section for section in sections if section.lower().startswith(case.task.lower())]
-    rows = [line for section in mine for line in section.splitlines()]
-    rows = [row for row in rows if row.startswith(f"| {way} | {case.correction} |")]
-    mean, deviation = case.epochs.mean, case.epochs.deviation
-    stated = {
-        f"{mean:.2f} ± {deviation:.2f}",
-        f"{mean:.1f} ± {deviation:.1f}",
-        *([] if deviation else [f"{mean:.2f} |"]),
+def _cell(epochs: Epochs | None, seeds: str) -> str:
+    return (
+        seeds if epochs is None else f"{epochs.mean:g} ± {epochs.deviation:g} {f'({seeds})' if seeds else ''}".strip()
+    )
+
+
+def test_the_document_has_every_figure_and_no_other() -> None:
+    """Its table has a column for each task and optimiser, and a row for each way and correction."""
+    section = DOCUMENT.read_text(encoding="utf-8").partition("### Epochs to the goal")[2].partition("###")[0]
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("|")
+    ]
+    columns = [(words[0].rstrip(","), OPTIMIZERS[words[1]]) for words in map(str.split, head[2:])]
+    shown = {(*row[:2], *column): cell for row in rows for column, cell in zip(columns, row[2:], strict=True) if cell}
+    known = {
+        (WAYS[case.spread, case.delay], case.correction, case.task, case.optimizer): _cell(
+            case.epochs, f"{case.reached}/{case.seeds}"
+        )
+        for case in CASES
     }
-    assert any(words in row for words in stated for row in rows)
+    alone = {("one process", "", case.task, case.optimizer): _cell(case.alone, "") for case in CASES if case.alone}
+    assert shown == known | alone
 
 
 def test_the_nearest_case_is_not_below_the_delay() -> None:
@@ -118,5 +133,5 @@ def test_solve_says_it_and_plan_json_has_the_source(run: Run) -> None:
     said = "RISKY: AdamW missed the goal in"
     assert said in " ".join(run(*named).out.split())
     learning = json.loads(run(*named, "--json").out)["updates"]["learning"]
-    assert learning["source"].startswith("docs/learning-figures.md")
+    assert learning["source"].startswith("docs/evidence/learning.md")
     assert said not in " ".join(run(*words, "--schedule", "1f1b-flush", "--batch", "128").out.split())

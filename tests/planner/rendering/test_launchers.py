@@ -30,7 +30,7 @@ SCRIPTS = (
     *(("local", "one"), ("local", "uneven"), ("ssh", "two"), ("slurm", "one"), ("slurm", "uneven")),
     *(("torchrun", "one"), ("torchrun", "uneven")),
 )
-DOCUMENT = ROOT / "docs" / "launch.md"
+DOCUMENT = ROOT / "docs" / "servers.md"
 
 
 def clusters() -> dict[str, Cluster]:

@@ -40,7 +40,7 @@ DISTURBED = 0.05
 """Share of a worker's time spent waiting for a core, above which a note says so."""
 MOST_SLACK = 1.25
 """Factor on the times of all layers, above which a note says so."""
-_REMARK = "written by pipeplan calibrate; docs/calibrate.md"
+_REMARK = "written by pipeplan calibrate"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pipeplan.util.text import did_you_mean
 
 
 def _pages() -> dict[str, Path]:
-    """The pages by their names, such as `sweep` and `how-to/slurm`; the general ones first."""
+    """The pages by their names, such as `sweep` and `reference/cli`; the general ones first."""
     folder = bundled_folder("docs")
     found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.md")}
     return dict(sorted(found.items(), key=lambda item: ("/" in item[0], item[0])))
@@ -44,7 +44,7 @@ def command(page: str | None, as_json: bool) -> None:
     \b
     pipeplan docs
     pipeplan docs tutorial
-    pipeplan docs how-to/slurm
+    pipeplan docs servers
     """
     pages = _pages()
     if page is None:

@@ -137,7 +137,7 @@ def _setting_option(setting: LauncherSetting) -> Callable[[Callable[..., Any]], 
 @force_option
 @quiet_option
 def _template_command(template: Path, plan: Path, assigned: tuple[str, ...], output: Path | None, force: bool) -> None:
-    """Render your own jinja2 template FILE for PLAN. docs/launch.md lists its variables.
+    """Render your own jinja2 template FILE for PLAN. docs/servers.md lists its variables.
 
     \b
     pipeplan export template mine.sh.j2 plan

@@ -280,5 +280,5 @@ def _built(measured: MeasuredLinks, name: str) -> ClusterFromLinks:
 def _remarks(measured: MeasuredLinks, built: ClusterFromLinks) -> list[str]:
     workers, servers = len(measured.machines), built.cluster.servers
     lines = [f"Measured by pipeplan profile --links, {workers} workers on {servers} server{'s' * (servers > 1)}."]
-    lines.append("The method and the figures are described in docs/links.md of pipeplan.")
+    lines.append("The method and the figures are described in docs/cluster.md of pipeplan.")
     return lines + [f"Observed, but not expressed in this file: {note}." for note in built.notes]
