@@ -26,8 +26,8 @@ from statistics import median
 import torch
 
 from pipeplan.profiler.clock import CPUClock
-from pipeplan.profiler.duplicate_layers import DuplicateFinder
 from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.prepared_layers import DuplicateFinder
 from pipeplan_launch import load_job
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.tracing.trace import trace_job

@@ -8,8 +8,10 @@ alone are measured, so that both kinds can alternate, and a machine that becomes
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable
 from typing import NoReturn, Protocol
@@ -17,7 +19,6 @@ from typing import NoReturn, Protocol
 import torch
 from torch import nn
 
-from pipeplan.profiler.end_with_parent import end_with_parent
 from pipeplan.util.units import show_size
 from pipeplan_launch.telemetry.free_memory import free_bytes
 from pipeplan_launch.telemetry.memory import resident_bytes
@@ -114,3 +115,16 @@ def load_obstacle(processes: int) -> str:
     if free is not None and needed > free:
         return f"{processes - 1} copies of the process need {show_size(needed)}, and {show_size(free)} are free"
     return ""
+
+
+PR_SET_PDEATHSIG = 1  # from sys/prctl.h
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when its parent ends, where it can (Linux)."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (AttributeError, OSError):
+        return
+    if os.getppid() != parent:
+        sys.exit(1)

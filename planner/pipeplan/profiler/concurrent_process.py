@@ -11,8 +11,8 @@ import sys
 from multiprocessing.connection import Connection
 
 from pipeplan.errors import InputError
+from pipeplan.profiler.busy_cores import end_with_parent
 from pipeplan.profiler.concurrent import GroupMember
-from pipeplan.profiler.end_with_parent import end_with_parent
 from pipeplan.profiler.profiler import profile_in_process
 
 

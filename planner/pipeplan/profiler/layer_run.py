@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_unflatten
 
-from pipeplan.profiler.layer_inputs import PassObserver, PreparedLayer, TensorKind, prepare_layer
+from pipeplan.profiler.prepared_layers import PassObserver, PreparedLayer, TensorKind, prepare_layer
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.tracing.layers import LOSS_LAYER

@@ -13,9 +13,9 @@ from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.layers import Tensor as Edge
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profile_data.training_needs import TrainingNeed
-from pipeplan.profiler.clock import Overhead, interquartile_range, median
+from pipeplan.profiler.clock import Aim, Samples, interquartile_range, median
 from pipeplan.profiler.optimizer_step import StepCost
-from pipeplan.profiler.samples import Aim, Samples
+from pipeplan.profiler.overhead import Overhead
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.tracing.trace import TracedModel
 

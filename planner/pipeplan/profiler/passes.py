@@ -16,15 +16,15 @@ from torch.utils._pytree import tree_leaves
 
 from pipeplan.errors import InputError
 from pipeplan.profiler.busy_cores import BusyCores, CoreLoad
-from pipeplan.profiler.clock import Clock, Overhead, measure_overhead
+from pipeplan.profiler.clock import THOROUGH, Aim, Clock, Samples, Series
 from pipeplan.profiler.concurrent import MeasuringGroup
-from pipeplan.profiler.duplicate_layers import DuplicateFinder
+from pipeplan.profiler.job_checks import reading_s
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import SavedBytes, measure_workspaces
 from pipeplan.profiler.optimizer_step import StepCost, measure_steps, optimizer_state
 from pipeplan.profiler.options import Progress
-from pipeplan.profiler.reading import reading_s
-from pipeplan.profiler.samples import THOROUGH, Aim, Samples, Series
+from pipeplan.profiler.overhead import Overhead, measure_overhead
+from pipeplan.profiler.prepared_layers import DuplicateFinder
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss_value import loss_text

@@ -17,10 +17,10 @@ from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Provenance
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.busy_cores import load_obstacle
-from pipeplan.profiler.checked_training import check_training
-from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
+from pipeplan.profiler.clock import BRIEF, THOROUGH, Aim, Clock, CPUClock, CUDAClock, Samples, sample_notes
 from pipeplan.profiler.concurrent import MeasuringGroup, SingleProcess, profile_concurrently
-from pipeplan.profiler.estimate.sample_work import counted_work
+from pipeplan.profiler.estimate.flops import counted_work
+from pipeplan.profiler.job_checks import check_data, check_training
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import (
     check_fits_in_memory,
@@ -39,19 +39,17 @@ from pipeplan.profiler.outcome import (
     tied_weights,
     training_lacks,
 )
+from pipeplan.profiler.overhead import copies_remarks, copies_seconds
 from pipeplan.profiler.passes import Passes, training_loss
-from pipeplan.profiler.promises import promise_remarks
-from pipeplan.profiler.reading import check_data
 from pipeplan.profiler.remarks import (
     batch_norm_remarks,
     evaluation_remarks,
     lacking_remarks,
     layer_sum_remarks,
+    promise_remarks,
     tie_remarks,
     unread_parameter_remarks,
 )
-from pipeplan.profiler.samples import BRIEF, THOROUGH, Aim, Samples, sample_notes
-from pipeplan.profiler.stage_copies import copies_remarks, copies_seconds
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job

@@ -1,17 +1,245 @@
-"""Remarks in a profile on a job that cannot be trained, and on a model that is not all in its layers, whose layers do
-not add up, or that has ties."""
+"""Remarks in a profile: properties of a job that a pipeline needs, tried on one minibatch, and what layers leave out.
+
+An update of a pipeline uses the mean of the gradients of its minibatches. It equals an update of one process with the
+whole batch if the loss is a mean over samples, or over what the job's `loss_weight` counts, and if the optimiser
+changes every parameter by itself.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeplan.profile_data.layers import Size
 from pipeplan.profile_data.ties import APART, held_layers
 from pipeplan.profile_data.training_needs import lacking_text
 from pipeplan.profiler.outcome import has_batch_norm, tied_weights, training_lacks
-from pipeplan_launch.job.job import Job
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.autocast import autocast
+from pipeplan_launch.job.hidden_state import check_loss, refuse_hidden_state, trained_leaves
+from pipeplan_launch.job.job import Batch, Job, StageInfo
+from pipeplan_launch.job.loss_state import LossState
+from pipeplan_launch.job.loss_weight import weight_of
+from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing.eval_mode import evaluation_refusal
+from pipeplan_launch.tracing.python_state import restored_state
 from pipeplan_launch.tracing.trace import TracedModel
+
+TOLERANCE = 1e-3
+"""Relative difference of two losses below which they are taken as equal: reduced precision rounds."""
+PROBE_STEPS = 3
+"""Steps of an optimiser that shows whether it treats every parameter by itself."""
+_MOST_NAMED = 3
+
+
+def promise_remarks(job: Job, traced: TracedModel, batch: Batch) -> list[str]:
+    """Remarks on a job that a pipeline may train differently from one process.
+
+    The model runs forward once. Raises `LaunchError` for state that a pipeline would neither train nor save.
+    """
+    if job.loss is None or batch.target is None:
+        return coupling_remarks(job)
+    state, device = traced.loss_state, batch.inputs[0].device
+    seen = _MeansOverSome()
+    with restored_state(job.model), autocast(job.autocast, device):
+        with torch.random.fork_rng(devices=[]), seen:
+            output = batch.call(job.model)
+        names = {id(one): name for name, one in job.model.named_parameters()}
+        unregistered = [one for one in _leaves_of(output) if id(one) not in names]
+        output = tree_map_only(Tensor, _without_graph, output)  # frees the activations
+        check_loss(job.loss, state, output, batch.target, names)
+        with torch.no_grad(), seen:
+            means = _difference_from_mean(job, state, output, batch)
+        of_metrics = _metric_remarks(job, output, batch.target)
+    return [
+        *of_metrics,
+        *_unregistered_remarks(unregistered),
+        *_trained_loss_remarks(state),
+        *_mean_remarks(job, means, seen.reasons),
+        *coupling_remarks(job),
+    ]
+
+
+def _without_graph(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+@torch.no_grad()
+def _metric_remarks(job: Job, output: Any, target: Any) -> list[str]:
+    """A sentence for each metric that fails. Raises `LaunchError` for one that changes state."""
+    remarks = []
+    for name, metric in _metrics(job):
+        try:
+            refuse_hidden_state(name, metric, partial(metric, output, target), "compute it from its arguments")
+        except LaunchError:
+            raise
+        except Exception as error:  # the model can be trained without it, and evaluation has other samples
+            remarks.append(f"{name} fails on a minibatch of the training data: {describe_error(error)}")
+    return remarks
+
+
+def _metrics(job: Job) -> Iterator[tuple[str, Callable[[Any, Any], Any]]]:
+    if job.metric is not None:
+        yield "the job's metric", job.metric
+    yield from ((f"the job's metric {name!r}", metric) for name, metric in job.metrics.items())
+
+
+def _leaves_of(output: Any) -> list[Tensor]:
+    found = {id(leaf): leaf for value in tree_leaves(output) for leaf in trained_leaves(value)}
+    return list(found.values())
+
+
+def _unregistered_remarks(parameters: Sequence[Tensor]) -> list[str]:
+    if not parameters:
+        return []
+    shapes = ", ".join("×".join(map(str, one.shape)) or "1" for one in parameters[:_MOST_NAMED])
+    more = f" and {len(parameters) - _MOST_NAMED} more" if len(parameters) > _MOST_NAMED else ""
+    remark = (
+        f"the model uses parameters that it does not have by name, which are never trained (shapes {shapes}{more}): "
+        "keep modules in an nn.ModuleList or nn.ModuleDict, and tensors as nn.Parameter attributes"
+    )
+    return [remark]
+
+
+def _trained_loss_remarks(state: LossState | None) -> list[str]:
+    trained = [] if state is None else [name for name, one in state.parameters().items() if one.requires_grad]
+    if not trained:
+        return []
+    more = f" and {len(trained) - _MOST_NAMED} more" if len(trained) > _MOST_NAMED else ""
+    names = ", ".join(trained[:_MOST_NAMED])
+    return [f"the last stage trains the loss's parameters, unless requires_grad_(False) freezes them: {names}{more}"]
+
+
+class _MeansOverSome(TorchFunctionMode):
+    """Notes losses of torch that take a mean over valid or weighted targets and not over all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reasons: dict[str, None] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch."""
+        if func in (functional.cross_entropy, functional.nll_loss):
+            self._look(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    def _look(
+        self, _output: Any, target: Any, weight: Any = None, *_: Any, ignore_index: int = -100, **more: Any
+    ) -> None:
+        if more.get("reduction", "mean") != "mean" or not isinstance(target, Tensor):
+            return
+        if weight is not None:
+            self.reasons["classes have weights"] = None
+        if not target.is_floating_point() and bool((target == ignore_index).any()):
+            self.reasons[f"targets of {ignore_index} are ignored"] = None
+
+
+_Losses = tuple[float, float]
+
+
+def _difference_from_mean(job: Job, state: LossState | None, output: Any, batch: Batch) -> _Losses | None:
+    """(the loss of a minibatch, the mean of the losses of two parts of it) where the two differ; None where they agree,
+    or where the output and the target cannot be divided into samples.
+    """
+    target, count = batch.target, len(batch.inputs[0])
+    tensors = [leaf for leaf in tree_leaves((output, target)) if isinstance(leaf, Tensor)]
+    if count < 2 or not all(tensor.ndim and len(tensor) == count for tensor in tensors):
+        return None
+
+    def loss(first: int, end: int) -> float:
+        part = tree_map_only(Tensor, lambda tensor: tensor[first:end].clone(), (output, target))
+        with torch.random.fork_rng(devices=[]):
+            assert job.loss is not None
+            return float(job.loss(*part) if state is None else state.evaluate(*part))
+
+    whole = loss(0, count)
+    if not _differ(whole, loss(0, count)):
+        for cut in sorted({1, count // 2}):
+            weights = [_weight(job, target, first, end) for first, end in ((0, cut), (cut, count))]
+            parts = [(w, loss(*ends)) for w, ends in zip(weights, ((0, cut), (cut, count)), strict=True) if w]
+            mean = sum(w * value for w, value in parts) / sum(weights) if sum(weights) else whole
+            if _differ(whole, mean):
+                return whole, mean
+    return None
+
+
+def _weight(job: Job, target: Any, first: int, end: int) -> float:
+    if job.loss_weight is None:
+        return float(end - first)
+    return weight_of(job.loss_weight, tree_map_only(Tensor, lambda tensor: tensor[first:end], target))
+
+
+def _differ(one: float, other: float) -> bool:
+    return not abs(one - other) <= TOLERANCE * max(abs(one), abs(other), 1e-12)
+
+
+def _mean_remarks(job: Job, losses: _Losses | None, reasons: Collection[str]) -> list[str]:
+    if losses is None and (job.loss_weight is not None or not reasons):
+        return []
+    over, remedy = "what loss_weight counts", ""
+    if job.loss_weight is None:
+        over = "the samples"
+        remedy = "; if it divides by the number of valid targets, return that number from the job's loss_weight(target)"
+    why = f", as {' and '.join(reasons)}" if reasons else ""
+    remark = (
+        f"the loss is not a mean over {over}{why}: an update from several minibatches differs from that of one process "
+        f"with the whole batch{_found(losses)}{remedy}"
+    )
+    return [remark]
+
+
+def _found(losses: _Losses | None) -> str:
+    """The two losses that differ, in brackets."""
+    if losses is None:
+        return ""
+    of_parts = f"that of two parts {losses[1]:.4g}" if isfinite(losses[1]) else "that of a part no number"
+    return f" (the loss of a minibatch is {losses[0]:.4g}, {of_parts})"
+
+
+def coupling_remarks(job: Job) -> list[str]:
+    """At most one sentence, if the optimiser changes a parameter by what others hold."""
+    together = _stepped(job, (0, 1))
+    alone = [_stepped(job, (number,)) for number in (0, 1)]
+    if together is None or None in alone:
+        return []
+    parts = [one[0] for one in alone if one is not None]
+    if all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(together, parts, strict=True)):
+        return []
+    remark = (
+        "the optimizer changes a parameter by what the others hold, such as a norm over all gradients: every stage has "
+        "its own optimizer, so a plan of several stages trains differently from one process"
+    )
+    return [remark]
+
+
+def _stepped(job: Job, chosen: Sequence[int]) -> list[Tensor] | None:
+    """Some of two stand-in parameters after steps of an optimiser that has only these; None if it cannot be made."""
+    generator = torch.Generator().manual_seed(0)
+    values = [torch.randn(8, 8, generator=generator), 10 * torch.randn(8, 8, generator=generator)]
+    gradients = [torch.randn(8, 8, generator=generator), 10 * torch.randn(8, 8, generator=generator)]
+    names = [name for name, one in job.model.named_parameters() if one.ndim > 1][:2]
+    names = names if len(names) == 2 else ["first.weight", "second.weight"]
+    parameters = [nn.Parameter(values[number]) for number in chosen]
+    named = tuple((names[number], one) for number, one in zip(chosen, parameters, strict=True))
+    try:
+        optimizer = job.make_optimizer(list(parameters), StageInfo(minibatch=job.minibatch, named_parameters=named))
+        for step in range(PROBE_STEPS):
+            for number, parameter in zip(chosen, parameters, strict=True):
+                parameter.grad = gradients[number] / (step + 1)
+            optimizer.step()
+    except Exception:
+        return None  # for example an optimiser that looks for parameters of the model by name
+    return [parameter.detach() for parameter in parameters]
+
 
 MAX_SUM_DEVIATION = 0.1
 """Relative difference between the sum of the layers and the whole model above which a remark is made."""

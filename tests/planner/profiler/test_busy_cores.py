@@ -16,12 +16,11 @@ from torch import nn
 from pipeplan.profiler import passes as measured_passes
 from pipeplan.profiler import profiler
 from pipeplan.profiler.busy_cores import BusyCores
-from pipeplan.profiler.clock import CPUClock
+from pipeplan.profiler.clock import CPUClock, Samples
 from pipeplan.profiler.concurrent import SingleProcess
 from pipeplan.profiler.options import ProfilerOptions
 from pipeplan.profiler.passes import Passes
 from pipeplan.profiler.profiler import profile_model
-from pipeplan.profiler.samples import Samples
 from pipeplan_launch import Job
 from pipeplan_launch.tracing.trace import trace_job
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan.profiler.duplicate_layers import DuplicateFinder, graph_signature
 from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.prepared_layers import DuplicateFinder, graph_signature
 from pipeplan_launch import Job
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.tracing.trace import trace_job

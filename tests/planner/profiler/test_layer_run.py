@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan.profiler.clock import CPUClock, measure_overhead
+from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import SavedBytes
+from pipeplan.profiler.overhead import measure_overhead
 from pipeplan_launch import Job, load_job
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.tracing.trace import trace_job

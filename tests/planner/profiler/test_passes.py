@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from pipeplan.profiler.samples import (
+from pipeplan.profiler.clock import (
     BRIEF,
     MIN_JUDGED_PASSES,
     THOROUGH,

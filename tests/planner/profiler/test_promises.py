@@ -9,7 +9,7 @@ import pytest
 import torch
 from odd_jobs import REFUSED, REMARKED, SOUND
 
-from pipeplan.profiler.promises import promise_remarks
+from pipeplan.profiler.remarks import promise_remarks
 from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.tracing.trace import trace_job

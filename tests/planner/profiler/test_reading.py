@@ -17,9 +17,9 @@ from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.concurrent import SingleProcess
+from pipeplan.profiler.job_checks import reading_s
 from pipeplan.profiler.options import ProfilerOptions
 from pipeplan.profiler.profiler import profile_in_process
-from pipeplan.profiler.reading import reading_s
 from pipeplan_launch.job.job import Data, Job
 
 FAILING = """

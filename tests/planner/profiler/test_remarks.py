@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.profile_data.layers import Layer, Size
+from pipeplan.profiler.overhead import copies_remarks
 from pipeplan.profiler.remarks import layer_sum_remarks, tie_remarks, unread_parameter_remarks
-from pipeplan.profiler.stage_copies import copies_remarks
 from pipeplan_launch import Job
 from pipeplan_launch.tracing.trace import trace_job
 

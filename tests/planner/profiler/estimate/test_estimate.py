@@ -17,10 +17,9 @@ from torch import nn
 from pipeplan.cluster_data import devices
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profiler.estimate.estimator import TracedJob, trace_for_estimate
 from pipeplan.profiler.estimate.flops import WorkCounts, count_work
-from pipeplan.profiler.estimate.model_on_meta import TracedJob, trace_for_estimate
-from pipeplan.profiler.estimate.roofline import operator_seconds, tile_padding
-from pipeplan.profiler.estimate.work import TransformedWork, Work
+from pipeplan.profiler.estimate.work import TransformedWork, Work, operator_seconds, tile_padding
 from pipeplan.profiler.options import ProfilerOptions
 from pipeplan.profiler.passes import sum_of_outputs
 from pipeplan.profiler.profiler import profile_model

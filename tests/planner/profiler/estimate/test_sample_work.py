@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from pipeplan.profile_data.layers import SampleFlops, SampleWork
-from pipeplan.profiler.estimate.sample_work import counted_work
+from pipeplan.profiler.estimate.flops import counted_work
 from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.tracing.trace import trace_job
 
