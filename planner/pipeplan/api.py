@@ -37,7 +37,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data import bundled
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import HALVINGS
-from pipeplan.profiler.torch_version import check_torch
+from pipeplan.profiler.options import check_torch
 from pipeplan.questions import explain, replan, sweep
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name

@@ -83,7 +83,7 @@ def compared(ref: str, batch: int, passes: int) -> list[str] | None:
     job.model.train()
     clock = CPUClock(1)
     run = LayerRun(trace_job(job, batch), job.example_batch(batch), job.loss, batch, torch.device("cpu"))
-    run.watcher = observer = DuplicateFinder(run)
+    run.watcher = observer = DuplicateFinder(run.layers)
     one_pass(run, clock)
     run.watcher, alike = None, observer.classes()
     if not alike:

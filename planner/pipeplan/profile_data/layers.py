@@ -168,9 +168,9 @@ class SampleFlops:
     """FLOPs of one kind of operator for one sample, two for each multiply-add, without any recomputation."""
 
     kind: str
-    """One of `pipeplan.cluster_data.device_document.OPERATOR_KINDS`."""
+    """One of `pipeplan.cluster_data.devices.OPERATOR_KINDS`."""
     arithmetic: str
-    """The type that the operator computes in, one of `pipeplan.cluster_data.device_document.ARITHMETICS`."""
+    """The type that the operator computes in, one of `pipeplan.cluster_data.devices.ARITHMETICS`."""
     forward: Amount
     backward: Amount
 

@@ -1,13 +1,13 @@
-"""Clocks that time calls on a device, the times of measured passes, how precise these are, and when there are enough."""
+"""Clocks that time calls on a device, and the times of measured passes: how precise, and when there are enough."""
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median, quantiles
 from typing import Any, Protocol
 
 import torch
@@ -38,7 +38,7 @@ class CPUClock:
     def __init__(self, threads: int, processes: int = 1) -> None:
         own = threads == 1
         self._now = time.thread_time if own else time.perf_counter
-        self.how = "CPU time of the one computing thread" if own else f"wall-clock time with {thread_count(threads)}"
+        self.how = "CPU time of the one computing thread" if own else f"wall-clock time with {threads} threads"
         if processes > 1:
             self.how += f" in each of {processes} processes at the same time"
 
@@ -51,11 +51,6 @@ class CPUClock:
 
     def settle(self) -> None:
         """Do nothing: CPU calls have finished when they return."""
-
-
-def thread_count(threads: int) -> str:
-    """A number of threads in words: `1 thread`, `2 threads`."""
-    return f"{threads} thread{'' if threads == 1 else 's'}"
 
 
 class CUDAClock:
@@ -77,16 +72,33 @@ class CUDAClock:
         torch.cuda.synchronize()
 
 
-def median(times: Sequence[float]) -> float:
-    """The median, in the unit of the times."""
-    return statistics.median(times)
+def repeated_s(
+    clock: Clock,
+    call: Callable[[], None],
+    least: int,
+    most: float,
+    budget_s: float,
+    between: Callable[[], object] = lambda: None,
+) -> float:
+    """Median time of a call, in seconds, from `least` to `most` repetitions.
+
+    Beyond the least number it is repeated only until `budget_s` seconds have passed. `between` runs before each call,
+    and is not timed.
+    """
+    taken: list[Callable[[], float]] = []
+    start = time.perf_counter()
+    while len(taken) < least or (len(taken) < most and time.perf_counter() - start < budget_s):
+        between()
+        taken.append(clock.measure(call))
+    clock.settle()
+    return median([one() for one in taken])
 
 
 def interquartile_range(times: Sequence[float]) -> float:
     """The interquartile range, in the unit of the times; 0 for a single time."""
     if len(times) < 2:
         return 0.0
-    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    low, _, high = quantiles(times, n=4, method="inclusive")
     return high - low
 
 

@@ -5,18 +5,21 @@ Where they do not because a module writes a buffer in a way that tracing loses, 
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+import torch
+
 from pipeplan.profile_data.training_needs import LEFT_OUT, unchecked_text
-from pipeplan.profiler.clock import Clock, median
+from pipeplan.profiler.clock import Clock, repeated_s
 from pipeplan.profiler.options import ProfilerOptions, Progress
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.seeds import RandomState
 from pipeplan_launch.runtime.data import Batches, MinibatchSizes, minibatch_sizes, order_of_samples
 from pipeplan_launch.runtime.data_check import check_order, data_fingerprint, minibatch_fingerprint
 from pipeplan_launch.runtime.self_check.check import DifferenceFound
@@ -36,14 +39,9 @@ class CheckedTraining:
     """Submodules that are not traced inside, because their stages would train otherwise."""
 
     @property
-    def unchecked(self) -> str:
-        """Why the self-check was not made; empty if it was."""
-        return self.outcome.skipped
-
-    @property
     def remarks(self) -> list[str]:
         """The remarks of the self-check, or that it was not made."""
-        remarks = [unchecked_text(self.unchecked)] if self.unchecked else []
+        remarks = [unchecked_text(self.outcome.skipped)] if self.outcome.skipped else []
         if self.taken_whole:
             names = ", ".join(map(repr, self.taken_whole))
             remarks.append(f"taken whole, as their stages would not train as the model alone does: the modules {names}")
@@ -56,16 +54,23 @@ def check_training(
     options: ProfilerOptions,
     free: int | None,
     progress: Progress,
-    check_data: Callable[[TracedModel], None] = lambda _: None,
 ) -> CheckedTraining:
     """Trace the job's model for minibatches of this size, and compare its stages with the model alone.
 
-    `free`: free memory in bytes, None if unknown. `check_data` raises for data that would spoil the comparison. Raises
-    `LaunchError` for a difference that taking modules whole does not cure.
+    `free`: free memory in bytes, None if unknown. Raises `LaunchError` for data that a run would refuse, and for a
+    difference that taking modules whole does not cure.
     """
     progress(0, 0, "tracing")
     traced = trace_job(job, minibatch, options.granularity)
-    check_data(traced)
+    random_state = RandomState.now(torch.device("cpu"))
+    try:
+        check_data(job, traced, minibatch, options.seed)
+    except (LaunchError, torch.OutOfMemoryError, MemoryError):
+        raise
+    except Exception:  # a sample that cannot be read: `reading_s` meets it again
+        pass
+    finally:
+        random_state.restore()
     if not options.self_check:
         return CheckedTraining(traced, SelfCheck(LEFT_OUT))
     progress(0, 0, "self-check")
@@ -144,16 +149,9 @@ def reading_s(job: Job, minibatch: int, clock: Clock, between: Callable[[], obje
     except LaunchError:
         return 0.0
     batches = Batches(job.datasets.train, sizes, seed=0, epoch=0, reading=job.datasets)
-    taken: list[Callable[[], float]] = []
-    began = time.perf_counter()
-    for number in range(MOST_READS):
-        between()
-        taken.append(clock.measure(partial(_read, batches, number % sizes.count)))
-        if time.perf_counter() - began > MOST_S:
-            break
-    clock.settle()
-    return median([one() for one in taken])
+    numbers = itertools.cycle(range(sizes.count))
 
+    def read() -> None:
+        batches.load(next(numbers))
 
-def _read(batches: Batches, minibatch: int) -> None:
-    batches.load(minibatch)
+    return repeated_s(clock, read, 1, MOST_READS, MOST_S, between)

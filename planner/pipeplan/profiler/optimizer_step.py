@@ -5,6 +5,7 @@ They run after all other passes, because they change the parameters.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from pipeplan.profiler.busy_cores import CoreLoad
-from pipeplan.profiler.clock import Clock, median
+from pipeplan.profiler.clock import Clock, repeated_s
 from pipeplan.profiler.layer_run import Measure
 from pipeplan.profiler.memory import record_memory_use
 from pipeplan_launch.job.job import Job, StageInfo
@@ -123,17 +124,13 @@ def _time_together(
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     resident = [*trained, *job.model.parameters(), *job.model.buffers(), *inputs, *_state_tensors(optimizer)]
     peak = _peak_bytes(resident[0].device, resident, step)
-    between = run_model if quick else _nothing
+    between = run_model if quick else lambda: None
     step_s, loaded_s = _median_step_s(optimizer, clock, between), None
     if load is not None:
         load.start()
         loaded_s = _median_step_s(optimizer, clock, between)
         load.stop()
     return _WholeStep(step_s, loaded_s / step_s if loaded_s and step_s > 0.0 else 1.0, peak, between)
-
-
-def _nothing() -> None:
-    """Leave everything as it is."""
 
 
 def _owners(parameters: Mapping[str, nn.Parameter], own: Mapping[str, Sequence[str]]) -> list[_Owner]:
@@ -166,13 +163,7 @@ def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], Non
     `between` runs before every step and leaves the caches as training does. If a pass over the model takes long,
     `between` does nothing: the parameters are then larger than the caches.
     """
-    handles: list[Callable[[], float]] = []
-    start = time.perf_counter()
-    while len(handles) < MIN_STEPS or (time.perf_counter() - start < STEP_BUDGET_S and len(handles) < MAX_STEPS):
-        between()
-        handles.append(clock.measure(lambda: _step(optimizer)))
-    clock.settle()
-    return median([taken() for taken in handles])
+    return repeated_s(clock, lambda: _step(optimizer), MIN_STEPS, MAX_STEPS, STEP_BUDGET_S, between)
 
 
 def _time_alone(job: Job, minibatch: int, owner: _Owner, clock: Clock) -> float | None:
@@ -187,12 +178,7 @@ def _time_alone(job: Job, minibatch: int, owner: _Owner, clock: Clock) -> float 
 
 def _median_loop_s(optimizer: Optimizer, clock: Clock) -> float:
     """Median time of a step in a loop of steps, with all that it needs in the caches."""
-    handles: list[Callable[[], float]] = []
-    start = time.perf_counter()
-    while len(handles) < MIN_LAYER_STEPS or time.perf_counter() - start < MIN_LAYER_STEPS_S:
-        handles.append(clock.measure(optimizer.step))
-    clock.settle()
-    return median([taken() for taken in handles])
+    return repeated_s(clock, optimizer.step, MIN_LAYER_STEPS, math.inf, MIN_LAYER_STEPS_S)
 
 
 def _fixed_time(job: Job, device: torch.device, step_s: Callable[[Optimizer], float]) -> float:

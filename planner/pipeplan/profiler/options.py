@@ -1,11 +1,13 @@
-"""The options of a measurement or an estimate, and the sizes that are measured beside those asked for."""
+"""The options of a measurement or an estimate, the sizes that are measured besides, and the check for torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pipeplan.errors import InputError
 from pipeplan.profile_data.rescale import halved
+from pipeplan_launch.torch_check import TRACING, import_problem
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of steps done, the number in all (0: unknown), and the name of the next step."""
@@ -49,3 +51,9 @@ class ProfilerOptions:
 def smaller_sizes(sizes: Sequence[int], halvings: int) -> list[int]:
     """The halvings of the first of `sizes` that are not among them, largest first."""
     return [size for size in halved(sizes[0], halvings) if size not in sizes]
+
+
+def check_torch() -> None:
+    """Raise an `InputError` that says which torch profiling needs, unless there is one."""
+    if why := import_problem(TRACING):
+        raise InputError(f"profiling needs torch: {why[0]}; {why[1]}")

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import fx
 
-from pipeplan.profiler.clock import Clock, median
+from pipeplan.profiler.clock import Clock, repeated_s
 from pipeplan.profiler.layer_run import LayerRun, Measure
 from pipeplan.profiler.prepared_layers import PreparedLayer, state_tensors
 from pipeplan.util.units import show_time
 from pipeplan_launch.tracing.shared_copies import shared_copies
 from pipeplan_launch.tracing.subgraph import Subgraph, cut_subgraph
 from pipeplan_launch.tracing.trace import TensorSpec
+
+COPIES_SHARE, COPIES_PASSES = 0.01, 5
+"""Share of the forward pass above which a remark is made on copies, and the passes that are measured for it."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +81,6 @@ def empty_layer() -> PreparedLayer:
     return PreparedLayer(name, segment, (), (), (receives,), (makes,), writes_in_place=False)
 
 
-MAX_SHARE = 0.01
-"""Share of the forward pass above which a remark is made."""
-PASSES = 5
-
-
 def copies_seconds(run: LayerRun, clock: Clock) -> float:
     """Median time of computing everything that several layers read and each stage computes for itself; 0 if nothing."""
     copies = shared_copies(run.traced)
@@ -95,14 +95,13 @@ def copies_seconds(run: LayerRun, clock: Clock) -> float:
         with run.precision():
             segment.run(*state, *data, run.minibatch)
 
-    seconds = [clock.measure(call) for _ in range(1 + PASSES)]
-    clock.settle()
-    return median([time_s() for time_s in seconds[1:]])
+    call()
+    return repeated_s(clock, call, COPIES_PASSES, COPIES_PASSES, math.inf)
 
 
 def copies_remarks(copies_s: float, forward_s: float) -> list[str]:
     """At most one sentence, if stages take a noticeable time for what no layer of theirs is charged for."""
-    if copies_s <= MAX_SHARE * forward_s:
+    if copies_s <= COPIES_SHARE * forward_s:
         return []
     said = f"masks, positions and the like take {show_time(copies_s)}, {copies_s / forward_s:.1%} of the forward pass"
     return [f"{said}: the first layers that read them are charged, and each later stage that reads them takes as long"]

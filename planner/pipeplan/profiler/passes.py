@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from pipeplan.errors import InputError
 from pipeplan.profiler.busy_cores import BusyCores, CoreLoad
 from pipeplan.profiler.clock import THOROUGH, Aim, Clock, Samples, Series
-from pipeplan.profiler.concurrent import MeasuringGroup
 from pipeplan.profiler.job_checks import reading_s
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import SavedBytes, measure_workspaces
@@ -43,11 +42,23 @@ WHOLE_EVERY = 3
 """If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after one in so many."""
 
 
+class MeasuringGroup:
+    """The processes that measure at the same time, this one included. Here it is alone, and waits for nobody."""
+
+    processes = 1
+
+    def start(self) -> None:
+        """Wait until every process is about to begin its timed passes."""
+
+    def finish(self, keep_busy: Callable[[], None]) -> None:
+        """Call `keep_busy` until every process has measured enough, so that the load on the machine stays the same."""
+
+
 class Passes:
     """Runs passes over the model, layer by layer and as a whole."""
 
-    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, company: MeasuringGroup) -> None:
-        self.job, self.run, self.clock, self.progress, self.company = job, run, clock, progress, company
+    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, group: MeasuringGroup) -> None:
+        self.job, self.run, self.clock, self.progress, self.group = job, run, clock, progress, group
         _, state_ratio = optimizer_state(job)
         self._parameters = tuple(run.traced.parameters_by_name().values())
         trained = sum(parameter.nbytes for parameter in self._parameters if parameter.requires_grad)
@@ -69,7 +80,7 @@ class Passes:
         traced = self.run.traced
         saved = SavedBytes([*traced.parameters_by_name().values(), *traced.buffers_by_name().values()])
         modules = {layer.name: layer.module for layer in self.run.traced.layers}
-        self.run.watcher = observer = DuplicateFinder(self.run)
+        self.run.watcher = observer = DuplicateFinder(self.run.layers)
         entered: list[str] = []
 
         def watch(layer: str) -> AbstractContextManager[None]:
@@ -117,7 +128,7 @@ class Passes:
         """
         alone = Series(Samples(self.run.weights), aim, repeats)
         loaded = None if load is None else Series(Samples(self.run.weights), aim, repeats)
-        self.company.start()
+        self.group.start()
         while not alone.enough or not (loaded is None or loaded.enough):
             if not alone.full:
                 self._take_turn(alone, "measuring")
@@ -127,7 +138,7 @@ class Passes:
                     self._run_both(None)
                 self._take_turn(loaded, f"measuring with {load.processes} processes")
                 load.stop()
-        self.company.finish(lambda: self._run_both(None))
+        self.group.finish(lambda: self._run_both(None))
         self.progress(alone.samples.passes, alone.samples.passes, "done")
         return alone.samples, None if loaded is None else loaded.samples
 
@@ -167,7 +178,7 @@ class Passes:
         `own` names the parameters charged to each layer.
         """
         self.progress(0, 0, "the optimiser's step")
-        self.company.start()
+        self.group.start()
         cost = measure_steps(
             self.job,
             self.run.minibatch,
@@ -178,7 +189,7 @@ class Passes:
             load,
             self.run.traced.loss_state,
         )
-        self.company.finish(self._run_whole)
+        self.group.finish(self._run_whole)
         self.progress(1, 1, "done")
         return cost
 

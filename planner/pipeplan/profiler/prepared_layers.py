@@ -13,12 +13,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from pipeplan.profiler.layer_run import LayerRun
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.regions import attribute_at
 from pipeplan_launch.tracing.shared_copies import SharedCopies
@@ -60,18 +59,6 @@ class TensorKind:
         extent = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
         memory = torch.full((max(0, extent),), 1e-3, dtype=self.dtype, device=self.device)
         return memory.as_strided(self.shape, self.stride)
-
-
-class PassObserver(Protocol):
-    """Observes a pass over the layers."""
-
-    def forward(
-        self, layer: PreparedLayer, received: Sequence[Tensor], data: Sequence[Tensor], made: Sequence[Any]
-    ) -> None:
-        """A layer has run forwards: `made` are its outputs."""
-
-    def backward(self, layer: PreparedLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
-        """A layer is about to run backwards: the gradients of each of its outputs, one or None from each consumer."""
 
 
 def prepare_layer(traced: TracedModel, name: str, device: torch.device, copies: SharedCopies) -> PreparedLayer:
@@ -119,16 +106,16 @@ def tensor_signature(tensor: Tensor | None) -> Hashable:
 
 
 class DuplicateFinder:
-    """Observes one full pass of a `LayerRun`, and finds the duplicate layers."""
+    """Observes one full pass over the layers, and finds those that are the same computation."""
 
-    def __init__(self, run: LayerRun) -> None:
-        self.run = run
+    def __init__(self, layers: Sequence[PreparedLayer]) -> None:
+        self._layers = layers
         self._observed: dict[str, list[Hashable]] = {}
 
     def forward(
         self, layer: PreparedLayer, received: Sequence[Tensor], data: Sequence[Tensor], made: Sequence[Any]
     ) -> None:
-        """Record the inputs and outputs of a layer."""
+        """Record the inputs and outputs of a layer that has run: `made` are its outputs."""
         inputs = [*layer.state, *received, *data]
         outputs = [value for value in made if isinstance(value, Tensor)]
         integers = [_integer_digest(tensor) for tensor in (*layer.state, *data)]
@@ -144,14 +131,14 @@ class DuplicateFinder:
         ]
 
     def backward(self, layer: PreparedLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
-        """Record the gradients of a layer's outputs: for each tensor, one or None from each consumer."""
+        """Record the gradients of the outputs of a layer that is about to run: one or None from each consumer."""
         self._observed[layer.name].append(tuple(tuple(map(tensor_signature, tensors)) for tensors in gradients))
 
     def classes(self) -> dict[str, str]:
         """For every duplicate layer, the first layer that is the same computation."""
         first: dict[Hashable, str] = {}
         duplicates = {}
-        for layer in self.run.layers:
+        for layer in self._layers:
             if layer.name == LOSS_LAYER:
                 continue
             signature = (graph_signature(layer.segment.run), tuple(self._observed[layer.name]))

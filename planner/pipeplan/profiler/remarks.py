@@ -7,8 +7,7 @@ changes every parameter by itself.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -22,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from pipeplan.profile_data.layers import Size
 from pipeplan.profile_data.ties import APART, held_layers
 from pipeplan.profile_data.training_needs import lacking_text
-from pipeplan.profiler.outcome import has_batch_norm, tied_weights, training_lacks
+from pipeplan.profiler.outcome import all_names, has_batch_norm, tied_weights, training_lacks
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.hidden_state import check_loss, refuse_hidden_state, trained_leaves
@@ -38,7 +37,10 @@ TOLERANCE = 1e-3
 """Relative difference of two losses below which they are taken as equal: reduced precision rounds."""
 PROBE_STEPS = 3
 """Steps of an optimiser that shows whether it treats every parameter by itself."""
-_MOST_NAMED = 3
+MAX_SUM_DEVIATION = 0.1
+"""Relative difference between the sum of the layers and the whole model above which a remark is made."""
+MAX_NAMED = 3
+"""Most parameters that a remark names."""
 
 
 def promise_remarks(job: Job, traced: TracedModel, batch: Batch) -> list[str]:
@@ -54,8 +56,11 @@ def promise_remarks(job: Job, traced: TracedModel, batch: Batch) -> list[str]:
         with torch.random.fork_rng(devices=[]), seen:
             output = batch.call(job.model)
         names = {id(one): name for name, one in job.model.named_parameters()}
-        unregistered = [one for one in _leaves_of(output) if id(one) not in names]
-        output = tree_map_only(Tensor, _without_graph, output)  # frees the activations
+        leaves = {id(leaf): leaf for value in tree_leaves(output) for leaf in trained_leaves(value)}
+        unregistered = [leaf for key, leaf in leaves.items() if key not in names]
+        output = tree_map_only(
+            Tensor, lambda one: one.detach().requires_grad_(one.requires_grad), output
+        )  # frees memory
         check_loss(job.loss, state, output, batch.target, names)
         with torch.no_grad(), seen:
             means = _difference_from_mean(job, state, output, batch)
@@ -69,15 +74,12 @@ def promise_remarks(job: Job, traced: TracedModel, batch: Batch) -> list[str]:
     ]
 
 
-def _without_graph(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
 @torch.no_grad()
 def _metric_remarks(job: Job, output: Any, target: Any) -> list[str]:
     """A sentence for each metric that fails. Raises `LaunchError` for one that changes state."""
     remarks = []
-    for name, metric in _metrics(job):
+    named = [(f"the job's metric {name!r}", metric) for name, metric in job.metrics.items()]
+    for name, metric in [*([("the job's metric", job.metric)] if job.metric else []), *named]:
         try:
             refuse_hidden_state(name, metric, partial(metric, output, target), "compute it from its arguments")
         except LaunchError:
@@ -87,36 +89,25 @@ def _metric_remarks(job: Job, output: Any, target: Any) -> list[str]:
     return remarks
 
 
-def _metrics(job: Job) -> Iterator[tuple[str, Callable[[Any, Any], Any]]]:
-    if job.metric is not None:
-        yield "the job's metric", job.metric
-    yield from ((f"the job's metric {name!r}", metric) for name, metric in job.metrics.items())
-
-
-def _leaves_of(output: Any) -> list[Tensor]:
-    found = {id(leaf): leaf for value in tree_leaves(output) for leaf in trained_leaves(value)}
-    return list(found.values())
+def _listed(names: Sequence[str]) -> str:
+    """The first `MAX_NAMED` names, and how many more there are."""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"{', '.join(names[:MAX_NAMED])}{more}"
 
 
 def _unregistered_remarks(parameters: Sequence[Tensor]) -> list[str]:
     if not parameters:
         return []
-    shapes = ", ".join("×".join(map(str, one.shape)) or "1" for one in parameters[:_MOST_NAMED])
-    more = f" and {len(parameters) - _MOST_NAMED} more" if len(parameters) > _MOST_NAMED else ""
-    remark = (
-        f"the model uses parameters that it does not have by name, which are never trained (shapes {shapes}{more}): "
-        "keep modules in an nn.ModuleList or nn.ModuleDict, and tensors as nn.Parameter attributes"
-    )
-    return [remark]
+    shapes = _listed(["×".join(map(str, one.shape)) or "1" for one in parameters])
+    remedy = "keep modules in an nn.ModuleList or nn.ModuleDict, and tensors as nn.Parameter attributes"
+    what = "the model uses parameters that it does not have by name, which are never trained"
+    return [f"{what} (shapes {shapes}): {remedy}"]
 
 
 def _trained_loss_remarks(state: LossState | None) -> list[str]:
     trained = [] if state is None else [name for name, one in state.parameters().items() if one.requires_grad]
-    if not trained:
-        return []
-    more = f" and {len(trained) - _MOST_NAMED} more" if len(trained) > _MOST_NAMED else ""
-    names = ", ".join(trained[:_MOST_NAMED])
-    return [f"the last stage trains the loss's parameters, unless requires_grad_(False) freezes them: {names}{more}"]
+    what = "the last stage trains the loss's parameters, unless requires_grad_(False) freezes them"
+    return [f"{what}: {_listed(trained)}"] if trained else []
 
 
 class _MeansOverSome(TorchFunctionMode):
@@ -143,10 +134,7 @@ class _MeansOverSome(TorchFunctionMode):
             self.reasons[f"targets of {ignore_index} are ignored"] = None
 
 
-_Losses = tuple[float, float]
-
-
-def _difference_from_mean(job: Job, state: LossState | None, output: Any, batch: Batch) -> _Losses | None:
+def _difference_from_mean(job: Job, state: LossState | None, output: Any, batch: Batch) -> tuple[float, float] | None:
     """(the loss of a minibatch, the mean of the losses of two parts of it) where the two differ; None where they agree,
     or where the output and the target cannot be divided into samples.
     """
@@ -182,7 +170,7 @@ def _differ(one: float, other: float) -> bool:
     return not abs(one - other) <= TOLERANCE * max(abs(one), abs(other), 1e-12)
 
 
-def _mean_remarks(job: Job, losses: _Losses | None, reasons: Collection[str]) -> list[str]:
+def _mean_remarks(job: Job, losses: tuple[float, float] | None, reasons: Collection[str]) -> list[str]:
     if losses is None and (job.loss_weight is not None or not reasons):
         return []
     over, remedy = "what loss_weight counts", ""
@@ -190,19 +178,15 @@ def _mean_remarks(job: Job, losses: _Losses | None, reasons: Collection[str]) ->
         over = "the samples"
         remedy = "; if it divides by the number of valid targets, return that number from the job's loss_weight(target)"
     why = f", as {' and '.join(reasons)}" if reasons else ""
+    found = ""
+    if losses is not None:
+        of_parts = f"that of two parts {losses[1]:.4g}" if isfinite(losses[1]) else "that of a part no number"
+        found = f" (the loss of a minibatch is {losses[0]:.4g}, {of_parts})"
     remark = (
         f"the loss is not a mean over {over}{why}: an update from several minibatches differs from that of one process "
-        f"with the whole batch{_found(losses)}{remedy}"
+        f"with the whole batch{found}{remedy}"
     )
     return [remark]
-
-
-def _found(losses: _Losses | None) -> str:
-    """The two losses that differ, in brackets."""
-    if losses is None:
-        return ""
-    of_parts = f"that of two parts {losses[1]:.4g}" if isfinite(losses[1]) else "that of a part no number"
-    return f" (the loss of a minibatch is {losses[0]:.4g}, {of_parts})"
 
 
 def coupling_remarks(job: Job) -> list[str]:
@@ -241,11 +225,6 @@ def _stepped(job: Job, chosen: Sequence[int]) -> list[Tensor] | None:
     return [parameter.detach() for parameter in parameters]
 
 
-MAX_SUM_DEVIATION = 0.1
-"""Relative difference between the sum of the layers and the whole model above which a remark is made."""
-MAX_NAMED_PARAMETERS = 3
-
-
 def lacking_remarks(job: Job) -> list[str]:
     """At most one sentence, if the job lacks what training needs."""
     lacks = training_lacks(job)
@@ -256,11 +235,7 @@ def unread_parameter_remarks(traced: TracedModel) -> list[str]:
     """At most one sentence, on the parameters that no output depends on: no stage holds them, and none trains them."""
     read = {name for info in traced.layers for name in info.parameters}
     unread = [name for name, _ in traced.model.named_parameters() if name not in read]
-    if not unread:
-        return []
-    more = f" and {len(unread) - MAX_NAMED_PARAMETERS} more" if len(unread) > MAX_NAMED_PARAMETERS else ""
-    names = ", ".join(unread[:MAX_NAMED_PARAMETERS])
-    return [f"no output depends on these parameters, which are in no layer: {names}{more}"]
+    return [f"no output depends on these parameters, which are in no layer: {_listed(unread)}"] if unread else []
 
 
 def evaluation_remarks(job: Job, traced: TracedModel) -> list[str]:
@@ -297,24 +272,19 @@ def batch_norm_remarks(traced: TracedModel, sizes: int) -> list[str]:
 def tie_remarks(traced: TracedModel) -> list[str]:
     """A sentence for each group of layers that share weights, and for those that share memory and hold others between
     them."""
-    names_of: dict[str, list[str]] = defaultdict(list)
-    for name, first in traced.state_names.items():
-        names_of[first].append(name)
+    names_of = all_names(traced)
     names = [layer.name for layer in traced.layers]
     arrows = [(spec.producer, consumer) for spec in traced.tensors for consumer in spec.consumers]
     remarks = []
     for tie in tied_weights(traced):
         (held,) = held_layers(names, arrows, [tie.layers])
-        more = f" and {len(tie.weights) - MAX_NAMED_PARAMETERS} more" if len(tie.weights) > MAX_NAMED_PARAMETERS else ""
-        tied = ", ".join(tie.weights[:MAX_NAMED_PARAMETERS])
-        remarks.append(f"{held.text(f'the weights {tied}{more}')}; {APART}")
+        remarks.append(f"{held.text(f'the weights {_listed(tie.weights)}')}; {APART}")
     for held in held_layers(names, arrows, traced.together):
         readers = [set(layer.parameters) for layer in traced.layers if layer.name in held.group]
         shared = [name for name in names_of if sum(name in read for read in readers) > 1]
         if shared:
-            tied = ", ".join(" = ".join(names_of[name]) for name in shared[:MAX_NAMED_PARAMETERS])
-            more = f" and {len(shared) - MAX_NAMED_PARAMETERS} more" if len(shared) > MAX_NAMED_PARAMETERS else ""
-            remarks.append(held.text(f"the weights {tied}{more}"))
+            tied = _listed([" = ".join(names_of[name]) for name in shared])
+            remarks.append(held.text(f"the weights {tied}"))
         elif held.between:
             remarks.append(held.text())
     return remarks

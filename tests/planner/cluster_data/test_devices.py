@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from commandline import Run
 from repository import ROOT
 
 from pipeplan.cluster_data import devices
-from pipeplan.cluster_data.device_document import ARITHMETICS, OPERATOR_KINDS
+from pipeplan.cluster_data.devices import ARITHMETICS, OPERATOR_KINDS
 from pipeplan.errors import InputError
 
 BUNDLED = ROOT / "profiles" / "devices"
@@ -26,9 +25,9 @@ def test_the_bundled_devices_are_read_by_any_case() -> None:
     assert {"v100", "a100", "h100", "h200", "titan-x"} <= set(devices.bundled_device_names())
     for name in devices.bundled_device_names():
         one = devices.load_device(name.upper())
-        assert set(one.shares) == set(OPERATOR_KINDS)
+        assert all(one.share_of(kind).source for kind in OPERATOR_KINDS)
         assert one.peaks["float32"] > 1e12
-        assert one.memory_bytes > 10**10
+        assert one.memory > 10**10
         assert one.checked
 
 
@@ -43,7 +42,7 @@ def test_every_figure_says_where_it_is_from(name: str) -> None:
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text().replace("V100 SXM2 16 GB", "mine").replace('"900 GB/s"', '"1 TB/s"'))
-    assert (devices.load_device(str(path)).name, devices.load_device(str(path)).bandwidth) == ("mine", 1e12)
+    assert (devices.load_device(str(path)).name, devices.load_device(str(path)).bandwidth.rate) == ("mine", 1e12)
 
 
 @pytest.mark.parametrize(
@@ -116,12 +115,10 @@ def test_the_page_says_everything_a_device_can(tmp_path: Path) -> None:
     path = tmp_path / "card.toml"
     path.write_text(example, encoding="utf-8")
     card = devices.load_device(str(path))
-    assert (card.float32_as["convolution"], card.tile) == ("tf32", (128, 64))
+    assert (card.usable_arithmetic("convolution", "float32"), card.tile and card.tile.sides) == ("tf32", (128, 64))
     assert card.transforms is not None
     assert card.checked
-    written = {"memory_bytes": "memory", "kernel_s": "kernel", "peaks": "peak", "shares": "share"}
-    for field in fields(devices.DeviceModel):
-        name = written.get(field.name, field.name)
+    for name in devices.DeviceFile.__struct_fields__:
         assert f"`{name}`" in page, name
         assert re.search(rf"^\[?{name}\b", example, re.MULTILINE), name
     for kind in (*OPERATOR_KINDS, *ARITHMETICS):
@@ -146,7 +143,7 @@ def test_damaged_files_are_refused_in_one_line_or_read(tmp_path: Path) -> None:
         except InputError as error:
             complaints.append(str(error))
         else:
-            assert 0 < found.bandwidth < 1e19
-            assert all(0 < share.compute <= 1 for share in found.shares.values())
+            assert 0 < found.bandwidth.rate < 1e19
+            assert all(0 < share.compute <= 1 for share in map(found.share_of, OPERATOR_KINDS))
     assert 100 < len(complaints) < 300
     assert not any("\n" in one for one in complaints)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 
 import pytest
 
-from pipeplan.profiler.clock import CPUClock, interquartile_range, median
+from pipeplan.profiler.clock import CPUClock, interquartile_range
 
 
 def test_median_and_spread() -> None:

@@ -18,9 +18,9 @@ import pytest
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler.concurrent import GroupMember, SingleProcess, combine_profiles
 from pipeplan.profiler.options import ProfilerOptions
-from pipeplan.profiler.profiler import profile_model
+from pipeplan.profiler.passes import MeasuringGroup
+from pipeplan.profiler.profiler import GroupMember, combine_profiles, profile_model
 
 
 def profile(scale: float, peak: int = 0) -> Profile:
@@ -70,8 +70,8 @@ def test_a_member_waits_for_the_others_and_keeps_its_load_up() -> None:
 
 
 def test_alone_there_is_nobody_to_load_for() -> None:
-    SingleProcess().start()
-    SingleProcess().finish(lambda: pytest.fail("no load is needed"))
+    MeasuringGroup().start()
+    MeasuringGroup().finish(lambda: pytest.fail("no load is needed"))
 
 
 JOB = """

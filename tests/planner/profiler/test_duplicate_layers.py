@@ -29,7 +29,7 @@ def observed(model: nn.Module, *inputs: Tensor) -> LayerRun:
     job = Job(model, inputs=lambda n: tuple(one[:1].expand(n, *one.shape[1:]).contiguous() for one in inputs))
     batch = Batch(job.example_inputs(3), None)
     run = LayerRun(trace_job(job, 3), batch, lambda output, target: total(output), 3, CPU)
-    run.watcher = observer = DuplicateFinder(run)
+    run.watcher = observer = DuplicateFinder(run.layers)
     run.forward(immediately)
     run.backward(immediately)
     run.watcher = None

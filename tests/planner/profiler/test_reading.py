@@ -16,10 +16,10 @@ from torch.utils.data import Dataset, TensorDataset
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.clock import CPUClock
-from pipeplan.profiler.concurrent import SingleProcess
 from pipeplan.profiler.job_checks import reading_s
+from pipeplan.profiler.measure import profile_in_process
 from pipeplan.profiler.options import ProfilerOptions
-from pipeplan.profiler.profiler import profile_in_process
+from pipeplan.profiler.passes import MeasuringGroup
 from pipeplan_launch.job.job import Data, Job
 
 FAILING = """
@@ -106,7 +106,7 @@ def test_a_sample_that_fails_is_remarked_and_the_model_measured(tmp_path: Path) 
     path = tmp_path / "job.py"
     path.write_text(FAILING)
     options = ProfilerOptions(repeats=1, warmup=1, halvings=0, load=False)
-    found = profile_in_process(f"{path}:build", options, lambda done, total, what: None, SingleProcess())
+    found = profile_in_process(f"{path}:build", options, lambda done, total, what: None, MeasuringGroup())
     assert found.read_s == 0
     (said,) = [note for note in found.provenance.notes if "reading samples was not measured" in note]
     assert "sample 7 is damaged" in said

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from pipeplan.cluster_data.devices import DeviceModel
+from pipeplan.cluster_data.devices import DeviceFile
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Work:
     """One operator, or one part of one."""
 
     kind: str
-    """One of `pipeplan.cluster_data.device_document.OPERATOR_KINDS`."""
+    """One of `pipeplan.cluster_data.devices.OPERATOR_KINDS`."""
     arithmetic: str
-    """The type that it computes in, one of `pipeplan.cluster_data.device_document.ARITHMETICS`."""
+    """The type that it computes in, one of `pipeplan.cluster_data.devices.ARITHMETICS`."""
     flops: float = 0.0
     """FLOPs, two per multiply-add; 0 for operators that memory bounds."""
     bytes: float = 0.0
@@ -92,34 +92,34 @@ def autocast_tensor(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def total_seconds(works: Iterable[Work], device: DeviceModel) -> float:
+def total_seconds(works: Iterable[Work], device: DeviceFile) -> float:
     """Time of operators that run one after another, in seconds."""
     return sum(operator_seconds(work, device) for work in works)
 
 
-def operator_seconds(work: Work, device: DeviceModel) -> float:
+def operator_seconds(work: Work, device: DeviceFile) -> float:
     """Time of one operator, in seconds."""
     arithmetic = device.usable_arithmetic(work.kind, work.arithmetic)
-    share = device.shares[work.kind]
+    share, tile = device.share_of(work.kind), device.tile.sides if device.tile else (1, 1)
     peak = device.peaks[arithmetic] * share.compute
-    rate = device.bandwidth * share.memory
-    elementwise = device.bandwidth * device.shares["elementwise"].memory
-    direct = max(work.flops * tile_padding(work.sides, device.tile) / peak, work.bytes / rate)
-    if arithmetic in device.channels_last:
+    rate = device.bandwidth.rate * share.memory
+    elementwise = device.bandwidth.rate * device.share.elementwise.memory
+    direct = max(work.flops * tile_padding(work.sides, tile) / peak, work.bytes / rate)
+    if device.channels_last is not None and arithmetic in device.channels_last.arithmetic:
         direct += work.converted_bytes / elementwise
     best, transformed = direct, work.transformed
     if transformed is not None and _has_transforms(transformed, arithmetic, device):
         # The steps are separate kernels, so their times add up. The transforms are elementwise.
-        compute_s = transformed.flops * tile_padding(transformed.sides, device.tile) / peak
+        compute_s = transformed.flops * tile_padding(transformed.sides, tile) / peak
         best = min(direct, compute_s + transformed.bytes / elementwise)
-    return work.kernels * device.kernel_s + best
+    return work.kernels * device.kernel.time + best
 
 
-def _has_transforms(transformed: TransformedWork, arithmetic: str, device: DeviceModel) -> bool:
+def _has_transforms(transformed: TransformedWork, arithmetic: str, device: DeviceFile) -> bool:
     limits = device.transforms
     if limits is None or limits.arithmetic != arithmetic:
         return False
-    return transformed.workspace_bytes <= limits.workspace_bytes
+    return transformed.workspace_bytes <= limits.workspace
 
 
 def tile_padding(sides: tuple[int, int] | None, tile: tuple[int, int]) -> float:

@@ -152,7 +152,7 @@ def test_a_model_larger_than_memory_is_estimated() -> None:
     assert profile.layers[0].parameter_bytes == 4 * (200_000 * 200_000 + 200_000)
     # SGD with momentum reads and writes five times the parameters.
     h100 = devices.load_device("h100")
-    update = 5 * profile.layers[0].parameter_bytes / (h100.bandwidth * h100.shares["elementwise"].memory)
+    update = 5 * profile.layers[0].parameter_bytes / (h100.bandwidth.rate * h100.share.elementwise.memory)
     assert profile.layers[0].update_s == pytest.approx(update, rel=1e-3)
 
 
@@ -244,12 +244,12 @@ def test_torchs_log_of_an_operator_that_fails_is_not_shown(
 
 
 def test_times_are_the_roofline() -> None:
-    share = V100.shares["matmul"]
+    share = V100.share.matmul
     thick = Work("matmul", "float32", flops=1e12, bytes=1e6, sides=(128, 128))
-    assert operator_seconds(thick, V100) == pytest.approx(V100.kernel_s + 1e12 / (15.7e12 * share.compute))
+    assert operator_seconds(thick, V100) == pytest.approx(V100.kernel.time + 1e12 / (15.7e12 * share.compute))
     thin = replace(thick, flops=1e6, bytes=9e9)
-    assert operator_seconds(thin, V100) == pytest.approx(V100.kernel_s + 0.01 / share.memory)
-    assert operator_seconds(Work("elementwise", "float32", kernels=3), V100) == pytest.approx(3 * V100.kernel_s)
+    assert operator_seconds(thin, V100) == pytest.approx(V100.kernel.time + 0.01 / share.memory)
+    assert operator_seconds(Work("elementwise", "float32", kernels=3), V100) == pytest.approx(3 * V100.kernel.time)
     # A V100 has no bfloat16, and computes in float32; an A100 takes tf32 for convolutions, not for products.
     assert operator_seconds(replace(thick, arithmetic="bfloat16"), V100) == operator_seconds(thick, V100)
     a100 = devices.load_device("a100")
@@ -274,7 +274,7 @@ def test_tensor_cores_pay_for_channels_that_are_not_last() -> None:
     (work,) = counts.forward["1"]
     assert work.converted_bytes == 2 * 4 * 4 * (8 + 16) * 20 * 20
     a100 = devices.load_device("a100")
-    extra = work.converted_bytes / (a100.bandwidth * a100.shares["elementwise"].memory)
+    extra = work.converted_bytes / (a100.bandwidth.rate * a100.share.elementwise.memory)
     last = replace(work, converted_bytes=0.0)
     assert operator_seconds(work, a100) == pytest.approx(operator_seconds(last, a100) + extra)
     assert operator_seconds(work, V100) == operator_seconds(last, V100)
