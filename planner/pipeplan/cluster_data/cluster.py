@@ -14,14 +14,14 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.errors import InputError
 from pipeplan.util.files import LARGEST
-from pipeplan.util.typed import Amount, Bytes, Natural, settle_numbers
+from pipeplan.util.typed import Amount, Bytes, Natural, json_fields, settle_numbers
 
 MAXIMUM_WORKERS = 1 << 20
 LONGEST_LATENCY_S = 3600.0
@@ -57,7 +57,7 @@ class Device:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON, `cores` and `memory_reserve` only where they are not 0."""
-        return {name: value for name, value in asdict(self).items() if name not in ("cores", "memory_reserve") or value}
+        return json_fields(self, "cores", "memory_reserve")
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,7 @@ class Server:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON, `name` only where there is one."""
-        content = asdict(self) | {"device": self.device.to_json()}
-        return {name: value for name, value in content.items() if name != "name" or value}
+        return json_fields(self, "name") | {"device": self.device.to_json()}
 
 
 SHARDED_RINGS = 1.5
@@ -367,7 +366,7 @@ class Cluster:
         content: dict[str, Any] = {
             "name": self.name,
             "device": self.device.to_json(),
-            "levels": [asdict(level) for level in self.levels],
+            "levels": [json_fields(level) for level in self.levels],
         }
         if self.machines:
             content["servers"] = [machine.to_json() for machine in self.machines]

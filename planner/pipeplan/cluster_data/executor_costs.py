@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pipeplan.errors import InputError
-from pipeplan.util.typed import Amount, settle_numbers
+from pipeplan.util.typed import Amount, json_fields, settle_numbers
 
 LONGEST_S = 3600.0
 """Longest time of one of these costs, in seconds."""
@@ -99,9 +99,7 @@ class ExecutorCosts:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON, without those that older files lack where they are nothing."""
-        return {name: value for name, value in asdict(self).items() if value or name not in _LATER}
+        return json_fields(self, "sample_s", "step_s", "read_s", "correction_byte_s")
 
 
-_LATER = ("sample_s", "step_s", "read_s", "correction_byte_s")
-"""Fields that older files lack."""
 NO_COSTS = ExecutorCosts()

@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +23,7 @@ from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import read_document, write_text
-from pipeplan.util.typed import Amount, decode
+from pipeplan.util.typed import Amount, decode, json_fields
 
 FORMAT, VERSION = "pipeplan-executor-costs", 7
 SWITCH = "PIPEPLAN_EXECUTOR_COSTS"
@@ -104,7 +104,7 @@ class MachineCosts:
             "executor": self.costs.to_json(),
             "throughput": {str(count): value for count, value in self.throughput.items()},
             "alone_pass_s": self.alone_pass_s,
-            "idle": None if self.idle is None else asdict(self.idle),
+            "idle": self.idle and json_fields(self.idle),
         }
 
 

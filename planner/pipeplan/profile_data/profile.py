@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profile_data.training_needs import TrainingNeed, located_fields
 from pipeplan.util import graph
 from pipeplan.util.files import read_document, write_json
-from pipeplan.util.typed import decode, settle_numbers
+from pipeplan.util.typed import decode, json_fields, settle_numbers
 from pipeplan_launch.job_reference import JobFile, located_reference, portable_reference
 
 LARGEST_MINIBATCH = 10**7
@@ -184,7 +184,7 @@ class Profile:
             "model": {
                 "ref": self.model_ref,
                 "name": self.model_name,
-                **_stated(file=self.model_file and asdict(self.model_file)),
+                **_stated(file=self.model_file and json_fields(self.model_file)),
                 "graph_hash": self.graph_hash,
                 "dynamic_batch": self.dynamic_batch,
                 "granularity": self.granularity,
@@ -207,7 +207,7 @@ class Profile:
             **_measured_fields(self),
             "together": [list(group) for group in self.together],
             **_stated(
-                tied=[tie.to_json() for tie in self.tied], work=self.work != SampleWork() and self.work.to_json()
+                tied=list(map(json_fields, self.tied)), work=self.work != SampleWork() and json_fields(self.work)
             ),
             "sizes": [{"minibatch": size.minibatch, **_measured_fields(size)} for size in self.sizes],
         }
@@ -307,7 +307,7 @@ def _measured_fields(size: Profile | Size) -> dict[str, Any]:
     return {
         "whole": whole,
         "layers": [layer.to_json() for layer in size.layers],
-        "tensors": [{**asdict(tensor), "consumers": list(tensor.consumers)} for tensor in size.tensors],
+        "tensors": [json_fields(tensor) for tensor in size.tensors],
     }
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeplan.util.typed import json_fields
 from pipeplan_launch.job_reference import JobFile, change_note, choice_note, file_of, job_file, relative_reference
 
 TrainingNeed = Literal["loss", "data"]
@@ -41,7 +42,7 @@ def located_fields(ref: str, recorded: JobFile | None, folder: Path) -> dict[str
         return {"ref": ref}
     file = file_of(ref)
     current = replace(recorded, path=str(file)) if file is not None and file.is_file() else recorded
-    return {"ref": relative_reference(ref, folder), "file": asdict(current)}
+    return {"ref": relative_reference(ref, folder), "file": json_fields(current)}
 
 
 def job_notes(ref: str, recorded: JobFile | None) -> Iterator[str]:

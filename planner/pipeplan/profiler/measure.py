@@ -27,7 +27,7 @@ from pipeplan.profiler.memory import (
 )
 from pipeplan.profiler.optimizer_step import StepCost
 from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
-from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, cpu_name, profile_from
+from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, profile_from
 from pipeplan.profiler.overhead import copies_remarks, copies_seconds
 from pipeplan.profiler.passes import MeasuringGroup, Passes, training_loss
 from pipeplan.profiler.remarks import (
@@ -275,7 +275,7 @@ def _provenance(
     return {
         "kind": "measured",
         "device": options.device,
-        "device_name": torch.cuda.get_device_name() if options.device == "cuda" else cpu_name(),
+        "device_name": torch.cuda.get_device_name() if options.device == "cuda" else local_processors().name,
         "how": _method(options, job, first, busy),
         "threads": options.threads,
         "warmup": first.warmed,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -214,14 +212,3 @@ def profile_from(
 def utc_now() -> str:
     """The present time, ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def cpu_name() -> str:
-    """The processor's name, or the machine's architecture if the system does not know the name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

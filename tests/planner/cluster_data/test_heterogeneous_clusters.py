@@ -11,7 +11,7 @@ import pytest
 from instances import drawn, random_instance
 
 from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.cluster_toml import load_cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost.contention import card_loads

@@ -11,7 +11,7 @@ import pytest
 import pipeplan
 from pipeplan.cluster_data import machine_costs
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.cluster_toml import read_cluster, write_cluster
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.cluster_data.machine_costs import IdleCores, MachineCosts

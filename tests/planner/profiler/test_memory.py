@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeplan.errors import InputError
-from pipeplan.profiler import profiler as module
+from pipeplan.profiler import measure as module
 from pipeplan.profiler.memory import failed_allocation_bytes, limited_memory
 from pipeplan.profiler.options import ProfilerOptions
 from pipeplan.profiler.profiler import profile_model

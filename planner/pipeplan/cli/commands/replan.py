@@ -15,7 +15,7 @@ from pipeplan.cli.output import answer_width, note, print_answer, print_json, pr
 from pipeplan.cli.problem_options import GroupedCommand, checked_option_fields, problem_arguments
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, solve_line, written_lines
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING
