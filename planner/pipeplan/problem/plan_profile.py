@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data.bundled import bundled_profile_paths
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile import Profile, bundled_profile_paths
 from pipeplan.util.files import Node
 
 PROFILE = "profile.json"

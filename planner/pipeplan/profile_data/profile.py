@@ -16,12 +16,19 @@ from typing import Any
 
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Provenance, SampleWork, Size, Tensor, edges
-from pipeplan.profile_data.profile_document import GRANULARITIES, PROFILE_FORMAT, PROFILE_VERSION, ProfileFields
+from pipeplan.profile_data.profile_document import (
+    GRANULARITIES,
+    PROFILE_FORMAT,
+    PROFILE_VERSION,
+    ProfileFields,
+    TrainingNeed,
+    located_fields,
+)
 from pipeplan.profile_data.rescale import size_at
 from pipeplan.profile_data.ties import TiedWeights
-from pipeplan.profile_data.training_needs import TrainingNeed, located_fields
-from pipeplan.util import graph
+from pipeplan.util import files, graph
 from pipeplan.util.files import read_document, write_json
+from pipeplan.util.text import did_you_mean
 from pipeplan.util.typed import decode, json_fields, settle_numbers
 from pipeplan_launch.job_reference import JobFile, located_reference, portable_reference
 
@@ -239,6 +246,31 @@ class Profile:
                 folder = Path(os.path.realpath(path)).parent
                 arguments["model_ref"] = located_reference(arguments["model_ref"], arguments["model_file"], folder)
             return Profile(**arguments, file=os.path.abspath(path))
+
+
+def bundled_profile_paths() -> dict[str, Path]:
+    """The paths of the bundled profiles, by name."""
+    return {path.stem: path for path in sorted(files.bundled_folder("profiles").glob("*.json"))}
+
+
+def load_profile(name: str) -> Profile:
+    """The profile in the file `name`, otherwise the bundled profile of that name.
+
+    Raises an `InputError` where there is neither, or where the file is not a valid profile.
+    """
+    path = Path(name)
+    if path.suffix == ".py" or ".py:" in name:
+        job = name if ":" in name else f"{name}:build"
+        raise InputError(f"{name} is a job, not a profile: measure it first, with pipeplan profile {job}")
+    if path.suffix == ".toml" and path.is_file():
+        raise InputError(f"{name} is not a profile, which ends in .json: a cluster file goes with --cluster")
+    if path.is_file():
+        return Profile.load(path)
+    if name in bundled_profile_paths():
+        return replace(Profile.load(bundled_profile_paths()[name]), file="")  # found by its name on any machine
+    if path.suffix == ".json" or len(path.parts) > 1 or path.exists():
+        return Profile.load(path)
+    raise InputError(f"there is no profile {name!r}; {did_you_mean(name, bundled_profile_paths())} (or give a file)")
 
 
 def check_profile(profile: Profile) -> None:

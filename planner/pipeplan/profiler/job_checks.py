@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pipeplan.profile_data.training_needs import LEFT_OUT, unchecked_text
+from pipeplan.profile_data.profile_document import LEFT_OUT, unchecked_text
 from pipeplan.profiler.clock import Clock, repeated_s
 from pipeplan.profiler.options import ProfilerOptions, Progress
 from pipeplan_launch.errors import LaunchError

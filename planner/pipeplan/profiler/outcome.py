@@ -15,8 +15,8 @@ from pipeplan._version import __version__
 from pipeplan.profile_data.layers import Layer, Provenance, Size
 from pipeplan.profile_data.layers import Tensor as Edge
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile_document import TrainingNeed
 from pipeplan.profile_data.ties import TiedWeights
-from pipeplan.profile_data.training_needs import TrainingNeed
 from pipeplan.profiler.clock import Aim, Samples, interquartile_range
 from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
 from pipeplan.profiler.overhead import Overhead

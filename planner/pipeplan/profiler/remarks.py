@@ -19,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeplan.profile_data.layers import Size
+from pipeplan.profile_data.profile_document import lacking_text
 from pipeplan.profile_data.ties import APART, held_layers
-from pipeplan.profile_data.training_needs import lacking_text
 from pipeplan.profiler.outcome import all_names, has_batch_norm, tied_weights, training_lacks
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast

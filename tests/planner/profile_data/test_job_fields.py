@@ -17,7 +17,7 @@ from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.training_needs import job_notes
+from pipeplan.profile_data.profile_document import job_notes
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launcher import TemplateContext
 from pipeplan_launch.job_reference import JobFile, file_digest

@@ -22,7 +22,7 @@ from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.candidates import microbatches
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
-from pipeplan.profile_data.training_needs import job_notes
+from pipeplan.profile_data.profile_document import job_notes
 from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
 from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, replanned_problem, solve_again
 from pipeplan.replanning.replan import RELAXED, ReplanReport, relax_options
