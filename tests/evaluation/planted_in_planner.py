@@ -297,7 +297,7 @@ PLANNER = (
     ),
     (
         "copies of shared weights take no memory",
-        P + "problem/shared_weights.py",
+        P + "problem/between_cuts.py",
         "return sum(weight.bytes for weight in shared if weight.copied_in(held))",
         "return 0",
         (COST, SOLVERS, CHECK),

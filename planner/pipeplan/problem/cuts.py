@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan.problem.between_cuts import Workspaces
 from pipeplan.problem.problem import Problem
-from pipeplan.problem.workspaces import Workspaces
 from pipeplan.util import graph
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 

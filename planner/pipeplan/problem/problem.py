@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -12,8 +13,8 @@ from pipeplan.cluster_data.cluster import SHARDED_RINGS, Cluster
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.errors import InputError, TooFewLayersError
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, VIRTUAL, copied_share
+from pipeplan.problem.between_cuts import SharedWeight
 from pipeplan.problem.options import Options
-from pipeplan.problem.shared_weights import SharedWeight
 from pipeplan.problem.units import Flow, FlowArrays, Unit, units_and_flows
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.units import show_size
@@ -243,3 +244,36 @@ class Problem:
     def straight(self) -> Problem:
         """This problem restricted to one straight pipeline, without any replication."""
         return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False, grid=False))
+
+
+def contradicting_pins(problem: Problem) -> str:
+    """A clause that names two pins of which no plan can satisfy both, ending in a semicolon; empty if there are none.
+
+    They put one layer, or layers that must share a stage, into two stages, or a layer before one that it reads from.
+    """
+    unit_of = {name: number for number, unit in enumerate(problem.units) for name in unit.layers}
+    readers: dict[int, set[int]] = {}
+    for producer, consumer in problem.edges:
+        readers.setdefault(producer, set()).add(consumer)
+    for (first, stage), (second, other) in itertools.permutations(problem.options.pins, 2):
+        if first == second and stage < other:
+            return f"{first!r} is pinned to stage {stage} and also to stage {other}; "
+        if first != second and unit_of[first] == unit_of[second] and stage < other:
+            same = f"{second!r}, which must be in the same stage"
+            return f"{first!r} is pinned to stage {stage} and {same}, to stage {other}; "
+        if stage < other and _leads_to(unit_of[second], unit_of[first], readers):
+            return f"{first!r} is pinned to stage {stage} and {second!r}, which comes before it, to stage {other}; "
+    return ""
+
+
+def _leads_to(start: int, end: int, readers: dict[int, set[int]]) -> bool:
+    """Whether there is a path of at least one edge from one unit to another."""
+    waiting, seen = [start], {start}
+    while waiting:
+        for unit in readers.get(waiting.pop(), ()):
+            if unit == end:
+                return True
+            if unit not in seen:
+                seen.add(unit)
+                waiting.append(unit)
+    return False

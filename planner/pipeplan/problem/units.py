@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import VIRTUAL
+from pipeplan.problem.between_cuts import SharedWeight, shared_weights
 from pipeplan.problem.options import Options
-from pipeplan.problem.shared_weights import SharedWeight, shared_weights
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import graph
