@@ -67,12 +67,9 @@ def test_rescaling_and_taking_the_load_go_in_either_order() -> None:
         ]
 
 
-def test_the_file_has_both(tmp_path: Path) -> None:
+def test_the_file_has_both_or_says_nothing_of_them(tmp_path: Path) -> None:
     LOADED.save(tmp_path / "profile.json")
     assert Profile.load(tmp_path / "profile.json") == LOADED
-
-
-def test_a_profile_without_them_is_written_as_before() -> None:
     plain = LOADED.without_load()
     assert times(plain) == times(LOADED)
     text = json.dumps(replace(plain, step_s=0.0).to_json())
