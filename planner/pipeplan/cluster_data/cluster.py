@@ -42,8 +42,8 @@ class Device:
     speed: Amount = 1.0
     """Speed relative to the device on which the profile was measured."""
     cores: Natural | Amount = 0
-    """Processor cores that the workers of one server share, or how many workers' computing they get done together if
-    that was measured; 0 where every worker has a core of its own."""
+    """Processor cores that the workers of one server share, or the measured throughput of these workers relative to one
+    worker; 0 where every worker has a core of its own."""
     memory_reserve: Amount = 0.0
     """Share of the memory that plans leave free, because an allocator cannot use all of it (fragmentation)."""
 
@@ -76,7 +76,7 @@ class Level:
     sendrecv_efficiency: Amount = 1.0
     """Share of the bandwidth that point-to-point traffic reaches."""
     source: str = ""
-    """Where the figures come from."""
+    """Source of the figures."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -136,7 +136,7 @@ class Cluster:
     server_price: float | None = None
     """Price of one server of a uniform cluster for one hour; None where it is not known."""
     executor: ExecutorCosts = NO_COSTS
-    """What the executor itself costs on a device of speed 1."""
+    """Costs of the executor itself on a device of speed 1."""
     exchange_rings: float = 1.0
     """Time of one exchange of gradients, in ring all-reduces: 1, or `SHARDED_RINGS` where replicas also gather the
     weights that each has updated. This is no property of the machines, and in no file: `Problem` sets it."""

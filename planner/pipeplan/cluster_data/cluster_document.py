@@ -105,7 +105,7 @@ class _ClusterHead(Struct, kw_only=True, forbid_unknown_fields=True):
     version: Literal[1]
     name: str
     executor: ExecutorTable | Literal["local"] | None = None
-    """What the executor costs; `local` for what was measured on this machine."""
+    """Costs of the executor; `local` for those measured on this machine."""
 
     @property
     def costs(self) -> ExecutorCosts:

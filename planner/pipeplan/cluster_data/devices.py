@@ -47,7 +47,7 @@ class Share(Struct, frozen=True, forbid_unknown_fields=True):
     memory: Part
     """Share of the peak memory bandwidth."""
     source: str
-    """Where the figures come from."""
+    """Source of the figures."""
 
 
 class ShareTables(Struct, forbid_unknown_fields=True):

@@ -1,4 +1,4 @@
-"""What the executor itself costs on a device, beside the layers: its time, and the memory of a worker."""
+"""Costs of the executor itself on a device, besides the layers: its time, and the memory of a worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST_SHARE = 10.0
 
 @dataclass(frozen=True)
 class ExecutorCosts:
-    """What the executor costs, in seconds on a device of speed 1, and in bytes; nothing by default.
+    """Costs of the executor, in seconds on a device of speed 1, and in bytes; none by default.
 
     docs/cost-model.md, "The executor's own work" and "Memory of one worker", has the formulas. Raises an `InputError`
     where a figure is out of range.
@@ -34,7 +34,7 @@ class ExecutorCosts:
     version_byte_s: Amount = 0.0
     """For each byte of the parameters of a stage that an update copies, because older versions are still in use."""
     source: str = ""
-    """Where the figures come from."""
+    """Source of the figures."""
     worker_bytes: Amount = 0.0
     """Memory of a worker without a model: the interpreter, torch, the transport and their threads."""
     allocator_share: Amount = 0.0
@@ -44,7 +44,7 @@ class ExecutorCosts:
     sample_s: Amount = 0.0
     """For handling the samples of a minibatch, and its loss: at the first and at the last stage."""
     step_s: Amount = 0.0
-    """For each step of the optimiser at a stage, whatever its parameters are, beside what the layers are charged."""
+    """For each step of the optimiser at a stage, besides the time that the layers are charged for."""
     read_s: Amount = 0.0
     """For reading the samples of a minibatch from the job's data: at the first and at the last stage."""
     correction_byte_s: Amount = 0.0

@@ -26,7 +26,7 @@ BOUNDARIES = ("single", "parallel")
 
 
 class Sharding(StrEnum):
-    """What the replicas of a stage divide among them, the simplest first."""
+    """State that the replicas of a stage divide among them, the simplest first."""
 
     NONE = "none"
     OPTIMIZER = "zero1"
@@ -71,7 +71,7 @@ class Options:
     recompute: bool = True
     """Whether a stage may drop its activations and run forward again before backward, where memory is short."""
     sharding: Sharding = Sharding.NONE
-    """What the replicas of a stage divide among them."""
+    """State that the replicas of a stage divide among them."""
     contention: bool = True
     """Whether a network card is charged with the sum of the traffic that crosses it, shared cores with the sum of the
     work on them, and plain data parallelism with the wait for its all-reduce. Otherwise every resource is charged as if
@@ -136,7 +136,7 @@ class Options:
             raise InputError(f"there is no boundary model {self.boundary!r}; {did_you_mean(self.boundary, BOUNDARIES)}")
 
     def data_parallel(self, plan: Plan) -> str:
-        """How the executor trains a plan on the whole model: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for others."""
+        """The executor's way to train a plan of one stage: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for other plans."""
         if plan.inference or len(plan.stages) > 1 or plan.schedule != FLUSH or plan.busy == 1:
             return ""
         return "ddp" if self.sharding == Sharding.NONE else str(self.sharding)

@@ -83,7 +83,7 @@ class Problem:
 
     @property
     def _few_layers(self) -> str:
-        """How many groups of layers can be in stages of their own, in a clause."""
+        """A clause on the number of groups of layers that can be in stages of their own."""
         count = len(self.units)
         if not self.profile.tied or self.options.flushes or len(self.profile.layers) == count:
             return f"the model has only {count} layers to cut between"

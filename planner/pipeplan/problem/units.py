@@ -59,7 +59,7 @@ class FlowArrays:
     consumers: NDArray[np.intp]
     """The consumers of all flows, one flow after another."""
     starts: NDArray[np.intp]
-    """Where the consumers of each flow begin."""
+    """Index of the first consumer of each flow."""
     bytes: NDArray[np.float64]
     """Bytes forward and backward, a row for each flow."""
 

@@ -116,7 +116,7 @@ MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 120
 
 @dataclass(frozen=True)
 class Aim:
-    """How precisely a minibatch size is measured, if the number of passes is not given."""
+    """The precision to which a minibatch size is measured, if the number of passes is not given."""
 
     total: float
     """Passes go on until the standard error of the median total is below this share of the median …"""

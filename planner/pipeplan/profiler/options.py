@@ -15,13 +15,13 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class ProfilerOptions:
-    """How a model is traced and measured, or estimated."""
+    """The options by which a model is traced and measured, or estimated."""
 
     batches: tuple[int, ...] = ()
     """Minibatch sizes in samples: that of the profile first, then others to measure in the same run. The default is the
     job's own size."""
     halvings: int = 0
-    """How often the first size is halved, to be measured briefly as well."""
+    """Number of halvings of the first size that are measured briefly as well."""
     device: str = "cpu"
     """`cpu` or `cuda` to measure here, else the device file to estimate for: a bundled one's name, or a path."""
     threads: int = 1

@@ -16,13 +16,16 @@ from torch import nn
 
 from pipeplan.cluster_data import devices
 from pipeplan.errors import InputError
+from pipeplan.profile_data.layers import SampleFlops, SampleWork
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.estimate.estimator import TracedJob, trace_for_estimate
-from pipeplan.profiler.estimate.flops import WorkCounts, count_work
+from pipeplan.profiler.estimate.flops import WorkCounts, count_work, counted_work
 from pipeplan.profiler.estimate.work import TransformedWork, Work, operator_seconds, tile_padding
 from pipeplan.profiler.options import ProfilerOptions
 from pipeplan.profiler.passes import sum_of_outputs
 from pipeplan.profiler.profiler import profile_model
+from pipeplan_launch.job.job import Data, Job
+from pipeplan_launch.tracing.trace import trace_job
 
 JOBS = ROOT / "tests" / "support" / "estimate_jobs.py"
 V100 = devices.load_device("v100")
@@ -173,20 +176,14 @@ def test_a_model_that_looks_at_its_data_gets_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("job", "says"),
-    [
-        (
-            "each_loss",
-            r"^the job's loss \(CrossEntropyLoss\) must return a tensor with one number, .* shape \(4,\): take",
-        ),
+def test_a_loss_that_cannot_be_trained_with_is_named() -> None:
+    for job, says in (
+        ("each_loss", r"^the job's loss \(CrossEntropyLoss\) must return a tensor with one number, .* \(4,\): take"),
         ("constant_loss", r"^the job's loss \(lambda of .*\) does not depend on any parameter that can be trained$"),
         ("failing_loss", r"^the job's loss \(mse_loss\) failed: RuntimeError: .* dimension 1$"),
-    ],
-)
-def test_a_loss_that_cannot_be_trained_with_is_named(job: str, says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        profile_model(ref(job), ProfilerOptions(device="v100", batches=(4,)))
+    ):
+        with pytest.raises(InputError, match=says):
+            profile_model(ref(job), ProfilerOptions(device="v100", batches=(4,)))
 
 
 def test_what_is_taken_whole_is_said_to_be_known_by_its_bytes_only() -> None:
@@ -227,7 +224,7 @@ def test_what_is_not_counted_makes_the_profile_incomplete(tmp_path: Path, job: s
 
 
 def test_a_complete_profile_has_no_warning() -> None:
-    profile = profile_model(ref("default_experts"), ProfilerOptions(device="v100"))
+    profile = profile_model(ref("mlp"), ProfilerOptions(device="v100"))
     assert profile.provenance.warning == ""
     assert "incomplete" not in profile.to_json()["provenance"]
 
@@ -321,3 +318,22 @@ def _check_bundled(name: str) -> None:
     made, kept = script.build(name), Profile.load(folder / f"{name}-v100.json")
     assert (made.layers, made.tensors, made.together) == (kept.layers, kept.tensors, kept.together)
     assert script.text_of(kept).count("\n") < 400
+
+
+def _job(**options: object) -> Job:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    samples = [(torch.randn(8), torch.tensor(index % 4)) for index in range(12)]
+    return Job(model, loss=nn.functional.cross_entropy, data=lambda: Data(samples), **options)  # type: ignore[arg-type]
+
+
+def test_two_products_forward_and_three_backward() -> None:
+    """The first product's input needs no gradient, so that the backward pass has one product less."""
+    job = _job(tokens_per_sample=8)
+    first, second = 2 * 8 * 16, 2 * 16 * 4
+    flops = (SampleFlops("matmul", "float32", first + second, first + 2 * second),)
+    assert counted_work(job, trace_job(job, 6, "layer"), 6) == SampleWork(flops, 8, 12)
+
+
+def test_autocast_counts_in_its_own_type() -> None:
+    job = _job(autocast=torch.bfloat16)
+    assert {one.arithmetic for one in counted_work(job, trace_job(job, 6, "layer"), 6).flops} == {"bfloat16"}
