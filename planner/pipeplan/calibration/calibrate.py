@@ -76,7 +76,9 @@ def calibrate(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -
     slack = 1.0
     for _ in range(ROUNDS):
         scores = _scores(runs, with_times(profile, times * _stretch(slack, inference)), cluster)
-        off = _mean_error(runs, scores)
+        # Measured over predicted step time: the geometric mean over the runs.
+        logs = [math.log(run.pace_s / score.pace_s) for run, score in zip(runs, scores, strict=True)]
+        off = math.exp(math.fsum(logs) / len(logs))
         if abs(off - 1) < CLOSE:
             break
         slack *= off
@@ -93,12 +95,6 @@ def _scores(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> 
         if not 0 < score.pace_s < math.inf:
             raise InputError(f"the plan of run {run.name} has no steady state at its depths: solve again with --force")
     return scores
-
-
-def _mean_error(runs: Sequence[ObservedRun], scores: Sequence[Evaluation]) -> float:
-    """Measured over predicted step time: the geometric mean over the runs."""
-    logs = [math.log(run.pace_s / score.pace_s) for run, score in zip(runs, scores, strict=True)]
-    return math.exp(math.fsum(logs) / len(logs))
 
 
 def _times_of(run: ObservedRun, profile: Profile, cluster: Cluster) -> Times:

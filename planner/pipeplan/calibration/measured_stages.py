@@ -26,7 +26,7 @@ from pipeplan.run_data.run_folder import MeasuredRun, StageSummary
 FILLING = 2
 """Updates at the beginning of an epoch that are left out."""
 FEWEST = 10
-"""Fewest steady-state minibatches of the last stage for which a pace counts as measured."""
+"""Fewest steady-state minibatches of the last stage for which a step time counts as measured."""
 LONGEST_LINE = 1 << 16
 """Most bytes of a line of metrics, which has a few hundred."""
 

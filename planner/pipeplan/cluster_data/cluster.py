@@ -196,7 +196,7 @@ class Cluster:
 
     @property
     def total_speed(self) -> float:
-        """The sum of the speeds of all workers. Total work divided by it is a lower bound on every pace."""
+        """The sum of the speeds of all workers. Total work divided by it is a lower bound on every step time."""
         if self.uniform:
             return self.workers * self.device.speed
         return math.fsum(machine.inside.count * machine.device.speed for machine in self.machines)

@@ -149,5 +149,5 @@ class ClusterFields(Struct):
 def cluster_from_json(node: Node) -> Cluster:
     """The cluster that `Cluster.to_json` wrote. Raises an `InputError` that names the field that is wrong."""
     with node.locating_errors():
-        stated = decode(node, ClusterFields)
-        return Cluster(stated.name, stated.device, stated.levels, stated.servers, stated.server_price, stated.executor)
+        found = decode(node, ClusterFields)
+        return Cluster(found.name, found.device, found.levels, found.servers, found.server_price, found.executor)

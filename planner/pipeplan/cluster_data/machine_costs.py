@@ -20,6 +20,7 @@ from msgspec import Struct
 from pipeplan._version import __version__
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
+from pipeplan.cluster_data.local import local_processors
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import read_document, write_text
@@ -56,7 +57,7 @@ class MachineCosts:
     """Costs of the executor on this machine, and the throughput of several busy workers."""
 
     costs: ExecutorCosts
-    """The costs of a worker beside others."""
+    """The costs of a worker while others run on the machine."""
     throughput: Mapping[int, float]
     """Throughput of workers that compute at the same time, relative to one worker, by their number."""
     when: str
@@ -211,7 +212,7 @@ def shares_processors(cluster: Cluster) -> bool:
 
 
 def as_charged(profile: Profile, cluster: Cluster, busy: int) -> tuple[Profile, Cluster]:
-    """The profile with the times beside `busy` workers, and the cluster as it is charged with these times.
+    """The profile with the times under the load of `busy` workers, and the cluster as it is charged with these times.
 
     Times under load include the slowdown by other workers. Times of a calibrated profile include the executor's work.
     """
@@ -245,12 +246,5 @@ def _made_with() -> dict[str, str]:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         torch = ""
-    return {"machine": _machine(), "torch": torch, "pipeplan": __version__}
-
-
-def _machine() -> str:
-    """This machine: the name of its processor, and the cores that this process may use."""
-    from pipeplan.cluster_data.local import local_processors
-
     here = local_processors()
-    return f"{here.name}, {here.cores} cores"
+    return {"machine": f"{here.name}, {here.cores} cores", "torch": torch, "pipeplan": __version__}

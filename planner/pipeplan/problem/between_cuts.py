@@ -50,7 +50,7 @@ def shared_weights(profile: Profile, unit_of: Mapping[str, int]) -> tuple[Shared
 
 
 def copied_bytes(shared: Sequence[SharedWeight], held: Collection[int]) -> int:
-    """Bytes of the weights that a stage with these units holds beside the parameter bytes of its units."""
+    """Bytes of the weights that a stage with these units holds in addition to the parameter bytes of its units."""
     return sum(weight.bytes for weight in shared if weight.copied_in(held))
 
 
@@ -79,7 +79,7 @@ class SharedInCuts:
         )
 
     def copied(self, starts: Ints, ends: Ints) -> Floats:
-        """Bytes that stages from cuts to larger cuts hold beside the parameter bytes of their units."""
+        """Bytes that stages from cuts to larger cuts hold in addition to the parameter bytes of their units."""
         lacking = self.first[:, ends] == self.first[:, starts]
         holding = self.members[:, ends] > self.members[:, starts]
         return np.asarray(np.tensordot(self.bytes, lacking & holding, axes=1))

@@ -182,6 +182,9 @@ def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLIN
     inside = _membership(ideals, count)
     work_s, forward_s, update_s = _times(problem, inside)
     sent, returned = _crossing(inside, problem)
+    readers = [0] * count
+    for source, target in problem.edges:
+        readers[source] |= 1 << target
     return Cuts(
         ideals=tuple(ideals),
         complete=complete,
@@ -193,7 +196,7 @@ def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLIN
         saved=inside @ np.array([unit.saved_bytes for unit in units], float),
         sent=sent,
         returned=returned,
-        readers=_readers(problem),
+        readers=tuple(readers),
         workspace_bytes=tuple(unit.workspace_bytes for unit in units),
     )
 
@@ -205,13 +208,6 @@ def _times(problem: Problem, inside: Floats) -> tuple[Floats, Floats, Floats]:
         np.array([getattr(unit, name) for unit in problem.units]) for name in ("backward_s", "update_s")
     )
     return inside @ (forward + backward), inside @ forward, inside @ update
-
-
-def _readers(problem: Problem) -> tuple[int, ...]:
-    readers = [0] * len(problem.units)
-    for source, target in problem.edges:
-        readers[source] |= 1 << target
-    return tuple(readers)
 
 
 def _membership(ideals: list[int], count: int) -> Floats:

@@ -55,7 +55,7 @@ class Options:
     stages: Positive | None = None
     """Exact number of stages."""
     max_replicas: Positive | None = None
-    """Largest number of replicas of a stage in one copy of the pipeline; 1 asks for a straight pipeline."""
+    """Largest number of replicas of a stage in one copy of the pipeline; 1 asks for an unreplicated pipeline."""
     allow_copies: bool = True
     """Whether whole pipelines may be replicated across the components of the cluster."""
     schedule: str = STASHING
@@ -86,7 +86,7 @@ class Options:
     pins: tuple[tuple[str, Positive], ...] = ()
     """Layers that must be in a given stage, counted from 1."""
     together: tuple[tuple[str, ...], ...] = ()
-    """Groups of layers that must share a stage, beside the groups of the profile."""
+    """Groups of layers that must share a stage, in addition to the groups of the profile."""
     no_cut_after: tuple[str, ...] = ()
     """Layers whose output no boundary may cross: they share a stage with all layers that read it."""
     grid: bool = False

@@ -116,7 +116,7 @@ class Problem:
     @property
     def state_ratio(self) -> float:
         """Bytes of the optimiser's state per byte of parameters, less what `Options.copies_per_version` charges too
-        much: the newest version has no step beside it.
+        much: no step is kept for the newest version.
         """
         return self.profile.optimizer_state_ratio - (self.options.copies_per_version - 1)
 
@@ -242,7 +242,7 @@ class Problem:
         return free
 
     def straight(self) -> Problem:
-        """This problem restricted to one straight pipeline, without any replication."""
+        """This problem restricted to one unreplicated pipeline."""
         return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False, grid=False))
 
 

@@ -80,8 +80,8 @@ class Profile:
     sizes: tuple[Size, ...] = ()
     """Other minibatch sizes that were measured in the same run."""
     step_s: float = 0.0
-    """Time of an optimiser's step whatever its parameters are, which each stage pays beside `update_s` of its layers; 0
-    where `update_s` has all of the step."""
+    """Time of an optimiser's step that does not depend on its parameters. Each stage spends it in addition to
+    `update_s` of its layers. 0 where `update_s` has all of the step."""
     read_s: float = 0.0
     """Time of reading the samples of one minibatch from the job's data, in the worker's own process; 0 where the job
     has none, or reads them in other processes."""
@@ -191,11 +191,11 @@ class Profile:
             "model": {
                 "ref": self.model_ref,
                 "name": self.model_name,
-                **_stated(file=self.model_file and json_fields(self.model_file)),
+                **_present(file=self.model_file and json_fields(self.model_file)),
                 "graph_hash": self.graph_hash,
                 "dynamic_batch": self.dynamic_batch,
                 "granularity": self.granularity,
-                **_stated(
+                **_present(
                     batch_norm=self.batch_norm,
                     lacks=list(self.lacks),
                     taken_whole=list(self.taken_whole),
@@ -207,13 +207,13 @@ class Profile:
             "optimizer": {
                 "name": self.optimizer_name,
                 "state_bytes_per_parameter_byte": self.optimizer_state_ratio,
-                **_stated(step_s=self.step_s),
+                **_present(step_s=self.step_s),
             },
             "peak_bytes": self.peak_bytes,
-            **_stated(read_s=self.read_s),
+            **_present(read_s=self.read_s),
             **_measured_fields(self),
             "together": [list(group) for group in self.together],
-            **_stated(
+            **_present(
                 tied=list(map(json_fields, self.tied)), work=self.work != SampleWork() and json_fields(self.work)
             ),
             "sizes": [{"minibatch": size.minibatch, **_measured_fields(size)} for size in self.sizes],
@@ -299,7 +299,10 @@ def check_profile(profile: Profile) -> None:
     if len(set(counts)) < len(counts):
         raise InputError(f"a microbatch size appears twice: {', '.join(map(str, counts))}")
     for size in profile.sizes:
-        _check_size(profile, size)
+        for what in ("layers", "tensors"):
+            if [one.name for one in getattr(size, what)] != [one.name for one in getattr(profile, what)]:
+                at = f"at microbatch {size.minibatch} differ from those at microbatch {profile.minibatch}"
+                raise InputError(f"the {what} {at}")
 
 
 def _check_ties(profile: Profile) -> None:
@@ -319,15 +322,8 @@ def _check_ties(profile: Profile) -> None:
             )
 
 
-def _check_size(profile: Profile, size: Size) -> None:
-    for what in ("layers", "tensors"):
-        if [one.name for one in getattr(size, what)] != [one.name for one in getattr(profile, what)]:
-            sizes = f"at microbatch {size.minibatch} differ from those at microbatch {profile.minibatch}"
-            raise InputError(f"the {what} {sizes}")
-
-
-def _stated(**fields: Any) -> dict[str, Any]:
-    """The fields that say something; a file leaves out those that are empty, zero or false."""
+def _present(**fields: Any) -> dict[str, Any]:
+    """The fields that a file has: those that are not empty, zero or false."""
     return {name: value for name, value in fields.items() if value}
 
 

@@ -1,4 +1,4 @@
-"""Layers that have weights or memory in common, and what that means for cuts."""
+"""Layers that have weights or memory in common, and the consequence for cuts."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -24,23 +24,11 @@ from pipeplan_launch.telemetry.free_memory import free_bytes
 from pipeplan_launch.telemetry.memory import resident_bytes
 
 
-class CoreLoad(Protocol):
-    """The load that keeps the other cores busy."""
-
-    processes: int
-    """Busy processes, the measuring one included."""
-
-    def start(self) -> None:
-        """Make the other cores busy."""
-
-    def stop(self) -> None:
-        """Leave the other cores idle."""
-
-
 class BusyCores:
     """Copies of this process that run `keep_busy` again and again, between `start` and `stop`; a context.
 
-    `lost` says that a copy has ended, so that times were measured under less load than they should have been.
+    `processes` counts this process too. `lost` says that a copy has ended, so that times were measured under less load
+    than they should have been.
     """
 
     def __init__(self, processes: int, model: nn.Module, keep_busy: Callable[[], None]) -> None:
@@ -92,17 +80,13 @@ class BusyCores:
                 signal.signal(number, signal.SIG_DFL)
             end_with_parent(parent)
             os.kill(os.getpid(), signal.SIGSTOP)
-            own_memory(self._model)
+            # Written weights get memory of their own, as those of workers have.
+            for tensor in (*self._model.parameters(), *self._model.buffers()):
+                tensor.data.copy_(tensor.data.clone())
             while True:
                 self._keep_busy()
         finally:
             os._exit(1)
-
-
-def own_memory(model: nn.Module) -> None:
-    """Write the weights of a forked process, so that it gets memory of its own for them, as workers have."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data.copy_(tensor.data.clone())
 
 
 def load_obstacle(processes: int) -> str:

@@ -8,26 +8,15 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 
-class Clock(Protocol):
-    """Times calls. On an accelerator a time is known only after `settle`, so `measure` returns a handle."""
-
-    how: str
-    """The kind of time that the clock takes, phrased as part of a sentence."""
-
-    def measure(self, call: Callable[[], None]) -> Callable[[], float]:
-        """Run `call`. The returned function gives its time in seconds once `settle` has been called."""
-
-    def settle(self) -> None:
-        """Wait until every measured call has finished on the device."""
-
-
 class CPUClock:
     """CPU time of the calling thread if torch computes with one thread, else wall-clock time.
+
+    `how` is the kind of time that the clock takes, phrased as part of a sentence.
 
     With one thread both passes run on the calling thread, so its CPU time leaves out the time that other processes
     take. It includes the slowdown from shared caches, memory bandwidth and clock frequency, and excludes waiting for a
@@ -43,7 +32,7 @@ class CPUClock:
             self.how += f" in each of {processes} processes at the same time"
 
     def measure(self, call: Callable[[], None]) -> Callable[[], float]:
-        """Run the call. Its time is known at once."""
+        """Run `call`. The returned function gives its time in seconds once `settle` has been called."""
         start = self._now()
         call()
         elapsed = self._now() - start
@@ -70,6 +59,9 @@ class CUDAClock:
     def settle(self) -> None:
         """Wait for the device."""
         torch.cuda.synchronize()
+
+
+Clock = CPUClock | CUDAClock
 
 
 def repeated_s(
@@ -130,7 +122,7 @@ class Aim:
 
 THOROUGH = Aim(0.01, 0.03, 1.0, 25.0)
 BRIEF = Aim(0.02, 0.06, 0.25, 3.0)
-"""For the sizes that are measured beside the profile's own without having been asked for."""
+"""For further sizes that were not asked for."""
 
 
 @dataclass

@@ -133,16 +133,22 @@ class MemoryUse:
     """Still in use after the call."""
 
 
-def record_memory_use(device: torch.device, run: Callable[[Measure], None]) -> list[MemoryUse]:
+def record_memory_use(device: torch.device, run: Callable[[Measure], object]) -> list[MemoryUse]:
     """Memory use of each call that `run` makes through the given `Measure`, in order; empty if nothing was recorded."""
     if device.type == "cuda":
         uses: list[MemoryUse] = []
         run(_measure_on_cuda(uses))
         return uses
+
+    def measure(call: Callable[[], None]) -> Callable[[], float]:
+        with record_function(CALL_LABEL):
+            call()
+        return lambda: 0.0
+
     # At lower levels the profiler's library announces on standard error that it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(use_cpu=True, profile_memory=True) as profiled:
-        run(_measure_marked)
+        run(measure)
     return _uses_in(profiled)
 
 
@@ -156,12 +162,6 @@ def _measure_on_cuda(uses: list[MemoryUse]) -> Measure:
         return lambda: 0.0
 
     return measure
-
-
-def _measure_marked(call: Callable[[], None]) -> Callable[[], float]:
-    with record_function(CALL_LABEL):
-        call()
-    return lambda: 0.0
 
 
 def _uses_in(profiled: profile) -> list[MemoryUse]:

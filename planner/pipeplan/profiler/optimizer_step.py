@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipeplan.profiler.busy_cores import CoreLoad
+from pipeplan.profiler.busy_cores import BusyCores
 from pipeplan.profiler.clock import Clock, repeated_s
-from pipeplan.profiler.layer_run import Measure
 from pipeplan.profiler.memory import record_memory_use
 from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.loss_state import LossState
@@ -64,7 +63,7 @@ def measure_steps(
     clock: Clock,
     run_model: Callable[[], None],
     inputs: Sequence[Tensor],
-    load: CoreLoad | None = None,
+    load: BusyCores | None = None,
     loss_state: LossState | None = None,
 ) -> StepCost:
     """Measure the job's optimiser, with a `load` also under that.
@@ -109,7 +108,7 @@ def _time_together(
     clock: Clock,
     run_model: Callable[[], None],
     inputs: Sequence[Tensor],
-    load: CoreLoad | None,
+    load: BusyCores | None,
 ) -> _WholeStep:
     """Measure steps over all parameters. The gradients stay."""
 
@@ -122,7 +121,8 @@ def _time_together(
     quick = time.perf_counter() - start < STEP_BUDGET_S / MAX_STEPS
     job.model.zero_grad(set_to_none=True)
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    resident = [*trained, *job.model.parameters(), *job.model.buffers(), *inputs, *_state_tensors(optimizer)]
+    kept = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    resident = [*trained, *job.model.parameters(), *job.model.buffers(), *inputs, *kept]
     peak = _peak_bytes(resident[0].device, resident, step)
     between = run_model if quick else lambda: None
     step_s, loaded_s = _median_step_s(optimizer, clock, between), None
@@ -151,10 +151,6 @@ def _make_optimizer(job: Job, minibatch: int, owner: _Owner) -> Optimizer:
 def _step(optimizer: Optimizer) -> None:
     with user_code_errors("a step of the job's optimizer"):
         optimizer.step()
-
-
-def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
-    return [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
 
 
 def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], None]) -> float:
@@ -218,11 +214,7 @@ def split_step_time(
 
 def _peak_bytes(device: torch.device, resident: Sequence[Tensor], step: Callable[[], None]) -> int:
     """Bytes of the resident tensors plus the peak of a step; 0 if the allocator recorded nothing."""
-
-    def run_step(measure: Measure) -> None:
-        measure(step)
-
-    uses = record_memory_use(device, run_step)
+    uses = record_memory_use(device, lambda measure: measure(step))
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in resident}
     return uses[0].most + sum(storages.values()) if uses else 0
 

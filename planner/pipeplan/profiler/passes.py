@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from pipeplan.errors import InputError
-from pipeplan.profiler.busy_cores import BusyCores, CoreLoad
+from pipeplan.profiler.busy_cores import BusyCores
 from pipeplan.profiler.clock import THOROUGH, Aim, Clock, Samples, Series
 from pipeplan.profiler.job_checks import reading_s
 from pipeplan.profiler.layer_run import LayerRun
@@ -119,7 +119,7 @@ class Passes:
         self.overhead = measure_overhead(self.run, self.clock, self.run.batch.inputs[0].device, passes)
 
     def measure(
-        self, repeats: int | None, aim: Aim = THOROUGH, load: CoreLoad | None = None
+        self, repeats: int | None, aim: Aim = THOROUGH, load: BusyCores | None = None
     ) -> tuple[Samples, Samples | None]:
         """Run `repeats` measured passes, or, if it is None, until the aim is reached or its time is spent.
 
@@ -172,7 +172,7 @@ class Passes:
         self.progress(0, 0, "reading samples")
         return reading_s(self.job, self.run.minibatch, self.clock, self._eviction.run)
 
-    def steps(self, own: Mapping[str, Sequence[str]], load: CoreLoad | None = None) -> StepCost:
+    def steps(self, own: Mapping[str, Sequence[str]], load: BusyCores | None = None) -> StepCost:
         """Measure whole training steps, after all other passes, with a `load` also under that.
 
         `own` names the parameters charged to each layer.

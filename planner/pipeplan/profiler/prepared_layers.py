@@ -11,7 +11,7 @@ if they read the same tensor, or if the buffers and data hold the same numbers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,14 +88,13 @@ def state_tensors(traced: TracedModel, segment: Subgraph, device: torch.device) 
     """The parameters, buffers and constants that a function takes."""
     parameters, buffers = dict(traced.model.named_parameters()), dict(traced.model.named_buffers())
     return tuple(
-        parameters[key] if key in parameters else buffers[key] if key in buffers else _constant(traced, key, device)
+        parameters[key]
+        if key in parameters
+        else buffers[key]
+        if key in buffers
+        else attribute_at(traced.graph_module, key).to(device)
         for key in segment.state
     )
-
-
-def _constant(traced: TracedModel, name: str, device: torch.device) -> Tensor:
-    tensor: Tensor = attribute_at(traced.graph_module, name)
-    return tensor.to(device)
 
 
 def tensor_signature(tensor: Tensor | None) -> Hashable:
@@ -118,6 +117,8 @@ class DuplicateFinder:
         """Record the inputs and outputs of a layer that has run: `made` are its outputs."""
         inputs = [*layer.state, *received, *data]
         outputs = [value for value in made if isinstance(value, Tensor)]
+        storages = [tensor.untyped_storage()._cdata for tensor in (*inputs, *outputs)]
+        shared = tuple(map(storages.index, storages))  # for each tensor, the first one that shares its storage
         integers = [_integer_digest(tensor) for tensor in (*layer.state, *data)]
         integers += [
             spec.name for spec, tensor in zip(layer.receives, received, strict=True) if _may_be_indices(tensor)
@@ -126,7 +127,7 @@ class DuplicateFinder:
             tuple(map(tensor_signature, inputs)),
             tuple(integers),
             tuple(map(tensor_signature, outputs)),
-            _shared_storages([*inputs, *outputs]),
+            shared,
             layer.writes_in_place,
         ]
 
@@ -158,12 +159,6 @@ def _integer_digest(tensor: Tensor) -> str | None:
 def _may_be_indices(tensor: Tensor) -> bool:
     """Whether the tensor's values may decide which memory is accessed."""
     return not (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 1
-
-
-def _shared_storages(tensors: Iterable[Tensor]) -> Hashable:
-    """For each tensor, the index of the first one that shares its storage."""
-    first: dict[int, int] = {}
-    return tuple(first.setdefault(tensor.untyped_storage()._cdata, index) for index, tensor in enumerate(tensors))
 
 
 def graph_signature(module: fx.GraphModule) -> Hashable:

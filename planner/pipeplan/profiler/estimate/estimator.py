@@ -112,7 +112,7 @@ def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lamb
         built = trace_for_estimate(ref, options.seed, options.minibatch, options.granularity)
         sizes = options.batches or (built.job.minibatch,)
         if built.traced.dynamic_batch:
-            # An estimate is nearly a straight line in the samples: the ends are enough, and large models take long.
+            # An estimate is nearly linear in the samples: the ends are enough, and large models take long.
             sizes += tuple(smaller_sizes(sizes, options.halvings)[-1:])
         _, ratio = optimizer_state(built.job)
         all_counts, estimated = [], []

@@ -53,7 +53,8 @@ class Convolution:
         self.flops = float(conv_flop_count(list(x.shape), list(weight.shape), list(out.shape), transposed=transposed))
         self.inputs, self.outputs = x.shape[1] // groups, out.shape[1] // groups
         self.bytes = bytes_of(x) + bytes_of(weight) + bytes_of(out)
-        self.converted_bytes = 2 * sum(bytes_of(tensor) for tensor in (x, out) if not _channels_last(tensor))
+        # Channels are last where they are next to each other in memory.
+        self.converted_bytes = 2 * sum(bytes_of(tensor) for tensor in (x, out) if tensor.stride(1) != 1)
 
     def forward(self, *, bias: bool) -> list[Work]:
         """The work of the convolution and of adding a bias, which is a kernel of its own."""
@@ -101,10 +102,6 @@ class Convolution:
             workspace_bytes=transformed_bytes,
             sides=(rows, self.inputs if kind == "weight_gradient" else tiles),
         )
-
-
-def _channels_last(tensor: Tensor) -> bool:
-    return tensor.stride(1) == 1
 
 
 def _positions(tensor: Tensor) -> int:

@@ -107,19 +107,13 @@ def operator_seconds(work: Work, device: DeviceFile) -> float:
     direct = max(work.flops * tile_padding(work.sides, tile) / peak, work.bytes / rate)
     if device.channels_last is not None and arithmetic in device.channels_last.arithmetic:
         direct += work.converted_bytes / elementwise
-    best, transformed = direct, work.transformed
-    if transformed is not None and _has_transforms(transformed, arithmetic, device):
+    best, transformed, limits = direct, work.transformed, device.transforms
+    fits = transformed and limits and transformed.workspace_bytes <= limits.workspace
+    if transformed and limits and fits and limits.arithmetic == arithmetic:
         # The steps are separate kernels, so their times add up. The transforms are elementwise.
         compute_s = transformed.flops * tile_padding(transformed.sides, tile) / peak
         best = min(direct, compute_s + transformed.bytes / elementwise)
     return work.kernels * device.kernel.time + best
-
-
-def _has_transforms(transformed: TransformedWork, arithmetic: str, device: DeviceFile) -> bool:
-    limits = device.transforms
-    if limits is None or limits.arithmetic != arithmetic:
-        return False
-    return transformed.workspace_bytes <= limits.workspace
 
 
 def tile_padding(sides: tuple[int, int] | None, tile: tuple[int, int]) -> float:
