@@ -368,8 +368,8 @@ PLANNER = (
     (
         "times between sizes are those of the lower one",
         P + "profile_data/rescale.py",
-        "return lambda low, _: low * scale",
-        "return lambda low, _: low",
+        "return lambda at_low, _: at_low * scale",
+        "return lambda at_low, _: at_low",
         (T + "profile_data",),
     ),
     (

@@ -20,10 +20,10 @@ from pipeplan.profiler.job_checks import CheckedTraining, check_training
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import (
     check_fits_in_memory,
+    device_memory_message,
     failed_allocation_bytes,
     limited_memory,
     out_of_memory_message,
-    step_memory_text,
 )
 from pipeplan.profiler.optimizer_step import StepCost
 from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
@@ -56,114 +56,144 @@ def profile_in_process(ref: str, options: ProfilerOptions, progress: Progress, g
 
     Raises `InputError`, which says how much memory is needed if the model does not fit.
     """
-    traced_models: list[TracedModel] = []
-    free = free_bytes() if options.device == "cpu" else None
-    free = None if free is None else free // group.processes
-    resident = resident_bytes()
+    measurement, resident = _Measurement(ref, options, progress, group), resident_bytes()
     try:
-        with limited_memory(free):
-            return _trace_and_measure(ref, options, progress, group, free, traced_models)
+        with limited_memory(measurement.free):
+            return measurement.profile()
     except Exception as error:
-        traced = traced_models[0] if traced_models else None
+        traced = measurement.traced
         minibatch = options.minibatch or (traced.minibatch if traced else None)
         if isinstance(error, torch.OutOfMemoryError):
-            raise InputError(_device_memory_message(ref, options.device, minibatch, error, traced)) from error
+            raise InputError(device_memory_message(ref, options.device, minibatch, error, traced)) from error
         requested = failed_allocation_bytes(error)
         if requested is not None:
-            largest = max(options.batches, default=minibatch)
+            largest, free = max(options.batches, default=minibatch), measurement.free
             raise InputError(out_of_memory_message(ref, largest, free, resident, requested, traced)) from error
         if isinstance(error, LaunchError):
             raise InputError(str(error)) from error
         raise
 
 
-def _device_memory_message(
-    ref: str, device: str, minibatch: int | None, error: Exception, traced: TracedModel | None
-) -> str:
-    at = f" at microbatch {minibatch}" if minibatch else ""
-    reason = " ".join(str(error).split())[:200]
-    need = f"; {step_memory_text(traced, minibatch)}" if traced is not None and minibatch else ""
-    return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --microbatch"
+class _Measurement:
+    """The measurement of one model, as far as it has come."""
 
+    job: Job
 
-def _trace_and_measure(
-    ref: str,
-    options: ProfilerOptions,
-    progress: Progress,
-    group: MeasuringGroup,
-    free: int | None,
-    traced_models: list[TracedModel],
-) -> Profile:
-    """Profile the model. The traced model is appended to `traced_models`, for messages if a later step fails."""
-    progress(0, 0, "loading the model")
-    keep_freed_memory()
-    torch.set_num_threads(options.threads)
-    job = load_job(ref, options.seed)
-    sizes = options.batches or (job.minibatch,)
-    checked = check_training(job, sizes[0], options, free, progress)
-    traced = checked.traced
-    traced_models.append(traced)
-    if len(sizes) > 1 and not traced.dynamic_batch:
-        raise InputError(
-            f"{ref!r} can only be traced for one microbatch size at a time: give --microbatch one number, and measure "
-            "the others in runs of their own"
+    def __init__(self, ref: str, options: ProfilerOptions, progress: Progress, group: MeasuringGroup) -> None:
+        self.ref, self.options, self.progress, self.group = ref, options, progress, group
+        free = free_bytes() if options.device == "cpu" else None
+        self.free = None if free is None else free // group.processes
+        """Free memory for this process in bytes; None if unknown."""
+        self.busy = load_processes(options)
+        self.traced: TracedModel | None = None
+        self.remarks: list[str] = []
+        self.measured: list[MeasuredSize] = []
+
+    def profile(self) -> Profile:
+        """Trace the model, check it, and measure it at all sizes."""
+        options, remarks = self.options, self.remarks
+        self.progress(0, 0, "loading the model")
+        keep_freed_memory()
+        torch.set_num_threads(options.threads)
+        job = self.job = load_job(self.ref, options.seed)
+        sizes = options.batches or (job.minibatch,)
+        checked = check_training(job, sizes[0], options, self.free, self.progress)
+        traced = self.traced = checked.traced
+        if len(sizes) > 1 and not traced.dynamic_batch:
+            raise InputError(
+                f"{self.ref!r} can only be traced for one microbatch size at a time: give --microbatch one number, and "
+                "measure the others in runs of their own"
+            )
+        check_fits_in_memory(self.ref, traced, max(sizes), self.free)
+        remarks += [*lacking_remarks(job), *checked.remarks, *unread_parameter_remarks(traced), *tie_remarks(traced)]
+        remarks += evaluation_remarks(job, traced)
+        first = self._measure(traced, sizes[0], THOROUGH)
+        for size in sizes[1:]:
+            self._measure(traced, size, THOROUGH)
+        for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
+            try:
+                self._measure(traced, size, BRIEF)
+            except Exception as error:  # the model works at its own size, so that a smaller one is not needed
+                remarks.append(f"microbatch {size}, and anything smaller, was not measured: {_reason(error)}")
+                break
+        remarks += batch_norm_remarks(traced, len(self.measured))
+        remarks += copies_remarks(copies_seconds(first.run, first.clock), self.measured[0].forward_s)
+        read_s = self._reading_s(first)
+        with _load(first, self.busy) as load:
+            steps = first.steps(charged_parameters(traced), load)
+        return self._profile(checked, steps, read_s)
+
+    def _measure(self, traced: TracedModel, minibatch: int, aim: Aim) -> Passes:
+        """Measure the model at one size, after a first pass that inspects it. Returns the passes over the model."""
+        options = self.options
+        passes = self._passes(traced, minibatch)
+        saved = passes.inspect(self.ref, measure_all=options.measure_all)
+        if not self.measured:
+            self.remarks += promise_remarks(self.job, traced, passes.run.batch)
+        passes.warm_up(options.warmup)
+        with _load(passes, self.busy) as load:
+            samples, loaded = passes.measure(options.repeats, aim, load)
+        self.measured.append(
+            MeasuredSize(
+                traced,
+                minibatch,
+                samples,
+                aim,
+                saved,
+                passes.run.alike,
+                passes.overhead,
+                passes.warmed,
+                passes.workspaces(),
+                waits=options.processes > 1 and options.threads > 1,
+                loaded=None if load is None or load.lost else loaded,
+            )
         )
-    check_fits_in_memory(ref, traced, max(sizes), free)
-    busy = load_processes(options)
-    measured: list[MeasuredSize] = []
-
-    def measure_size(size: int, aim: Aim) -> Passes:
-        passes = _passes(job, traced, size, options, progress, group)
-        saved = passes.inspect(ref, measure_all=options.measure_all)
-        if not measured:
-            remarks.extend(promise_remarks(job, traced, passes.run.batch))
-        measured.append(_measure(passes, saved, options, aim, busy))
         return passes
 
-    remarks = _remarks_before(job, checked)
-    first = measure_size(sizes[0], THOROUGH)
-    for size in sizes[1:]:
-        measure_size(size, THOROUGH)
-    for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
+    def _passes(self, traced: TracedModel, minibatch: int) -> Passes:
+        if self.options.device == "cuda":
+            torch.cuda.empty_cache()  # blocks that were kept for another size would not fit this one
+        job, device = self.job, torch.device(self.options.device)
+        job.model.to(device).train()
+        if traced.loss_state is not None:
+            traced.loss_state.to(device)
+        batch = _batch(job, minibatch, device)
+        run = LayerRun(traced, batch, training_loss(job, batch), minibatch, device)
+        return Passes(job, run, _clock(self.options), self.progress, self.group)
+
+    def _reading_s(self, passes: Passes) -> float:
+        """Time of reading a minibatch; 0, and a remark, where the data fails on samples that nothing else reads."""
         try:
-            measure_size(size, BRIEF)
-        except Exception as error:  # the model works at its own size, so that a smaller one is not needed
-            remarks.append(f"microbatch {size}, and anything smaller, was not measured: {_reason(error)}")
-            break
-    remarks += batch_norm_remarks(traced, len(measured))
-    remarks += copies_remarks(copies_seconds(first.run, first.clock), measured[0].forward_s)
-    read_s = _reading_s(first, remarks)
-    with _load(first, busy) as load:
-        steps = first.steps(charged_parameters(traced), load)
-    if busy and any(size.loaded is None for size in measured):
-        remarks.append(f"times with all cores busy were not measured: {load_obstacle(busy) or LOST}")
-        measured = [replace(size, loaded=None) for size in measured]
-    return _profile(ref, job, checked, measured, steps, options, remarks, read_s)
+            return passes.reading()
+        except Exception as error:
+            self.remarks.append(f"reading samples was not measured, and would fail in training: {_reason(error)}")
+            return 0.0
 
-
-def _remarks_before(job: Job, checked: CheckedTraining) -> list[str]:
-    """The remarks that need no measurement."""
-    traced = checked.traced
-    return [
-        *lacking_remarks(job),
-        *checked.remarks,
-        *unread_parameter_remarks(traced),
-        *tie_remarks(traced),
-        *evaluation_remarks(job, traced),
-    ]
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, (InputError, LaunchError)) else describe_error(error)
-
-
-def _reading_s(passes: Passes, remarks: list[str]) -> float:
-    """Time of reading a minibatch; 0, and a remark, where the job's data fails on samples that nothing else reads."""
-    try:
-        return passes.reading()
-    except Exception as error:
-        remarks.append(f"reading samples was not measured, and would fail in training: {_reason(error)}")
-        return 0.0
+    def _profile(self, checked: CheckedTraining, steps: StepCost, read_s: float) -> Profile:
+        measured, traced = self.measured, checked.traced
+        if self.busy and any(size.loaded is None for size in measured):
+            why = load_obstacle(self.busy) or LOST
+            self.remarks.append(f"times with all cores busy were not measured: {why}")
+            measured = [replace(size, loaded=None) for size in measured]
+        sizes = [size.size(steps) for size in measured]
+        remarks = [*self.remarks, *layer_sum_remarks(sizes[0])]
+        return profile_from(
+            self.ref,
+            self.job,
+            traced,
+            self.options.granularity,
+            sizes,
+            _provenance(self.options, self.job, measured, remarks),
+            graph_hash=traced.graph_hash,
+            step_s=steps.fixed_s,
+            work=counted_work(self.job, traced, sizes[0].minibatch),
+            whole_forward_s=sizes[0].whole_forward_s,
+            whole_backward_s=sizes[0].whole_backward_s,
+            peak_bytes=steps.peak_bytes,
+            read_s=read_s,
+            taken_whole=checked.taken_whole,
+            unchecked=checked.outcome.skipped,
+        )
 
 
 def load_processes(options: ProfilerOptions) -> int:
@@ -183,20 +213,6 @@ def _load(passes: Passes, busy: int) -> Iterator[BusyCores | None]:
             yield load
 
 
-def _passes(
-    job: Job, traced: TracedModel, minibatch: int, options: ProfilerOptions, progress: Progress, group: MeasuringGroup
-) -> Passes:
-    if options.device == "cuda":
-        torch.cuda.empty_cache()  # blocks that were kept for another size would not fit this one
-    device = torch.device(options.device)
-    job.model.to(device).train()
-    if traced.loss_state is not None:
-        traced.loss_state.to(device)
-    batch = _batch(job, minibatch, device)
-    run = LayerRun(traced, batch, training_loss(job, batch), minibatch, device)
-    return Passes(job, run, _clock(options), progress, group)
-
-
 def _clock(options: ProfilerOptions) -> Clock:
     return CUDAClock() if options.device == "cuda" else CPUClock(options.threads, options.processes)
 
@@ -210,56 +226,8 @@ def _batch(job: Job, minibatch: int, device: torch.device) -> Batch:
     return Batch(move(batch.inputs), move(batch.target), batch.names)
 
 
-def _measure(passes: Passes, saved: dict[str, int], options: ProfilerOptions, aim: Aim, busy: int) -> MeasuredSize:
-    """Measure a size after its first pass, in which every layer `saved` so many bytes for backward."""
-    passes.warm_up(options.warmup)
-    with _load(passes, busy) as load:
-        samples, loaded = passes.measure(options.repeats, aim, load)
-    run = passes.run
-    return MeasuredSize(
-        run.traced,
-        run.minibatch,
-        samples,
-        aim,
-        saved,
-        run.alike,
-        passes.overhead,
-        passes.warmed,
-        passes.workspaces(),
-        waits=options.processes > 1 and options.threads > 1,
-        loaded=None if load is None or load.lost else loaded,
-    )
-
-
-def _profile(
-    ref: str,
-    job: Job,
-    checked: CheckedTraining,
-    measured: Sequence[MeasuredSize],
-    steps: StepCost,
-    options: ProfilerOptions,
-    remarks: Sequence[str],
-    read_s: float,
-) -> Profile:
-    sizes = [size.size(steps) for size in measured]
-    traced = checked.traced
-    return profile_from(
-        ref,
-        job,
-        traced,
-        options.granularity,
-        sizes,
-        _provenance(options, job, measured, [*remarks, *layer_sum_remarks(sizes[0])]),
-        graph_hash=traced.graph_hash,
-        step_s=steps.fixed_s,
-        work=counted_work(job, traced, sizes[0].minibatch),
-        whole_forward_s=sizes[0].whole_forward_s,
-        whole_backward_s=sizes[0].whole_backward_s,
-        peak_bytes=steps.peak_bytes,
-        read_s=read_s,
-        taken_whole=checked.taken_whole,
-        unchecked=checked.outcome.skipped,
-    )
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, (InputError, LaunchError)) else describe_error(error)
 
 
 def _provenance(

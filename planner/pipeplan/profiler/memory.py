@@ -99,6 +99,16 @@ def out_of_memory_message(
     return f"{text}; try a smaller --microbatch"
 
 
+def device_memory_message(
+    ref: str, device: str, minibatch: int | None, error: Exception, traced: TracedModel | None
+) -> str:
+    """The message for a model that does not fit in the memory of an accelerator, with torch's own reason."""
+    at = f" at microbatch {minibatch}" if minibatch else ""
+    reason = " ".join(str(error).split())[:200]
+    need = f"; {step_memory_text(traced, minibatch)}" if traced is not None and minibatch else ""
+    return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --microbatch"
+
+
 def step_memory_text(traced: TracedModel, minibatch: int) -> str:
     """The least memory of a training step in words, by the sizes of weights, gradients and activations."""
     weights = sum(parameter.nbytes for parameter in traced.model.parameters())
