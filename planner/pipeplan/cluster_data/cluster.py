@@ -28,6 +28,8 @@ LONGEST_LATENCY_S = 3600.0
 LEAST_EFFICIENCY = 1e-6
 MEMORY_RESERVE, MOST_RESERVED = 0.05, 0.5
 """The share of a device's memory that plans leave free, unless the cluster file says otherwise, and the largest one."""
+SHARDED_RINGS = 1.5
+"""Ring all-reduces in which replicas reduce gradients and gather weights: an all-gather takes half of an all-reduce."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,6 @@ class Server:
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON, `name` only where there is one."""
         return json_fields(self, "name") | {"device": self.device.to_json()}
-
-
-SHARDED_RINGS = 1.5
-"""Ring all-reduces in which replicas reduce gradients and gather weights: an all-gather takes half of an all-reduce."""
 
 
 @dataclass(frozen=True)

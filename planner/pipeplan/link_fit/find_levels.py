@@ -26,6 +26,8 @@ GAP = 1.7
 Component = tuple[int, ...]
 Partition = tuple[Component, ...]
 """Components in the order of their lowest ranks."""
+Join = tuple[float, int, int]
+"""(bytes/s, one worker, another)."""
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,6 @@ def find_levels(rates: Mapping[tuple[int, int], float], places: Sequence[Hashabl
     above = [f"group {number}" if len(outside) > 3 else "group" for number in range(1, len(outside) - 1)]
     names += ["server", *above, *(["cluster"] if len(outside) > 1 else [])]
     return Nesting((*inside, *outside), tuple(names), len(inside), tuple(notes))
-
-
-Join = tuple[float, int, int]
-"""(bytes/s, one worker, another)."""
 
 
 def _split_all(partition: Partition, rates: Mapping[tuple[int, int], float]) -> Partition:

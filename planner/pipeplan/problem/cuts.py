@@ -22,6 +22,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Flags = NDArray[np.bool_]
+_SELECTED_SHARE = 5
+"""If not all cuts can be listed, this part of the limit is enough for plans within a percent of the bound."""
 
 
 @dataclass(frozen=True)
@@ -158,10 +160,6 @@ class Cuts:
         }
         picked = tuple(ideal for ideal, keep in zip(self.ideals, kept, strict=True) if keep)
         return replace(self, ideals=picked, **arrays)
-
-
-# If not all cuts can be listed, a fifth of the limit is enough for plans within a percent of the bound.
-_SELECTED_SHARE = 5
 
 
 def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLINE) -> Cuts:

@@ -23,6 +23,8 @@ from pipeplan.util.units import show_size
 from pipeplan_launch.telemetry.free_memory import free_bytes
 from pipeplan_launch.telemetry.memory import resident_bytes
 
+PR_SET_PDEATHSIG = 1  # from sys/prctl.h
+
 
 class BusyCores:
     """Copies of this process that run `keep_busy` again and again, between `start` and `stop`; a context.
@@ -99,9 +101,6 @@ def load_obstacle(processes: int) -> str:
     if free is not None and needed > free:
         return f"{processes - 1} copies of the process need {show_size(needed)}, and {show_size(free)} are free"
     return ""
-
-
-PR_SET_PDEATHSIG = 1  # from sys/prctl.h
 
 
 def end_with_parent(parent: int) -> None:

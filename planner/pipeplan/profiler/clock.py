@@ -12,6 +12,17 @@ from typing import Any
 
 import torch
 
+LONGEST_LAYERS_SHARE = 0.9
+"""Share of the total time that the longest layers make up, for which an aim has a bound."""
+MIN_JUDGED_PASSES = 5
+"""Number of passes before the spread is judged."""
+DRIFT_BOUND = 0.05
+"""Relative change of the total, from the first to the last third of the passes, above which it is reported."""
+DRIFT_STANDARD_ERRORS = 4.0
+"""Number of standard errors that a change must exceed to count as drift."""
+MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 120
+"""Smallest and largest number of measured passes if the number is not given."""
+
 
 class CPUClock:
     """CPU time of the calling thread if torch computes with one thread, else wall-clock time.
@@ -92,18 +103,6 @@ def interquartile_range(times: Sequence[float]) -> float:
         return 0.0
     low, _, high = quantiles(times, n=4, method="inclusive")
     return high - low
-
-
-LONGEST_LAYERS_SHARE = 0.9
-"""Share of the total time that the longest layers make up, for which an aim has a bound."""
-MIN_JUDGED_PASSES = 5
-"""Number of passes before the spread is judged."""
-DRIFT_BOUND = 0.05
-"""Relative change of the total, from the first to the last third of the passes, above which it is reported."""
-DRIFT_STANDARD_ERRORS = 4.0
-"""Number of standard errors that a change must exceed to count as drift."""
-MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 120
-"""Smallest and largest number of measured passes if the number is not given."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,11 @@ from pipeplan_launch.tracing.export_fallback import enclosing_module, is_same_or
 from pipeplan_launch.tracing.input_shapes import check_input_shape
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
+MOST_READS, MOST_S = 30, 0.5
+"""Minibatches to read, unless reading has taken so many seconds before."""
+MOST_LOOKING_S = 0.1
+"""Time after which no further minibatch of a data set is looked at for its shapes."""
+
 
 @dataclass(frozen=True)
 class CheckedTraining:
@@ -96,12 +101,6 @@ def _next_path(job: Job, path: str | None, whole: tuple[str, ...]) -> str | None
     while path is not None and any(is_same_or_inside(path, other) for other in whole):
         path = enclosing_module(job.model, path)
     return path
-
-
-MOST_READS, MOST_S = 30, 0.5
-"""Minibatches to read, unless reading has taken so many seconds before."""
-MOST_LOOKING_S = 0.1
-"""Time after which no further minibatch of a data set is looked at for its shapes."""
 
 
 def check_data(job: Job, traced: TracedModel, minibatch: int, seed: int) -> None:

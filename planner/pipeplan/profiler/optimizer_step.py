@@ -27,6 +27,8 @@ MIN_STEPS, MAX_STEPS = 3, 20
 """Smallest and largest number of measured steps over all layers."""
 MIN_LAYER_STEPS, MIN_LAYER_STEPS_S = 3, 0.002
 """Least number, and least duration in seconds, of measured steps over the parameters of one layer."""
+_Named = Sequence[tuple[str, nn.Parameter]]
+"""Parameters with their names."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,6 @@ class StepCost:
     """Time of a step with all cores busy, over that alone."""
     peak_bytes: int = 0
     """Peak memory of a whole step: parameters, gradients, optimiser state and activations; 0 if not measured."""
-
-
-@dataclass(frozen=True)
-class _Owner:
-    """A layer, and the parameters that it is charged for and that are trained."""
-
-    layer: str
-    names: tuple[str, ...]
-    parameters: list[nn.Parameter]
-
-    @property
-    def bytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self.parameters)
 
 
 def measure_steps(
@@ -72,19 +61,22 @@ def measure_steps(
     whole model forwards and backwards, which gives the parameters their gradients.
     """
     of_loss = {} if loss_state is None else loss_state.parameters()
-    owners = _owners({**dict(job.model.named_parameters()), **of_loss}, own)
-    everything = _Owner(
-        "", tuple(name for owner in owners for name in owner.names), [p for owner in owners for p in owner.parameters]
-    )
-    if not everything.parameters:
+    parameters = {**dict(job.model.named_parameters()), **of_loss}
+    by_layer = {
+        layer: [(name, parameters[name]) for name in names if parameters[name].requires_grad]
+        for layer, names in own.items()
+    }
+    trained = {layer: named for layer, named in by_layer.items() if named}
+    everything = [pair for named in trained.values() for pair in named]
+    if not everything:
         return StepCost()
-    device = everything.parameters[0].device
+    device = everything[0][1].device
     whole = _time_together(job, _make_optimizer(job, minibatch, everything), clock, run_model, inputs, load)
-    alone = {owner.layer: _time_alone(job, minibatch, owner, clock) for owner in owners}
+    alone = {layer: _time_alone(job, minibatch, named, clock) for layer, named in trained.items()}
     among_passes_s = min(_fixed_time(job, device, lambda one: _median_step_s(one, clock, whole.between)), whole.step_s)
     job.model.zero_grad(set_to_none=True)
     in_a_loop_s = _fixed_time(job, device, lambda one: _median_loop_s(one, clock))
-    sizes = {owner.layer: owner.bytes for owner in owners}
+    sizes = {layer: sum(parameter.nbytes for _, parameter in named) for layer, named in trained.items()}
     shared = split_step_time(whole.step_s - among_passes_s, alone, sizes, in_a_loop_s)
     return StepCost(shared, among_passes_s, whole.loaded, whole.peak_bytes)
 
@@ -133,19 +125,10 @@ def _time_together(
     return _WholeStep(step_s, loaded_s / step_s if loaded_s and step_s > 0.0 else 1.0, peak, between)
 
 
-def _owners(parameters: Mapping[str, nn.Parameter], own: Mapping[str, Sequence[str]]) -> list[_Owner]:
-    owners = []
-    for layer, names in own.items():
-        trained = tuple(name for name in names if parameters[name].requires_grad)
-        if trained:
-            owners.append(_Owner(layer, trained, [parameters[name] for name in trained]))
-    return owners
-
-
-def _make_optimizer(job: Job, minibatch: int, owner: _Owner) -> Optimizer:
-    named = tuple(zip(owner.names, owner.parameters, strict=True))
+def _make_optimizer(job: Job, minibatch: int, named: _Named) -> Optimizer:
+    stage = StageInfo(minibatch=minibatch, named_parameters=tuple(named))
     with user_code_errors("the job's optimizer"):
-        return job.make_optimizer(list(owner.parameters), StageInfo(minibatch=minibatch, named_parameters=named))
+        return job.make_optimizer([parameter for _, parameter in named], stage)
 
 
 def _step(optimizer: Optimizer) -> None:
@@ -162,10 +145,10 @@ def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], Non
     return repeated_s(clock, lambda: _step(optimizer), MIN_STEPS, MAX_STEPS, STEP_BUDGET_S, between)
 
 
-def _time_alone(job: Job, minibatch: int, owner: _Owner, clock: Clock) -> float | None:
+def _time_alone(job: Job, minibatch: int, named: _Named, clock: Clock) -> float | None:
     """Median time of a step over one layer's parameters by an optimiser of their own; None if that cannot be made."""
     try:
-        optimizer = _make_optimizer(job, minibatch, owner)
+        optimizer = _make_optimizer(job, minibatch, named)
         optimizer.step()
     except Exception:
         return None  # for example an optimiser that looks for another layer's parameters by name
@@ -184,12 +167,11 @@ def _fixed_time(job: Job, device: torch.device, step_s: Callable[[Optimizer], fl
     """
     times = []
     for count in (1, 2):
-        parameters = [nn.Parameter(torch.zeros(1, device=device)) for _ in range(count)]
-        for parameter in parameters:
+        named = [(f"parameter{index}", nn.Parameter(torch.zeros(1, device=device))) for index in range(count)]
+        for _, parameter in named:
             parameter.grad = torch.zeros_like(parameter)
         try:
-            owner = _Owner("", tuple(f"parameter{index}" for index in range(count)), parameters)
-            optimizer = _make_optimizer(job, 1, owner)
+            optimizer = _make_optimizer(job, 1, named)
             optimizer.step()
             times.append(step_s(optimizer))
         except Exception:
@@ -225,10 +207,7 @@ def optimizer_state(job: Job) -> tuple[str, float]:
     The ratio comes from one step over two small stand-in parameters, a matrix and a vector.
     """
     parameters = [nn.Parameter(torch.zeros(64, 64)), nn.Parameter(torch.zeros(64))]
-    names = _parameter_names(job.model)
-    stage = StageInfo(minibatch=job.minibatch, named_parameters=tuple(zip(names, parameters, strict=True)))
-    with user_code_errors("the job's optimizer"):
-        optimizer = job.make_optimizer(list(parameters), stage)
+    optimizer = _make_optimizer(job, job.minibatch, [*zip(_parameter_names(job.model), parameters, strict=True)])
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     _step(optimizer)

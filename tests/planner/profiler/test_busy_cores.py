@@ -172,12 +172,6 @@ def test_a_profile_has_both(model: str) -> None:
     assert all((layer.loaded_update_s > 0) is (layer.update_s > 0) for layer in found.layers)
 
 
-def test_a_profile_without_load_says_nothing_of_it(model: str) -> None:
-    found = profile_model(model, ProfilerOptions(repeats=3))
-    assert found.provenance.load_processes == 0
-    assert not any(layer.loaded_forward_s for layer in found.layers)
-
-
 def test_times_under_less_load_than_wanted_are_left_out(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def loses_all(self: BusyCores) -> None:
         for copy in self._copies:

@@ -19,7 +19,6 @@ from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.options import ProfilerOptions
-from pipeplan.profiler.passes import MeasuringGroup
 from pipeplan.profiler.profiler import GroupMember, combine_profiles, profile_model
 
 
@@ -67,11 +66,6 @@ def test_a_member_waits_for_the_others_and_keeps_its_load_up() -> None:
     ours.send(GroupMember.GO)
     thread.join(10)
     assert (steps[0], steps[-1]) == ("started", "finished")
-
-
-def test_alone_there_is_nobody_to_load_for() -> None:
-    MeasuringGroup().start()
-    MeasuringGroup().finish(lambda: pytest.fail("no load is needed"))
 
 
 JOB = """

@@ -32,6 +32,13 @@ from pipeplan_launch.tracing.export import quiet
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 META = "meta"
+ESTIMATE_METHOD = (
+    "estimated, not measured: for every operator the larger of FLOPs and bytes, each over the rate that this kind of "
+    "operator reaches on the device, by its device file"
+)
+UPDATE_PASSES = 3
+"""Parameter-sized tensors that an optimiser's step reads or writes besides its state: the parameter is read and
+written, and the gradient is read."""
 
 
 @dataclass(frozen=True)
@@ -84,15 +91,6 @@ def without_data(job: Job) -> Job:
         return tree_map_only(torch.Tensor, lambda tensor: tensor.to(META), made)
 
     return replace(job, inputs=inputs)
-
-
-ESTIMATE_METHOD = (
-    "estimated, not measured: for every operator the larger of FLOPs and bytes, each over the rate that this kind of "
-    "operator reaches on the device, by its device file"
-)
-UPDATE_PASSES = 3
-"""Parameter-sized tensors that an optimiser's step reads or writes besides its state: the parameter is read and
-written, and the gradient is read."""
 
 
 def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lambda done, total, what: None) -> Profile:

@@ -13,6 +13,23 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from pipeplan.profiler.estimate.work import TransformedWork, Work, arithmetic_of, bytes_of, tensors_in
 
+aten = torch.ops.aten
+_KIND_BY_WORD = (
+    ("pool", "pooling"),
+    ("norm", "normalisation"),
+    ("softmax", "normalisation"),
+    ("embedding", "embedding"),
+)
+_ALLOCATE = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "alias", "lift_fresh")
+_COMPUTING = (
+    *("mm", "matmul", "addbmm", "conv2d", "conv3d", "fft", "linalg", "cholesky", "triangular", "lu", "svd", "eig"),
+    *("inverse", "attention", "lstm", "gru", "rnn", "cdist", "bilinear"),
+)
+"""Words in the names of operators whose time their bytes do not bound."""
+_GROUPED = ("aten::_grouped_mm", "aten::_scaled_grouped_mm", "transformers::grouped_mm_fallback")
+_GROUPED_BACKWARD = "transformers::grouped_mm_fallback_backward"
+_OVERWRITE = ("zero_", "fill_", "copy_")
+
 
 @dataclass(frozen=True)
 class _Algorithm:
@@ -106,25 +123,6 @@ class Convolution:
 
 def _positions(tensor: Tensor) -> int:
     return int(tensor.shape[0] * math.prod(tensor.shape[2:]))
-
-
-aten = torch.ops.aten
-
-_KIND_BY_WORD = (
-    ("pool", "pooling"),
-    ("norm", "normalisation"),
-    ("softmax", "normalisation"),
-    ("embedding", "embedding"),
-)
-_ALLOCATE = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "detach", "alias", "lift_fresh")
-_COMPUTING = (
-    *("mm", "matmul", "addbmm", "conv2d", "conv3d", "fft", "linalg", "cholesky", "triangular", "lu", "svd", "eig"),
-    *("inverse", "attention", "lstm", "gru", "rnn", "cdist", "bilinear"),
-)
-"""Words in the names of operators whose time their bytes do not bound."""
-_GROUPED = ("aten::_grouped_mm", "aten::_scaled_grouped_mm", "transformers::grouped_mm_fallback")
-_GROUPED_BACKWARD = "transformers::grouped_mm_fallback_backward"
-_OVERWRITE = ("zero_", "fill_", "copy_")
 
 
 def works_of(func: Any, args: Any, kwargs: Any, out: Any) -> list[Work]:

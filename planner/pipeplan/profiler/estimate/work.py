@@ -19,6 +19,13 @@ from torch.utils._pytree import tree_leaves
 
 from pipeplan.cluster_data.devices import DeviceFile
 
+_NAMES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
 
 @dataclass(frozen=True)
 class TransformedWork:
@@ -57,14 +64,6 @@ class Work:
     """Bytes read and written to convert tensors to channels last, for arithmetic that needs this layout."""
     transformed: TransformedWork | None = None
     """This work by another algorithm, which may be faster on a device that has it."""
-
-
-_NAMES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
 
 
 def bytes_of(*values: Any) -> float:
