@@ -55,7 +55,7 @@ class Calibrated:
     paces_s: tuple[float, ...]
     """Predicted seconds per minibatch of every run's plan, with the new times."""
     unexplained: str
-    """The resource that bounds the step time whatever the layers' times are; empty where none does."""
+    """The resource that bounds the step time, so that no factor on the layers' times explains it; empty for none."""
 
 
 def calibrate(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> Calibrated:

@@ -63,7 +63,7 @@ def _transfer_s(folder: Path, plan: Plan, index: int) -> float | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, float]]:
-    """Epoch, minibatch and all-reduce time of every complete line; none of what is no regular file."""
+    """Epoch, minibatch and all-reduce time of every complete line; nothing if the path is no regular file."""
     if not path.is_file():
         return
     with suppress(OSError), path.open("rb") as file:

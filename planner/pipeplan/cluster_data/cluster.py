@@ -38,7 +38,7 @@ class Cluster:
 
     name: str
     device: Device
-    """The device of every worker; in a heterogeneous cluster that of the first one (`devices` lists all)."""
+    """The device of every worker; in a heterogeneous cluster the device of worker 0 (`devices` lists all)."""
     levels: tuple[Level, ...]
     """The levels, innermost first. In a heterogeneous cluster the innermost one summarises the servers: its count is
     the largest number of devices, its links are the slowest, that any server has."""
@@ -91,7 +91,7 @@ class Cluster:
         return self.device if self.uniform else self.devices[worker]
 
     def speed_of(self, workers: Iterable[int]) -> float:
-        """The slowest speed among some workers, which is that of a stage on them: they take minibatches in turn."""
+        """The slowest speed among some workers. It is the speed of a stage on them: they take minibatches in turn."""
         return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
 
     def memory_of(self, workers: Iterable[int]) -> int:
@@ -258,7 +258,7 @@ class Cluster:
         return Cluster.of_servers(self.name, self.machines[:servers], levels[1:], self.executor)
 
     def with_workers(self, workers: int) -> Cluster:
-        """This cluster of one server with only so many of its workers.
+        """This cluster of one server with the first `workers` of its workers.
 
         Raises an `InputError` where it has several servers or fewer workers.
         """

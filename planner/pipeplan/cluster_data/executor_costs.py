@@ -85,7 +85,7 @@ class ExecutorCosts:
         return any(self.times().values()) or any((self.worker_bytes, *shares))
 
     def memory_with(self, stage_bytes: float) -> float:
-        """Memory of a worker whose stage needs so many bytes. "Memory of one worker"."""
+        """Memory of a worker whose stage needs `stage_bytes`: docs/cost-model.md, "Memory of one worker"."""
         return self.worker_bytes + (1 + self.allocator_share) * stage_bytes
 
     def room_in(self, memory_bytes: float) -> float:

@@ -64,7 +64,7 @@ class MachineCosts:
     disturbed: bool = False
     """Whether other programs used the machine during the measurement."""
     alone_pass_s: float | None = None
-    """`pass_s` of a worker that has the machine to itself; None for that of `costs`."""
+    """`pass_s` of a worker that has the machine to itself; None for `costs.pass_s`."""
     idle: IdleCores | None = None
     """Idle time of cores that workers share; None where it was not measured."""
 

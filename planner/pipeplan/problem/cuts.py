@@ -138,7 +138,7 @@ class Cuts:
     def retimed(self, problem: Problem) -> Cuts:
         """These cuts for a problem that differs in the times of its layers alone."""
         inside = _membership(list(self.ideals), len(problem.units))
-        # Copied rather than made anew: what is cached does not depend on times.
+        # A copy keeps the cached values, which do not depend on times.
         cuts = copy(self)
         for name, totals in zip(("work_s", "forward_s", "update_s"), _times(problem, inside), strict=True):
             object.__setattr__(cuts, name, totals)
@@ -228,7 +228,7 @@ def _crossing(inside: Floats, problem: Problem) -> tuple[Floats, Floats]:
 
 
 def _cheapest_cuts(problem: Problem, limit: int, deadline: Deadline) -> list[int]:
-    """A beam search for cuts of every size: those of the topological order, and those that the fewest bytes cross."""
+    """Beam search for cuts of every size: the cut of the topological order, and the cuts that the fewest bytes cross."""
     count = len(problem.units)
     growth = graph.IdealGrowth(count, problem.edges)
     width = max(1, limit // count)

@@ -122,8 +122,8 @@ class Problem:
 
     @property
     def divided_ratio(self) -> float:
-        """Bytes of the optimiser's state that replicas divide, per byte of parameters. What a correction keeps is
-        charged whole."""
+        """Bytes of the optimiser's state that replicas divide, per byte of parameters. The steps that a correction
+        keeps are charged whole."""
         return self.profile.optimizer_state_ratio if self.options.shard_optimizer else 0.0
 
     @property
@@ -186,7 +186,7 @@ class Problem:
 
     @property
     def minibatches_in_flight(self) -> int | None:
-        """The most minibatches that one copy of the pipeline may have in flight: under 2BW those of its update."""
+        """The most minibatches that one copy of the pipeline may have in flight: under 2BW those of one update."""
         options = self.options
         if options.inference or options.schedule != DOUBLE_BUFFERED or options.accumulate is None:
             return None

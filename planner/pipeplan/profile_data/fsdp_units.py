@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeplan.profile_data.layers import Layer
 
 LEAST_BYTES = 25 * 10**6
-"""A run of consecutive layers is closed when it has so many bytes of weights."""
+"""Bytes of weights at which a run of consecutive layers is closed."""
 
 
 @dataclass(frozen=True)

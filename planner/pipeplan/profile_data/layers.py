@@ -176,7 +176,7 @@ class SampleFlops:
 
 @dataclass(frozen=True)
 class SampleWork:
-    """The work of one sample, and the size of an epoch; what is not known is left at its default."""
+    """The work of one sample, and the size of an epoch. Figures that are not known keep their defaults."""
 
     flops: tuple[SampleFlops, ...] = ()
     """Empty where they were not counted, or some layers are opaque so that their FLOPs are not known."""

@@ -154,11 +154,11 @@ class Profile:
         )
 
     def under_load(self, busy: int) -> Profile:
-        """This profile with the times that layers take while so many workers of one machine compute at the same time.
+        """This profile with the times that layers take while `busy` workers of one machine compute at the same time.
 
-        One worker has the times alone. With as many as kept all cores busy when the profile was measured, or more, the
-        layers have the times under that load, and between linear ones. A profile without such times is returned as it
-        is.
+        One worker has the times alone. If at least as many workers are busy as when the times under load were measured,
+        the layers have the times under load. Between the two the times are linear. A profile without times under load
+        is returned unchanged.
         """
         most = self.provenance.load_processes
         if busy < 2 or most < 2:

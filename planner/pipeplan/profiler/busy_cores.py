@@ -82,7 +82,7 @@ class BusyCores:
                 signal.signal(number, signal.SIG_DFL)
             end_with_parent(parent)
             os.kill(os.getpid(), signal.SIGSTOP)
-            # Written weights get memory of their own, as those of workers have.
+            # A fork shares memory until it is written. Workers have memory of their own for the weights.
             for tensor in (*self._model.parameters(), *self._model.buffers()):
                 tensor.data.copy_(tensor.data.clone())
             while True:
@@ -92,7 +92,7 @@ class BusyCores:
 
 
 def load_obstacle(processes: int) -> str:
-    """Why times under the load of so many processes cannot be measured here, in a phrase; empty if they can."""
+    """The reason why this machine cannot measure under the load of `processes`, in a phrase; empty if it can."""
     if not hasattr(os, "fork"):
         return "this system cannot copy a process"
     if torch.cuda.is_available():

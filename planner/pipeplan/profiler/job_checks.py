@@ -29,7 +29,7 @@ from pipeplan_launch.tracing.input_shapes import check_input_shape
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 MOST_READS, MOST_S = 30, 0.5
-"""Minibatches to read, unless reading has taken so many seconds before."""
+"""Most minibatches that are read, and the time limit in seconds."""
 MOST_LOOKING_S = 0.1
 """Time after which no further minibatch of a data set is looked at for its shapes."""
 

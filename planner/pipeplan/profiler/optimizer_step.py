@@ -33,12 +33,12 @@ _Named = Sequence[tuple[str, nn.Parameter]]
 
 @dataclass(frozen=True)
 class StepCost:
-    """Cost of training steps besides the passes over the layers."""
+    """Cost of training steps, without the passes over the layers."""
 
     update_s: dict[str, float] = field(default_factory=dict)
-    """Time of the optimiser's step, by layer. With `fixed_s` the sum over layers is that of a step over all."""
+    """Time of the optimiser's step, by layer. The sum over layers plus `fixed_s` is the time of a step over all."""
     fixed_s: float = 0.0
-    """Time of a step whatever its parameters are, which is in none of the layers' times."""
+    """Time of a step that does not depend on its parameters. No layer's time includes it."""
     loaded: float = 1.0
     """Time of a step with all cores busy, over that alone."""
     peak_bytes: int = 0

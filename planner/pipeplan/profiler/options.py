@@ -1,4 +1,4 @@
-"""The options of a measurement or an estimate, the sizes that are measured besides, and the check for torch."""
+"""The options of a measurement or an estimate, the smaller sizes to measure, and the check for torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ProfilerOptions:
     """The options by which a model is traced and measured, or estimated."""
 
     batches: tuple[int, ...] = ()
-    """Minibatch sizes in samples: that of the profile first, then others to measure in the same run. The default is the
+    """Minibatch sizes in samples: first the profile's size, then others to measure in the same run. The default is the
     job's own size."""
     halvings: int = 0
     """Number of halvings of the first size that are measured briefly as well."""
@@ -27,7 +27,7 @@ class ProfilerOptions:
     threads: int = 1
     """Number of threads that torch computes with on the CPU."""
     repeats: int | None = None
-    """Number of measured passes; by default as many as make the spread small."""
+    """Number of measured passes; None to go on until the spread is small."""
     warmup: int = 2
     """Number of passes before the measured ones. One suffices if passes are long."""
     seed: int = 0

@@ -111,8 +111,8 @@ def layer_fields(traced: TracedModel, saved_bytes: Mapping[str, int]) -> Iterato
 def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
     """Names of the parameters that each layer is charged for.
 
-    The first of the layers that read a tied parameter is charged for it. What a copy in another stage takes follows
-    from `tied_weights`.
+    The first of the layers that read a tied parameter is charged for it. `tied_weights` has the cost of a copy in
+    another stage.
     """
     charged: set[str] = set()
     own = {}

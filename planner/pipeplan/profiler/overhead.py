@@ -1,4 +1,4 @@
-"""Time that a stage spends once, and not once for each layer: that of an empty layer, and of copies of its own."""
+"""Overhead that a stage has once, and not once for each layer: an empty call, and tensors that it computes again."""
 
 from __future__ import annotations
 

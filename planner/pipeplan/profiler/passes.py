@@ -35,11 +35,11 @@ LONG_PASS_S = 1.0
 """Duration of a long pass. One long pass suffices to warm up. It also leaves nothing in the caches for the next pass,
 so that the whole model need not run after every pass over the layers."""
 TURN_S = 0.2
-"""Passes alone and passes under load take turns of so many seconds, so that both meet the same speed of the machine."""
+"""Length of a turn: passes alone and passes under load alternate, so that both meet the same speed of the machine."""
 MOST_EVICTING_BYTES = 1 << 25
 """Most memory that is read and written to evict the caches before a pass; more would evict no more."""
 WHOLE_EVERY = 3
-"""If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after one in so many."""
+"""If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after every third."""
 
 
 class MeasuringGroup:
@@ -143,7 +143,7 @@ class Passes:
         return alone.samples, None if loaded is None else loaded.samples
 
     def busy_cores(self, processes: int) -> BusyCores:
-        """Copies of this process that run the same passes, so that so many processes are busy in all."""
+        """Copies of this process that run the same passes; with this one they are `processes` busy processes."""
         return BusyCores(processes, self.job.model, lambda: self._run_both(None))
 
     def _take_turn(self, series: Series, what: str) -> None:
@@ -165,8 +165,8 @@ class Passes:
         return workspaces
 
     def reading(self) -> float:
-        """Time of reading the samples of a minibatch in this process, in seconds; 0 on a GPU, which computes
-        meanwhile."""
+        """Time of reading the samples of a minibatch in this process, in seconds; 0 on a GPU, where it
+        overlaps with computing."""
         if self.run.device.type != "cpu":
             return 0.0
         self.progress(0, 0, "reading samples")

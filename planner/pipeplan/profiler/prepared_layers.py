@@ -64,7 +64,7 @@ class TensorKind:
 def prepare_layer(traced: TracedModel, name: str, device: torch.device, copies: SharedCopies) -> PreparedLayer:
     """Cut the layer of this name out of the model, and put its constants on the device.
 
-    What a stage computes once for several layers, the first of them computes and the others receive.
+    Where a stage computes a tensor once for several layers, the first layer computes it and the others receive it.
     """
     tensors = (*traced.tensors, *copies.tensors)
     receives = tuple(spec for spec in tensors if name in spec.consumers)

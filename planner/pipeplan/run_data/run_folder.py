@@ -129,7 +129,7 @@ class Checkpoint:
     damaged: tuple[str, ...] = ()
     """The errors of later checkpoints, which are damaged."""
     skipped: tuple[Path, ...] = ()
-    """Later runs of the plan, which have no checkpoint at all, latest first."""
+    """Later runs of the plan without any checkpoint, latest first."""
     chosen: bool = False
     """Whether the user named this checkpoint itself, not its run."""
 

@@ -77,7 +77,7 @@ def tensors_in(values: Any) -> list[Tensor]:
 
 
 def arithmetic_of(*values: Any) -> str:
-    """Name of the type that an operator computes in: that of the first floating-point tensor, else float32."""
+    """Name of the type that an operator computes in: the type of the first floating-point tensor, else float32."""
     for tensor in tensors_in(values):
         if tensor.is_floating_point():
             return _NAMES.get(tensor.dtype, "float32")
