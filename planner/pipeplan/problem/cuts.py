@@ -228,7 +228,7 @@ def _crossing(inside: Floats, problem: Problem) -> tuple[Floats, Floats]:
 
 
 def _cheapest_cuts(problem: Problem, limit: int, deadline: Deadline) -> list[int]:
-    """Beam search for cuts of every size: the cut of the topological order, and the cuts that the fewest bytes cross."""
+    """Beam search for cuts of every size: those that the fewest bytes cross, and that of the topological order."""
     count = len(problem.units)
     growth = graph.IdealGrowth(count, problem.edges)
     width = max(1, limit // count)
