@@ -241,9 +241,5 @@ _SPECIAL: dict[Any, Callable[[Any, Any, Any], list[Work]]] = {
 }
 
 
-def _histogram(values: Any, bins: int = 100, *_: Any) -> Any:
-    return values.new_empty(bins)
-
-
-WITHOUT_DATA: dict[Any, Callable[..., Any]] = {aten.histc.default: _histogram}
+WITHOUT_DATA: dict[Any, Callable[..., Any]] = {aten.histc.default: lambda values, bins=100, *_: values.new_empty(bins)}
 """Operators that torch cannot run on tensors without data, and what they return in shape and type."""
