@@ -34,10 +34,9 @@ from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve as solve_problem
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data import bundled
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile import Profile, load_profile
 from pipeplan.profile_data.rescale import HALVINGS
-from pipeplan.profiler.torch_version import check_torch
+from pipeplan.profiler.options import check_torch
 from pipeplan.questions import explain, replan, sweep
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
@@ -129,7 +128,7 @@ def profile(
 
 def read_profile(name: str | os.PathLike[str]) -> Profile:
     """Read the profile in a file, or the bundled one of that name, such as `vgg16-v100`. Raises `InputError`."""
-    return bundled.load_profile(os.fspath(name))
+    return load_profile(os.fspath(name))
 
 
 def cluster(

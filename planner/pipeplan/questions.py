@@ -133,7 +133,7 @@ def replan(
     """
     from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
     from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, replanned_problem, solve_again
-    from pipeplan.run_data.latest_run import latest_checkpoint
+    from pipeplan.run_data.run_folder import latest_checkpoint
 
     for name in relax:
         if name not in RELAXED:

@@ -26,8 +26,8 @@ from statistics import median
 import torch
 
 from pipeplan.profiler.clock import CPUClock
-from pipeplan.profiler.duplicate_layers import DuplicateFinder
 from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.prepared_layers import DuplicateFinder
 from pipeplan_launch import load_job
 from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.tracing.trace import trace_job
@@ -83,7 +83,7 @@ def compared(ref: str, batch: int, passes: int) -> list[str] | None:
     job.model.train()
     clock = CPUClock(1)
     run = LayerRun(trace_job(job, batch), job.example_batch(batch), job.loss, batch, torch.device("cpu"))
-    run.watcher = observer = DuplicateFinder(run)
+    run.watcher = observer = DuplicateFinder(run.layers)
     one_pass(run, clock)
     run.watcher, alike = None, observer.classes()
     if not alike:

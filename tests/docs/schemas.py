@@ -11,9 +11,8 @@ from typing import Any, Literal
 from msgspec import Struct
 from reference import REFERENCE
 
-from pipeplan.cluster_data.cluster_document import ListedFile, UniformFile
-from pipeplan.cluster_data.cluster_json import ClusterFields
-from pipeplan.cluster_data.device_document import DeviceFile
+from pipeplan.cluster_data.cluster_document import ClusterFields, ListedFile, UniformFile
+from pipeplan.cluster_data.devices import DeviceFile
 from pipeplan.cluster_data.machine_costs import ExecutorCostsFile
 from pipeplan.cost.flush import BatchTime
 from pipeplan.plan.plan import PlanFields

@@ -297,7 +297,7 @@ PLANNER = (
     ),
     (
         "copies of shared weights take no memory",
-        P + "problem/shared_weights.py",
+        P + "problem/between_cuts.py",
         "return sum(weight.bytes for weight in shared if weight.copied_in(held))",
         "return 0",
         (COST, SOLVERS, CHECK),
@@ -368,8 +368,8 @@ PLANNER = (
     (
         "times between sizes are those of the lower one",
         P + "profile_data/rescale.py",
-        "return lambda low, _: low * scale",
-        "return lambda low, _: low",
+        "return lambda at_low, _: at_low * scale",
+        "return lambda at_low, _: at_low",
         (T + "profile_data",),
     ),
     (

@@ -8,7 +8,7 @@ from typing import Any
 
 from replay_network import Rings, Scaling
 
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.plan import schedules
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.plan_file import step_time_s

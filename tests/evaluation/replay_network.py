@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.cost.ddp_overlap import BUCKET_BYTES

@@ -38,7 +38,7 @@ from replay_network import (
     with_predictions,
 )
 
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.plan_file import step_time_s

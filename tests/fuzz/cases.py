@@ -20,12 +20,10 @@ import click
 from mutations import as_json, as_toml, damaged, damaged_text
 
 from pipeplan.cli import _COMMANDS
-from pipeplan.cluster_data.device_document import ARITHMETICS, OPERATOR_KINDS
-from pipeplan.cluster_data.devices import load_device
+from pipeplan.cluster_data.devices import ARITHMETICS, OPERATOR_KINDS, load_device
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES
-from pipeplan.profiler.estimate.roofline import operator_seconds
-from pipeplan.profiler.estimate.work import Work
+from pipeplan.profiler.estimate.work import Work, operator_seconds
 from pipeplan.util.files import LARGEST
 from pipeplan_launch.checkpoint.manifest import read_manifest
 from pipeplan_launch.errors import LaunchError

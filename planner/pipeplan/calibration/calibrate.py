@@ -1,13 +1,27 @@
-"""Calibration of a profile and a cluster to runs, so that they predict the measured paces."""
+"""Calibration of a profile and a cluster to runs, so that they predict the measured step times.
+
+A stage's measured times are distributed over its layers in proportion to the times in the profile. For a stage with
+forward f, backward b and step u in the profile, and F, B, U measured:
+
+    forward of a layer   its own · (F + o F / (F + B)) / f    plus, at one layer, the time of reading samples: at the
+                                                              first of a stage, at the last of the last of several
+    backward             its own · (B + o B / (F + B)) / b
+    step                 its own · U / u
+
+o is all other busy time of a replica (sending tensors, the executor itself, being held up by all-reduces) less the
+predicted exposed time of all-reduces. Plans are charged for it through the layers of their stages.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pipeplan.calibration import links
-from pipeplan.calibration.layers import LayerTimes, layer_times, mean_times, stretched_times, with_times
 from pipeplan.calibration.links import FittedEfficiency
 from pipeplan.calibration.measured_stages import ObservedRun
 from pipeplan.cluster_data.cluster import Cluster
@@ -15,12 +29,17 @@ from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s
 from pipeplan.errors import InputError
 from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import TIMES, Layer
 from pipeplan.profile_data.profile import Profile
 
+Times = NDArray[np.float64]
+"""The times of all layers (rows) in seconds per minibatch on a worker of speed 1: forward, backward and step."""
+LEAST = 0.2
+"""Least share of a stage's measured passes that its layers get, however large the predicted all-reduces are."""
 ROUNDS = 20
 CLOSE = 1e-9
 EXPLAINED = 0.01
-"""Relative difference of the paces that may remain after the fit."""
+"""Relative difference of the step times that may remain after the fit."""
 
 
 @dataclass(frozen=True)
@@ -36,34 +55,36 @@ class Calibrated:
     paces_s: tuple[float, ...]
     """Predicted seconds per minibatch of every run's plan, with the new times."""
     unexplained: str
-    """The resource that bounds the pace independently of the layers' times; empty where none does."""
+    """The resource that bounds the step time, so that no factor on the layers' times explains it; empty for none."""
 
 
 def calibrate(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> Calibrated:
     """Fit the times of `profile` and the efficiencies of `cluster` to the runs, all of plans of both.
 
     The efficiency of all-reduces is fitted first. The layers' times follow such that each stage is as busy as it was
-    measured, including the predicted all-reduces, in the mean over the runs. Where a boundary then bounds a pace, its
-    efficiency follows from that pace. The remaining difference is time in which no stage is busy, such as bubbles and
-    jitter. All layers are stretched by one factor for it, which changes the pace but not which plan is best. Raises
+    measured, including the predicted all-reduces, in the mean over the runs. Where a boundary then bounds a step time,
+    its efficiency follows from that time. The remaining difference is time in which no stage is busy, such as bubbles
+    and jitter. All layers are stretched by one factor for it, which does not change which plan is best. Raises
     `InputError` for a mixture of training and inference runs, and for a plan whose depths are too small.
     """
     inference = runs[0].plan.inference
     if any(run.plan.inference != inference for run in runs):
         raise InputError("some of these runs trained and others did not: calibrate by either")
     cluster, fitted = links.fit_allreduce(cluster, runs, [_with_measured_passes(run, profile, cluster) for run in runs])
-    times = mean_times([_times_of(run, profile, cluster) for run in runs])
+    times = np.mean([_times_of(run, profile, cluster) for run in runs], axis=0)
     cluster, more = links.fit_messages(cluster, runs, _scores(runs, with_times(profile, times), cluster))
     slack = 1.0
     for _ in range(ROUNDS):
-        scores = _scores(runs, with_times(profile, stretched_times(times, slack, inference=inference)), cluster)
-        off = _mean_error(runs, scores)
+        scores = _scores(runs, with_times(profile, times * _stretch(slack, inference)), cluster)
+        # Measured over predicted step time: the geometric mean over the runs.
+        logs = [math.log(run.pace_s / score.pace_s) for run, score in zip(runs, scores, strict=True)]
+        off = math.exp(math.fsum(logs) / len(logs))
         if abs(off - 1) < CLOSE:
             break
         slack *= off
     unexplained = "" if abs(off - 1) < EXPLAINED else scores[0].bound
     slack = 1.0 if unexplained else slack
-    new = with_times(profile, stretched_times(times, slack, inference=inference))
+    new = with_times(profile, times * _stretch(slack, inference))
     paces = tuple(score.pace_s for score in _scores(runs, new, cluster))
     return Calibrated(new, cluster, (*fitted, *more), slack, paces, unexplained)
 
@@ -76,30 +97,102 @@ def _scores(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> 
     return scores
 
 
-def _mean_error(runs: Sequence[ObservedRun], scores: Sequence[Evaluation]) -> float:
-    """Measured over predicted pace: the geometric mean over the runs."""
-    logs = [math.log(run.pace_s / score.pace_s) for run, score in zip(runs, scores, strict=True)]
-    return math.exp(math.fsum(logs) / len(logs))
-
-
-def _times_of(run: ObservedRun, profile: Profile, cluster: Cluster) -> dict[str, LayerTimes]:
+def _times_of(run: ObservedRun, profile: Profile, cluster: Cluster) -> Times:
     """The times of all layers by one run.
 
     The predicted exposed time of an all-reduce depends on the layers' times, so that the two are iterated.
     """
-    speeds = [cluster.speed_of(stage.workers) for stage in run.plan.stages]
     exposed = [busy.sync_s for busy in run.stages]
     for _ in range(3):
-        times = layer_times(run, profile, speeds, exposed)
+        times = layer_times(run, profile, cluster, exposed)
         problem = Problem(with_times(profile, times), cluster, run.options)
         score = evaluate(run.plan, problem)
         exposed = [
             exposed_allreduce_per_minibatch_s(run.plan, problem, score, index) for index in range(len(run.plan.stages))
         ]
-    return layer_times(run, profile, speeds, exposed)
+    return layer_times(run, profile, cluster, exposed)
 
 
 def _with_measured_passes(run: ObservedRun, profile: Profile, cluster: Cluster) -> Profile:
     """The profile with the passes as a run measured them, without all other time of its workers."""
-    speeds = [cluster.speed_of(stage.workers) for stage in run.plan.stages]
-    return with_times(profile, layer_times(run, profile, speeds, [busy.own_s + busy.sync_s for busy in run.stages]))
+    others = [busy.own_s + busy.sync_s for busy in run.stages]
+    return with_times(profile, layer_times(run, profile, cluster, others))
+
+
+def layer_times(run: ObservedRun, profile: Profile, cluster: Cluster, exposed_s: Sequence[float]) -> Times:
+    """The times of all layers by one run. `exposed_s` is the predicted exposed time of all-reduces, by stage."""
+    row_of = {layer.name: row for row, layer in enumerate(profile.layers)}
+    old = _profiled(profile.layers)
+    parameters = np.array([float(layer.parameter_bytes) for layer in profile.layers])
+    times = old.copy()
+    for stage, busy, exposed in zip(run.plan.stages, run.stages, exposed_s, strict=True):
+        speed = cluster.speed_of(stage.workers)
+        rows = sorted(row_of[name] for name in stage.layers)
+        passes = busy.forward_s + busy.backward_s
+        rest = max(busy.own_s + busy.sync_s - exposed, (LEAST - 1.0) * passes)
+        grown = 1.0 + rest / passes
+        forward, backward = busy.forward_s * grown * speed, busy.backward_s * grown * speed
+        if stage.recompute:  # its backward pass runs forward again
+            backward = max(backward - forward, LEAST * backward)
+        share = run.options.update_share
+        update = busy.update_s * speed / share if share else 0.0
+        times[rows, 0] = _parts(forward, old[rows, 0])
+        times[rows, 1] = _parts(backward, old[rows, 1])
+        times[rows, 2] = _parts(update, old[rows, 2], parameters[rows])
+        # The last stage reads for the targets, which the loss needs, its last layer.
+        reader = rows[-1 if stage is run.plan.stages[-1] and len(run.plan.stages) > 1 else 0]
+        times[reader, 0] += busy.load_s * speed
+    if run.plan.inference:  # an inference measures forward passes only
+        times[:, 1:] = old[:, 1:]
+    return times
+
+
+def _profiled(layers: Sequence[Layer]) -> Times:
+    return np.array([[getattr(layer, name) for name in TIMES] for layer in layers])
+
+
+def _parts(total: float, *measures: Times) -> Times:
+    """A total in parts proportional to the first measure that is not zero for all layers, else in equal parts."""
+    for weights in (*measures, np.ones_like(measures[0])):
+        if weights.sum() > 0:
+            break
+    return np.asarray(total * weights / weights.sum())
+
+
+def _stretch(slack: float, inference: bool) -> Times:
+    """The factors on the three times; an inference measures the first alone."""
+    return np.array([slack, *((1.0, 1.0) if inference else (slack, slack))])
+
+
+def with_times(profile: Profile, times: Times) -> Profile:
+    """The profile with these times. Spreads, and times at other minibatch sizes, change by the same factors."""
+    old = _profiled(profile.layers)
+    factors = np.divide(times, old, out=np.ones_like(times), where=old > 0)
+
+    def changed(layers: Sequence[Layer], new: Times) -> tuple[Layer, ...]:
+        return tuple(
+            replace(
+                layer,
+                forward_s=forward_s,
+                backward_s=backward_s,
+                update_s=update_s,
+                forward_spread_s=layer.forward_spread_s * forward_factor,
+                backward_spread_s=layer.backward_spread_s * backward_factor,
+                like="",
+            )
+            for layer, (forward_s, backward_s, update_s), (forward_factor, backward_factor, _) in zip(
+                layers, new.tolist(), factors.tolist(), strict=True
+            )
+        )
+
+    def resized(layers: Sequence[Layer]) -> Times:
+        new = _profiled(layers) * factors
+        new[:, 2] = times[:, 2]  # the step does not depend on the size of a minibatch
+        return new
+
+    sizes = tuple(
+        replace(size, layers=changed(size.layers, resized(size.layers)), whole_forward_s=None, whole_backward_s=None)
+        for size in profile.sizes
+    )
+    layers = changed(profile.layers, times)
+    return replace(profile, layers=layers, sizes=sizes, whole_forward_s=None, whole_backward_s=None)

@@ -75,7 +75,7 @@ def fit_allreduce(
 def fit_messages(
     cluster: Cluster, runs: Sequence[ObservedRun], scores: Sequence[Evaluation]
 ) -> tuple[Cluster, list[FittedEfficiency]]:
-    """The cluster with the efficiencies of messages, for levels whose boundary bounds the pace of a run.
+    """The cluster with the efficiencies of messages, for levels whose boundary bounds the step time of a run.
 
     `scores` are those of the runs' plans with the measured times, so that no stage takes longer than the boundary.
     """
@@ -128,7 +128,11 @@ def _efficiency(cluster: Cluster, run: ObservedRun, index: int, profile: Profile
     problem = Problem(profile, cluster, run.options)
 
     def exposed_s(efficiency: float) -> float:
-        return _exposed_s(plan, problem, index, _links_with(cluster, number, efficiency))
+        links = Links.of(cluster)
+        rates = list(links.rates)
+        rate = np.array([cluster.levels[number].bandwidth * efficiency])
+        rates[number + 1] = replace(rates[number + 1], allreduce=rate)
+        return _exposed_s(plan, problem, index, replace(links, rates=tuple(rates)))
 
     if plan.schedule not in FLUSHING and run.options.overlap > 0:
         error = UNSURE * busy.backward_s * per_replica
@@ -144,14 +148,6 @@ def _exposed_s(plan: Plan, problem: Problem, index: int, links: Links) -> float:
         return whole
     exposed = ddp_exposed_allreduce_s(plan, problem, links)
     return exposed + (1.0 - problem.options.overlap) * max(0.0, whole - exposed)
-
-
-def _links_with(cluster: Cluster, number: int, efficiency: float) -> Links:
-    """The links of a cluster with another efficiency of all-reduces at one level."""
-    links = Links.of(cluster)
-    rates = list(links.rates)
-    rates[number + 1] = replace(rates[number + 1], allreduce=np.array([cluster.levels[number].bandwidth * efficiency]))
-    return replace(links, rates=tuple(rates))
 
 
 def _solve(exposed_s: Callable[[float], float], measured: float) -> float:

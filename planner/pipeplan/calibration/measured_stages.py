@@ -13,9 +13,10 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
@@ -26,7 +27,7 @@ from pipeplan.run_data.run_folder import MeasuredRun, StageSummary
 FILLING = 2
 """Updates at the beginning of an epoch that are left out."""
 FEWEST = 10
-"""Fewest steady-state minibatches of the last stage for which a pace counts as measured."""
+"""Fewest steady-state minibatches of the last stage for which a step time counts as measured."""
 LONGEST_LINE = 1 << 16
 """Most bytes of a line of metrics, which has a few hundred."""
 
@@ -62,7 +63,7 @@ def _transfer_s(folder: Path, plan: Plan, index: int) -> float | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, float]]:
-    """Epoch, minibatch and all-reduce time of every complete line; none of what is no regular file."""
+    """Epoch, minibatch and all-reduce time of every complete line; nothing if the path is no regular file."""
     if not path.is_file():
         return
     with suppress(OSError), path.open("rb") as file:
@@ -76,8 +77,7 @@ def _lines(path: Path) -> Iterator[tuple[int, int, float]]:
                 yield epoch, minibatch, sync_s
 
 
-@dataclass(frozen=True)
-class BusyTimes:
+class BusyTimes(NamedTuple):
     """Busy time of one replica of a stage, in seconds per minibatch that it computed."""
 
     forward_s: float
@@ -93,11 +93,11 @@ class BusyTimes:
     @property
     def total_s(self) -> float:
         """The sum of all times."""
-        return math.fsum(getattr(self, field.name) for field in fields(self))
+        return math.fsum(self)
 
     def scaled(self, factor: float) -> BusyTimes:
         """All times multiplied by a factor."""
-        return BusyTimes(*(getattr(self, field.name) * factor for field in fields(self)))
+        return BusyTimes(*(time_s * factor for time_s in self))
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,9 @@ def observe_run(run: MeasuredRun, path: Path, plan: Plan, options: Options, shar
     measured = [
         _busy(stage, plan.inference, shared, f"{run.where}: stages[{index}]") for index, stage in enumerate(stages)
     ]
+    waited = [
+        (stage.measured.core_wait_s or 0.0) / busy.total_s for stage, (busy, _) in zip(stages, measured, strict=True)
+    ]
     return ObservedRun(
         name=run.folder.name,
         plan=plan,
@@ -162,7 +165,7 @@ def observe_run(run: MeasuredRun, path: Path, plan: Plan, options: Options, shar
         shares=tuple(share for _, share in measured),
         shared=shared,
         transfers_s=transfers_s(run.folder, plan),
-        disturbed=0.0 if shared else max(_waited(stage, one) for stage, (one, _) in zip(stages, measured, strict=True)),
+        disturbed=0.0 if shared else max(waited),
     )
 
 
@@ -178,10 +181,7 @@ def median_run(runs: Sequence[ObservedRun]) -> ObservedRun:
 
     count = range(len(first.stages))
     stages = [
-        BusyTimes(
-            *(statistics.median(getattr(run.stages[index], field.name) for run in runs) for field in fields(BusyTimes))
-        )
-        for index in count
+        BusyTimes(*map(statistics.median, zip(*(run.stages[index] for run in runs), strict=True))) for index in count
     ]
     return replace(
         first,
@@ -193,10 +193,6 @@ def median_run(runs: Sequence[ObservedRun]) -> ObservedRun:
         transfers_s=tuple(middle(run.transfers_s[index] for run in runs) for index in count),
         disturbed=statistics.median(run.disturbed for run in runs),
     )
-
-
-def _waited(stage: StageSummary, busy: BusyTimes) -> float:
-    return (stage.measured.core_wait_s or 0.0) / busy.total_s
 
 
 def _busy(stage: StageSummary, inference: bool, shared: bool, where: str) -> tuple[BusyTimes, float]:

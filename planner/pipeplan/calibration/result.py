@@ -114,9 +114,9 @@ def calibration_document(calibrated: Calibrated, runs: Sequence[ObservedRun], be
                 "minibatches": run.minibatches,
                 "predicted_s": run.predicted_s,
                 "measured_s": run.pace_s,
-                "calibrated_s": pace,
+                "calibrated_s": step_s,
             }
-            for run, pace in zip(runs, calibrated.paces_s, strict=True)
+            for run, step_s in zip(runs, calibrated.paces_s, strict=True)
         ],
         "stages": [vars(row) | {"layers": list(row.layers)} for row in calibrated_stages(runs, before)],
         "links": [vars(fitted) for fitted in calibrated.fitted],

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from pipeplan.checker.network import NetworkRates
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.util.files import Node
 
 FORMAT, VERSION = "pipeplan-plan", 1

@@ -134,7 +134,7 @@ def bundled_clusters() -> list[str]:
 
 def bundled_profiles() -> list[str]:
     """Names of the bundled profiles."""
-    from pipeplan.profile_data.bundled import bundled_profile_paths
+    from pipeplan.profile_data.profile import bundled_profile_paths
 
     return list(bundled_profile_paths())
 

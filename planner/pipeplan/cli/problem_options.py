@@ -19,8 +19,7 @@ from pipeplan.from_options.option_fields import option_fields, parse_pin
 from pipeplan.plan.schedules import SCHEDULES
 from pipeplan.planning.choose import ANY
 from pipeplan.problem.plan_profile import PROFILE
-from pipeplan.profile_data.bundled import bundled_profile_paths, load_profile
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile import Profile, bundled_profile_paths, load_profile
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import one_line
 

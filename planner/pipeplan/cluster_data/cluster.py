@@ -14,109 +14,19 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
+from pipeplan.cluster_data.machines import MAXIMUM_WORKERS, check_device, check_level
+from pipeplan.cluster_data.machines import MEMORY_RESERVE as MEMORY_RESERVE
+from pipeplan.cluster_data.machines import Device as Device
+from pipeplan.cluster_data.machines import Level as Level
+from pipeplan.cluster_data.machines import Server as Server
 from pipeplan.errors import InputError
 from pipeplan.util.files import LARGEST
-from pipeplan.util.typed import Amount, Bytes, Natural, settle_numbers
-
-MAXIMUM_WORKERS = 1 << 20
-LONGEST_LATENCY_S = 3600.0
-LEAST_EFFICIENCY = 1e-6
-MEMORY_RESERVE, MOST_RESERVED = 0.05, 0.5
-"""The share of a device's memory that plans leave free, unless the cluster file says otherwise, and the largest one."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """The device of one worker."""
-
-    name: str
-    kind: str
-    """`cuda` or `cpu`."""
-    memory_bytes: Bytes
-    """Memory of one device."""
-    speed: Amount = 1.0
-    """Speed relative to the device on which the profile was measured."""
-    cores: Natural | Amount = 0
-    """Processor cores that the workers of one server share, or how many workers' computing they get done together if
-    that was measured; 0 where every worker has a core of its own."""
-    memory_reserve: Amount = 0.0
-    """Share of the memory that plans leave free, because an allocator cannot use all of it (fragmentation)."""
-
-    def __post_init__(self) -> None:
-        settle_numbers(self)
-
-    @property
-    def usable_bytes(self) -> int:
-        """Memory that a worker may use: all but the reserve."""
-        return int(self.memory_bytes * (1 - self.memory_reserve))
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON, `cores` and `memory_reserve` only where they are not 0."""
-        return {name: value for name, value in asdict(self).items() if name not in ("cores", "memory_reserve") or value}
-
-
-@dataclass(frozen=True)
-class Level:
-    """A level joins `count` components of the level below (devices, at the innermost) with full-duplex links."""
-
-    name: str
-    """Name of one component of this level: `server`, `cluster`, …"""
-    count: Natural
-    bandwidth: Amount
-    """Bytes/s of the link of each joined component, in each direction."""
-    latency_s: Amount = 0.0
-    """Seconds from the end of sending a message to its arrival."""
-    allreduce_efficiency: Amount = 1.0
-    """Share of the bandwidth that an all-reduce reaches."""
-    sendrecv_efficiency: Amount = 1.0
-    """Share of the bandwidth that point-to-point traffic reaches."""
-    source: str = ""
-    """Where the figures come from."""
-
-    def __post_init__(self) -> None:
-        settle_numbers(self)
-
-
-@dataclass(frozen=True)
-class Server:
-    """One server of a heterogeneous cluster."""
-
-    device: Device
-    inside: Level
-    """The number of its devices, and the links between them."""
-    card: Amount = 0.0
-    """Bytes/s of its network card, in each direction, where that is slower than the links of the level above; 0 where
-    it is not."""
-    price_per_hour: Amount | None = None
-    """Price of this server for one hour, in any currency; None where it is not known."""
-    name: str = ""
-    """The name that people give this server, such as its host name. It makes no difference to planning."""
-
-    def __post_init__(self) -> None:
-        settle_numbers(self)
-
-    def computes_like(self, other: Server) -> bool:
-        """Whether a pipeline inside this server runs equally fast inside the other.
-
-        Compares the devices and the links inside, not the network card, the price or the source of the figures.
-        """
-        return (self.device, replace(self.inside, source="")) == (other.device, replace(other.inside, source=""))
-
-    def same_as(self, other: Server) -> bool:
-        """Whether the two servers are equal in everything but their names and the source of their figures."""
-        outside, other_outside = (self.card, self.price_per_hour), (other.card, other.price_per_hour)
-        return self.computes_like(other) and outside == other_outside
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields as JSON, `name` only where there is one."""
-        content = asdict(self) | {"device": self.device.to_json()}
-        return {name: value for name, value in content.items() if name != "name" or value}
-
+from pipeplan.util.typed import json_fields, settle_numbers
 
 SHARDED_RINGS = 1.5
 """Ring all-reduces in which replicas reduce gradients and gather weights: an all-gather takes half of an all-reduce."""
@@ -128,7 +38,7 @@ class Cluster:
 
     name: str
     device: Device
-    """The device of every worker; in a heterogeneous cluster that of the first one (`devices` lists all)."""
+    """The device of every worker; in a heterogeneous cluster the device of worker 0 (`devices` lists all)."""
     levels: tuple[Level, ...]
     """The levels, innermost first. In a heterogeneous cluster the innermost one summarises the servers: its count is
     the largest number of devices, its links are the slowest, that any server has."""
@@ -137,7 +47,7 @@ class Cluster:
     server_price: float | None = None
     """Price of one server of a uniform cluster for one hour; None where it is not known."""
     executor: ExecutorCosts = NO_COSTS
-    """What the executor itself costs on a device of speed 1."""
+    """Costs of the executor itself on a device of speed 1."""
     exchange_rings: float = 1.0
     """Time of one exchange of gradients, in ring all-reduces: 1, or `SHARDED_RINGS` where replicas also gather the
     weights that each has updated. This is no property of the machines, and in no file: `Problem` sets it."""
@@ -181,7 +91,7 @@ class Cluster:
         return self.device if self.uniform else self.devices[worker]
 
     def speed_of(self, workers: Iterable[int]) -> float:
-        """The slowest speed among some workers, which is that of a stage on them: they take minibatches in turn."""
+        """The slowest speed among some workers. It is the speed of a stage on them: they take minibatches in turn."""
         return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
 
     def memory_of(self, workers: Iterable[int]) -> int:
@@ -197,7 +107,7 @@ class Cluster:
 
     @property
     def total_speed(self) -> float:
-        """The sum of the speeds of all workers. Total work divided by it is a lower bound on every pace."""
+        """The sum of the speeds of all workers. Total work divided by it is a lower bound on every step time."""
         if self.uniform:
             return self.workers * self.device.speed
         return math.fsum(machine.inside.count * machine.device.speed for machine in self.machines)
@@ -348,7 +258,7 @@ class Cluster:
         return Cluster.of_servers(self.name, self.machines[:servers], levels[1:], self.executor)
 
     def with_workers(self, workers: int) -> Cluster:
-        """This cluster of one server with only so many of its workers.
+        """This cluster of one server with the first `workers` of its workers.
 
         Raises an `InputError` where it has several servers or fewer workers.
         """
@@ -367,7 +277,7 @@ class Cluster:
         content: dict[str, Any] = {
             "name": self.name,
             "device": self.device.to_json(),
-            "levels": [asdict(level) for level in self.levels],
+            "levels": [json_fields(level) for level in self.levels],
         }
         if self.machines:
             content["servers"] = [machine.to_json() for machine in self.machines]
@@ -387,12 +297,12 @@ def _check(cluster: Cluster) -> None:
     where = f"cluster {cluster.name}"
     if not cluster.levels:
         raise InputError(f"{where} has no levels: at least one [[level]] says how many devices there are")
-    _check_device(where, cluster.device)
+    check_device(where, cluster.device)
     if cluster.machines:
         _check_servers(where, cluster)
     else:
         for level in cluster.levels:
-            _check_level(f"{where}, level {level.name}", level)
+            check_level(f"{where}, level {level.name}", level)
     if cluster.workers > MAXIMUM_WORKERS:
         raise InputError(f"{where} has {cluster.workers} devices; at most {MAXIMUM_WORKERS} are supported")
     price = cluster.server_price
@@ -403,54 +313,20 @@ def _check(cluster: Cluster) -> None:
 def _check_servers(where: str, cluster: Cluster) -> None:
     for number, machine in enumerate(cluster.machines):
         server = f"{where}, server {number}"
-        _check_device(server, machine.device)
+        check_device(server, machine.device)
         if machine.device.kind != cluster.device.kind:
             raise InputError(
                 f"{server}: its devices are {machine.device.kind}, those of server 0 {cluster.device.kind}"
             )
-        _check_level(server, machine.inside)
+        check_level(server, machine.inside)
         if machine.card and not 1 <= machine.card <= LARGEST:
             raise InputError(f"{server}: a card of {machine.card:g} bytes/s is out of range, which is 1 to {LARGEST:g}")
     above = cluster.levels[1:]
     joined = math.prod(level.count for level in above)
     for level in above:
         carded = level is above[0] and all(machine.card for machine in cluster.machines)
-        _check_level(f"{where}, level {level.name}", level, needs_bandwidth=not carded)
+        check_level(f"{where}, level {level.name}", level, needs_bandwidth=not carded)
     if not above and len(cluster.machines) > 1:
         raise InputError(f"{where}: no [[level]] joins its {len(cluster.machines)} servers")
     if joined != len(cluster.machines):
         raise InputError(f"{where}: its levels join {joined} servers, but it has {len(cluster.machines)}")
-
-
-def _check_device(where: str, device: Device) -> None:
-    if device.memory_bytes < 1:
-        raise InputError(f"{where}: its device has no memory")
-    if not 0 <= device.memory_reserve <= MOST_RESERVED:
-        raise InputError(
-            f"{where}: a memory_reserve of {device.memory_reserve:.0%} leaves too little to plan with: give at most "
-            f"{MOST_RESERVED:.0%}"
-        )
-    if not 1e-6 <= device.speed <= 1e6:
-        raise InputError(f"{where}: the device's speed must lie between 1e-6 and 1e6")
-    if not 0 <= device.cores <= MAXIMUM_WORKERS:
-        raise InputError(
-            f"{where}: {device.cores:g} cores for a server are out of range, which is 0 to {MAXIMUM_WORKERS}"
-        )
-
-
-def _check_level(where: str, level: Level, *, needs_bandwidth: bool = True) -> None:
-    if level.count < 1:
-        raise InputError(f"{where}: no devices (count = {level.count}); a count is at least 1")
-    if level.count > 1 and level.bandwidth <= 0 and needs_bandwidth:
-        raise InputError(f"{where}: zero bandwidth; say what its links carry, such as '10 Gbit/s'")
-    if level.count > 1 and level.bandwidth and not 1 <= level.bandwidth <= LARGEST:
-        raise InputError(
-            f"{where}: a bandwidth of {level.bandwidth:g} bytes/s is out of range, which is 1 to {LARGEST:g}"
-        )
-    if not level.latency_s <= LONGEST_LATENCY_S:
-        raise InputError(
-            f"{where}: a latency of {level.latency_s:g} s is out of range, which is up to {LONGEST_LATENCY_S:g} s"
-        )
-    for what, share in (("allreduce", level.allreduce_efficiency), ("sendrecv", level.sendrecv_efficiency)):
-        if not LEAST_EFFICIENCY <= share <= 1:
-            raise InputError(f"{where}: {what}_efficiency must be {LEAST_EFFICIENCY:g} to 1, not {share:g}")

@@ -1,4 +1,7 @@
-"""The tables and fields of a cluster file, as their types state them; docs/file-formats.md describes them."""
+"""The fields of a cluster, as types state them: the tables of a cluster file, and the object in plan.json.
+
+docs/file-formats.md describes them.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Device, Level
+from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.errors import InputError
-from pipeplan.util.typed import Amount, Natural, Positive, WrittenRate, WrittenShare, WrittenSize, WrittenTime
+from pipeplan.util.files import Node
+from pipeplan.util.typed import Amount, Natural, Positive, WrittenRate, WrittenShare, WrittenSize, WrittenTime, decode
 
 CLUSTER_FORMAT = "pipeplan-cluster"
 CLUSTER_VERSION = 1
@@ -101,7 +105,7 @@ class _ClusterHead(Struct, kw_only=True, forbid_unknown_fields=True):
     version: Literal[1]
     name: str
     executor: ExecutorTable | Literal["local"] | None = None
-    """What the executor costs; `local` for what was measured on this machine."""
+    """Costs of the executor; `local` for those measured on this machine."""
 
     @property
     def costs(self) -> ExecutorCosts:
@@ -129,3 +133,21 @@ class ListedFile(_ClusterHead, kw_only=True, forbid_unknown_fields=True):
     def devices(self) -> tuple[DeviceTable, ...]:
         """All tables of devices."""
         return (self.device,) if isinstance(self.device, DeviceTable) else self.device
+
+
+class ClusterFields(Struct):
+    """The fields of a cluster in plan.json."""
+
+    name: str
+    device: Device
+    levels: tuple[Level, ...]
+    servers: tuple[Server, ...] = ()
+    server_price: Amount | None = None
+    executor: ExecutorCosts = NO_COSTS
+
+
+def cluster_from_json(node: Node) -> Cluster:
+    """The cluster that `Cluster.to_json` wrote. Raises an `InputError` that names the field that is wrong."""
+    with node.locating_errors():
+        found = decode(node, ClusterFields)
+        return Cluster(found.name, found.device, found.levels, found.servers, found.server_price, found.executor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 import tomllib
@@ -22,8 +21,7 @@ _LEVEL = re.compile(r"\s*\[\[\s*level\s*\]\]\s*(#.*)?")
 
 def toml_lines(fields: Mapping[str, Value]) -> list[str]:
     """Lines of TOML, one for each field."""
-    # A JSON string is a TOML basic string: both escape the quote, the backslash and control characters in the same way.
-    return [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in fields.items()]
+    return [f"{key} = {cluster_toml.toml_text(value)}" for key, value in fields.items()]
 
 
 def level_to_edit(path: Path, name: str | None, *, joins_servers: bool) -> Level:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
 from pipeplan.cluster_data.cluster_document import (
@@ -32,11 +33,6 @@ LOCAL_COSTS = "local"
 """The value of `executor` that stands for what was measured on this machine."""
 MOST_SERVERS = 1 << 16
 """Largest number of servers in a cluster file that lists them, because they are kept in memory one by one."""
-_RATES = (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5), ("Kbit/s", 125.0))
-_TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
-_SIZES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10))
-_BASES: dict[Callable[[object, str], float], str] = {parse_rate: "B/s", parse_time: "s", parse_size: "B"}
-"""The units in which the parsers count."""
 
 
 def bundled_cluster_names() -> list[str]:
@@ -153,16 +149,15 @@ def write_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> 
 def cluster_toml(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
     """The TOML of a cluster. Raises `InputError` where two of its devices differ and share a name."""
     lines = [f"# {one_line(remark)}" for remark in remarks]
-    lines += [f'format = "{CLUSTER_FORMAT}"', f"version = {CLUSTER_VERSION}", f"name = {_text(cluster.name)}"]
+    lines += [f'format = "{CLUSTER_FORMAT}"', f"version = {CLUSTER_VERSION}", f"name = {toml_text(cluster.name)}"]
     if cluster.machines:
         lines += _heterogeneous_lines(cluster)
     else:
-        if cluster.server_price is not None:
-            lines.append(f"price_per_hour = {cluster.server_price!r}")
-        lines += ["", "[device]", *_device_lines(cluster.device)]
+        lines += [] if cluster.server_price is None else [f"price_per_hour = {cluster.server_price!r}"]
+        lines += _device_table("[device]", cluster.device)
         for level in cluster.levels:
-            lines += _level_lines(level)
-    return "\n".join([*lines, *_executor_lines(cluster.executor)]) + "\n"
+            lines += _level_table(level)
+    return "\n".join([*lines, *_executor_table(cluster.executor)]) + "\n"
 
 
 def _heterogeneous_lines(cluster: Cluster) -> list[str]:
@@ -173,77 +168,102 @@ def _heterogeneous_lines(cluster: Cluster) -> list[str]:
             raise InputError(f"two devices of cluster {cluster.name} are both called {machine.device.name!r}")
     lines: list[str] = []
     for device in devices.values():
-        lines += ["", "[[device]]", *_device_lines(device)]
+        lines += _device_table("[[device]]", device)
     for machine, run in itertools.groupby(cluster.machines):
-        servers = list(run)
-        lines += _server_lines(machine, len(servers)) if not machine.name else _server_lines(machine, 1) * len(servers)
+        count = len(list(run))
+        lines += _server_table(machine, 1) * count if machine.name else _server_table(machine, count)
     for level in cluster.levels[1:]:
-        lines += _level_lines(level)
+        lines += _level_table(level)
     return lines
 
 
-def _executor_lines(costs: ExecutorCosts) -> list[str]:
+def _table(header: str, **fields: str) -> list[str]:
+    """The lines of a table, without the fields whose values are empty."""
+    return ["", header, *(f"{name} = {value}" for name, value in fields.items() if value)]
+
+
+def _unless(default: object, value: Any, shown: Callable[[Any], str] = repr) -> str:
+    """A value as TOML; empty where it is the default."""
+    return "" if value == default else shown(value)
+
+
+def _device_table(header: str, device: Device) -> list[str]:
+    return _table(
+        header,
+        name=toml_text(device.name),
+        kind=toml_text(device.kind),
+        memory=_size(device.memory_bytes),
+        memory_reserve=_unless(MEMORY_RESERVE, device.memory_reserve),
+        speed=_unless(1.0, device.speed),
+        cores=_unless(0, device.cores),
+    )
+
+
+def _server_table(machine: Server, count: int) -> list[str]:
+    return _table(
+        "[[server]]",
+        name=_unless("", machine.name, toml_text),
+        count=_unless(1, count),
+        device=toml_text(machine.device.name),
+        devices=str(machine.inside.count),
+        **_link_fields(machine.inside),
+        card=_unless(0.0, machine.card, _rate),
+        price_per_hour=_unless(None, machine.price_per_hour),
+    )
+
+
+def _level_table(level: Level) -> list[str]:
+    return _table("[[level]]", name=toml_text(level.name), count=str(level.count), **_link_fields(level))
+
+
+def _link_fields(level: Level) -> dict[str, str]:
+    return {
+        "bandwidth": _unless(0.0, level.bandwidth, _rate),
+        "latency": _unless(0.0, level.latency_s, _time),
+        "allreduce_efficiency": _unless(1.0, level.allreduce_efficiency),
+        "sendrecv_efficiency": _unless(1.0, level.sendrecv_efficiency),
+        "source": _unless("", level.source, toml_text),
+    }
+
+
+def _executor_table(costs: ExecutorCosts) -> list[str]:
     if not costs:
         return []
-    times = [
-        f"{name.removesuffix('_s')} = {_quantity(seconds, _TIMES, parse_time)}"
-        for name, seconds in costs.times().items()
-        if seconds
-    ]
-    memory = [f"worker = {_quantity(costs.worker_bytes, _SIZES, parse_size)}"] if costs.worker_bytes else []
-    memory += [f"allocator_share = {costs.allocator_share!r}"] if costs.allocator_share else []
-    memory += [f"activation_share = {costs.activation_share!r}"] if costs.activation_share else []
-    return ["", "[executor]", *times, *memory, *([f"source = {_text(costs.source)}"] if costs.source else [])]
+    return _table(
+        "[executor]",
+        **{name.removesuffix("_s"): _unless(0.0, seconds, _time) for name, seconds in costs.times().items()},
+        worker=_unless(0.0, costs.worker_bytes, _size),
+        allocator_share=_unless(0.0, costs.allocator_share),
+        activation_share=_unless(0.0, costs.activation_share),
+        source=_unless("", costs.source, toml_text),
+    )
 
 
-def _device_lines(device: Device) -> list[str]:
-    lines = [f"name = {_text(device.name)}", f"kind = {_text(device.kind)}"]
-    lines.append(f"memory = {_quantity(device.memory_bytes, _SIZES, parse_size)}")
-    lines += [f"memory_reserve = {device.memory_reserve!r}"] if device.memory_reserve != MEMORY_RESERVE else []
-    lines += [f"speed = {device.speed!r}"] if device.speed != 1.0 else []
-    return [*lines, f"cores = {device.cores}"] if device.cores else lines
+def _rate(value: float) -> str:
+    return _quantity(value, (("Gbit/s", 1.25e8), ("Mbit/s", 1.25e5), ("Kbit/s", 125.0)), parse_rate, "B/s")
 
 
-def _server_lines(machine: Server, count: int) -> list[str]:
-    lines = ["", "[[server]]", *([f"name = {_text(machine.name)}"] if machine.name else [])]
-    lines += [f"count = {count}"] if count > 1 else []
-    lines += [f"device = {_text(machine.device.name)}", f"devices = {machine.inside.count}"]
-    lines += _link_lines(machine.inside)
-    if machine.card:
-        lines.append(f"card = {_quantity(machine.card, _RATES, parse_rate)}")
-    if machine.price_per_hour is not None:
-        lines.append(f"price_per_hour = {machine.price_per_hour!r}")
-    return lines
+def _time(value: float) -> str:
+    return _quantity(value, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)), parse_time, "s")
 
 
-def _level_lines(level: Level) -> list[str]:
-    return ["", "[[level]]", f"name = {_text(level.name)}", f"count = {level.count}", *_link_lines(level)]
+def _size(value: float) -> str:
+    return _quantity(value, (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)), parse_size, "B")
 
 
-def _link_lines(level: Level) -> list[str]:
-    """Lines for the fields of a link that differ from the defaults of a cluster file."""
-    lines = []
-    if level.bandwidth:
-        lines.append(f"bandwidth = {_quantity(level.bandwidth, _RATES, parse_rate)}")
-    if level.latency_s:
-        lines.append(f"latency = {_quantity(level.latency_s, _TIMES, parse_time)}")
-    if level.allreduce_efficiency != 1.0:
-        lines.append(f"allreduce_efficiency = {level.allreduce_efficiency!r}")
-    if level.sendrecv_efficiency != 1.0:
-        lines.append(f"sendrecv_efficiency = {level.sendrecv_efficiency!r}")
-    return [*lines, f"source = {_text(level.source)}"] if level.source else lines
-
-
-def _quantity(value: float, units: Sequence[tuple[str, float]], parse: Callable[[object, str], float]) -> str:
+def _quantity(
+    value: float, units: Sequence[tuple[str, float]], parse: Callable[[object, str], float], base: str
+) -> str:
     """A quantity as a TOML value, in the largest unit that gives at least 1 and from which the exact value is read
-    back; where there is no such unit, in the one that counts as 1."""
+    back; where there is no such unit, in `base`, in which the parser counts."""
     for unit, factor in units:
         shown = f"{float(f'{value / factor:.6g}'):.6f}".rstrip("0").rstrip(".")
         if value >= factor and parse(f"{shown} {unit}", "") == value:
             return f'"{shown} {unit}"'
-    return f'"{value!r} {_BASES[parse]}"'
+    return f'"{value!r} {base}"'
 
 
-def _text(value: str) -> str:
+def toml_text(value: object) -> str:
+    """A text or number as a TOML value."""
     # A JSON string is a valid TOML string except for DEL, which TOML requires to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

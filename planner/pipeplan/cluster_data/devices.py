@@ -1,33 +1,35 @@
-"""Reads device files: the peak rates of a device, and the share of them that each kind of operator reaches.
+"""Device files: the peak rates of a device, and the share of them that each kind of operator reaches.
 
-docs/file-formats.md describes the format; the bundled files are in profiles/devices/. `device_mismatch` warns if a
-profile was measured on another device than those of the cluster.
+The types state the tables and fields of a file; docs/file-formats.md describes them. The bundled files are in
+profiles/devices/. `device_mismatch` warns if a profile was measured on another device than those of the cluster.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta, Struct
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.device_document import (
-    DEVICE_FORMAT,
-    DEVICE_VERSION,
-    LEAST_RATE,
-    LONGEST_KERNEL_S,
-    DeviceFile,
-    Share,
-    present,
-)
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import files
 from pipeplan.util.files import read_toml
 from pipeplan.util.text import did_you_mean
-from pipeplan.util.typed import decode
+from pipeplan.util.typed import LARGEST, WrittenRate, WrittenSize, WrittenTime, decode
 
+DEVICE_FORMAT = "pipeplan-device"
+DEVICE_VERSION = 1
+Arithmetic = Literal["float64", "float32", "tf32", "float16", "bfloat16"]
+ARITHMETICS: tuple[str, ...] = get_args(Arithmetic)
+# The limits keep estimated times far from what a profile cannot hold.
+Part = Annotated[float, Meta(ge=1e-6, le=1)]
+Side = Annotated[int, Meta(ge=1, le=1 << 16)]
+LEAST_RATE = 1e3
+"""Least bytes/s of a memory."""
+LONGEST_KERNEL_S = 3600.0
 LOCAL_DEVICES = ("cpu", "cuda")
 """Values of `--device` that stand for a device of this machine, which is measured and not estimated for."""
 _COMMON_WORDS = {
@@ -35,51 +37,141 @@ _COMMON_WORDS = {
     *("pcie", "sxm", "sxm2", "sxm3", "sxm4", "sxm5"),
 }
 """Words in the names of devices that do not distinguish one device from another."""
-_KINDS = ("cpu", "cuda")
 
 
-@dataclass(frozen=True)
-class Transforms:
-    """Use of Winograd's algorithm or Fourier transforms for convolutions, in the arithmetic for which a library has
-    them."""
+class Share(Struct, frozen=True, forbid_unknown_fields=True):
+    """Shares of the device's peak rates that one kind of operator reaches, each from 1e-6 to 1."""
 
-    arithmetic: str
-    workspace_bytes: int
-    """Most memory that the transformed tensors of one convolution may take; larger convolutions are computed without
-    transforms."""
+    compute: Part
+    """Share of the peak FLOP/s."""
+    memory: Part
+    """Share of the peak memory bandwidth."""
+    source: str
+    """Source of the figures."""
 
 
-@dataclass(frozen=True)
-class DeviceModel:
-    """A device for which the times of layers are estimated."""
+class ShareTables(Struct, forbid_unknown_fields=True):
+    """The tables `[share.…]`: one for each kind of operator."""
 
+    matmul: Share
+    convolution: Share
+    weight_gradient: Share
+    """The weight gradient of a convolution."""
+    recurrent: Share
+    """The part of a recurrent step that cannot start before the previous step is done."""
+    attention: Share
+    normalisation: Share
+    pooling: Share
+    embedding: Share
+    elementwise: Share
+
+
+OPERATOR_KINDS = ShareTables.__struct_fields__
+"""Kinds of operator."""
+
+
+class _Sourced(Struct, kw_only=True, forbid_unknown_fields=True):
+    source: str
+
+
+class RateTable(_Sourced, kw_only=True, forbid_unknown_fields=True):
+    """The table `[bandwidth]`."""
+
+    rate: WrittenRate
+
+
+class TimeTable(_Sourced, kw_only=True, forbid_unknown_fields=True):
+    """The table `[kernel]`."""
+
+    time: WrittenTime
+
+
+class PeakTable(_Sourced, kw_only=True, forbid_unknown_fields=True):
+    """A table `[peak.…]`."""
+
+    flops: Annotated[float, Meta(ge=1e3, le=LARGEST)]
+    """FLOP/s."""
+
+
+class PeakTables(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The tables `[peak.…]`: one for each arithmetic that the device has."""
+
+    float64: PeakTable | None = None
+    float32: PeakTable
+    tf32: PeakTable | None = None
+    float16: PeakTable | None = None
+    bfloat16: PeakTable | None = None
+
+
+class Float32Table(_Sourced, kw_only=True, forbid_unknown_fields=True):
+    """The table `[float32_as]`."""
+
+    matmul: Arithmetic | None = None
+    convolution: Arithmetic | None = None
+    weight_gradient: Arithmetic | None = None
+    recurrent: Arithmetic | None = None
+    attention: Arithmetic | None = None
+    normalisation: Arithmetic | None = None
+    pooling: Arithmetic | None = None
+    embedding: Arithmetic | None = None
+    elementwise: Arithmetic | None = None
+
+
+class TileTable(_Sourced, kw_only=True, forbid_unknown_fields=True):
+    """The table `[tile]`."""
+
+    sides: tuple[Side, Side]
+
+
+class TransformsTable(_Sourced, kw_only=True, forbid_unknown_fields=True):
+    """The table `[transforms]`."""
+
+    arithmetic: Arithmetic
+    workspace: WrittenSize
+
+
+class ChannelsTable(_Sourced, kw_only=True, forbid_unknown_fields=True):
+    """The table `[channels_last]`."""
+
+    arithmetic: tuple[Arithmetic, ...]
+
+
+class DeviceFile(Struct, kw_only=True, forbid_unknown_fields=True):
+    """A device file."""
+
+    format: Literal["pipeplan-device"]
+    version: Literal[1]
     name: str
-    kind: str
-    """`cuda` or `cpu`, the device type on which the executor would run."""
-    memory_bytes: int
-    bandwidth: float
-    """Peak memory bandwidth, bytes/s."""
-    kernel_s: float
-    """Least time of one kernel, however small its work."""
-    peaks: dict[str, float]
-    """Peak FLOP/s by arithmetic (`ARITHMETICS`)."""
-    shares: dict[str, Share]
-    """Reached shares of the peaks by kind of operator, for all of `OPERATOR_KINDS`."""
-    float32_as: dict[str, str]
-    """Arithmetic that float32 operators use, by kind, for the kinds that do not use float32 itself."""
-    tile: tuple[int, int]
-    """Sides of the blocks in which matrix products are computed; the sides of a matrix are rounded up to them."""
-    transforms: Transforms | None = None
-    channels_last: tuple[str, ...] = ()
-    """Arithmetics whose convolutions need tensors with channels last, and convert tensors of other layouts."""
+    kind: Literal["cpu", "cuda"]
+    memory: WrittenSize
     checked: tuple[str, ...] = ()
-    """Sentences on the known errors of estimates for this device."""
+    bandwidth: RateTable
+    kernel: TimeTable
+    peak: PeakTables
+    share: ShareTables
+    float32_as: Float32Table | None = None
+    tile: TileTable | None = None
+    transforms: TransformsTable | None = None
+    channels_last: ChannelsTable | None = None
+
+    @property
+    def peaks(self) -> dict[str, float]:
+        """Peak FLOP/s by arithmetic (`ARITHMETICS`)."""
+        tables = ((name, getattr(self.peak, name)) for name in ARITHMETICS)
+        return {name: table.flops for name, table in tables if table is not None}
+
+    def share_of(self, kind: str) -> Share:
+        """The shares of the peaks that a kind of operator reaches, one of `OPERATOR_KINDS`."""
+        share: Share = getattr(self.share, kind)
+        return share
 
     def usable_arithmetic(self, kind: str, arithmetic: str) -> str:
         """The arithmetic by which the device computes an operator of that kind, one of `peaks`."""
-        wanted = self.float32_as.get(kind, arithmetic) if arithmetic == "float32" else arithmetic
+        wanted = arithmetic
+        if arithmetic == "float32" and self.float32_as is not None:
+            wanted = getattr(self.float32_as, kind, None) or arithmetic
         # The device computes in float32 if it has no units for the wanted type.
-        return wanted if wanted in self.peaks else "float32"
+        return wanted if getattr(self.peak, wanted, None) is not None else "float32"
 
 
 def bundled_device_names() -> list[str]:
@@ -87,7 +179,7 @@ def bundled_device_names() -> list[str]:
     return sorted(path.stem for path in (files.bundled_folder("profiles") / "devices").glob("*.toml"))
 
 
-def bundled_model_of(name: str) -> DeviceModel | None:
+def bundled_model_of(name: str) -> DeviceFile | None:
     """The bundled device that a device's name stands for: `V100 16 GB` is `v100`; None if it is none of them."""
     words = _words(name)
     for stem in bundled_device_names():
@@ -96,7 +188,7 @@ def bundled_model_of(name: str) -> DeviceModel | None:
     return None
 
 
-def load_device(name: str) -> DeviceModel:
+def load_device(name: str) -> DeviceFile:
     """The bundled device of that name, or the device in the TOML file at that path.
 
     Raises an `InputError` where there is neither, or where the file is not a valid device file.
@@ -113,49 +205,29 @@ def load_device(name: str) -> DeviceModel:
     raise InputError(f"there is no device {name!r}; {did_you_mean(name, known)} (or give a TOML file)")
 
 
-def read_device(path: Path) -> DeviceModel:
+def read_device(path: Path) -> DeviceFile:
     """Read and check a device file. Raises an `InputError` that names the file and the field that is wrong."""
     root = read_toml(path, DEVICE_FORMAT, DEVICE_VERSION)
     with root.locating_errors():
-        return _device(decode(root, DeviceFile))
+        file = decode(root, DeviceFile)
+        _check_limits(file)
+        return file
 
 
-def _device(file: DeviceFile) -> DeviceModel:
+def _check_limits(file: DeviceFile) -> None:
+    """Raise an `InputError` for a rate or time that is out of range, or an arithmetic without a peak rate."""
     if file.bandwidth.rate < LEAST_RATE:
         raise InputError(f"bandwidth: rate: {file.bandwidth.rate:g} bytes/s is less than {LEAST_RATE:g}")
     if file.kernel.time > LONGEST_KERNEL_S:
         raise InputError(f"kernel: time: {file.kernel.time:g} s is more than {LONGEST_KERNEL_S:g} s")
-    peaks = {name: peak.flops for name, peak in present(file.peak)}
-    float32_as = dict(present(file.float32_as)) if file.float32_as else {}
-    float32_as.pop("source", None)
-    _check_peaks(file, float32_as, peaks)
-    transforms = file.transforms
-    return DeviceModel(
-        name=file.name,
-        kind=file.kind,
-        memory_bytes=file.memory,
-        bandwidth=float(file.bandwidth.rate),
-        kernel_s=float(file.kernel.time),
-        peaks=peaks,
-        shares=dict(present(file.share)),
-        float32_as=float32_as,
-        tile=(max(file.tile.sides), min(file.tile.sides)) if file.tile else (1, 1),
-        transforms=Transforms(transforms.arithmetic, int(transforms.workspace)) if transforms else None,
-        channels_last=file.channels_last.arithmetic if file.channels_last else (),
-        checked=file.checked,
-    )
-
-
-def _check_peaks(file: DeviceFile, float32_as: Mapping[str, str], peaks: Collection[str]) -> None:
-    """Raise an `InputError` for an arithmetic that the device has no peak rate for."""
-    named = [(f"float32_as: {kind}", name) for kind, name in float32_as.items()]
+    named = [(f"float32_as: {kind}", getattr(file.float32_as, kind, None)) for kind in OPERATOR_KINDS]
     named += [("transforms: arithmetic", file.transforms.arithmetic)] if file.transforms else []
-    named += (
-        [("channels_last: arithmetic", name) for name in file.channels_last.arithmetic] if file.channels_last else []
-    )
+    named += [
+        ("channels_last: arithmetic", name) for name in (file.channels_last.arithmetic if file.channels_last else ())
+    ]
     for where, name in named:
-        if name not in peaks:
-            raise InputError(f"{where}: there is no peak rate of {name!r}; there are: {', '.join(peaks)}")
+        if name is not None and name not in file.peaks:
+            raise InputError(f"{where}: there is no peak rate of {name!r}; there are: {', '.join(file.peaks)}")
 
 
 def device_mismatch(profile: Profile, cluster: Cluster) -> str:
@@ -175,7 +247,7 @@ def device_mismatch(profile: Profile, cluster: Cluster) -> str:
 
 
 def _may_match(kind: str, name: str, other_kind: str, other_name: str) -> bool:
-    if kind in _KINDS and kind != other_kind:
+    if kind in LOCAL_DEVICES and kind != other_kind:
         return False
     words, other_words = _words(name), _words(other_name)
     return not words or not other_words or bool(words & other_words)

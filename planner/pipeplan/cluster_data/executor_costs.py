@@ -1,13 +1,13 @@
-"""What the executor itself costs on a device, beside the layers: its time, and the memory of a worker."""
+"""Costs of the executor itself on a device, besides the layers: its time, and the memory of a worker."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pipeplan.errors import InputError
-from pipeplan.util.typed import Amount, settle_numbers
+from pipeplan.util.typed import Amount, json_fields, settle_numbers
 
 LONGEST_S = 3600.0
 """Longest time of one of these costs, in seconds."""
@@ -19,7 +19,7 @@ LARGEST_SHARE = 10.0
 
 @dataclass(frozen=True)
 class ExecutorCosts:
-    """What the executor costs, in seconds on a device of speed 1, and in bytes; nothing by default.
+    """Costs of the executor, in seconds on a device of speed 1, and in bytes; none by default.
 
     docs/cost-model.md, "The executor's own work" and "Memory of one worker", has the formulas. Raises an `InputError`
     where a figure is out of range.
@@ -34,7 +34,7 @@ class ExecutorCosts:
     version_byte_s: Amount = 0.0
     """For each byte of the parameters of a stage that an update copies, because older versions are still in use."""
     source: str = ""
-    """Where the figures come from."""
+    """Source of the figures."""
     worker_bytes: Amount = 0.0
     """Memory of a worker without a model: the interpreter, torch, the transport and their threads."""
     allocator_share: Amount = 0.0
@@ -44,7 +44,7 @@ class ExecutorCosts:
     sample_s: Amount = 0.0
     """For handling the samples of a minibatch, and its loss: at the first and at the last stage."""
     step_s: Amount = 0.0
-    """For each step of the optimiser at a stage, whatever its parameters are, beside what the layers are charged."""
+    """For each step of the optimiser at a stage, besides the time that the layers are charged for."""
     read_s: Amount = 0.0
     """For reading the samples of a minibatch from the job's data: at the first and at the last stage."""
     correction_byte_s: Amount = 0.0
@@ -85,7 +85,7 @@ class ExecutorCosts:
         return any(self.times().values()) or any((self.worker_bytes, *shares))
 
     def memory_with(self, stage_bytes: float) -> float:
-        """Memory of a worker whose stage needs so many bytes. "Memory of one worker"."""
+        """Memory of a worker whose stage needs `stage_bytes`: docs/cost-model.md, "Memory of one worker"."""
         return self.worker_bytes + (1 + self.allocator_share) * stage_bytes
 
     def room_in(self, memory_bytes: float) -> float:
@@ -99,9 +99,7 @@ class ExecutorCosts:
 
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON, without those that older files lack where they are nothing."""
-        return {name: value for name, value in asdict(self).items() if value or name not in _LATER}
+        return json_fields(self, "sample_s", "step_s", "read_s", "correction_byte_s")
 
 
-_LATER = ("sample_s", "step_s", "read_s", "correction_byte_s")
-"""Fields that older files lack."""
 NO_COSTS = ExecutorCosts()

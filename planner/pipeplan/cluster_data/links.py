@@ -1,8 +1,8 @@
 """The rates of a cluster's links in the form that the cost formulas need: per operation, with efficiencies applied.
 
 The rate of a message or of a ring all-reduce among some workers is that of the slowest port or card that one of them
-has on its way up to the smallest component that holds them all: its own port, then the card of its component of every
-level below that component's. A component without siblings has no card. The latency is the longest on these ways.
+has on its path up to the smallest component that holds them all: its own port, then the card of its component of every
+level below that component's. A component without siblings has no card. The latency is the longest on this path.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Links:
 
     @cached_property
     def ways(self) -> tuple[LevelRates, ...]:
-        """For levels 0 … L, the slowest rates on every worker's way up to that level: arrays over the workers."""
+        """For levels 0 … L, the slowest rates on every worker's path up to that level: arrays over the workers."""
         if self.cluster.uniform:
             return self.rates
         free = np.full(self.cluster.workers, np.inf)
@@ -100,7 +100,7 @@ class Links:
         return float(ways.allreduce[mine].min()), float(ways.latency[mine].max()) * self._rings
 
     def _ways_of(self, workers: Sequence[int]) -> tuple[LevelRates, Sequence[int]]:
-        """The ways up to the smallest component that holds some workers, and the entries of these workers."""
+        """The paths up to the smallest component that holds some workers, and the entries of these workers."""
         ways = self.ways[self.cluster.level_between(min(workers), max(workers))]
         return ways, [0] if self.cluster.uniform else list(workers)
 

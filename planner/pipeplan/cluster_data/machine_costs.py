@@ -34,8 +34,8 @@ SWITCH = "PIPEPLAN_EXECUTOR_COSTS"
 class IdleCores:
     """How long cores are idle where more workers than cores compute, because the worker that is due has no core.
 
-    The share falls with the square root of the work that a minibatch is on each worker: the longer a worker computes,
-    the rarer it waits for a core while another core is idle (docs/cost-model.md, "Shared cores").
+    The share falls with the square root of the work of a minibatch on each worker: the longer a worker computes, the
+    less often it waits for a core while another core is idle (docs/cost-model.md, "Shared cores").
     """
 
     cores: int

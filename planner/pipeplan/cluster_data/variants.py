@@ -70,7 +70,7 @@ def with_faster_devices(cluster: Cluster, factor: float) -> Cluster:
 
 
 def unit_of_growth(cluster: Cluster) -> str:
-    """Name of one component that `grown_cluster` adds: that of the level below the outermost, such as `server`;
+    """Name of one component that `grown_cluster` adds: the name of the level below the outermost, such as `server`;
     `worker` where there is only one level."""
     return "worker" if len(cluster.levels) == 1 else cluster.levels[-2].name
 

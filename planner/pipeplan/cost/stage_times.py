@@ -15,9 +15,9 @@ from pipeplan.cost.sharded_data_parallel import shard_groups, sharded_passes
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage, data_parallel
 from pipeplan.plan.schedules import FLUSH, FLUSHING, VIRTUAL, copied_share
+from pipeplan.problem.between_cuts import SharedWeight, copied_bytes
 from pipeplan.problem.grid_shapes import GridShape, grid_sizes
 from pipeplan.problem.problem import Problem
-from pipeplan.problem.shared_weights import SharedWeight, copied_bytes
 
 
 def units_of(problem: Problem, stage: Stage) -> list[int]:

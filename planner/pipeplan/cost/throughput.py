@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.devices import DeviceModel, bundled_model_of, device_mismatch
+from pipeplan.cluster_data.devices import DeviceFile, bundled_model_of, device_mismatch
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.profile_data.layers import SampleFlops
@@ -152,7 +152,7 @@ def _peak_share(plan: Plan, profile: Profile, cluster: Cluster, samples_per_s: f
     return samples_per_s / peak_rate, ", ".join(sorted({model.name for model in models.values() if model}))
 
 
-def _peak_seconds(work: SampleFlops, model: DeviceModel, inference: bool) -> float:
+def _peak_seconds(work: SampleFlops, model: DeviceFile, inference: bool) -> float:
     """Time of one sample's FLOPs at the device's peak."""
     flops = work.forward if inference else work.forward + work.backward
     return flops / model.peaks[model.usable_arithmetic(work.kind, work.arithmetic)]

@@ -106,6 +106,12 @@ def _profile(
     # nodes.
     components = graph.strong_components([name for name in nodes if name in kept], kept_edges)
     order = [name for component in components for name in component]
+    notes = [
+        f"times in ms; a microbatch of {minibatch}, given by the user and not by the file",
+        "bytes kept for backward are taken to be those of a layer's output, and none for a ReLU in place",
+    ]
+    if left_out := len(nodes) - len(kept):
+        notes.append(f"{left_out} nodes that are inputs, or items without readers, were left out")
     return Profile(
         layers=tuple(nodes[name][1] for name in order),
         tensors=tuple(
@@ -120,16 +126,6 @@ def _profile(
             device_name=device_name,
             how=f"imported from {path.name}, {TOOL}",
             pipeplan=__version__,
-            notes=tuple(_assumptions(minibatch, len(nodes) - len(kept))),
+            notes=tuple(notes),
         ),
     )
-
-
-def _assumptions(minibatch: int, left_out: int) -> list[str]:
-    notes = [
-        f"times in ms; a microbatch of {minibatch}, given by the user and not by the file",
-        "bytes kept for backward are taken to be those of a layer's output, and none for a ReLU in place",
-    ]
-    if left_out:
-        notes.append(f"{left_out} nodes that are inputs, or items without readers, were left out")
-    return notes

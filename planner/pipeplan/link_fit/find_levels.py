@@ -26,6 +26,8 @@ GAP = 1.7
 Component = tuple[int, ...]
 Partition = tuple[Component, ...]
 """Components in the order of their lowest ranks."""
+Join = tuple[float, int, int]
+"""(bytes/s, one worker, another)."""
 
 
 @dataclass(frozen=True)
@@ -81,17 +83,17 @@ def find_levels(rates: Mapping[tuple[int, int], float], places: Sequence[Hashabl
     return Nesting((*inside, *outside), tuple(names), len(inside), tuple(notes))
 
 
-Join = tuple[float, int, int]
-"""(bytes/s, one worker, another)."""
-
-
 def _split_all(partition: Partition, rates: Mapping[tuple[int, int], float]) -> Partition:
     """Split every component at its slowest clear gap.
 
     A component without a clear gap is split at the median rate of the others' gaps, if it has a smaller gap there.
     """
     joins = [_joins(component, rates) for component in partition]
-    ends = [_last_gap(edges, GAP) for edges in joins]
+    # The number of joins before the slowest gap; 0 if there is none.
+    ends = [
+        max((number for number, (a, b) in enumerate(itertools.pairwise(edges), 1) if a[0] >= GAP * b[0]), default=0)
+        for edges in joins
+    ]
     gap_rates = [math.sqrt(edges[end - 1][0] * edges[end][0]) for edges, end in zip(joins, ends, strict=True) if end]
     if not gap_rates:
         return partition
@@ -118,12 +120,6 @@ def _joins(component: Component, rates: Mapping[tuple[int, int], float]) -> list
             home = {rank: new if at == old else at for rank, at in home.items()}
     assert len(joins) == len(component) - 1, "some workers are in no measured pair"
     return joins
-
-
-def _last_gap(joins: Sequence[Join], factor: float) -> int:
-    """The number of joins before the slowest gap of at least this factor; 0 if there is none."""
-    gaps = [number for number, (a, b) in enumerate(itertools.pairwise(joins), 1) if a[0] >= factor * b[0]]
-    return gaps[-1] if gaps else 0
 
 
 def _joined(component: Component, joins: Sequence[Join]) -> list[Component]:

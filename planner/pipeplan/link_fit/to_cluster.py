@@ -1,9 +1,9 @@
 """A cluster from link measurements.
 
-The bandwidth of a level is that of one component's link: the rate that all workers of a component reach together, or
-that of one pair or of an all-reduce where it is higher. The efficiency of messages is the rate of a single pair over
-this bandwidth, and that of all-reduces is the bandwidth by the ring's formula over it. The latency is that of
-messages.
+The bandwidth of a level is the rate of one component's link: the largest of the rates that all workers of a component
+reach together, that one pair reaches, and that an all-reduce reaches. The efficiency of messages is the rate of a
+single pair divided by this bandwidth. The efficiency of all-reduces is the rate by the ring's formula, divided by this
+bandwidth. The latency is the latency of messages.
 """
 
 from __future__ import annotations

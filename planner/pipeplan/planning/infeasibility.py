@@ -16,8 +16,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, data_parallel
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.options import Options, Sharding
-from pipeplan.problem.pins import contradicting_pins
-from pipeplan.problem.problem import Problem
+from pipeplan.problem.problem import Problem, contradicting_pins
 from pipeplan.problem.units import Unit
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime

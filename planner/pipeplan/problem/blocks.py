@@ -3,8 +3,7 @@
 Units repeat with a period where their sizes do: parameters, buffers, and what they save for the backward pass. Times
 are not compared, as measurements of equal layers differ. Within each repetition the cuts that the fewest bytes cross
 are kept. In a transformer only the residual stream crosses them. Plans that cut there are found much sooner than plans
-with any cuts, and are nearly as fast where a stage has several blocks. What is proven about them holds for these cuts
-alone.
+with any cuts, and are nearly as fast where a stage has several blocks. A bound from these cuts holds for them alone.
 """
 
 from __future__ import annotations

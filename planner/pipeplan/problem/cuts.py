@@ -14,14 +14,16 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeplan.problem.between_cuts import Workspaces
 from pipeplan.problem.problem import Problem
-from pipeplan.problem.workspaces import Workspaces
 from pipeplan.util import graph
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Flags = NDArray[np.bool_]
+_SELECTED_SHARE = 5
+"""If not all cuts can be listed, this part of the limit is enough for plans within a percent of the bound."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class Cuts:
     def retimed(self, problem: Problem) -> Cuts:
         """These cuts for a problem that differs in the times of its layers alone."""
         inside = _membership(list(self.ideals), len(problem.units))
-        # Copied rather than made anew: what is cached does not depend on times.
+        # A copy keeps the cached values, which do not depend on times.
         cuts = copy(self)
         for name, totals in zip(("work_s", "forward_s", "update_s"), _times(problem, inside), strict=True):
             object.__setattr__(cuts, name, totals)
@@ -160,10 +162,6 @@ class Cuts:
         return replace(self, ideals=picked, **arrays)
 
 
-# If not all cuts can be listed, a fifth of the limit is enough for plans within a percent of the bound.
-_SELECTED_SHARE = 5
-
-
 def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLINE) -> Cuts:
     """All cuts of the problem, or, if there are more than `limit`, a selection of those that the fewest bytes cross.
 
@@ -182,6 +180,9 @@ def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLIN
     inside = _membership(ideals, count)
     work_s, forward_s, update_s = _times(problem, inside)
     sent, returned = _crossing(inside, problem)
+    readers = [0] * count
+    for source, target in problem.edges:
+        readers[source] |= 1 << target
     return Cuts(
         ideals=tuple(ideals),
         complete=complete,
@@ -193,7 +194,7 @@ def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLIN
         saved=inside @ np.array([unit.saved_bytes for unit in units], float),
         sent=sent,
         returned=returned,
-        readers=_readers(problem),
+        readers=tuple(readers),
         workspace_bytes=tuple(unit.workspace_bytes for unit in units),
     )
 
@@ -205,13 +206,6 @@ def _times(problem: Problem, inside: Floats) -> tuple[Floats, Floats, Floats]:
         np.array([getattr(unit, name) for unit in problem.units]) for name in ("backward_s", "update_s")
     )
     return inside @ (forward + backward), inside @ forward, inside @ update
-
-
-def _readers(problem: Problem) -> tuple[int, ...]:
-    readers = [0] * len(problem.units)
-    for source, target in problem.edges:
-        readers[source] |= 1 << target
-    return tuple(readers)
 
 
 def _membership(ideals: list[int], count: int) -> Floats:
@@ -234,7 +228,7 @@ def _crossing(inside: Floats, problem: Problem) -> tuple[Floats, Floats]:
 
 
 def _cheapest_cuts(problem: Problem, limit: int, deadline: Deadline) -> list[int]:
-    """A beam search for cuts of every size: those of the topological order, and those that the fewest bytes cross."""
+    """Beam search for cuts of every size: those that the fewest bytes cross, and that of the topological order."""
     count = len(problem.units)
     growth = graph.IdealGrowth(count, problem.edges)
     width = max(1, limit // count)

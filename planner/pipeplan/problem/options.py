@@ -26,7 +26,7 @@ BOUNDARIES = ("single", "parallel")
 
 
 class Sharding(StrEnum):
-    """What the replicas of a stage divide among them, the simplest first."""
+    """State that the replicas of a stage divide among them, the simplest first."""
 
     NONE = "none"
     OPTIMIZER = "zero1"
@@ -55,7 +55,7 @@ class Options:
     stages: Positive | None = None
     """Exact number of stages."""
     max_replicas: Positive | None = None
-    """Largest number of replicas of a stage in one copy of the pipeline; 1 asks for a straight pipeline."""
+    """Largest number of replicas of a stage in one copy of the pipeline; 1 asks for an unreplicated pipeline."""
     allow_copies: bool = True
     """Whether whole pipelines may be replicated across the components of the cluster."""
     schedule: str = STASHING
@@ -71,7 +71,7 @@ class Options:
     recompute: bool = True
     """Whether a stage may drop its activations and run forward again before backward, where memory is short."""
     sharding: Sharding = Sharding.NONE
-    """What the replicas of a stage divide among them."""
+    """State that the replicas of a stage divide among them."""
     contention: bool = True
     """Whether a network card is charged with the sum of the traffic that crosses it, shared cores with the sum of the
     work on them, and plain data parallelism with the wait for its all-reduce. Otherwise every resource is charged as if
@@ -86,7 +86,7 @@ class Options:
     pins: tuple[tuple[str, Positive], ...] = ()
     """Layers that must be in a given stage, counted from 1."""
     together: tuple[tuple[str, ...], ...] = ()
-    """Groups of layers that must share a stage, beside the groups of the profile."""
+    """Groups of layers that must share a stage, in addition to the groups of the profile."""
     no_cut_after: tuple[str, ...] = ()
     """Layers whose output no boundary may cross: they share a stage with all layers that read it."""
     grid: bool = False
@@ -136,7 +136,7 @@ class Options:
             raise InputError(f"there is no boundary model {self.boundary!r}; {did_you_mean(self.boundary, BOUNDARIES)}")
 
     def data_parallel(self, plan: Plan) -> str:
-        """How the executor trains a plan on the whole model: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for others."""
+        """The executor's way to train a plan of one stage: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for other plans."""
         if plan.inference or len(plan.stages) > 1 or plan.schedule != FLUSH or plan.busy == 1:
             return ""
         return "ddp" if self.sharding == Sharding.NONE else str(self.sharding)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from pipeplan.cluster_data import cluster_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.options import Options
@@ -60,7 +60,7 @@ def plan_file(path: Path) -> Path:
 def plan_from_document(root: Node, profile: Profile) -> tuple[Problem, Plan]:
     """The problem and the plan of a plan.json, given the profile that it was made from."""
     plan = Plan.from_json(root["plan"])
-    return Problem(profile, cluster_json.cluster_from_json(root["cluster"]), _options(root["options"], plan)), plan
+    return Problem(profile, cluster_from_json(root["cluster"]), _options(root["options"], plan)), plan
 
 
 def _options(node: Node, plan: Plan) -> Options:

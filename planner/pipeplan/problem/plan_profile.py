@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data.bundled import bundled_profile_paths
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile import Profile, bundled_profile_paths
 from pipeplan.util.files import Node
 
 PROFILE = "profile.json"
@@ -17,14 +16,13 @@ def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profil
     """The profile with the digest that the plan.json at `plan` states, at the plan's minibatch size, with the
     times under the load of the plan's workers.
 
-    If `named` is None, the profile is searched for where it lay when the plan was made, first by its path from the
-    plan folder and then by its absolute path, beside the plan, in the parent
-    folder, in the current folder, and among the bundled profiles. Raises `InputError` if no profile has that digest, or
-    the one at `named` has another.
+    If `named` is None, the profile is searched for where it was when the plan was made, first by its path from the plan
+    folder and then by its absolute path; then in the plan's folder, its parent, the current folder, and among the
+    bundled profiles. Raises `InputError` if no profile has that digest, or the one at `named` has another.
     """
     digest, minibatch = root["profile"]["digest"].text(), root["profile"]["minibatch"].integer(minimum=1)
-    stated = root["profile"].get("processes")
-    busy = 1 if stated is None else stated.integer(minimum=1)
+    processes = root["profile"].get("processes")
+    busy = 1 if processes is None else processes.integer(minimum=1)
     if named is not None:
         found = _with_digest(Profile.load(named), minibatch, busy, digest)
         if found is None:
@@ -71,9 +69,9 @@ def _candidates(plan: Path, relative: Path | None, recorded: Path | None) -> Ite
 
 
 def _with_digest(profile: Profile, minibatch: int, busy: int, digest: str) -> Profile | None:
-    """The profile at the minibatch size, beside so many busy workers, if it has the digest then.
+    """The profile at the minibatch size, with the times of `busy` workers, if it then has the digest.
 
-    A size may be extrapolated in two ways.
+    A size may be extrapolated with and without pessimistic times.
     """
     for pessimistic in (False, True):
         scaled = profile.under_load(busy).rescaled(minibatch, pessimistic=pessimistic)

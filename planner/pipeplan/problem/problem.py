@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from copy import copy
@@ -12,8 +13,8 @@ from pipeplan.cluster_data.cluster import SHARDED_RINGS, Cluster
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.errors import InputError, TooFewLayersError
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, VIRTUAL, copied_share
+from pipeplan.problem.between_cuts import SharedWeight
 from pipeplan.problem.options import Options
-from pipeplan.problem.shared_weights import SharedWeight
 from pipeplan.problem.units import Flow, FlowArrays, Unit, units_and_flows
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.units import show_size
@@ -82,7 +83,7 @@ class Problem:
 
     @property
     def _few_layers(self) -> str:
-        """How many groups of layers can be in stages of their own, in a clause."""
+        """A clause on the number of groups of layers that can be in stages of their own."""
         count = len(self.units)
         if not self.profile.tied or self.options.flushes or len(self.profile.layers) == count:
             return f"the model has only {count} layers to cut between"
@@ -115,14 +116,14 @@ class Problem:
     @property
     def state_ratio(self) -> float:
         """Bytes of the optimiser's state per byte of parameters, less what `Options.copies_per_version` charges too
-        much: the newest version has no step beside it.
+        much: no step is kept for the newest version.
         """
         return self.profile.optimizer_state_ratio - (self.options.copies_per_version - 1)
 
     @property
     def divided_ratio(self) -> float:
-        """Bytes of the optimiser's state that replicas divide, per byte of parameters. What a correction keeps is
-        charged whole."""
+        """Bytes of the optimiser's state that replicas divide, per byte of parameters. The steps that a correction
+        keeps are charged whole."""
         return self.profile.optimizer_state_ratio if self.options.shard_optimizer else 0.0
 
     @property
@@ -185,7 +186,7 @@ class Problem:
 
     @property
     def minibatches_in_flight(self) -> int | None:
-        """The most minibatches that one copy of the pipeline may have in flight: under 2BW those of its update."""
+        """The most minibatches that one copy of the pipeline may have in flight: under 2BW those of one update."""
         options = self.options
         if options.inference or options.schedule != DOUBLE_BUFFERED or options.accumulate is None:
             return None
@@ -241,5 +242,38 @@ class Problem:
         return free
 
     def straight(self) -> Problem:
-        """This problem restricted to one straight pipeline, without any replication."""
+        """This problem restricted to one unreplicated pipeline."""
         return replace(self, options=replace(self.options, max_replicas=1, stages=None, allow_copies=False, grid=False))
+
+
+def contradicting_pins(problem: Problem) -> str:
+    """A clause that names two pins of which no plan can satisfy both, ending in a semicolon; empty if there are none.
+
+    They put one layer, or layers that must share a stage, into two stages, or a layer before one that it reads from.
+    """
+    unit_of = {name: number for number, unit in enumerate(problem.units) for name in unit.layers}
+    readers: dict[int, set[int]] = {}
+    for producer, consumer in problem.edges:
+        readers.setdefault(producer, set()).add(consumer)
+    for (first, stage), (second, other) in itertools.permutations(problem.options.pins, 2):
+        if first == second and stage < other:
+            return f"{first!r} is pinned to stage {stage} and also to stage {other}; "
+        if first != second and unit_of[first] == unit_of[second] and stage < other:
+            same = f"{second!r}, which must be in the same stage"
+            return f"{first!r} is pinned to stage {stage} and {same}, to stage {other}; "
+        if stage < other and _leads_to(unit_of[second], unit_of[first], readers):
+            return f"{first!r} is pinned to stage {stage} and {second!r}, which comes before it, to stage {other}; "
+    return ""
+
+
+def _leads_to(start: int, end: int, readers: dict[int, set[int]]) -> bool:
+    """Whether there is a path of at least one edge from one unit to another."""
+    waiting, seen = [start], {start}
+    while waiting:
+        for unit in readers.get(waiting.pop(), ()):
+            if unit == end:
+                return True
+            if unit not in seen:
+                seen.add(unit)
+                waiting.append(unit)
+    return False

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import VIRTUAL
+from pipeplan.problem.between_cuts import SharedWeight, shared_weights
 from pipeplan.problem.options import Options
-from pipeplan.problem.shared_weights import SharedWeight, shared_weights
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import graph
@@ -59,7 +59,7 @@ class FlowArrays:
     consumers: NDArray[np.intp]
     """The consumers of all flows, one flow after another."""
     starts: NDArray[np.intp]
-    """Where the consumers of each flow begin."""
+    """Index of the first consumer of each flow."""
     bytes: NDArray[np.float64]
     """Bytes forward and backward, a row for each flow."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 from pipeplan.profile_data.layers import Layer, edges
 from pipeplan.profile_data.profile import Profile
+from pipeplan.util.typed import json_fields
 
 NAME, ORDER, WEIGHTS, MODULE = "name", "order and kind", "order and weights", "module"
 """The ways in which layers are matched."""
@@ -142,10 +143,10 @@ def diff_document(diff: ProfileDiff) -> dict[str, Any]:
         "per_sample": diff.per_sample,
         "graph": diff.graph,
         "same_structure": diff.same_structure,
-        "total": {"first": asdict(diff.totals[0]), "second": asdict(diff.totals[1])},
-        "layers": [asdict(layer) | {"change_s": layer.change_s} for layer in diff.matched],
-        "only_first": [{"name": layer.first_names[0]} | asdict(layer.first) for layer in diff.unmatched[0]],
-        "only_second": [{"name": layer.second_names[0]} | asdict(layer.second) for layer in diff.unmatched[1]],
+        "total": {"first": json_fields(diff.totals[0]), "second": json_fields(diff.totals[1])},
+        "layers": [json_fields(layer) | {"change_s": layer.change_s} for layer in diff.matched],
+        "only_first": [{"name": layer.first_names[0]} | json_fields(layer.first) for layer in diff.unmatched[0]],
+        "only_second": [{"name": layer.second_names[0]} | json_fields(layer.second) for layer in diff.unmatched[1]],
     }
 
 

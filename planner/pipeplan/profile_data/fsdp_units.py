@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeplan.profile_data.layers import Layer
 
 LEAST_BYTES = 25 * 10**6
-"""A run of consecutive layers is closed when it has so many bytes of weights."""
+"""Bytes of weights at which a run of consecutive layers is closed."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,13 @@ def _starts_of_blocks(layers: Sequence[Layer]) -> list[int]:
     for position, layer in enumerate(layers):
         if member := list_member(layer):
             lists.setdefault(member[0], {}).setdefault(member[1], []).append(position)
-    alike = [(_bytes(layers, members), members) for members in lists.values() if _are_alike(layers, members)]
+    alike = [members for members in lists.values() if _are_alike(layers, members)]
     if not alike:
         return []
-    members = max(alike, key=lambda one: one[0])[1]
+    members = max(
+        alike, key=lambda one: sum(layers[place].parameter_bytes for places in one.values() for place in places)
+    )
     return [*(places[0] for places in members.values()), list(members.values())[-1][-1] + 1]
-
-
-def _bytes(layers: Sequence[Layer], members: dict[int, list[int]]) -> int:
-    return sum(layers[place].parameter_bytes for places in members.values() for place in places)
 
 
 def _are_alike(layers: Sequence[Layer], members: dict[int, list[int]]) -> bool:

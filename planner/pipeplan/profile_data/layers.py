@@ -7,10 +7,10 @@ minibatch on one device. The types state what a file may hold.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeplan.util.typed import Amount, Bytes, Natural, Positive, settle_numbers
+from pipeplan.util.typed import Amount, Bytes, Natural, Positive, json_fields, settle_numbers
 
 TIMES = ("forward_s", "backward_s", "update_s")
 LOADED_TIMES = tuple(f"loaded_{name}" for name in TIMES)
@@ -69,7 +69,7 @@ class Layer:
     def to_json(self) -> dict[str, Any]:
         """All fields, without the times under load where there are none."""
         loaded = any(getattr(self, name) for name in LOADED_TIMES)
-        return {name: value for name, value in asdict(self).items() if loaded or name not in LOADED_TIMES}
+        return json_fields(self, *(() if loaded else LOADED_TIMES))
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,7 @@ class Provenance:
 
     def to_json(self) -> dict[str, Any]:
         """All fields, without the load where there was none, and without `incomplete` where nothing is left out."""
-        content = {**asdict(self), "notes": list(self.notes)}
-        for name in ("load_processes", "incomplete"):
-            if not content[name]:
-                del content[name]
-        return content
+        return json_fields(self, "load_processes", "incomplete")
 
     @property
     def warning(self) -> str:
@@ -168,9 +164,9 @@ class SampleFlops:
     """FLOPs of one kind of operator for one sample, two for each multiply-add, without any recomputation."""
 
     kind: str
-    """One of `pipeplan.cluster_data.device_document.OPERATOR_KINDS`."""
+    """One of `pipeplan.cluster_data.devices.OPERATOR_KINDS`."""
     arithmetic: str
-    """The type that the operator computes in, one of `pipeplan.cluster_data.device_document.ARITHMETICS`."""
+    """The type that the operator computes in, one of `pipeplan.cluster_data.devices.ARITHMETICS`."""
     forward: Amount
     backward: Amount
 
@@ -180,7 +176,7 @@ class SampleFlops:
 
 @dataclass(frozen=True)
 class SampleWork:
-    """The work of one sample, and the size of an epoch; what is not known is left at its default."""
+    """The work of one sample, and the size of an epoch. Figures that are not known keep their defaults."""
 
     flops: tuple[SampleFlops, ...] = ()
     """Empty where they were not counted, or some layers are opaque so that their FLOPs are not known."""
@@ -188,7 +184,3 @@ class SampleWork:
     """Tokens in a sample, as the job states them; 0 where it does not."""
     dataset_size: Natural = 0
     """Training samples in an epoch of the job's data; 0 where the job has no data."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that a profile holds under `work`."""
-        return asdict(self) | {"flops": [asdict(one) for one in self.flops]}

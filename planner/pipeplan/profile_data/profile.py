@@ -9,20 +9,27 @@ import hashlib
 import json
 import os
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Provenance, SampleWork, Size, Tensor, edges
-from pipeplan.profile_data.profile_document import GRANULARITIES, PROFILE_FORMAT, PROFILE_VERSION, ProfileFields
+from pipeplan.profile_data.profile_document import (
+    GRANULARITIES,
+    PROFILE_FORMAT,
+    PROFILE_VERSION,
+    ProfileFields,
+    TrainingNeed,
+    located_fields,
+)
 from pipeplan.profile_data.rescale import size_at
 from pipeplan.profile_data.ties import TiedWeights
-from pipeplan.profile_data.training_needs import TrainingNeed, located_fields
-from pipeplan.util import graph
+from pipeplan.util import files, graph
 from pipeplan.util.files import read_document, write_json
-from pipeplan.util.typed import decode, settle_numbers
+from pipeplan.util.text import did_you_mean
+from pipeplan.util.typed import decode, json_fields, settle_numbers
 from pipeplan_launch.job_reference import JobFile, located_reference, portable_reference
 
 LARGEST_MINIBATCH = 10**7
@@ -73,8 +80,8 @@ class Profile:
     sizes: tuple[Size, ...] = ()
     """Other minibatch sizes that were measured in the same run."""
     step_s: float = 0.0
-    """Time of an optimiser's step whatever its parameters are, which each stage pays beside `update_s` of its layers; 0
-    where `update_s` has all of the step."""
+    """Time of an optimiser's step that does not depend on its parameters. Each stage spends it in addition to
+    `update_s` of its layers. 0 where `update_s` has all of the step."""
     read_s: float = 0.0
     """Time of reading the samples of one minibatch from the job's data, in the worker's own process; 0 where the job
     has none, or reads them in other processes."""
@@ -147,11 +154,11 @@ class Profile:
         )
 
     def under_load(self, busy: int) -> Profile:
-        """This profile with the times that layers take while so many workers of one machine compute at the same time.
+        """This profile with the times that layers take while `busy` workers of one machine compute at the same time.
 
-        One worker has the times alone. With as many as kept all cores busy when the profile was measured, or more, the
-        layers have the times under that load, and between linear ones. A profile without such times is returned as it
-        is.
+        One worker has the times alone. If at least as many workers are busy as when the times under load were measured,
+        the layers have the times under load. Between the two the times are linear. A profile without times under load
+        is returned unchanged.
         """
         most = self.provenance.load_processes
         if busy < 2 or most < 2:
@@ -184,11 +191,11 @@ class Profile:
             "model": {
                 "ref": self.model_ref,
                 "name": self.model_name,
-                **_stated(file=self.model_file and asdict(self.model_file)),
+                **_present(file=self.model_file and json_fields(self.model_file)),
                 "graph_hash": self.graph_hash,
                 "dynamic_batch": self.dynamic_batch,
                 "granularity": self.granularity,
-                **_stated(
+                **_present(
                     batch_norm=self.batch_norm,
                     lacks=list(self.lacks),
                     taken_whole=list(self.taken_whole),
@@ -200,14 +207,14 @@ class Profile:
             "optimizer": {
                 "name": self.optimizer_name,
                 "state_bytes_per_parameter_byte": self.optimizer_state_ratio,
-                **_stated(step_s=self.step_s),
+                **_present(step_s=self.step_s),
             },
             "peak_bytes": self.peak_bytes,
-            **_stated(read_s=self.read_s),
+            **_present(read_s=self.read_s),
             **_measured_fields(self),
             "together": [list(group) for group in self.together],
-            **_stated(
-                tied=[tie.to_json() for tie in self.tied], work=self.work != SampleWork() and self.work.to_json()
+            **_present(
+                tied=list(map(json_fields, self.tied)), work=self.work != SampleWork() and json_fields(self.work)
             ),
             "sizes": [{"minibatch": size.minibatch, **_measured_fields(size)} for size in self.sizes],
         }
@@ -241,6 +248,31 @@ class Profile:
             return Profile(**arguments, file=os.path.abspath(path))
 
 
+def bundled_profile_paths() -> dict[str, Path]:
+    """The paths of the bundled profiles, by name."""
+    return {path.stem: path for path in sorted(files.bundled_folder("profiles").glob("*.json"))}
+
+
+def load_profile(name: str) -> Profile:
+    """The profile in the file `name`, otherwise the bundled profile of that name.
+
+    Raises an `InputError` where there is neither, or where the file is not a valid profile.
+    """
+    path = Path(name)
+    if path.suffix == ".py" or ".py:" in name:
+        job = name if ":" in name else f"{name}:build"
+        raise InputError(f"{name} is a job, not a profile: measure it first, with pipeplan profile {job}")
+    if path.suffix == ".toml" and path.is_file():
+        raise InputError(f"{name} is not a profile, which ends in .json: a cluster file goes with --cluster")
+    if path.is_file():
+        return Profile.load(path)
+    if name in bundled_profile_paths():
+        return replace(Profile.load(bundled_profile_paths()[name]), file="")  # found by its name on any machine
+    if path.suffix == ".json" or len(path.parts) > 1 or path.exists():
+        return Profile.load(path)
+    raise InputError(f"there is no profile {name!r}; {did_you_mean(name, bundled_profile_paths())} (or give a file)")
+
+
 def check_profile(profile: Profile) -> None:
     """Raise an `InputError` unless the profile is a DAG of at least one layer, with unique and consistent names."""
     if not profile.layers:
@@ -267,7 +299,10 @@ def check_profile(profile: Profile) -> None:
     if len(set(counts)) < len(counts):
         raise InputError(f"a microbatch size appears twice: {', '.join(map(str, counts))}")
     for size in profile.sizes:
-        _check_size(profile, size)
+        for what in ("layers", "tensors"):
+            if [one.name for one in getattr(size, what)] != [one.name for one in getattr(profile, what)]:
+                at = f"at microbatch {size.minibatch} differ from those at microbatch {profile.minibatch}"
+                raise InputError(f"the {what} {at}")
 
 
 def _check_ties(profile: Profile) -> None:
@@ -287,15 +322,8 @@ def _check_ties(profile: Profile) -> None:
             )
 
 
-def _check_size(profile: Profile, size: Size) -> None:
-    for what in ("layers", "tensors"):
-        if [one.name for one in getattr(size, what)] != [one.name for one in getattr(profile, what)]:
-            sizes = f"at microbatch {size.minibatch} differ from those at microbatch {profile.minibatch}"
-            raise InputError(f"the {what} {sizes}")
-
-
-def _stated(**fields: Any) -> dict[str, Any]:
-    """The fields that say something; a file leaves out those that are empty, zero or false."""
+def _present(**fields: Any) -> dict[str, Any]:
+    """The fields that a file has: those that are not empty, zero or false."""
     return {name: value for name, value in fields.items() if value}
 
 
@@ -307,7 +335,7 @@ def _measured_fields(size: Profile | Size) -> dict[str, Any]:
     return {
         "whole": whole,
         "layers": [layer.to_json() for layer in size.layers],
-        "tensors": [{**asdict(tensor), "consumers": list(tensor.consumers)} for tensor in size.tensors],
+        "tensors": [json_fields(tensor) for tensor in size.tensors],
     }
 
 

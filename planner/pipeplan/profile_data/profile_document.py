@@ -1,7 +1,13 @@
-"""The fields of a profile file, as its types state them; docs/file-formats.md describes them."""
+"""The fields of a profile file, as types state them, and the job behind a profile: its file, and what it lacks.
+
+docs/file-formats.md describes the fields.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from msgspec import Struct
@@ -9,14 +15,54 @@ from msgspec.structs import asdict
 
 from pipeplan.profile_data.layers import Layer, Provenance, SampleWork, Size, Tensor
 from pipeplan.profile_data.ties import TiedWeights
-from pipeplan.profile_data.training_needs import TrainingNeed
-from pipeplan.util.typed import Amount, Bytes, Positive
-from pipeplan_launch.job_reference import JobFile
+from pipeplan.util.typed import Amount, Bytes, Positive, json_fields
+from pipeplan_launch.job_reference import JobFile, change_note, choice_note, file_of, job_file, relative_reference
 
 PROFILE_FORMAT = "pipeplan-profile"
 PROFILE_VERSION = 1
 Granularity = Literal["module", "layer", "op"]
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)
+TrainingNeed = Literal["loss", "data"]
+"""A field of a job that training needs, and profiling and planning do not."""
+LEFT_OUT = "--no-self-check"
+"""The reason why a profile was not self-checked, where the option left it out."""
+
+
+def unchecked_text(reason: str) -> str:
+    """One line for the user of a profile whose model was not compared with plain training."""
+    return f"not self-checked, whether stages train as the model alone does ({reason}); launch.sh checks it by itself"
+
+
+def lacking_text(lacks: Sequence[TrainingNeed]) -> str:
+    """The consequence of what a job lacks, in one line for people."""
+    missing = " and ".join(f"no {name}" for name in lacks)
+    fields = ", ".join(f"{name}=..." for name in lacks)
+    return (
+        f"the job has {missing}, so that it can be planned, but launch.sh cannot train it: return Job(model, {fields}) "
+        "and profile it again"
+    )
+
+
+def located_fields(ref: str, recorded: JobFile | None, folder: Path) -> dict[str, Any]:
+    """The fields `ref` and `file` of a model, as a file in `folder` has them.
+
+    Where no file was recorded, `file` is left out and `ref` stays as it is.
+    """
+    if recorded is None:
+        return {"ref": ref}
+    file = file_of(ref)
+    current = replace(recorded, path=str(file)) if file is not None and file.is_file() else recorded
+    return {"ref": relative_reference(ref, folder), "file": json_fields(current)}
+
+
+def job_notes(ref: str, recorded: JobFile | None) -> Iterator[str]:
+    """Remarks where the file of a profile's job is another one than the recorded file, or has changed since."""
+    if file_of(ref) is None:
+        return
+    if note := choice_note(ref, recorded):
+        yield note
+    if note := change_note(ref, recorded, job_file(ref)):
+        yield f"{note}, so its layers may take other times"
 
 
 class ModelFields(Struct):

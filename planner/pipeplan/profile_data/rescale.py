@@ -5,7 +5,7 @@ fixed cost of launching a kernel. With several sizes known they are interpolated
 sizes. Beyond the largest or smallest size that line is extended as long as it is plausible: its slope is limited so
 that a time neither falls with more samples nor becomes negative at zero samples.
 
-Pessimistic times are for choices among sizes, so that none is chosen for a pace that nobody measured: below the
+Pessimistic times are for choices among sizes, so that none is chosen for a speed that nobody measured: below the
 smallest known size a minibatch takes as long as one of that size, above the largest a sample takes as long as there.
 """
 
@@ -50,10 +50,7 @@ def size_at(known: Sequence[Size], minibatch: int, *, pessimistic: bool = False)
     if measured is not None:
         return measured
     low, high = _neighbours(known, minibatch)
-    if low is high:
-        line = _proportional(minibatch / low.minibatch)
-    else:
-        line = _linear(low.minibatch, high.minibatch, minibatch)
+    line = _linear(low.minibatch, high.minibatch, minibatch)
     beyond = not known[0].minibatch < minibatch < known[-1].minibatch
     times = _bound(known, minibatch) if pessimistic and beyond else line
     return Size(
@@ -83,10 +80,6 @@ def _neighbours(known: Sequence[Size], minibatch: int) -> tuple[Size, Size]:
     return known[max(0, above - 1)], known[above]
 
 
-def _proportional(scale: float) -> _Interpolation:
-    return lambda low, _: low * scale
-
-
 def _bound(known: Sequence[Size], minibatch: int) -> _Interpolation:
     """The largest time that is plausible at a size beyond all known ones, from those at the two nearest sizes."""
     if minibatch < known[0].minibatch:
@@ -95,7 +88,13 @@ def _bound(known: Sequence[Size], minibatch: int) -> _Interpolation:
 
 
 def _linear(low: int, high: int, wanted: int) -> _Interpolation:
-    """The line through the figures at sizes `low` and `high`, with a limited slope where `wanted` lies beyond them."""
+    """The line through the figures at sizes `low` and `high`, with a limited slope where `wanted` lies beyond them.
+
+    Of a single size the figures are in proportion to the samples.
+    """
+    if low == high:
+        scale = wanted / low
+        return lambda at_low, _: at_low * scale
 
     def between(at_low: float, at_high: float) -> float:
         return at_low + (at_high - at_low) * (wanted - low) / (high - low)

@@ -1,11 +1,10 @@
-"""Layers that have weights or memory in common, and what that means for cuts."""
+"""Layers that have weights or memory in common, and the consequence for cuts."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from pipeplan.util import graph
 from pipeplan.util.typed import Bytes
@@ -26,10 +25,6 @@ class TiedWeights:
     layers: tuple[str, ...]
     """The layers, in the order of the profile. The parameter bytes of the first include the weights."""
     bytes: Bytes
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that a profile holds under `tied`."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)

@@ -8,37 +8,28 @@ alone are measured, so that both kinds can alternate, and a machine that becomes
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Callable
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import torch
 from torch import nn
 
-from pipeplan.profiler.end_with_parent import end_with_parent
 from pipeplan.util.units import show_size
 from pipeplan_launch.telemetry.memory import free_bytes, resident_bytes
 
-
-class CoreLoad(Protocol):
-    """The load that keeps the other cores busy."""
-
-    processes: int
-    """Busy processes, the measuring one included."""
-
-    def start(self) -> None:
-        """Make the other cores busy."""
-
-    def stop(self) -> None:
-        """Leave the other cores idle."""
+PR_SET_PDEATHSIG = 1  # from sys/prctl.h
 
 
 class BusyCores:
     """Copies of this process that run `keep_busy` again and again, between `start` and `stop`; a context.
 
-    `lost` says that a copy has ended, so that times were measured under less load than they should have been.
+    `processes` counts this process too. `lost` says that a copy has ended, so that times were measured under less load
+    than they should have been.
     """
 
     def __init__(self, processes: int, model: nn.Module, keep_busy: Callable[[], None]) -> None:
@@ -90,21 +81,17 @@ class BusyCores:
                 signal.signal(number, signal.SIG_DFL)
             end_with_parent(parent)
             os.kill(os.getpid(), signal.SIGSTOP)
-            own_memory(self._model)
+            # A fork shares memory until it is written. Workers have memory of their own for the weights.
+            for tensor in (*self._model.parameters(), *self._model.buffers()):
+                tensor.data.copy_(tensor.data.clone())
             while True:
                 self._keep_busy()
         finally:
             os._exit(1)
 
 
-def own_memory(model: nn.Module) -> None:
-    """Write the weights of a forked process, so that it gets memory of its own for them, as workers have."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data.copy_(tensor.data.clone())
-
-
 def load_obstacle(processes: int) -> str:
-    """Why times under the load of so many processes cannot be measured here, in a phrase; empty if they can."""
+    """The reason why this machine cannot measure under the load of `processes`, in a phrase; empty if it can."""
     if not hasattr(os, "fork"):
         return "this system cannot copy a process"
     if torch.cuda.is_available():
@@ -113,3 +100,13 @@ def load_obstacle(processes: int) -> str:
     if free is not None and needed > free:
         return f"{processes - 1} copies of the process need {show_size(needed)}, and {show_size(free)} are free"
     return ""
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel end this process when its parent ends, where it can (Linux)."""
+    try:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    except (AttributeError, OSError):
+        return
+    if os.getppid() != parent:
+        sys.exit(1)

@@ -1,37 +1,33 @@
-"""Clocks that time calls on a device, the median and spread of repeated times, and the overhead of timing a layer."""
+"""Clocks that time calls on a device, and the times of measured passes: how precise, and when there are enough."""
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+from typing import Any
 
 import torch
-from torch import fx
 
-from pipeplan.profiler.layer_inputs import PreparedLayer
-from pipeplan.profiler.layer_run import LayerRun, Measure
-from pipeplan_launch.tracing.subgraph import Subgraph
-from pipeplan_launch.tracing.trace import TensorSpec
-
-
-class Clock(Protocol):
-    """Times calls. On an accelerator a time is known only after `settle`, so `measure` returns a handle."""
-
-    how: str
-    """The kind of time that the clock takes, phrased as part of a sentence."""
-
-    def measure(self, call: Callable[[], None]) -> Callable[[], float]:
-        """Run `call`. The returned function gives its time in seconds once `settle` has been called."""
-
-    def settle(self) -> None:
-        """Wait until every measured call has finished on the device."""
+LONGEST_LAYERS_SHARE = 0.9
+"""Share of the total time that the longest layers make up, for which an aim has a bound."""
+MIN_JUDGED_PASSES = 5
+"""Number of passes before the spread is judged."""
+DRIFT_BOUND = 0.05
+"""Relative change of the total, from the first to the last third of the passes, above which it is reported."""
+DRIFT_STANDARD_ERRORS = 4.0
+"""Number of standard errors that a change must exceed to count as drift."""
+MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 120
+"""Smallest and largest number of measured passes if the number is not given."""
 
 
 class CPUClock:
     """CPU time of the calling thread if torch computes with one thread, else wall-clock time.
+
+    `how` is the kind of time that the clock takes, phrased as part of a sentence.
 
     With one thread both passes run on the calling thread, so its CPU time leaves out the time that other processes
     take. It includes the slowdown from shared caches, memory bandwidth and clock frequency, and excludes waiting for a
@@ -42,12 +38,12 @@ class CPUClock:
     def __init__(self, threads: int, processes: int = 1) -> None:
         own = threads == 1
         self._now = time.thread_time if own else time.perf_counter
-        self.how = "CPU time of the one computing thread" if own else f"wall-clock time with {thread_count(threads)}"
+        self.how = "CPU time of the one computing thread" if own else f"wall-clock time with {threads} threads"
         if processes > 1:
             self.how += f" in each of {processes} processes at the same time"
 
     def measure(self, call: Callable[[], None]) -> Callable[[], float]:
-        """Run the call. Its time is known at once."""
+        """Run `call`. The returned function gives its time in seconds once `settle` has been called."""
         start = self._now()
         call()
         elapsed = self._now() - start
@@ -55,11 +51,6 @@ class CPUClock:
 
     def settle(self) -> None:
         """Do nothing: CPU calls have finished when they return."""
-
-
-def thread_count(threads: int) -> str:
-    """A number of threads in words: `1 thread`, `2 threads`."""
-    return f"{threads} thread{'' if threads == 1 else 's'}"
 
 
 class CUDAClock:
@@ -81,73 +72,183 @@ class CUDAClock:
         torch.cuda.synchronize()
 
 
-def median(times: Sequence[float]) -> float:
-    """The median, in the unit of the times."""
-    return statistics.median(times)
+Clock = CPUClock | CUDAClock
+
+
+def repeated_s(
+    clock: Clock,
+    call: Callable[[], None],
+    least: int,
+    most: float,
+    budget_s: float,
+    between: Callable[[], object] = lambda: None,
+) -> float:
+    """Median time of a call, in seconds, from `least` to `most` repetitions.
+
+    Beyond the least number it is repeated only until `budget_s` seconds have passed. `between` runs before each call,
+    and is not timed.
+    """
+    taken: list[Callable[[], float]] = []
+    start = time.perf_counter()
+    while len(taken) < least or (len(taken) < most and time.perf_counter() - start < budget_s):
+        between()
+        taken.append(clock.measure(call))
+    clock.settle()
+    return median([one() for one in taken])
 
 
 def interquartile_range(times: Sequence[float]) -> float:
     """The interquartile range, in the unit of the times; 0 for a single time."""
     if len(times) < 2:
         return 0.0
-    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    low, _, high = quantiles(times, n=4, method="inclusive")
     return high - low
 
 
 @dataclass(frozen=True)
-class Overhead:
-    """Seconds for one call of a layer that does nothing. A stage pays them once, not once for each layer."""
+class Aim:
+    """The precision to which a minibatch size is measured, if the number of passes is not given."""
 
-    forward_s: float
-    backward_s: float
+    total: float
+    """Passes go on until the standard error of the median total is below this share of the median …"""
+    layer: float
+    """… and that of each of the longest layers is below this share of the layer's time."""
+    least_s: float
+    """Least duration of the measured passes, to notice changes of the machine's speed."""
+    budget_s: float
+    """Time limit of the measured passes."""
 
 
-def measure_overhead(run: LayerRun, clock: Clock, device: torch.device, passes: int) -> Overhead:
-    """Time an empty layer, which returns its input, after every layer of the model: medians over `passes` passes.
+THOROUGH = Aim(0.01, 0.03, 1.0, 25.0)
+BRIEF = Aim(0.02, 0.06, 0.25, 3.0)
+"""For further sizes that were not asked for."""
 
-    The empty layer runs among the others because in a loop of its own it would find all caches warm, and take a quarter
-    of the time.
+
+@dataclass
+class Samples:
+    """Times of the layers that were run, and of the whole model, in seconds: one for each pass."""
+
+    weights: Mapping[str, int] = field(default_factory=dict)
+    """Number of layers that a measured layer stands for; 1 for a layer that is missing here."""
+    forward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    backward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    whole_forward: list[float] = field(default_factory=list)
+    whole_backward: list[float] = field(default_factory=list)
+
+    @property
+    def passes(self) -> int:
+        """Number of passes."""
+        return len(next(iter(self.forward.values()), []))
+
+    def totals(self, times_by_layer: Mapping[str, Sequence[float]]) -> list[float]:
+        """The sum over all layers of the model, for each pass."""
+        weighted = ([self.weights.get(name, 1) * time_s for time_s in times] for name, times in times_by_layer.items())
+        return [sum(times) for times in zip(*weighted, strict=True)]
+
+    def by_layer(self) -> dict[str, list[float]]:
+        """Forward plus backward times of each layer that was run."""
+        return {
+            name: [a + b for a, b in zip(times, self.backward[name], strict=True)]
+            for name, times in self.forward.items()
+        }
+
+
+def standard_error(times: Sequence[float]) -> float:
+    """Relative standard error of the median: 1.2533 σ / (√n · median).
+
+    σ is that of a normal distribution with the interquartile range of the times, IQR / 1.349.
     """
-    empty, tensor = empty_layer(), torch.zeros(1, device=device)
-    forward: list[Callable[[], float]] = []
-    backward: list[Callable[[], float]] = []
+    middle = median(times)
+    if middle <= 0.0 or len(times) < 2:
+        return 0.0 if len(times) > 1 else math.inf
+    return 1.2533 * interquartile_range(times) / 1.349 / math.sqrt(len(times)) / middle
 
-    def run_empty_backward() -> None:
-        run.alone_forward(empty, [tensor], unmeasured)
-        backward.append(run.alone_backward(empty, [tensor], clock.measure))
 
-    for _ in range(passes):
-        run.forward(
-            _followed_by(clock.measure, lambda: forward.append(run.alone_forward(empty, [tensor], clock.measure)))
+def uncertainty(samples: Samples) -> tuple[float, float, str]:
+    """Relative standard error of the total, the largest one of the longest layers, and that layer's name."""
+    by_layer = samples.by_layer()
+    total = standard_error(samples.totals(by_layer))
+    cost = {name: median(times) * samples.weights.get(name, 1) for name, times in by_layer.items()}
+    remaining, worst, worst_layer = LONGEST_LAYERS_SHARE * sum(cost.values()), 0.0, ""
+    for name in sorted(cost, key=lambda layer: -cost[layer]):
+        if remaining <= 0.0:
+            break
+        remaining -= cost[name]
+        error = standard_error(by_layer[name])
+        if error >= worst:
+            worst, worst_layer = error, name
+    return total, worst, worst_layer
+
+
+def is_precise_enough(samples: Samples, aim: Aim) -> bool:
+    """Whether the standard errors are small enough to stop measuring."""
+    if samples.passes < MIN_JUDGED_PASSES:
+        return False
+    total, worst, _ = uncertainty(samples)
+    return total <= aim.total and worst <= aim.layer
+
+
+def relative_drift(totals: Sequence[float]) -> float | None:
+    """Relative change of the totals from the first third of the passes to the last; None if chance explains it.
+
+    The medians of the thirds are compared, so that single disturbed passes do not matter.
+    """
+    third = len(totals) // 3
+    if third < 3:
+        return None
+    first, last = totals[:third], totals[-third:]
+    start, end = median(first), median(last)
+    if start <= 0.0:
+        return None
+    chance = math.hypot(standard_error(first) * start, standard_error(last) * end)
+    change = end - start
+    return change / start if abs(change) > max(DRIFT_BOUND * start, DRIFT_STANDARD_ERRORS * chance) else None
+
+
+def sample_notes(samples: Samples, aim: Aim) -> tuple[str, ...]:
+    """Sentences that warn of drift, and of a spread above the aim."""
+    notes = []
+    totals = samples.totals(samples.by_layer())
+    changed = relative_drift(totals)
+    if changed is not None:
+        direction = "slower" if changed > 0 else "faster"
+        notes.append(
+            f"the machine became {abs(changed):.0%} {direction} while it measured (the last third of {len(totals)} "
+            "passes against the first): heat, a changing clock or other load; measure again when it is quiet"
         )
-        run.backward(_followed_by(clock.measure, run_empty_backward))
-    clock.settle()
-    return Overhead(median([taken() for taken in forward]), median([taken() for taken in backward]))
+    total, worst, worst_layer = uncertainty(samples)
+    if samples.passes >= 2 and (total > aim.total or worst > aim.layer):
+        notes.append(
+            f"the spread is larger than aimed at: after {samples.passes} passes the total is known to "
+            f"{total:.1%} and {worst_layer} to {worst:.1%} (aim: {aim.total:.0%} and {aim.layer:.0%}, "
+            "standard error)"
+        )
+    return tuple(notes)
 
 
-def _followed_by(measure: Measure, then: Callable[[], None]) -> Measure:
-    def measure_both(call: Callable[[], None]) -> Callable[[], float]:
-        taken = measure(call)
-        then()
-        return taken
+@dataclass
+class Series:
+    """The passes of one kind, alone or under load, and whether there are enough of them."""
 
-    return measure_both
+    samples: Samples
+    aim: Aim
+    repeats: int | None
+    """The number of passes, if that is given."""
+    spent_s: float = 0.0
+    """Time that the passes have taken, by the clock on the wall."""
 
+    @property
+    def full(self) -> bool:
+        """Whether there must be no more passes: their number is reached, or their time is spent."""
+        done = self.samples.passes
+        if self.repeats is not None or done == 0:
+            return done >= (self.repeats or 1)
+        spent = self.spent_s * (done + 1) / done > self.aim.budget_s
+        return done >= MAX_MEASURED_PASSES or (done >= MIN_MEASURED_PASSES and spent)
 
-def unmeasured(call: Callable[[], None]) -> Callable[[], float]:
-    """Run the call without timing it."""
-    call()
-    return lambda: 0.0
-
-
-def empty_layer() -> PreparedLayer:
-    """A layer that passes on its only input, and that input's gradient, unchanged."""
-    graph = fx.Graph()
-    tensor = graph.placeholder("given")
-    graph.placeholder("batch")
-    graph.output((graph.call_function(torch.ops.aten.alias.default, (tensor,)),))
-    name = "(empty)"
-    receives = TensorSpec(f"{name} given", "", (name,), torch.float32, requires_grad=True, dimensions=(1,))
-    makes = TensorSpec(f"{name} made", name, (f"after {name}",), torch.float32, requires_grad=True, dimensions=(1,))
-    segment = Subgraph((), (), fx.GraphModule({}, graph))
-    return PreparedLayer(name, segment, (), (), (receives,), (makes,), writes_in_place=False)
+    @property
+    def enough(self) -> bool:
+        """Whether there need be no more passes: there must not, or the aim is reached."""
+        if self.full or self.repeats is not None or self.samples.passes < MIN_MEASURED_PASSES:
+            return self.full
+        return self.spent_s >= self.aim.least_s and is_precise_enough(self.samples, self.aim)

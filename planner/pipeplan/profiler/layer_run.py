@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_unflatten
 
-from pipeplan.profiler.layer_inputs import PassObserver, PreparedLayer, TensorKind, prepare_layer
+from pipeplan.profiler.prepared_layers import DuplicateFinder, PreparedLayer, TensorKind, prepare_layer
 from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.tracing.layers import LOSS_LAYER
@@ -64,7 +64,7 @@ class LayerRun:
         self._gradients: dict[str, dict[str, Tensor | None]] = {}
         self._parameter_gradients: list[Tensor | None] = []
         self._loss: Tensor | None = None
-        self.watcher: PassObserver | None = None
+        self.watcher: DuplicateFinder | None = None
         """Observes every layer that runs; None for no observer."""
         self._gradient_kinds: dict[tuple[str, str], TensorKind | None] = {}
         self._alike: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Measures what the executor costs on this machine: runs its trials in a process of their own, and fits the costs."""
+"""Measures the costs of the executor on this machine: runs its trials in a process of their own, and fits the costs."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from pipeplan_launch.executor_trials import LARGE_BYTES, SMALL_BYTES, VERSION_BY
 
 LIMIT_S = 120.0
 OTHERS = 0.25
-"""Cores that other programs may use during the trials before a machine counts as disturbed."""
+"""Cores that other programs may use during the trials before the machine counts as disturbed."""
 LEAST_OURS = 0.25
-"""Least share of the cores that the trials are taken to have had, whatever other programs used."""
+"""Least share of the cores that the trials are assumed to have had."""
 ALLOCATOR_SHARE, ACTIVATION_SHARE = 0.12, 0.4
-"""What the C library's allocator takes beyond what is in use, as a share of it, and in addition for activations. Not
-measured by the trials, but with five models: docs/evidence/performance.md, "Memory"."""
+"""Memory that the C library's allocator takes beyond the memory in use, as a share of it, and a further share for
+activations. Five models were measured for it, not the trials: docs/evidence/performance.md, "Memory"."""
 
 
 class ExecutorTrials:
     """The process that runs the executor's trials; a context.
 
-    It imports torch as soon as it is started, which takes longer than the trials. Meanwhile something else may go on
-    that need not have the machine to itself.
+    It imports torch as soon as it is started, which takes longer than the trials. Meanwhile this process can do other
+    work that does not need the machine to itself.
     """
 
     def __enter__(self) -> ExecutorTrials:
@@ -55,7 +55,7 @@ class ExecutorTrials:
         self._folder.cleanup()
 
     def wait_until_ready(self) -> None:
-        """Return when the process waits, and takes no core any more. Errors are reported by `measure`."""
+        """Return when the process waits and uses no core. `measure` reports errors."""
         if not self._ready and self._process.stdout is not None:
             self._process.stdout.readline()
             self._ready = True
@@ -74,7 +74,7 @@ class ExecutorTrials:
 
 
 def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
-    """The costs by what the trials have printed."""
+    """The costs that follow from the output of the trials."""
     when = now.isoformat(timespec="seconds").replace("+00:00", "Z")
     trials, cores = found["trials"], len(os.sched_getaffinity(0))
     others = max(trial["others"] for trial in trials)
@@ -89,11 +89,11 @@ def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
 def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
     """The costs from the trials without compute, for workers beside others.
 
-    A single stage makes two passes of a minibatch, handles its samples and computes a loss. So does the last of two
-    stages, which also receives a message and sends one; the first stage has no samples, and does the rest as well.
-    Larger messages cost the last stage more, and larger weights the first one, which keeps a further version, and whose
-    gradients are old, so that it has updates to correct. The workers of small trials have next to nothing in memory
-    beside the executor. Reading the samples is left out: a profile has what it takes with the data of the job.
+    A single stage makes two passes of a minibatch, handles its samples and computes a loss. The last of two stages does
+    the same, and also receives a message and sends one. The first stage does all of this but for the samples. Larger
+    messages cost the last stage more. Larger weights cost the first one more: it keeps a further version, and its
+    gradients are old, so that it has updates to correct. The workers of small trials have hardly any memory besides
+    that of the executor. Reading the samples is left out, because a profile has that time for the data of the job.
     """
     by_name = {trial["name"]: trial for trial in trials}
     worker_bytes = max(trial["peak_bytes"] for trial in trials if trial["name"] in ("pass", "message"))
@@ -122,17 +122,17 @@ def _own_s(trial: dict[str, Any]) -> float:
 
 
 def alone_pass_s(trials: Sequence[dict[str, Any]], costs: ExecutorCosts) -> float:
-    """Time of a pass on a worker that has the machine to itself: no more than beside another one."""
+    """Time of a pass on a worker that has the machine to itself. It is at most that beside another worker."""
     found = [_own_s(trial) for trial in trials if trial["name"] == "alone"]
     return min(costs.pass_s, max(0.0, found[0] - costs.sample_s) / 2) if found else costs.pass_s
 
 
 def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, float]:
-    """Work that numbers of busy workers get done together while all compute, from straight pipelines of equal stages.
+    """Throughput of several busy workers, relative to one worker, by their number: from pipelines of equal stages.
 
-    A minibatch of one stage takes C(1) of processor time alone. Beside others it takes more, as workers share caches,
-    memory and the processor's clock: C(k) in the mean of k stages, their messages left out. So k workers get min(k,
-    cores) · C(1) / C(k) done, whatever other programs take.
+    A minibatch of one stage takes the processor time C(1) alone. Beside others it takes more, because workers share
+    caches, memory bandwidth and the clock frequency: C(k) in the mean of k stages, without their messages. The
+    throughput of k workers is min(k, cores) · C(1) / C(k). The load of other programs does not change it.
     """
     busy = {trial["workers"]: trial for trial in trials if trial["products"]}
     message_s = 2 * costs_of(trials, "").message_s
@@ -148,8 +148,8 @@ def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, flo
 def idle_cores_of(trials: Sequence[dict[str, Any]], cores: int) -> IdleCores | None:
     """The idle cores of the trial with one worker more than cores; None where there is none.
 
-    Cores are idle at times although there are more workers, because the worker that is due has none. What other
-    programs used meanwhile is left out.
+    Cores are idle at times although there are more workers, because the worker that could go on has no core. The use
+    of cores by other programs is left out.
     """
     for trial in trials:
         if trial["products"] and trial["workers"] > cores:

@@ -98,6 +98,16 @@ def out_of_memory_message(
     return f"{text}; try a smaller --microbatch"
 
 
+def device_memory_message(
+    ref: str, device: str, minibatch: int | None, error: Exception, traced: TracedModel | None
+) -> str:
+    """The message for a model that does not fit in the memory of an accelerator, with torch's own reason."""
+    at = f" at microbatch {minibatch}" if minibatch else ""
+    reason = " ".join(str(error).split())[:200]
+    need = f"; {step_memory_text(traced, minibatch)}" if traced is not None and minibatch else ""
+    return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --microbatch"
+
+
 def step_memory_text(traced: TracedModel, minibatch: int) -> str:
     """The least memory of a training step in words, by the sizes of weights, gradients and activations."""
     weights = sum(parameter.nbytes for parameter in traced.model.parameters())
@@ -132,16 +142,22 @@ class MemoryUse:
     """Still in use after the call."""
 
 
-def record_memory_use(device: torch.device, run: Callable[[Measure], None]) -> list[MemoryUse]:
+def record_memory_use(device: torch.device, run: Callable[[Measure], object]) -> list[MemoryUse]:
     """Memory use of each call that `run` makes through the given `Measure`, in order; empty if nothing was recorded."""
     if device.type == "cuda":
         uses: list[MemoryUse] = []
         run(_measure_on_cuda(uses))
         return uses
+
+    def measure(call: Callable[[], None]) -> Callable[[], float]:
+        with record_function(CALL_LABEL):
+            call()
+        return lambda: 0.0
+
     # At lower levels the profiler's library announces on standard error that it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(use_cpu=True, profile_memory=True) as profiled:
-        run(_measure_marked)
+        run(measure)
     return _uses_in(profiled)
 
 
@@ -155,12 +171,6 @@ def _measure_on_cuda(uses: list[MemoryUse]) -> Measure:
         return lambda: 0.0
 
     return measure
-
-
-def _measure_marked(call: Callable[[], None]) -> Callable[[], float]:
-    with record_function(CALL_LABEL):
-        call()
-    return lambda: 0.0
 
 
 def _uses_in(profiled: profile) -> list[MemoryUse]:

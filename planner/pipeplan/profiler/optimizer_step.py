@@ -5,6 +5,7 @@ They run after all other passes, because they change the parameters.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipeplan.profiler.busy_cores import CoreLoad
-from pipeplan.profiler.clock import Clock, median
-from pipeplan.profiler.layer_run import Measure
+from pipeplan.profiler.busy_cores import BusyCores
+from pipeplan.profiler.clock import Clock, repeated_s
 from pipeplan.profiler.memory import record_memory_use
 from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.loss_state import LossState
@@ -27,33 +27,22 @@ MIN_STEPS, MAX_STEPS = 3, 20
 """Smallest and largest number of measured steps over all layers."""
 MIN_LAYER_STEPS, MIN_LAYER_STEPS_S = 3, 0.002
 """Least number, and least duration in seconds, of measured steps over the parameters of one layer."""
+_Named = Sequence[tuple[str, nn.Parameter]]
+"""Parameters with their names."""
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Cost of training steps besides the passes over the layers."""
+    """Cost of training steps, without the passes over the layers."""
 
     update_s: dict[str, float] = field(default_factory=dict)
-    """Time of the optimiser's step, by layer. With `fixed_s` the sum over layers is that of a step over all."""
+    """Time of the optimiser's step, by layer. The sum over layers plus `fixed_s` is the time of a step over all."""
     fixed_s: float = 0.0
-    """Time of a step whatever its parameters are, which is in none of the layers' times."""
+    """Time of a step that does not depend on its parameters. No layer's time includes it."""
     loaded: float = 1.0
     """Time of a step with all cores busy, over that alone."""
     peak_bytes: int = 0
     """Peak memory of a whole step: parameters, gradients, optimiser state and activations; 0 if not measured."""
-
-
-@dataclass(frozen=True)
-class _Owner:
-    """A layer, and the parameters that it is charged for and that are trained."""
-
-    layer: str
-    names: tuple[str, ...]
-    parameters: list[nn.Parameter]
-
-    @property
-    def bytes(self) -> int:
-        return sum(parameter.nbytes for parameter in self.parameters)
 
 
 def measure_steps(
@@ -63,7 +52,7 @@ def measure_steps(
     clock: Clock,
     run_model: Callable[[], None],
     inputs: Sequence[Tensor],
-    load: CoreLoad | None = None,
+    load: BusyCores | None = None,
     loss_state: LossState | None = None,
 ) -> StepCost:
     """Measure the job's optimiser, with a `load` also under that.
@@ -72,19 +61,22 @@ def measure_steps(
     whole model forwards and backwards, which gives the parameters their gradients.
     """
     of_loss = {} if loss_state is None else loss_state.parameters()
-    owners = _owners({**dict(job.model.named_parameters()), **of_loss}, own)
-    everything = _Owner(
-        "", tuple(name for owner in owners for name in owner.names), [p for owner in owners for p in owner.parameters]
-    )
-    if not everything.parameters:
+    parameters = {**dict(job.model.named_parameters()), **of_loss}
+    by_layer = {
+        layer: [(name, parameters[name]) for name in names if parameters[name].requires_grad]
+        for layer, names in own.items()
+    }
+    trained = {layer: named for layer, named in by_layer.items() if named}
+    everything = [pair for named in trained.values() for pair in named]
+    if not everything:
         return StepCost()
-    device = everything.parameters[0].device
+    device = everything[0][1].device
     whole = _time_together(job, _make_optimizer(job, minibatch, everything), clock, run_model, inputs, load)
-    alone = {owner.layer: _time_alone(job, minibatch, owner, clock) for owner in owners}
+    alone = {layer: _time_alone(job, minibatch, named, clock) for layer, named in trained.items()}
     among_passes_s = min(_fixed_time(job, device, lambda one: _median_step_s(one, clock, whole.between)), whole.step_s)
     job.model.zero_grad(set_to_none=True)
     in_a_loop_s = _fixed_time(job, device, lambda one: _median_loop_s(one, clock))
-    sizes = {owner.layer: owner.bytes for owner in owners}
+    sizes = {layer: sum(parameter.nbytes for _, parameter in named) for layer, named in trained.items()}
     shared = split_step_time(whole.step_s - among_passes_s, alone, sizes, in_a_loop_s)
     return StepCost(shared, among_passes_s, whole.loaded, whole.peak_bytes)
 
@@ -108,7 +100,7 @@ def _time_together(
     clock: Clock,
     run_model: Callable[[], None],
     inputs: Sequence[Tensor],
-    load: CoreLoad | None,
+    load: BusyCores | None,
 ) -> _WholeStep:
     """Measure steps over all parameters. The gradients stay."""
 
@@ -121,9 +113,10 @@ def _time_together(
     quick = time.perf_counter() - start < STEP_BUDGET_S / MAX_STEPS
     job.model.zero_grad(set_to_none=True)
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    resident = [*trained, *job.model.parameters(), *job.model.buffers(), *inputs, *_state_tensors(optimizer)]
+    kept = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
+    resident = [*trained, *job.model.parameters(), *job.model.buffers(), *inputs, *kept]
     peak = _peak_bytes(resident[0].device, resident, step)
-    between = run_model if quick else _nothing
+    between = run_model if quick else lambda: None
     step_s, loaded_s = _median_step_s(optimizer, clock, between), None
     if load is not None:
         load.start()
@@ -132,32 +125,15 @@ def _time_together(
     return _WholeStep(step_s, loaded_s / step_s if loaded_s and step_s > 0.0 else 1.0, peak, between)
 
 
-def _nothing() -> None:
-    """Leave everything as it is."""
-
-
-def _owners(parameters: Mapping[str, nn.Parameter], own: Mapping[str, Sequence[str]]) -> list[_Owner]:
-    owners = []
-    for layer, names in own.items():
-        trained = tuple(name for name in names if parameters[name].requires_grad)
-        if trained:
-            owners.append(_Owner(layer, trained, [parameters[name] for name in trained]))
-    return owners
-
-
-def _make_optimizer(job: Job, minibatch: int, owner: _Owner) -> Optimizer:
-    named = tuple(zip(owner.names, owner.parameters, strict=True))
+def _make_optimizer(job: Job, minibatch: int, named: _Named) -> Optimizer:
+    stage = StageInfo(minibatch=minibatch, named_parameters=tuple(named))
     with user_code_errors("the job's optimizer"):
-        return job.make_optimizer(list(owner.parameters), StageInfo(minibatch=minibatch, named_parameters=named))
+        return job.make_optimizer([parameter for _, parameter in named], stage)
 
 
 def _step(optimizer: Optimizer) -> None:
     with user_code_errors("a step of the job's optimizer"):
         optimizer.step()
-
-
-def _state_tensors(optimizer: Optimizer) -> list[Tensor]:
-    return [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
 
 
 def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], None]) -> float:
@@ -166,19 +142,13 @@ def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], Non
     `between` runs before every step and leaves the caches as training does. If a pass over the model takes long,
     `between` does nothing: the parameters are then larger than the caches.
     """
-    handles: list[Callable[[], float]] = []
-    start = time.perf_counter()
-    while len(handles) < MIN_STEPS or (time.perf_counter() - start < STEP_BUDGET_S and len(handles) < MAX_STEPS):
-        between()
-        handles.append(clock.measure(lambda: _step(optimizer)))
-    clock.settle()
-    return median([taken() for taken in handles])
+    return repeated_s(clock, lambda: _step(optimizer), MIN_STEPS, MAX_STEPS, STEP_BUDGET_S, between)
 
 
-def _time_alone(job: Job, minibatch: int, owner: _Owner, clock: Clock) -> float | None:
+def _time_alone(job: Job, minibatch: int, named: _Named, clock: Clock) -> float | None:
     """Median time of a step over one layer's parameters by an optimiser of their own; None if that cannot be made."""
     try:
-        optimizer = _make_optimizer(job, minibatch, owner)
+        optimizer = _make_optimizer(job, minibatch, named)
         optimizer.step()
     except Exception:
         return None  # for example an optimiser that looks for another layer's parameters by name
@@ -187,12 +157,7 @@ def _time_alone(job: Job, minibatch: int, owner: _Owner, clock: Clock) -> float 
 
 def _median_loop_s(optimizer: Optimizer, clock: Clock) -> float:
     """Median time of a step in a loop of steps, with all that it needs in the caches."""
-    handles: list[Callable[[], float]] = []
-    start = time.perf_counter()
-    while len(handles) < MIN_LAYER_STEPS or time.perf_counter() - start < MIN_LAYER_STEPS_S:
-        handles.append(clock.measure(optimizer.step))
-    clock.settle()
-    return median([taken() for taken in handles])
+    return repeated_s(clock, optimizer.step, MIN_LAYER_STEPS, math.inf, MIN_LAYER_STEPS_S)
 
 
 def _fixed_time(job: Job, device: torch.device, step_s: Callable[[Optimizer], float]) -> float:
@@ -202,12 +167,11 @@ def _fixed_time(job: Job, device: torch.device, step_s: Callable[[Optimizer], fl
     """
     times = []
     for count in (1, 2):
-        parameters = [nn.Parameter(torch.zeros(1, device=device)) for _ in range(count)]
-        for parameter in parameters:
+        named = [(f"parameter{index}", nn.Parameter(torch.zeros(1, device=device))) for index in range(count)]
+        for _, parameter in named:
             parameter.grad = torch.zeros_like(parameter)
         try:
-            owner = _Owner("", tuple(f"parameter{index}" for index in range(count)), parameters)
-            optimizer = _make_optimizer(job, 1, owner)
+            optimizer = _make_optimizer(job, 1, named)
             optimizer.step()
             times.append(step_s(optimizer))
         except Exception:
@@ -232,11 +196,7 @@ def split_step_time(
 
 def _peak_bytes(device: torch.device, resident: Sequence[Tensor], step: Callable[[], None]) -> int:
     """Bytes of the resident tensors plus the peak of a step; 0 if the allocator recorded nothing."""
-
-    def run_step(measure: Measure) -> None:
-        measure(step)
-
-    uses = record_memory_use(device, run_step)
+    uses = record_memory_use(device, lambda measure: measure(step))
     storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in resident}
     return uses[0].most + sum(storages.values()) if uses else 0
 
@@ -247,10 +207,7 @@ def optimizer_state(job: Job) -> tuple[str, float]:
     The ratio comes from one step over two small stand-in parameters, a matrix and a vector.
     """
     parameters = [nn.Parameter(torch.zeros(64, 64)), nn.Parameter(torch.zeros(64))]
-    names = _parameter_names(job.model)
-    stage = StageInfo(minibatch=job.minibatch, named_parameters=tuple(zip(names, parameters, strict=True)))
-    with user_code_errors("the job's optimizer"):
-        optimizer = job.make_optimizer(list(parameters), stage)
+    optimizer = _make_optimizer(job, job.minibatch, [*zip(_parameter_names(job.model), parameters, strict=True)])
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     _step(optimizer)

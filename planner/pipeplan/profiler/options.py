@@ -1,11 +1,13 @@
-"""The options of a measurement or an estimate, and the sizes that are measured beside those asked for."""
+"""The options of a measurement or an estimate, the smaller sizes to measure, and the check for torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pipeplan.errors import InputError
 from pipeplan.profile_data.rescale import halved
+from pipeplan_launch.torch_check import TRACING, import_problem
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of steps done, the number in all (0: unknown), and the name of the next step."""
@@ -13,19 +15,19 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class ProfilerOptions:
-    """How a model is traced and measured, or estimated."""
+    """The options by which a model is traced and measured, or estimated."""
 
     batches: tuple[int, ...] = ()
-    """Minibatch sizes in samples: that of the profile first, then others to measure in the same run. The default is the
+    """Minibatch sizes in samples: first the profile's size, then others to measure in the same run. The default is the
     job's own size."""
     halvings: int = 0
-    """How often the first size is halved, to be measured briefly as well."""
+    """Number of halvings of the first size that are measured briefly as well."""
     device: str = "cpu"
     """`cpu` or `cuda` to measure here, else the device file to estimate for: a bundled one's name, or a path."""
     threads: int = 1
     """Number of threads that torch computes with on the CPU."""
     repeats: int | None = None
-    """Number of measured passes; by default as many as make the spread small."""
+    """Number of measured passes; None to go on until the spread is small."""
     warmup: int = 2
     """Number of passes before the measured ones. One suffices if passes are long."""
     seed: int = 0
@@ -49,3 +51,9 @@ class ProfilerOptions:
 def smaller_sizes(sizes: Sequence[int], halvings: int) -> list[int]:
     """The halvings of the first of `sizes` that are not among them, largest first."""
     return [size for size in halved(sizes[0], halvings) if size not in sizes]
+
+
+def check_torch() -> None:
+    """Raise an `InputError` that says which torch profiling needs, unless there is one."""
+    if why := import_problem(TRACING):
+        raise InputError(f"profiling needs torch: {why[0]}; {why[1]}")

@@ -1,23 +1,29 @@
-"""Measurements of a model in the form that a profile stores: layers, tensors and sizes."""
+"""Measurements of a model in the form that a profile stores, and the fields that estimates share with them."""
 
 from __future__ import annotations
 
-import platform
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
 
 import torch
 
-from pipeplan.profile_data.layers import Layer, Size
+from pipeplan._version import __version__
+from pipeplan.profile_data.layers import Layer, Provenance, Size
 from pipeplan.profile_data.layers import Tensor as Edge
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile_document import TrainingNeed
 from pipeplan.profile_data.ties import TiedWeights
-from pipeplan.profile_data.training_needs import TrainingNeed
-from pipeplan.profiler.clock import Overhead, interquartile_range, median
-from pipeplan.profiler.optimizer_step import StepCost
-from pipeplan.profiler.samples import Aim, Samples
+from pipeplan.profiler.clock import Aim, Samples, interquartile_range
+from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
+from pipeplan.profiler.overhead import Overhead
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.tracing.trace import TracedModel
+from pipeplan_launch.job_reference import canonical_reference, job_file
+from pipeplan_launch.tracing.layers import LayerInfo
+from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class MeasuredSize:
         return Size(
             minibatch=self.minibatch,
             layers=measured_layers(self, steps),
-            tensors=boundary_tensors(self.traced, self.minibatch),
+            tensors=boundary_tensors(self.traced, lambda spec: spec.bytes(self.minibatch)),
             whole_forward_s=self.forward_s,
             whole_backward_s=median(self.samples.whole_backward),
         )
@@ -60,27 +66,20 @@ class MeasuredSize:
 
 def measured_layers(measured: MeasuredSize, steps: StepCost) -> tuple[Layer, ...]:
     """The layers with their measured times and sizes."""
-    traced, samples, loaded = measured.traced, measured.samples, measured.loaded
-    parameters, buffers = charged_parameters(traced), traced.buffers_by_name()
-    sizes = {name: parameter.nbytes for name, parameter in traced.parameters_by_name().items()}
+    samples, loaded = measured.samples, measured.loaded
     forward_factor = waiting_factor(samples, samples.forward) if measured.waits else 1.0
     backward_factor = waiting_factor(samples, samples.backward) if measured.waits else 1.0
     layers = []
-    for info in traced.layers:
+    for info, fields in layer_fields(measured.traced, measured.saved_bytes):
         ran = measured.alike.get(info.name, info.name)
         update_s = steps.update_s.get(info.name, 0.0)
         layers.append(
             Layer(
-                name=info.name,
-                module=info.module,
-                op=info.op,
+                **fields,
                 forward_s=median(samples.forward[ran]) * forward_factor,
                 backward_s=median(samples.backward[ran]) * backward_factor,
                 forward_spread_s=interquartile_range(samples.forward[ran]),
                 backward_spread_s=interquartile_range(samples.backward[ran]),
-                parameter_bytes=sum(sizes[name] for name in parameters[info.name]),
-                buffer_bytes=sum(buffers[name].nbytes for name in info.buffers),
-                saved_bytes=measured.saved_bytes.get(info.name, 0),
                 update_s=update_s,
                 workspace_bytes=measured.workspaces.get(ran, 0),
                 like="" if ran == info.name else ran,
@@ -92,11 +91,28 @@ def measured_layers(measured: MeasuredSize, steps: StepCost) -> tuple[Layer, ...
     return tuple(layers)
 
 
+def layer_fields(traced: TracedModel, saved_bytes: Mapping[str, int]) -> Iterator[tuple[LayerInfo, dict[str, Any]]]:
+    """Every layer with the fields of its record that do not depend on its times."""
+    own, buffers, parameters = charged_parameters(traced), traced.buffers_by_name(), traced.parameters_by_name()
+    for info in traced.layers:
+        yield (
+            info,
+            {
+                "name": info.name,
+                "module": info.module,
+                "op": info.op,
+                "parameter_bytes": sum(parameters[name].nbytes for name in own[info.name]),
+                "buffer_bytes": sum(buffers[name].nbytes for name in info.buffers),
+                "saved_bytes": saved_bytes.get(info.name, 0),
+            },
+        )
+
+
 def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
     """Names of the parameters that each layer is charged for.
 
-    The first of the layers that read a tied parameter is charged for it. What a copy in another stage takes follows
-    from `tied_weights`.
+    The first of the layers that read a tied parameter is charged for it. `tied_weights` has the cost of a copy in
+    another stage.
     """
     charged: set[str] = set()
     own = {}
@@ -108,19 +124,21 @@ def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
 
 def training_lacks(job: Job) -> tuple[TrainingNeed, ...]:
     """The needs of training that the job lacks."""
-    missing: list[TrainingNeed] = []
-    if job.loss is None:
-        missing.append("loss")
-    if job.data is None:
-        missing.append("data")
-    return tuple(missing)
+    needs: tuple[TrainingNeed, ...] = ("loss", "data")
+    return tuple(need for need in needs if getattr(job, need) is None)
+
+
+def all_names(traced: TracedModel) -> dict[str, list[str]]:
+    """All names of each parameter and buffer in the model, by the first one."""
+    names_of: dict[str, list[str]] = defaultdict(list)
+    for name, first in traced.state_names.items():
+        names_of[first].append(name)
+    return names_of
 
 
 def tied_weights(traced: TracedModel) -> tuple[TiedWeights, ...]:
     """The weights that several layers share, each by all its names in the model."""
-    names_of: dict[str, list[str]] = defaultdict(list)
-    for name, first in traced.state_names.items():
-        names_of[first].append(name)
+    names_of = all_names(traced)
     sizes = {name: parameter.nbytes for name, parameter in traced.model.named_parameters()}
     return tuple(
         TiedWeights(
@@ -145,26 +163,52 @@ def waiting_factor(samples: Samples, times: dict[str, list[float]]) -> float:
     return median(samples.totals(times)) / layers_s if layers_s > 0 else 1.0
 
 
-def boundary_tensors(traced: TracedModel, minibatch: int) -> tuple[Edge, ...]:
-    """The tensors between layers, with their bytes at a minibatch size."""
+def boundary_tensors(traced: TracedModel, size_of: Callable[[TensorSpec], int]) -> tuple[Edge, ...]:
+    """The tensors between layers, each with its bytes by `size_of`."""
     return tuple(
-        Edge(
-            name=spec.name,
-            producer=spec.producer,
-            consumers=spec.consumers,
-            bytes=spec.bytes(minibatch),
-            gradient_bytes=spec.bytes(minibatch) if spec.requires_grad else 0,
-        )
+        Edge(spec.name, spec.producer, spec.consumers, size_of(spec), size_of(spec) if spec.requires_grad else 0)
         for spec in traced.tensors
     )
 
 
-def cpu_name() -> str:
-    """The processor's name, or the machine's architecture if the system does not know the name."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+def profile_from(
+    ref: str,
+    job: Job,
+    traced: TracedModel,
+    granularity: str,
+    sizes: Sequence[Size],
+    provenance: Mapping[str, Any],
+    **measured: Any,
+) -> Profile:
+    """The profile of the model that `ref` names, with the first of `sizes` as its own.
+
+    `provenance` and `measured` have the fields that say how it was made, and those that only some profiles have.
+    """
+    optimizer, ratio = optimizer_state(job)
+    first, *others = sizes
+    return Profile(
+        layers=first.layers,
+        tensors=first.tensors,
+        minibatch=first.minibatch,
+        model_ref=canonical_reference(ref),
+        model_file=job_file(ref),
+        model_name=job.name,
+        dynamic_batch=traced.dynamic_batch,
+        granularity=granularity,
+        provenance=Provenance(
+            when=utc_now(), torch=torch.__version__, pipeplan=__version__, traced=traced.how, **provenance
+        ),
+        optimizer_name=optimizer,
+        optimizer_state_ratio=ratio,
+        together=traced.together,
+        tied=tied_weights(traced),
+        batch_norm=has_batch_norm(traced),
+        lacks=training_lacks(job),
+        sizes=tuple(others),
+        **measured,
+    )
+
+
+def utc_now() -> str:
+    """The present time, ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

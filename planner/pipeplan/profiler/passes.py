@@ -15,16 +15,15 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from pipeplan.errors import InputError
-from pipeplan.profiler.busy_cores import BusyCores, CoreLoad
-from pipeplan.profiler.clock import Clock, Overhead, measure_overhead
-from pipeplan.profiler.concurrent import MeasuringGroup
-from pipeplan.profiler.duplicate_layers import DuplicateFinder
+from pipeplan.profiler.busy_cores import BusyCores
+from pipeplan.profiler.clock import THOROUGH, Aim, Clock, Samples, Series
+from pipeplan.profiler.job_checks import reading_s
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import SavedBytes, measure_workspaces
 from pipeplan.profiler.optimizer_step import StepCost, measure_steps, optimizer_state
 from pipeplan.profiler.options import Progress
-from pipeplan.profiler.reading import reading_s
-from pipeplan.profiler.samples import THOROUGH, Aim, Samples, Series
+from pipeplan.profiler.overhead import Overhead, measure_overhead
+from pipeplan.profiler.prepared_layers import DuplicateFinder
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss_value import loss_text
@@ -36,18 +35,30 @@ LONG_PASS_S = 1.0
 """Duration of a long pass. One long pass suffices to warm up. It also leaves nothing in the caches for the next pass,
 so that the whole model need not run after every pass over the layers."""
 TURN_S = 0.2
-"""Passes alone and passes under load take turns of so many seconds, so that both meet the same speed of the machine."""
+"""Length of a turn: passes alone and passes under load alternate, so that both meet the same speed of the machine."""
 MOST_EVICTING_BYTES = 1 << 25
 """Most memory that is read and written to evict the caches before a pass; more would evict no more."""
 WHOLE_EVERY = 3
-"""If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after one in so many."""
+"""If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after every third."""
+
+
+class MeasuringGroup:
+    """The processes that measure at the same time, this one included. Here it is alone, and waits for nobody."""
+
+    processes = 1
+
+    def start(self) -> None:
+        """Wait until every process is about to begin its timed passes."""
+
+    def finish(self, keep_busy: Callable[[], None]) -> None:
+        """Call `keep_busy` until every process has measured enough, so that the load on the machine stays the same."""
 
 
 class Passes:
     """Runs passes over the model, layer by layer and as a whole."""
 
-    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, company: MeasuringGroup) -> None:
-        self.job, self.run, self.clock, self.progress, self.company = job, run, clock, progress, company
+    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, group: MeasuringGroup) -> None:
+        self.job, self.run, self.clock, self.progress, self.group = job, run, clock, progress, group
         _, state_ratio = optimizer_state(job)
         self._parameters = tuple(run.traced.parameters_by_name().values())
         trained = sum(parameter.nbytes for parameter in self._parameters if parameter.requires_grad)
@@ -69,7 +80,7 @@ class Passes:
         traced = self.run.traced
         saved = SavedBytes([*traced.parameters_by_name().values(), *traced.buffers_by_name().values()])
         modules = {layer.name: layer.module for layer in self.run.traced.layers}
-        self.run.watcher = observer = DuplicateFinder(self.run)
+        self.run.watcher = observer = DuplicateFinder(self.run.layers)
         entered: list[str] = []
 
         def watch(layer: str) -> AbstractContextManager[None]:
@@ -108,7 +119,7 @@ class Passes:
         self.overhead = measure_overhead(self.run, self.clock, self.run.batch.inputs[0].device, passes)
 
     def measure(
-        self, repeats: int | None, aim: Aim = THOROUGH, load: CoreLoad | None = None
+        self, repeats: int | None, aim: Aim = THOROUGH, load: BusyCores | None = None
     ) -> tuple[Samples, Samples | None]:
         """Run `repeats` measured passes, or, if it is None, until the aim is reached or its time is spent.
 
@@ -117,7 +128,7 @@ class Passes:
         """
         alone = Series(Samples(self.run.weights), aim, repeats)
         loaded = None if load is None else Series(Samples(self.run.weights), aim, repeats)
-        self.company.start()
+        self.group.start()
         while not alone.enough or not (loaded is None or loaded.enough):
             if not alone.full:
                 self._take_turn(alone, "measuring")
@@ -127,12 +138,12 @@ class Passes:
                     self._run_both(None)
                 self._take_turn(loaded, f"measuring with {load.processes} processes")
                 load.stop()
-        self.company.finish(lambda: self._run_both(None))
+        self.group.finish(lambda: self._run_both(None))
         self.progress(alone.samples.passes, alone.samples.passes, "done")
         return alone.samples, None if loaded is None else loaded.samples
 
     def busy_cores(self, processes: int) -> BusyCores:
-        """Copies of this process that run the same passes, so that so many processes are busy in all."""
+        """Copies of this process that run the same passes; with this one they are `processes` busy processes."""
         return BusyCores(processes, self.job.model, lambda: self._run_both(None))
 
     def _take_turn(self, series: Series, what: str) -> None:
@@ -154,20 +165,20 @@ class Passes:
         return workspaces
 
     def reading(self) -> float:
-        """Time of reading the samples of a minibatch in this process, in seconds; 0 on a GPU, which computes
-        meanwhile."""
+        """Time of reading the samples of a minibatch in this process, in seconds; 0 on a GPU, where it
+        overlaps with computing."""
         if self.run.device.type != "cpu":
             return 0.0
         self.progress(0, 0, "reading samples")
         return reading_s(self.job, self.run.minibatch, self.clock, self._eviction.run)
 
-    def steps(self, own: Mapping[str, Sequence[str]], load: CoreLoad | None = None) -> StepCost:
+    def steps(self, own: Mapping[str, Sequence[str]], load: BusyCores | None = None) -> StepCost:
         """Measure whole training steps, after all other passes, with a `load` also under that.
 
         `own` names the parameters charged to each layer.
         """
         self.progress(0, 0, "the optimiser's step")
-        self.company.start()
+        self.group.start()
         cost = measure_steps(
             self.job,
             self.run.minibatch,
@@ -178,7 +189,7 @@ class Passes:
             load,
             self.run.traced.loss_state,
         )
-        self.company.finish(self._run_whole)
+        self.group.finish(self._run_whole)
         self.progress(1, 1, "done")
         return cost
 

@@ -1,70 +1,43 @@
-"""Profile a model: trace it, run it layer by layer and as a whole, and keep the medians of the times."""
+"""Profile a model: measure it in this process or in several at the same time, or estimate it for another device.
+
+A layer's time depends on what else the machine does, because processes share caches, memory bandwidth, cores and clock
+frequency. If a plan will run on one machine, its layers run under the load of the plan's other workers. Therefore as
+many processes as the plan will have can measure the same model. They begin their timed passes at the same time, and all
+go on until the last one has finished.
+
+Each process runs `python -P -m pipeplan.profiler.profiler FD PARENT`. It receives the model reference and the options
+over the socket FD, and sends back the profile. PARENT is the process id of its parent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from datetime import UTC, datetime
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pipeplan._version import __version__
 from pipeplan.cluster_data.devices import LOCAL_DEVICES
-from pipeplan.cluster_data.local import local_processors
 from pipeplan.errors import InputError
-from pipeplan.profile_data.layers import Provenance
+from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler.busy_cores import load_obstacle
-from pipeplan.profiler.checked_training import check_training
-from pipeplan.profiler.clock import Clock, CPUClock, CUDAClock
-from pipeplan.profiler.concurrent import MeasuringGroup, SingleProcess, profile_concurrently
-from pipeplan.profiler.estimate.sample_work import counted_work
-from pipeplan.profiler.layer_run import LayerRun
-from pipeplan.profiler.memory import (
-    check_fits_in_memory,
-    failed_allocation_bytes,
-    limited_memory,
-    out_of_memory_message,
-    step_memory_text,
-)
-from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
-from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
-from pipeplan.profiler.outcome import (
-    MeasuredSize,
-    charged_parameters,
-    cpu_name,
-    has_batch_norm,
-    tied_weights,
-    training_lacks,
-)
-from pipeplan.profiler.passes import Passes, training_loss
-from pipeplan.profiler.promises import promise_remarks
-from pipeplan.profiler.reading import check_data
-from pipeplan.profiler.remarks import (
-    batch_norm_remarks,
-    evaluation_remarks,
-    lacking_remarks,
-    layer_sum_remarks,
-    tie_remarks,
-    unread_parameter_remarks,
-)
-from pipeplan.profiler.samples import BRIEF, THOROUGH, Aim, Samples, sample_notes
-from pipeplan.profiler.stage_copies import copies_remarks, copies_seconds
-from pipeplan_launch.allocator import keep_freed_memory
-from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.job import Batch, Job
-from pipeplan_launch.job.loading import load_job
-from pipeplan_launch.job.seeds import RandomState
-from pipeplan_launch.job.user_code import describe_error
-from pipeplan_launch.job_reference import canonical_reference, job_file
-from pipeplan_launch.telemetry.memory import free_bytes, resident_bytes
-from pipeplan_launch.tracing.trace import TracedModel
+from pipeplan.profiler.busy_cores import end_with_parent
+from pipeplan.profiler.estimate.estimator import estimate_model
+from pipeplan.profiler.measure import profile_in_process
+from pipeplan.profiler.options import ProfilerOptions, Progress
+from pipeplan.profiler.passes import MeasuringGroup
 
-LOST = "a process that kept a core busy has ended"
 MAX_PROCESSES = 256
 """Most processes that may be asked for. A larger number is taken for a typing error."""
+EXIT_TIMEOUT_S = 5.0
+"""Time that a process may take to end after it has sent its profile."""
 
 
 def profile_model(ref: str, options: ProfilerOptions, progress: Progress = lambda done, total, what: None) -> Profile:
@@ -73,135 +46,12 @@ def profile_model(ref: str, options: ProfilerOptions, progress: Progress = lambd
     Raises `InputError` if the model cannot be profiled, or if an option is wrong.
     """
     if options.device not in LOCAL_DEVICES:
-        from pipeplan.profiler.estimate import estimate_model
-
         return estimate_model(ref, options, progress)
     _check(options)
     if options.processes > 1:
         progress(0, 0, f"starting {options.processes} processes")
         return profile_concurrently(ref, options, progress)
-    return profile_in_process(ref, options, progress, SingleProcess())
-
-
-def profile_in_process(ref: str, options: ProfilerOptions, progress: Progress, company: MeasuringGroup) -> Profile:
-    """Profile the model in this process, at the same time as the other processes of `company`.
-
-    Raises `InputError`, which says how much memory is needed if the model does not fit.
-    """
-    traced_models: list[TracedModel] = []
-    free = free_bytes() if options.device == "cpu" else None
-    free = None if free is None else free // company.processes
-    resident = resident_bytes()
-    try:
-        with limited_memory(free):
-            return _trace_and_measure(ref, options, progress, company, free, traced_models)
-    except Exception as error:
-        traced = traced_models[0] if traced_models else None
-        minibatch = options.minibatch or (traced.minibatch if traced else None)
-        if isinstance(error, torch.OutOfMemoryError):
-            raise InputError(_device_memory_message(ref, options.device, minibatch, error, traced)) from error
-        requested = failed_allocation_bytes(error)
-        if requested is not None:
-            largest = max(options.batches, default=minibatch)
-            raise InputError(out_of_memory_message(ref, largest, free, resident, requested, traced)) from error
-        if isinstance(error, LaunchError):
-            raise InputError(str(error)) from error
-        raise
-
-
-def _device_memory_message(
-    ref: str, device: str, minibatch: int | None, error: Exception, traced: TracedModel | None
-) -> str:
-    at = f" at microbatch {minibatch}" if minibatch else ""
-    reason = " ".join(str(error).split())[:200]
-    need = f"; {step_memory_text(traced, minibatch)}" if traced is not None and minibatch else ""
-    return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --microbatch"
-
-
-def _trace_and_measure(
-    ref: str,
-    options: ProfilerOptions,
-    progress: Progress,
-    company: MeasuringGroup,
-    free: int | None,
-    traced_models: list[TracedModel],
-) -> Profile:
-    """Profile the model. The traced model is appended to `traced_models`, for messages if a later step fails."""
-    progress(0, 0, "loading the model")
-    keep_freed_memory()
-    torch.set_num_threads(options.threads)
-    job = load_job(ref, options.seed)
-    sizes = options.batches or (job.minibatch,)
-    checked = check_training(
-        job, sizes[0], options, free, progress, lambda traced: _check_data(job, traced, sizes[0], options.seed)
-    )
-    traced = checked.traced
-    traced_models.append(traced)
-    if len(sizes) > 1 and not traced.dynamic_batch:
-        raise InputError(
-            f"{ref!r} can only be traced for one microbatch size at a time: give --microbatch one number, and measure "
-            "the others in runs of their own"
-        )
-    check_fits_in_memory(ref, traced, max(sizes), free)
-    measured, first_passes, busy = [], None, _load_processes(options)
-    remarks = [*lacking_remarks(job), *checked.remarks, *unread_parameter_remarks(traced), *tie_remarks(traced)]
-    remarks += evaluation_remarks(job, traced)
-    for size in sizes:
-        passes = _passes(job, traced, size, options, progress, company)
-        saved = passes.inspect(ref, measure_all=options.measure_all)
-        if first_passes is None:
-            first_passes = passes
-            remarks += promise_remarks(job, traced, passes.run.batch)
-        measured.append(_measure(passes, saved, options, THOROUGH, busy))
-    assert first_passes is not None
-    for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
-        try:
-            passes = _passes(job, traced, size, options, progress, company)
-            saved = passes.inspect(ref, measure_all=options.measure_all)
-            measured.append(_measure(passes, saved, options, BRIEF, busy))
-        except Exception as error:  # the model works at its own size, so that a smaller one is not needed
-            why = error if isinstance(error, (InputError, LaunchError)) else describe_error(error)
-            remarks.append(f"microbatch {size}, and anything smaller, was not measured: {why}")
-            break
-    remarks += batch_norm_remarks(traced, len(measured))
-    remarks += copies_remarks(copies_seconds(first_passes.run, first_passes.clock), measured[0].forward_s)
-    read_s = _reading_s(first_passes, remarks)
-    steps = _steps(first_passes, charged_parameters(traced), busy)
-    if busy and any(size.loaded is None for size in measured):
-        remarks.append(f"times with all cores busy were not measured: {load_obstacle(busy) or LOST}")
-        measured = [replace(size, loaded=None) for size in measured]
-    profile = _profile(ref, job, measured, steps, options, remarks)
-    return replace(profile, read_s=read_s, taken_whole=checked.taken_whole, unchecked=checked.unchecked)
-
-
-def _check_data(job: Job, traced: TracedModel, minibatch: int, seed: int) -> None:
-    """Raise `LaunchError` for data that a run would refuse. A sample that cannot be read is left to `_reading_s`."""
-    random_state = RandomState.now(torch.device("cpu"))
-    try:
-        check_data(job, traced, minibatch, seed)
-    except (LaunchError, torch.OutOfMemoryError, MemoryError):
-        raise
-    except Exception:
-        return
-    finally:
-        random_state.restore()
-
-
-def _reading_s(passes: Passes, remarks: list[str]) -> float:
-    """Time of reading a minibatch; 0, and a remark, where the job's data fails on samples that nothing else reads."""
-    try:
-        return passes.reading()
-    except Exception as error:
-        why = error if isinstance(error, (InputError, LaunchError)) else describe_error(error)
-        remarks.append(f"reading samples was not measured, and would fail in training: {why}")
-        return 0.0
-
-
-def _load_processes(options: ProfilerOptions) -> int:
-    """Busy processes while times under load are measured, one for each core; 0 where no such times are."""
-    wanted = options.load and options.device == "cpu" and options.threads == 1 and options.processes == 1
-    cores = local_processors().cores if wanted else 0
-    return cores if cores > 1 else 0
+    return profile_in_process(ref, options, progress, MeasuringGroup())
 
 
 def _check(options: ProfilerOptions) -> None:
@@ -226,143 +76,179 @@ def _check(options: ProfilerOptions) -> None:
         raise InputError("--processes is for the CPU, which the workers of a machine share: leave it out with cuda")
 
 
-def _passes(
-    job: Job, traced: TracedModel, minibatch: int, options: ProfilerOptions, progress: Progress, company: MeasuringGroup
-) -> Passes:
-    if options.device == "cuda":
-        torch.cuda.empty_cache()  # blocks that were kept for another size would not fit this one
-    device = torch.device(options.device)
-    clock: Clock = CUDAClock() if device.type == "cuda" else CPUClock(options.threads, company.processes)
-    job.model.to(device).train()
-    if traced.loss_state is not None:
-        traced.loss_state.to(device)
-    batch = _batch(job, minibatch, device)
-    run = LayerRun(traced, batch, training_loss(job, batch), minibatch, device)
-    return Passes(job, run, clock, progress, company)
+class GroupMember(MeasuringGroup):
+    """One of several processes, which synchronise through their parent."""
+
+    READY, GO = "ready", "go"
+
+    def __init__(self, connection: Connection, processes: int) -> None:
+        self._connection, self.processes = connection, processes
+
+    def start(self) -> None:
+        """Report to the parent, and wait until every process has."""
+        self._connection.send(self.READY)
+        self._receive_go()
+
+    def finish(self, keep_busy: Callable[[], None]) -> None:
+        """Report to the parent, and keep the core busy until every process has."""
+        self._connection.send(self.READY)
+        while not self._connection.poll():
+            keep_busy()
+        self._receive_go()
+
+    def _receive_go(self) -> None:
+        message = self._connection.recv()
+        assert message == self.GO, message
 
 
-def _measure(passes: Passes, saved: dict[str, int], options: ProfilerOptions, aim: Aim, busy: int) -> MeasuredSize:
-    """Measure a size after its first pass, in which every layer `saved` so many bytes for backward."""
-    passes.warm_up(options.warmup)
-    samples, loaded = _measured_passes(passes, options.repeats, aim, busy)
-    run = passes.run
-    return MeasuredSize(
-        run.traced,
-        run.minibatch,
-        samples,
-        aim,
-        saved,
-        run.alike,
-        passes.overhead,
-        passes.warmed,
-        passes.workspaces(),
-        waits=passes.company.processes > 1 and options.threads > 1,
-        loaded=loaded,
+def profile_concurrently(ref: str, options: ProfilerOptions, progress: Progress) -> Profile:
+    """Profile the model in `options.processes` processes at the same time, and take the medians.
+
+    Raises `InputError` if a process reports an error in the model, or ends without an answer.
+    """
+    with ExitStack() as stack:
+        members = [stack.enter_context(_Process(number)) for number in range(options.processes)]
+        for member in members:
+            member.connection.send((ref, options))
+        return combine_profiles(_collect_profiles(members, ref, progress))
+
+
+class _Process:
+    """A measuring process. It ends when the context is left, also if by an exception."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __enter__(self) -> _Process:
+        ours, theirs = socket.socketpair()
+        ids = str(theirs.fileno()), str(os.getpid())
+        # Only the first process shows what the user's code prints. Each is in a process group of its own, so that
+        # Ctrl-C reaches the parent only, which then ends the others.
+        output = 2 if self.number == 0 else subprocess.DEVNULL
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "pipeplan.profiler.profiler", *ids],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            pass_fds=[theirs.fileno()],
+            process_group=0,
+        )
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if exception[0] is None:
+            try:
+                self.process.wait(EXIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        else:
+            self.process.kill()
+        self.process.wait()
+        self.connection.close()
+
+
+def _collect_profiles(members: Sequence[_Process], ref: str, progress: Progress) -> list[Profile]:
+    """Synchronise the processes, forward the first one's progress, and collect their profiles."""
+    profiles: dict[int, Profile] = {}
+    ready_members: set[int] = set()
+    by_connection = {member.connection: member for member in members}
+    while len(profiles) < len(members):
+        waiting = [connection for connection, member in by_connection.items() if member.number not in profiles]
+        for ready in wait(waiting):
+            assert isinstance(ready, Connection)
+            member = by_connection[ready]
+            message = _receive(member, ref)
+            if message == GroupMember.READY:
+                ready_members.add(member.number)
+            elif message[0] == "error":
+                raise InputError(message[1])
+            elif message[0] == "profile":
+                profiles[member.number] = message[1]
+            elif member.number == 0:
+                progress(*message[1])
+        if len(ready_members) == len(members):
+            ready_members.clear()
+            for member in members:
+                member.connection.send(GroupMember.GO)
+    return [profiles[member.number] for member in members]
+
+
+def _receive(member: _Process, ref: str) -> Any:
+    """The next message of a process. Raises `InputError` if it has ended."""
+    try:
+        return member.connection.recv()
+    except (EOFError, ConnectionResetError):
+        status = member.process.wait()
+        how = f"ended with status {status}"
+        if status < 0:
+            how = f"was ended by signal {-status}; the likeliest cause is too little memory for so many processes"
+        raise InputError(
+            f"process {member.number} of those that measure {ref!r} {how}; try fewer --processes, or "
+            "a single one to see why"
+        ) from None
+
+
+def combine_profiles(profiles: Sequence[Profile]) -> Profile:
+    """Combine profiles of the same model: the medians of times and spreads, and the largest peak memory.
+
+    Raises `InputError` if the profiles have different graphs.
+    """
+    first = profiles[0]
+    if any(profile.graph_hash != first.graph_hash for profile in profiles):
+        raise InputError("the processes did not trace the same graph: the model depends on chance or on the process")
+    sizes = tuple(
+        replace(
+            size,
+            layers=_median_layers([profile.sizes[index].layers for profile in profiles]),
+            **_median_whole([profile.sizes[index] for profile in profiles]),
+        )
+        for index, size in enumerate(first.sizes)
+    )
+    return replace(
+        first,
+        layers=_median_layers([profile.layers for profile in profiles]),
+        sizes=sizes,
+        step_s=statistics.median(profile.step_s for profile in profiles),
+        read_s=statistics.median(profile.read_s for profile in profiles),
+        peak_bytes=max(profile.peak_bytes for profile in profiles),
+        **_median_whole(profiles),
     )
 
 
-def _measured_passes(passes: Passes, repeats: int | None, aim: Aim, busy: int) -> tuple[Samples, Samples | None]:
-    """The measured passes alone, and with so many busy processes in all; None where these cannot be had."""
-    if not busy or load_obstacle(busy):
-        return passes.measure(repeats, aim)
-    with passes.busy_cores(busy) as load:
-        alone, loaded = passes.measure(repeats, aim, load)
-        return alone, None if load.lost else loaded
-
-
-def _steps(passes: Passes, own: Mapping[str, Sequence[str]], busy: int) -> StepCost:
-    """The optimiser's steps, likewise."""
-    if not busy or load_obstacle(busy):
-        return passes.steps(own)
-    with passes.busy_cores(busy) as load:
-        return passes.steps(own, load)
-
-
-def _profile(
-    ref: str,
-    job: Job,
-    measured: Sequence[MeasuredSize],
-    steps: StepCost,
-    options: ProfilerOptions,
-    remarks: Sequence[str],
-) -> Profile:
-    optimizer, ratio = optimizer_state(job)
-    first, *others = (size.size(steps) for size in measured)
-    traced = measured[0].traced
-    return Profile(
-        layers=first.layers,
-        tensors=first.tensors,
-        minibatch=first.minibatch,
-        model_ref=canonical_reference(ref),
-        model_file=job_file(ref),
-        model_name=job.name,
-        graph_hash=traced.graph_hash,
-        dynamic_batch=traced.dynamic_batch,
-        granularity=options.granularity,
-        provenance=_provenance(options, job, measured, [*remarks, *layer_sum_remarks(first)]),
-        optimizer_name=optimizer,
-        optimizer_state_ratio=ratio,
-        step_s=steps.fixed_s,
-        together=traced.together,
-        tied=tied_weights(traced),
-        batch_norm=has_batch_norm(traced),
-        lacks=training_lacks(job),
-        work=counted_work(job, traced, first.minibatch),
-        whole_forward_s=first.whole_forward_s,
-        whole_backward_s=first.whole_backward_s,
-        peak_bytes=steps.peak_bytes,
-        sizes=tuple(others),
+def _median_layers(layers_by_process: Sequence[tuple[Layer, ...]]) -> tuple[Layer, ...]:
+    times = ("forward_s", "backward_s", "forward_spread_s", "backward_spread_s", "update_s")
+    return tuple(
+        replace(same[0], **{name: statistics.median(getattr(layer, name) for layer in same) for name in times})
+        for same in zip(*layers_by_process, strict=True)
     )
 
 
-def _provenance(
-    options: ProfilerOptions, job: Job, measured: Sequence[MeasuredSize], remarks: Sequence[str]
-) -> Provenance:
-    first = measured[0]
-    clock = CUDAClock() if options.device == "cuda" else CPUClock(options.threads, options.processes)
-    how = (
-        f"each layer by itself, in full forward and backward passes over the model; {clock.how}; median and "
-        f"interquartile range of {first.samples.passes} passes after {first.warmed} to warm up; less the time of an "
-        f"empty layer, {first.overhead.forward_s * 1e6:.1f} µs forward and "
-        f"{first.overhead.backward_s * 1e6:.1f} µs backward, which a stage spends once"
-    )
-    if first.alike:
-        how += "; of several layers that are the same computation only one was measured"
-    if options.processes > 1:
-        how += "; medians over the processes"
-    if first.loaded is not None:
-        how += f"; in turns also {first.loaded.passes} passes while {_load_processes(options)} processes ran the same"
-    if first.waits:
-        how += ", with the time that a pass spends waiting for cores spread over its layers"
-    if job.loss is None or job.data is None:
-        how += "; without a loss or targets, the backward pass starts from the sum of the outputs"
-    notes = dict.fromkeys(
-        f"at microbatch {size.minibatch}, {note}" if len(measured) > 1 else note
-        for size in measured
-        for note in sample_notes(size.samples, size.aim)
-    )
-    return Provenance(
-        kind="measured",
-        device=options.device,
-        device_name=torch.cuda.get_device_name() if options.device == "cuda" else cpu_name(),
-        when=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        how=how,
-        torch=torch.__version__,
-        pipeplan=__version__,
-        threads=options.threads,
-        warmup=first.warmed,
-        repeats=first.samples.passes,
-        processes=options.processes,
-        notes=(*notes, *remarks),
-        traced=first.traced.how,
-        load_processes=0 if first.loaded is None else _load_processes(options),
-    )
+def _median_whole(profiles: Sequence[Profile | Size]) -> dict[str, Any]:
+    forward = [profile.whole_forward_s for profile in profiles if profile.whole_forward_s is not None]
+    backward = [profile.whole_backward_s for profile in profiles if profile.whole_backward_s is not None]
+    return {"whole_forward_s": statistics.median(forward), "whole_backward_s": statistics.median(backward)}
 
 
-def _batch(job: Job, minibatch: int, device: torch.device) -> Batch:
-    batch = job.example_batch(minibatch)
+def main(connection: Connection, parent: int) -> None:
+    """Receive a model reference and options, and answer with (`progress`, `error` or `profile`, its content)."""
+    end_with_parent(parent)
+    ref, options = connection.recv()
 
-    def move(value: Any) -> Any:
-        return torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
+    def progress(done: int, total: int, what: str) -> None:
+        connection.send(("progress", (done, total, what)))
 
-    return Batch(move(batch.inputs), move(batch.target), batch.names)
+    try:
+        profile = profile_in_process(ref, options, progress, GroupMember(connection, options.processes))
+    except InputError as error:
+        connection.send(("error", str(error)))
+    else:
+        connection.send(("profile", profile))
+
+
+if __name__ == "__main__":
+    try:
+        main(Connection(int(sys.argv[1])), int(sys.argv[2]))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        sys.exit(1)  # the parent has gone

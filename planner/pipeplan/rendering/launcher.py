@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeplan._version import __version__
-from pipeplan.cluster_data import cluster_json
 from pipeplan.cluster_data.cluster import Server
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import INFERENCE
@@ -93,7 +93,7 @@ class TemplateContext:
 
         `beside`: whether the file is written into the plan folder.
         """
-        plan, cluster = Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"])
+        plan, cluster = Plan.from_json(root["plan"]), cluster_from_json(root["cluster"])
         model, busy = root["profile"]["model"].text(), [worker for stage in plan.stages for worker in stage.workers]
         sizes = cluster.server_sizes[: cluster.servers_up_to(busy)]
         machines = cluster.machines[: len(sizes)]

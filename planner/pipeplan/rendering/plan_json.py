@@ -25,7 +25,7 @@ from pipeplan.planning.baselines import not_taken_because
 from pipeplan.problem.options import Sharding
 from pipeplan.problem.plan_file import PLAN_FORMAT
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.training_needs import located_fields
+from pipeplan.profile_data.profile_document import located_fields
 from pipeplan.simulation.from_plan import stage_figures
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.replanning.migration import BatchChange, PlanChanges, plan_changes
 from pipeplan.replanning.remaining_cluster import RemainingCluster
-from pipeplan.run_data.latest_run import Checkpoint
+from pipeplan.run_data.run_folder import Checkpoint
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 from pipeplan.util.text import path_word, program_word

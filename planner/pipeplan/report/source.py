@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pipeplan.checker.verify import CheckedPlan, check_readable_plan
-from pipeplan.cluster_data import cluster_json
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.flush import BatchTime
 from pipeplan.drawing.answer import limiting_resource, plan_name
@@ -112,5 +112,5 @@ def read_report_source(root: Node, profile: Profile | None) -> ReportSource:
         if not math.isfinite(known.score.pace_s):
             root["plan"].fail("its depths allow no steady state: solve again with --force")
     return ReportSource(
-        root, Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"]), simulated, known, checked
+        root, Plan.from_json(root["plan"]), cluster_from_json(root["cluster"]), simulated, known, checked
     )

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.virtual_stages import check_devices

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import cache
 from numbers import Real
 from typing import Any, TypeVar, get_type_hints
@@ -74,6 +74,12 @@ def _read_written(kind: type[Any], value: Any) -> Any:
         return kind(_WRITTEN[kind](value, ""))
     except InputError as error:
         raise ValueError(str(error).removeprefix(": ")) from None
+
+
+def json_fields(record: Any, *optional: str) -> dict[str, Any]:
+    """The fields of a dataclass as JSON has them; those in `optional` only where they are not empty, zero or false."""
+    stated = {name: value for name, value in asdict(record).items() if value or name not in optional}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in stated.items()}
 
 
 def json_schema(*kinds: type[Any]) -> dict[str, Any]:

@@ -176,12 +176,14 @@ def test_several_runs_are_averaged() -> None:
 
 
 def test_other_minibatch_sizes_change_by_the_same_factors() -> None:
-    profile = chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)])
-    size = Size(8, tuple(replace(one, forward_s=0.15, backward_s=0.3) for one in profile.layers), profile.tensors)
-    run = observed(plan_of(profile, [], [1]), 0.9, busy((0.3, 0.6, 0.0)))
+    profile = chain([(0.1, 0.2, 0.01), (0.1, 0.2, 0.01)])
+    others = tuple(replace(one, forward_s=0.15, backward_s=0.3, update_s=0.5) for one in profile.layers)
+    size = Size(8, others, profile.tensors)
+    run = observed(plan_of(profile, [], [1]), 0.96, busy((0.3, 0.6, 0.06)))
     found = calibrate([run], replace(profile, sizes=(size,)), cluster(1)).profile
     layer = found.sizes[0].layers[0]
     assert (layer.forward_s, layer.backward_s) == pytest.approx((0.225, 0.45))
+    assert layer.update_s == found.layers[0].update_s == pytest.approx(0.03), "a step does not depend on the minibatch"
 
 
 def ring_s(replicas: int, size: float, rate: float) -> float:

@@ -11,7 +11,7 @@ from forgeries import Case, Document, case_of
 from pipeplan.checker.verdict_words import ProofState, SolverAnswer
 from pipeplan.checker.verify import CheckedPlan, check_readable_plan
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cost.throughput import RunSize, throughput_of
 from pipeplan.plan.plan import Plan
 from pipeplan.util.files import Node

@@ -13,7 +13,7 @@ from commandline import Run
 from forgeries import NAMES, SENTINEL, Case, Document, case_of, honest_outcome
 
 from pipeplan.checker.verify import CheckedPlan, check_readable_plan
-from pipeplan.cluster_data import cluster_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost.ddp_overlap import ddp_pace_s
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
@@ -251,7 +251,7 @@ RUN = RunSize(epochs=3, dataset_size=1000, tokens_per_sample=7)
 def _with_run(name: str) -> tuple[Document, Case]:
     case = case_of(name)
     document = copy.deepcopy(case.document)
-    priced = cluster_json.cluster_from_json(Node(document["cluster"], "cluster"))
+    priced = cluster_from_json(Node(document["cluster"], "cluster"))
     priced = replace(priced, server_price=2.5)
     document["cluster"] = priced.to_json() | {"digest": priced.digest()}
     plan = Plan.from_json(Node(document["plan"], "plan"))

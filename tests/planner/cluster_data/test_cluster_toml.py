@@ -1,3 +1,6 @@
+"""Cluster files: read, refused, and written so that they read back."""
+
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,50 +61,45 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     assert found.device.usable_bytes == (38 * 2**30)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "complaint"),
-    [
-        ('bandwidth = "10 Gbit/s"', 'bandwidth = "0 Gbit/s"', "level cluster: zero bandwidth"),
-        ('bandwidth = "10 Gbit/s"', "", "level cluster: zero bandwidth"),
-        ('bandwidth = "10 Gbit/s"', 'bandwidth = "quick"', "expected a rate"),
-        ('bandwidth = "10 Gbit/s"', 'bandwidth = "1e-300 B/s"', "is out of range"),
-        ('latency = "20 us"', 'latency = "1e9 s"', "is out of range"),
-        ('bandwidth = "10 Gbit/s"', "bandwidth = 16", 'bandwidth: 16 has no unit: write it as in "10 Gbit/s"'),
-        ('latency = "20 us"', "latency = 50", 'latency: 50 has no unit: write it as in "50 us"'),
-        ('latency = "20 us"', "latency = 2e-5", 'latency: 2e-05 has no unit: write it as in "50 us"'),
-        ("count = 3", "count = 0", "no devices"),
-        ("count = 3", "count = -3", "expected at least 0"),
-        ("count = 3", "count = 99999999", "at most"),
-        ('memory = "40 GiB"', 'memory = "0 B"', "no memory"),
-        ('memory = "40 GiB"', "", "'memory' is missing"),
-        (
-            'memory = "40 GiB"',
-            'memory = "40 GiB"\nmemory_reserve = 0.6',
-            "a memory_reserve of 60% leaves too little to plan with: give at most 50%",
-        ),
-        ('memory = "40 GiB"', 'memory = "40 GiB"\nmemory_reserve = "51%"', "a memory_reserve of 51% leaves too little"),
-        (
-            'memory = "40 GiB"',
-            'memory = "40 GiB"\nmemory_reserve = "5 GiB"',
-            "memory_reserve: expected a share such as '5%' or 0.05",
-        ),
-        ('memory = "40 GiB"', "memory = 40", "a memory of 40 bytes; is a unit missing, as in '16 GiB'"),
-        ("latency", "latancy", "no field 'latancy'; did you mean 'latency'"),
-        ("allreduce_efficiency = 0.5", "allreduce_efficiency = 1.5", "must be 1e-06 to 1"),
-        ("allreduce_efficiency = 0.5", "allreduce_efficiency = 0", "must be 1e-06 to 1"),
-        ('kind = "cuda"', 'kind = "tpu"', "expected 'cuda' or 'cpu'"),
-        ("version = 1", "version = 7", "this pipeplan reads up to 1"),
-        ('format = "pipeplan-cluster"', "", "not a cluster file"),
-        ("[device]", "[device", "not valid TOML"),
-    ],
+RATE, LATENCY, MEMORY, SHARE = (
+    'bandwidth = "10 Gbit/s"',
+    'latency = "20 us"',
+    'memory = "40 GiB"',
+    "allreduce_efficiency = 0.5",
 )
-def test_a_wrong_file_is_named_with_its_field(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+WRONG = (
+    (RATE, 'bandwidth = "0 Gbit/s"', "level cluster: zero bandwidth"),
+    (RATE, "", "level cluster: zero bandwidth"),
+    (RATE, 'bandwidth = "quick"', "expected a rate"),
+    (RATE, 'bandwidth = "1e-300 B/s"', "is out of range"),
+    (RATE, "bandwidth = 16", 'bandwidth: 16 has no unit: write it as in "10 Gbit/s"'),
+    (LATENCY, 'latency = "1e9 s"', "is out of range"),
+    (LATENCY, "latency = 2e-5", 'latency: 2e-05 has no unit: write it as in "50 us"'),
+    ("count = 3", "count = 0", "no devices"),
+    ("count = 3", "count = 99999999", "at most"),
+    (MEMORY, 'memory = "0 B"', "no memory"),
+    (MEMORY, "memory = 40", "a memory of 40 bytes; is a unit missing, as in '16 GiB'"),
+    (MEMORY, f"{MEMORY}\nmemory_reserve = 0.6", "a memory_reserve of 60% leaves too little .* give at most 50%"),
+    (MEMORY, f'{MEMORY}\nmemory_reserve = "51%"', "a memory_reserve of 51% leaves too little"),
+    (MEMORY, f'{MEMORY}\nmemory_reserve = "5 GiB"', "memory_reserve: expected a share such as '5%' or 0.05"),
+    ("latency", "latancy", "no field 'latancy'; did you mean 'latency'"),
+    (SHARE, "allreduce_efficiency = 1.5", "must be 1e-06 to 1"),
+    (SHARE, "allreduce_efficiency = 0", "must be 1e-06 to 1"),
+    ("version = 1", "version = 7", "this pipeplan reads up to 1"),
+    ('format = "pipeplan-cluster"', "", "not a cluster file"),
+    ("[device]", "[device", "not valid TOML"),
+)
+"""What a file says, what it should say instead, and the complaint."""
+
+
+def test_a_wrong_file_is_named_with_its_field(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text(GOOD.replace(old, new, 1))
-    with pytest.raises(InputError, match=complaint) as caught:
-        cluster.load_cluster(str(path))
-    assert "\n" not in str(caught.value)
-    assert "mine" in str(caught.value)
+    for old, new, complaint in WRONG:
+        path.write_text(GOOD.replace(old, new, 1))
+        with pytest.raises(InputError, match=complaint) as caught:
+            cluster.load_cluster(str(path))
+        assert "\n" not in str(caught.value)
+        assert "mine" in str(caught.value)
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
@@ -109,13 +107,6 @@ def test_an_unknown_name_offers_the_nearest() -> None:
         cluster.load_cluster("locl")
     with pytest.raises(InputError, match=r"no cluster file nowhere\.toml"):
         cluster.load_cluster("nowhere.toml")
-
-
-def test_levels_between_workers() -> None:
-    found = three_levels()
-    assert [found.level_between(0, worker) for worker in (0, 1, 2, 5, 6, 11)] == [0, 1, 2, 2, 3, 3]
-    assert found.level_between(5, 6) == 3
-    assert (found.workers, found.workers_per_server, found.servers) == (12, 6, 2)
 
 
 def test_the_number_of_servers_can_be_changed() -> None:
@@ -186,3 +177,62 @@ def test_this_machine_shares_its_cores_and_memory() -> None:
         assert not one.shared_cores
     with pytest.raises(InputError, match="at least 1"):
         local_cluster(0)
+
+
+NAMES = ['a "quoted" one', "back\\slash", "tab\tand\nline", "del\x7f", "Zürich µ 服", "#no = comment", ""]
+
+
+def level(rng: random.Random, name: str, most: int = 5) -> Level:
+    rates = [1.25e9, 3.3333333e6, 12e9, rng.uniform(1, 1e12), float(rng.randrange(1, 10**12)), 1.0]
+    times = [0.0, 5e-6, 1e-3, rng.uniform(0, 1), rng.uniform(0, 1e-4), 123e-9, 2.0]
+    shares = [1.0, 0.7, rng.uniform(0.001, 1)]
+    return Level(
+        name, rng.randint(2, most), rng.choice(rates), rng.choice(times), rng.choice(shares), rng.choice(shares),
+        rng.choice(NAMES),
+    )  # fmt: skip
+
+
+def device(rng: random.Random, name: str) -> Device:
+    memory = rng.choice([16 * 2**30, 10**9, rng.randrange(1, 2**40), 2**20 + 1])
+    speed, cores, reserve = rng.choice([1.0, 0.5, 2 / 3]), rng.choice([0, 2]), rng.choice([0.0, 0.05, 1 / 3])
+    return Device(name, "cpu", memory, speed, cores, reserve)
+
+
+def uniform(rng: random.Random) -> Cluster:
+    levels = tuple(level(rng, rng.choice(NAMES)) for _ in range(rng.randint(1, 4)))
+    price = rng.choice([None, 3.06, 0.1 + 0.2])
+    return Cluster(rng.choice(NAMES), device(rng, rng.choice(NAMES)), levels, server_price=price)
+
+
+def listed(rng: random.Random) -> Cluster:
+    devices = [device(rng, name) for name in rng.sample(NAMES, 3)]
+    machines = [
+        Server(rng.choice(devices), replace(level(rng, "server"), count=rng.randint(1, 3)), rng.choice([0.0, 1.25e8]))
+        for _ in range(4)
+    ]
+    machines[0] = replace(machines[0], inside=replace(machines[0].inside, count=4))
+    machines[1] = replace(machines[1], price_per_hour=1.5)
+    return Cluster.of_servers("mixed", machines, [replace(level(rng, "all"), count=4)])
+
+
+def test_clusters_read_back(tmp_path: Path) -> None:
+    """Bundled ones, and random ones with awkward names and figures."""
+    bundled = map(cluster.load_cluster, cluster.bundled_cluster_names())
+    drawn = [make(random.Random(seed)) for make in (uniform, listed) for seed in range(30)]
+    path = tmp_path / "written.toml"
+    for written in (*bundled, *drawn):
+        cluster.write_cluster(written, path, ["two lines\nof remarks", "and another"])
+        assert cluster.read_cluster(path) == written
+
+
+def test_figures_are_written_as_people_write_them() -> None:
+    levels = (Level("server", 4, 12e9), Level("cluster", 2, 1.25e9, 50e-6, 0.6))
+    text = cluster.cluster_toml(Cluster("lab", Device("V100", "cuda", 16 * 2**30), levels))
+    for line in ('memory = "16 GiB"', 'bandwidth = "96 Gbit/s"', 'bandwidth = "10 Gbit/s"', 'latency = "50 us"'):
+        assert line in text.splitlines()
+
+
+def test_two_devices_of_one_name_are_refused() -> None:
+    machines = [Server(Device("one", "cpu", memory), Level("server", 2, 1e9)) for memory in (1, 2)]
+    with pytest.raises(InputError, match="both called 'one'"):
+        cluster.cluster_toml(Cluster.of_servers("mixed", machines, [Level("all", 2, 1e8)]))

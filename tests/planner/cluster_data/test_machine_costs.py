@@ -11,7 +11,7 @@ import pytest
 import pipeplan
 from pipeplan.cluster_data import machine_costs
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.cluster_toml import read_cluster, write_cluster
 from pipeplan.cluster_data.executor_costs import NO_COSTS, ExecutorCosts
 from pipeplan.cluster_data.machine_costs import IdleCores, MachineCosts
@@ -32,27 +32,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return machine_costs.cache_file()
 
 
-def test_what_was_measured_is_read_again(cache: Path) -> None:
+def test_what_was_measured_is_read_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not of another machine or version, not from a damaged file, and not where it is switched off."""
     assert machine_costs.machine_costs() is None
     machine_costs.save(MEASURED)
     assert machine_costs.machine_costs() == MEASURED
-
-
-@pytest.mark.parametrize("changed", ["machine", "torch", "pipeplan"])
-def test_it_is_not_used_on_another_machine_or_version(cache: Path, changed: str) -> None:
-    machine_costs.save(MEASURED)
-    cache.write_text(json.dumps(json.loads(cache.read_text()) | {changed: "another"}))
+    good = cache.read_text()
+    for changed in ("machine", "torch", "pipeplan"):
+        cache.write_text(json.dumps(json.loads(good) | {changed: "another"}))
+        assert machine_costs.machine_costs() is None
+    cache.write_text(good[:-20])
     assert machine_costs.machine_costs() is None
-
-
-def test_a_damaged_file_counts_as_none(cache: Path) -> None:
-    machine_costs.save(MEASURED)
-    cache.write_text(cache.read_text()[:-20])
-    assert machine_costs.machine_costs() is None
-
-
-def test_it_is_not_used_where_it_is_switched_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine_costs.save(MEASURED)
+    cache.write_text(good)
     monkeypatch.setenv(machine_costs.SWITCH, "off")
     assert machine_costs.machine_costs() is None
 
@@ -107,11 +98,8 @@ def test_a_cluster_file_can_state_it(tmp_path: Path) -> None:
     write_cluster(stated, tmp_path / "lab.toml")
     assert 'pass = "240 us"' in (tmp_path / "lab.toml").read_text()
     assert read_cluster(tmp_path / "lab.toml") == stated
-    assert cluster_from_json(Node(json.loads(json.dumps(stated.to_json())), "plan.json")) == stated
-
-
-def test_a_cluster_without_it_is_written_as_before() -> None:
     assert "executor" not in LAB.to_json()
+    assert cluster_from_json(Node(json.loads(json.dumps(stated.to_json())), "plan.json")) == stated
 
 
 def test_an_implausible_time_is_refused() -> None:

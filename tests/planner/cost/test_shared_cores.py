@@ -10,7 +10,7 @@ import pytest
 
 from pipeplan.checker.verify import check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.cluster_toml import cluster_toml, read_cluster
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate

@@ -85,25 +85,24 @@ def test_messages_and_all_reduces_make_two_efficiencies(tmp_path: Path) -> None:
             level_from_runs(wrong, None)
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"results": []}, "no sizes above 0"),
-        ({"results": [{"size": 8, "out_of_place": None}]}, "neither in_place nor out_of_place"),
-        ({"results": [{"size": 8, "in_place": {"time": 1.0, "nwrong": 3.0}}]}, "3 values came out wrong"),
-        ({"results": [{"size": 8, "in_place": {"cpu_time": 1.0}}]}, "run it without -C"),
-        ({"results": [{"size": 8, "in_place": {"time": 0.0}}]}, "must be above 0"),
-        ({"results": [{"size": 8, "in_place": {"time": "nan"}}]}, "time: expected a number"),
-        ({"args": ["./run.sh"]}, "give --operation"),
-        ({"args": ["/opt/all_gather_perf"]}, "a run of all_gather_perf"),
-        ({"config": {}, "results": [{"size": 8, "in_place": {"time": 1.0}}]}, "1 rank moves no data"),
-    ],
-    ids=range(9),
+UNUSABLE: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"results": []}, "no sizes above 0"),
+    ({"results": [{"size": 8, "out_of_place": None}]}, "neither in_place nor out_of_place"),
+    ({"results": [{"size": 8, "in_place": {"time": 1.0, "nwrong": 3.0}}]}, "3 values came out wrong"),
+    ({"results": [{"size": 8, "in_place": {"cpu_time": 1.0}}]}, "run it without -C"),
+    ({"results": [{"size": 8, "in_place": {"time": 0.0}}]}, "must be above 0"),
+    ({"results": [{"size": 8, "in_place": {"time": "nan"}}]}, "time: expected a number"),
+    ({"args": ["./run.sh"]}, "give --operation"),
+    ({"args": ["/opt/all_gather_perf"]}, "a run of all_gather_perf"),
+    ({"config": {}, "results": [{"size": 8, "in_place": {"time": 1.0}}]}, "1 rank moves no data"),
 )
-def test_a_run_that_cannot_be_used_is_one_line(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
-    document = foreign.nccl_tests(8, 400e9, 2e-6, SIZES) | change
-    with pytest.raises(InputError, match=complaint):
-        nccl_tests.read_nccl_tests(foreign.written(tmp_path / "a.json", document))
+
+
+def test_a_run_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    for change, complaint in UNUSABLE:
+        document = foreign.nccl_tests(8, 400e9, 2e-6, SIZES) | change
+        with pytest.raises(InputError, match=complaint):
+            nccl_tests.read_nccl_tests(foreign.written(tmp_path / "a.json", document))
 
 
 def test_one_size_tells_a_bandwidth_and_small_ones_tell_none(tmp_path: Path) -> None:

@@ -27,43 +27,41 @@ def test_units_lists_and_nodes_without_work(tmp_path: Path) -> None:
     assert profile.minibatch == 16
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "complaint"),
-    [
-        ("forward_compute_time=2.000", "forward_compute_time=-2.000", "line 1: a time or size must be finite"),
-        ("forward_compute_time=2.000", "forward_compute_time=nan", "line 1: a time or size must be finite"),
-        ("forward_compute_time=2.000", "forward_compute_time=2..0", "line 1: '2..0' is not a number"),
-        ("[60.0; 40.0]", "[60.0; many]", "line 3: 'many' is not a number"),
-        ("\tnode2 -- node3", "\tnode2 -- node9", "dangling"),
-        ("\tnode3 -- node4", "\tnode3 -- node2", "cycle"),
-        ("node3 -- ReLU", "node2 -- ReLU", "line 3: node 'node2' appears twice"),
-        ("node2 -- Conv2d(3, 8) -- forward", "node2 forward", "line 1: neither a node nor an edge"),
-    ],
+WRONG = (
+    ("forward_compute_time=2.000", "forward_compute_time=-2.000", "line 1: a time or size must be finite"),
+    ("forward_compute_time=2.000", "forward_compute_time=nan", "line 1: a time or size must be finite"),
+    ("forward_compute_time=2.000", "forward_compute_time=2..0", "line 1: '2..0' is not a number"),
+    ("[60.0; 40.0]", "[60.0; many]", "line 3: 'many' is not a number"),
+    ("\tnode2 -- node3", "\tnode2 -- node9", "dangling"),
+    ("\tnode3 -- node4", "\tnode3 -- node2", "cycle"),
+    ("node3 -- ReLU", "node2 -- ReLU", "line 3: node 'node2' appears twice"),
+    ("node2 -- Conv2d(3, 8) -- forward", "node2 forward", "line 1: neither a node nor an edge"),
+    (PIPEDREAM, "\n", "has no nodes"),
 )
-def test_a_wrong_line_is_named(tmp_path: Path, old: str, new: str, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
-        pipedream.read_pipedream_profile(_written(tmp_path, PIPEDREAM.replace(old, new, 1)), 16)
+"""What a file says, what it should say instead, and the complaint."""
 
 
-def test_an_empty_file_is_no_graph(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="has no nodes"):
-        pipedream.read_pipedream_profile(_written(tmp_path, "\n"), 16)
+def test_a_wrong_line_is_named(tmp_path: Path) -> None:
+    for old, new, complaint in WRONG:
+        with pytest.raises(InputError, match=complaint):
+            pipedream.read_pipedream_profile(_written(tmp_path, PIPEDREAM.replace(old, new, 1)), 16)
 
 
-@pytest.mark.parametrize(
-    ("name", "minibatch", "total_s", "parameters_mb"),
-    [
-        ("vgg16", 128, 0.6725, 553.4),
-        ("alexnet", 256, 0.0853, 244.4),
-        ("resnet50", 128, 0.4434, 102.2),
-        ("gnmt8", 64, 0.0894, 775.1),
-        ("gnmt16", 64, 0.5205, 1110.9),
-    ],
-)
-def test_the_published_totals(reference: Path, name: str, minibatch: int, total_s: float, parameters_mb: float) -> None:
-    profile = pipedream.read_pipedream_profile(reference / "pipedream" / f"{name}.txt", minibatch)
-    assert profile.total_s == pytest.approx(total_s, abs=5e-5)
-    assert sum(layer.parameter_bytes for layer in profile.layers) / 1e6 == pytest.approx(parameters_mb, abs=0.05)
+PUBLISHED = {
+    "vgg16": (128, 0.6725, 553.4),
+    "alexnet": (256, 0.0853, 244.4),
+    "resnet50": (128, 0.4434, 102.2),
+    "gnmt8": (64, 0.0894, 775.1),
+    "gnmt16": (64, 0.5205, 1110.9),
+}
+"""Samples in a minibatch, seconds of both passes, and MB of parameters."""
+
+
+def test_the_published_totals(reference: Path) -> None:
+    for name, (minibatch, total_s, parameters_mb) in PUBLISHED.items():
+        profile = pipedream.read_pipedream_profile(reference / "pipedream" / f"{name}.txt", minibatch)
+        assert profile.total_s == pytest.approx(total_s, abs=5e-5)
+        assert sum(layer.parameter_bytes for layer in profile.layers) / 1e6 == pytest.approx(parameters_mb, abs=0.05)
 
 
 def test_the_command_recognises_the_format_and_asks_for_the_minibatch(run: Run) -> None:

@@ -17,7 +17,7 @@ from pipeplan.planning.settings import Settings
 from pipeplan.planning.verdict import contradiction
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data import bundled
+from pipeplan.profile_data.profile import load_profile
 from pipeplan.rendering.plan_folder import write_disagreement
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.ilp import integer_program
@@ -73,7 +73,7 @@ def test_a_time_limit_is_no_contradiction(problem: Problem, answers: tuple[Resul
 
 def test_a_bound_with_everything_charged_is_compared_with_a_plan_charged_alike() -> None:
     """A plan whose cards are shared is slower than its objective without sharing, which no charged bound speaks of."""
-    problem = Problem(bundled.load_profile("gnmt8-v100"), cluster_toml.load_cluster("A"))
+    problem = Problem(load_profile("gnmt8-v100"), cluster_toml.load_cluster("A"))
     alone = replace(problem, options=replace(problem.options, contention=False))
     plain = dynamic_program.solve(alone, enumerate_cuts(alone, 1000))
     assert plain.plan is not None

@@ -1,4 +1,4 @@
-"""A profile finds its job by the path from its own folder, and tells it by its content."""
+"""A plan finds its profile, and a profile its job: by paths, and by their content."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from reported import branching, small_cluster
 
+from pipeplan.errors import InputError
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.training_needs import job_notes
+from pipeplan.profile_data.profile_document import job_notes
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launcher import TemplateContext
 from pipeplan_launch.job_reference import JobFile, file_digest
@@ -37,8 +38,9 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
-def planned(profile: Path, folder: Path) -> Path:
-    problem = Problem(Profile.load(profile), small_cluster(), Options())
+def planned(profile: Path | Profile, folder: Path) -> Path:
+    loaded = profile if isinstance(profile, Profile) else Profile.load(profile)
+    problem = Problem(loaded, small_cluster(), Options())
     outcome = solve(problem, Settings(solver="dp", certify=False, simulate=False, compare=False))
     plan_folder.write_plan(outcome, folder)
     return folder
@@ -106,3 +108,49 @@ def test_older_profiles_and_modules_stay_as_they_are(tmp_path: Path) -> None:
         profile.save(tmp_path / "profile.json")
         assert json.loads((tmp_path / "profile.json").read_text())["model"]["ref"] == ref
         assert Profile.load(tmp_path / "profile.json") == profile
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A plan in one folder, made from a profile in another; the current folder has neither."""
+    for name in ("data", "work", "here"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "data")
+    branching().save("model.json")
+    planned(Path("model.json"), tmp_path / "work" / "plan")
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path
+
+
+def test_it_is_found_by_its_path(elsewhere: Path) -> None:
+    plan = elsewhere / "work" / "plan"
+    recorded = json.loads((plan / "plan.json").read_text())["profile"]["path"]
+    assert recorded == str(elsewhere / "data" / "model.json")
+    problem, _ = plan_file.read_plan(plan)
+    assert problem.profile == branching()
+    assert problem.profile.file == recorded
+
+
+def test_a_copy_beside_the_plan_serves_as_well(elsewhere: Path) -> None:
+    (elsewhere / "data" / "model.json").rename(elsewhere / "work" / "profile.json")
+    problem, _ = plan_file.read_plan(elsewhere / "work" / "plan")
+    assert problem.profile.file == str(elsewhere / "work" / "profile.json")
+
+
+def test_a_profile_that_changed_or_is_gone_is_named(elsewhere: Path) -> None:
+    plan = elsewhere / "work" / "plan"
+    branching(5).save(elsewhere / "data" / "model.json")
+    with pytest.raises(InputError, match=r"no longer at .*data/model.json, nor beside the plan: name it"):
+        plan_file.read_plan(plan)
+    with pytest.raises(InputError, match="their digests differ"):
+        plan_file.read_plan(plan, elsewhere / "data" / "model.json")
+    Path("profile.json").write_text("{")
+    with pytest.raises(InputError, match=r"profile.json is not valid JSON"):
+        plan_file.read_plan(plan)
+
+
+def test_an_extrapolated_size_is_found_by_either_way_of_scaling(elsewhere: Path) -> None:
+    profile = Profile.load(elsewhere / "data" / "model.json")
+    for pessimistic in (False, True):
+        scaled = profile.rescaled(profile.minibatch * 3, pessimistic=pessimistic)
+        assert plan_file.read_plan(planned(scaled, Path(f"plan-{pessimistic}")))[0].profile == scaled

@@ -1,12 +1,18 @@
+"""Profiles: their files, and their times alone and under load."""
+
+from __future__ import annotations
+
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.diff import compare_profiles
+from pipeplan.profile_data.layers import LOADED_TIMES, Layer, Provenance, Size, Tensor
 from pipeplan.profile_data.profile import Profile
 
 
@@ -21,83 +27,42 @@ def small() -> Profile:
     )
 
 
-def broken(tmp_path: Path, change: Any) -> Path:
-    """The profile's file after `change` has been made to its document."""
-    document = json.loads(json.dumps(small().to_json()))
-    change(document)
-    path = tmp_path / "profile.json"
-    path.write_text(json.dumps(document))
-    return path
-
-
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     small().save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == small()
     assert Profile.load(tmp_path / "p.json").digest() == small().digest()
 
 
-def test_rescaling_is_linear_in_times_and_activations_only() -> None:
-    doubled = small().rescaled(8)
-    assert doubled.minibatch == 8
-    assert doubled.total_s == pytest.approx(2 * small().total_s)
-    assert [layer.saved_bytes for layer in doubled.layers] == [20, 8, 12]
-    assert [layer.parameter_bytes for layer in doubled.layers] == [100, 0, 40]
-    assert [tensor.bytes for tensor in doubled.tensors] == [16, 8]
-
-
-def _set(*path: Any) -> Any:
-    *keys, last, value = path
-
-    def change(document: Any) -> None:
-        for key in keys:
-            document = document[key]
-        document[last] = value
-
-    return change
-
-
-def _drop(*path: Any) -> Any:
-    *keys, last = path
-
-    def change(document: Any) -> None:
-        for key in keys:
-            document = document[key]
-        del document[last]
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (_set("layers", 1, "forward_s", -1.0), r"layers\[1\] \('b'\): forward_s: expected at least 0"),
-        (_set("layers", 1, "backward_s", math.nan), r"layers\[1\] \('b'\): backward_s: expected a finite number"),
-        (_set("layers", 0, "parameter_bytes", 1.5), "expected a whole number"),
-        (_set("layers", 0, "parameter_bytes", 10**400), "at most 9007199254740992"),
-        (_set("layers", 0, "forward_s", 1e308), "at most 9.22337e\\+18"),
-        (_set("layers", 0, "name", "half \ud800"), "half a character"),
-        (_set("layers", 0, "forward_s", "fast"), "expected a number, found 'fast'"),
-        (_set("layers", 0, "forward_s", True), "expected a number, found True"),
-        (_set("layers", []), "no layers"),
-        (_set("layers", {}), "expected a list"),
-        (_set("layers", 2, "name", "b"), "layer 'b' appears 2 times"),
-        (_set("tensors", 0, "producer", "z"), "dangling edge: there is no layer 'z'"),
-        (_set("tensors", 1, "consumers", ["a"]), "cycle: "),
-        (_set("tensors", 1, "consumers", ["b"]), "cycle: b → b"),
-        (_set("together", [["a", "q"]]), "does not exist: 'q'"),
-        (_set("version", 99), "version 99 of pipeplan-profile; this pipeplan reads up to 1"),
-        (_set("version", 0), "version: expected at least 1"),
-        (_set("format", "other"), "is not a pipeplan-profile file"),
-        (_set("minibatch", 0), "minibatch: expected at least 1"),
-        (_drop("layers", 0, "saved_bytes"), "'saved_bytes' is missing"),
-        (_drop("provenance"), "'provenance' is missing"),
-    ],
+WRONG: tuple[tuple[tuple[Any, ...], Any, str], ...] = (
+    (("layers", 1, "forward_s"), -1.0, r"layers\[1\] \('b'\): forward_s: expected at least 0"),
+    (("layers", 1, "backward_s"), math.nan, r"layers\[1\] \('b'\): backward_s: expected a finite number"),
+    (("layers", 0, "name"), "half \ud800", "half a character"),
+    (("layers",), [], "no layers"),
+    (("layers", 2, "name"), "b", "layer 'b' appears 2 times"),
+    (("tensors", 0, "producer"), "z", "dangling edge: there is no layer 'z'"),
+    (("tensors", 1, "consumers"), ["a"], "cycle: "),
+    (("tensors", 1, "consumers"), ["b"], "cycle: b → b"),
+    (("together",), [["a", "q"]], "does not exist: 'q'"),
+    (("version",), 99, "version 99 of pipeplan-profile; this pipeplan reads up to 1"),
+    (("version",), 0, "version: expected at least 1"),
+    (("format",), "other", "is not a pipeplan-profile file"),
+    (("provenance",), None, "provenance"),
 )
-def test_a_wrong_field_is_named(tmp_path: Path, change: Any, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint) as caught:
-        Profile.load(broken(tmp_path, change))
-    assert "profile.json" in str(caught.value)
-    assert "\n" not in str(caught.value)
+"""The place of a field, a wrong value, and the complaint."""
+
+
+def test_a_wrong_field_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    for (*keys, last), value, complaint in WRONG:
+        document = place = json.loads(json.dumps(small().to_json()))
+        for key in keys:
+            place = place[key]
+        place[last] = value
+        path.write_text(json.dumps(document))
+        with pytest.raises(InputError, match=complaint) as caught:
+            Profile.load(path)
+        assert "profile.json" in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_truncated_file_is_said_to_be(tmp_path: Path) -> None:
@@ -118,16 +83,76 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             Profile.load(tmp_path / f"{name}.json")
 
 
-def test_a_number_of_too_many_digits_is_said_to_be(tmp_path: Path) -> None:
-    small().save(tmp_path / "p.json")
-    text = (tmp_path / "p.json").read_text()
-    (tmp_path / "p.json").write_text(text.replace('"minibatch": 4', '"minibatch": ' + "9" * 5000))
-    with pytest.raises(InputError, match="too many digits"):
-        Profile.load(tmp_path / "p.json")
-
-
 def test_an_unwritable_place_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write"):
         small().save(tmp_path / "file" / "p.json")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def layer(name: str, scale: float) -> Layer:
+    times = (scale * one for one in (1.0, 2.0, 0.5, 1.5, 4.0, 1.0))
+    forward, backward, update, loaded_forward, loaded_backward, loaded_update = times
+    return Layer(
+        name,
+        forward,
+        backward,
+        4,
+        4,
+        update_s=update,
+        loaded_forward_s=loaded_forward,
+        loaded_backward_s=loaded_backward,
+        loaded_update_s=loaded_update,
+    )
+
+
+TENSORS = (Tensor("a", "a", ("b",), 8, 8),)
+LOADED = Profile(
+    (layer("a", 1.0), layer("b", 10.0)),
+    TENSORS,
+    8,
+    provenance=Provenance(load_processes=4),
+    step_s=0.25,
+    sizes=(Size(4, (layer("a", 0.5), layer("b", 6.0)), TENSORS),),
+)
+
+
+def times(profile: Profile) -> list[tuple[float, float, float]]:
+    return [(one.forward_s, one.backward_s, one.update_s) for one in profile.layers]
+
+
+def test_the_times_follow_the_number_of_busy_workers() -> None:
+    assert LOADED.under_load(1) is LOADED
+    assert times(LOADED.under_load(4))[0] == (1.5, 4.0, 1.0)
+    assert times(LOADED.under_load(4)) == times(LOADED.under_load(9))
+    assert times(LOADED.under_load(2))[0] == pytest.approx((1 + 0.5 / 3, 2 + 2 / 3, 0.5 + 0.5 / 3))
+    assert LOADED.under_load(4).step_s == pytest.approx(0.5), "it grows like the rest of the step"
+    assert times(LOADED.under_load(4).rescaled(4))[1] == (9.0, 24.0, 6.0)
+
+
+def test_what_is_taken_is_a_profile_of_as_many_processes() -> None:
+    found = LOADED.under_load(3)
+    assert (found.provenance.processes, found.provenance.load_processes) == (3, 0)
+    assert found.under_load(2) is found
+    assert not any(getattr(one, name) for one in found.layers for name in LOADED_TIMES)
+
+
+def test_rescaling_and_taking_the_load_go_in_either_order() -> None:
+    for size in (4, 6, 16):
+        assert times(LOADED.rescaled(size).under_load(3)) == [
+            pytest.approx(one) for one in times(LOADED.under_load(3).rescaled(size))
+        ]
+
+
+def test_the_file_has_both_or_says_nothing_of_them(tmp_path: Path) -> None:
+    LOADED.save(tmp_path / "profile.json")
+    assert Profile.load(tmp_path / "profile.json") == LOADED
+    plain = LOADED.without_load()
+    assert times(plain) == times(LOADED)
+    text = json.dumps(replace(plain, step_s=0.0).to_json())
+    assert not any(word in text for word in (*LOADED_TIMES, "load_processes", "step_s"))
+
+
+def test_two_profiles_are_compared_under_load_too() -> None:
+    diff = compare_profiles(LOADED, LOADED.without_load())
+    assert [total.loaded_s for total in diff.totals] == [5.5 * 11, 0.0]

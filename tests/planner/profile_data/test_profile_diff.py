@@ -69,9 +69,8 @@ def test_a_module_is_matched_with_its_parts() -> None:
     assert (row.first.parameter_bytes, row.second.parameter_bytes) == (12000, 4000)
 
 
-@pytest.mark.parametrize("name", ["resnet50", "vgg16", "gnmt8"])
-def test_other_names_for_a_published_model_are_all_found(reference: Path, name: str) -> None:
-    first = pipedream.read_pipedream_profile(reference / "pipedream" / f"{name}.txt", 64)
+def test_other_names_for_a_published_model_are_all_found(reference: Path) -> None:
+    first = pipedream.read_pipedream_profile(reference / "pipedream" / "resnet50.txt", 64)
     new = {layer.name: f"other.{number}" for number, layer in enumerate(first.layers)}
     layers = tuple(replace(one, name=new[one.name], forward_s=one.forward_s * 1.5) for one in first.layers)
     tensors = tuple(

@@ -13,15 +13,13 @@ import pytest
 import torch
 from torch import nn
 
+from pipeplan.profiler import measure
 from pipeplan.profiler import passes as measured_passes
-from pipeplan.profiler import profiler
 from pipeplan.profiler.busy_cores import BusyCores
-from pipeplan.profiler.clock import CPUClock
-from pipeplan.profiler.concurrent import SingleProcess
+from pipeplan.profiler.clock import CPUClock, Samples
 from pipeplan.profiler.options import ProfilerOptions
-from pipeplan.profiler.passes import Passes
+from pipeplan.profiler.passes import MeasuringGroup, Passes
 from pipeplan.profiler.profiler import profile_model
-from pipeplan.profiler.samples import Samples
 from pipeplan_launch import Job
 from pipeplan_launch.tracing.trace import trace_job
 
@@ -111,7 +109,7 @@ class Numbered(Passes):
         self.kinds: list[bool] = []
         job = Job(nn.Linear(1, 1), inputs=lambda n: torch.ones(n, 1))
         run: Any = type("Run", (), {"weights": {}, "device": "cpu", "traced": trace_job(job, 2)})()
-        super().__init__(job, run, CPUClock(1), lambda done, total, what: None, SingleProcess())  # type: ignore[arg-type]
+        super().__init__(job, run, CPUClock(1), lambda done, total, what: None, MeasuringGroup())  # type: ignore[arg-type]
 
     def _run_both(self, samples: Samples | None) -> None:
         self._now[0] += measured_passes.TURN_S / 2
@@ -160,7 +158,7 @@ def test_without_a_load_there_is_one_kind(clock: list[float]) -> None:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "job.py").write_text(JOB)
-    monkeypatch.setattr(profiler, "_load_processes", lambda options: 2 if options.load else 0)
+    monkeypatch.setattr(measure, "load_processes", lambda options: 2 if options.load else 0)
     return f"{tmp_path}/job.py:make"
 
 
@@ -172,12 +170,6 @@ def test_a_profile_has_both(model: str) -> None:
         assert all(layer.loaded_forward_s > 0 for layer in size.layers if "Linear" in layer.op)
     # What a step takes beyond its fixed cost may be too little to be told from none.
     assert all((layer.loaded_update_s > 0) is (layer.update_s > 0) for layer in found.layers)
-
-
-def test_a_profile_without_load_says_nothing_of_it(model: str) -> None:
-    found = profile_model(model, ProfilerOptions(repeats=3))
-    assert found.provenance.load_processes == 0
-    assert not any(layer.loaded_forward_s for layer in found.layers)
 
 
 def test_times_under_less_load_than_wanted_are_left_out(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,4 +192,4 @@ def test_they_are_left_out_where_memory_is_short(model: str, monkeypatch: pytest
 
 def test_the_load_is_for_one_thread_and_one_process_on_a_cpu() -> None:
     for changed in ({"threads": 2}, {"processes": 2}, {"device": "cuda"}, {"load": False}):
-        assert profiler._load_processes(ProfilerOptions(**{"load": True, **changed})) == 0  # type: ignore[arg-type]
+        assert measure.load_processes(ProfilerOptions(**{"load": True, **changed})) == 0  # type: ignore[arg-type]

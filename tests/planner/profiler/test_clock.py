@@ -1,30 +1,111 @@
-"""Medians, spreads, and clocks that run what they measure."""
+"""Clocks, spreads, when there are enough passes, and what is said of spread and drift."""
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
 
-from pipeplan.profiler.clock import CPUClock, interquartile_range, median
+from pipeplan.profiler.clock import (
+    BRIEF,
+    MIN_JUDGED_PASSES,
+    THOROUGH,
+    CPUClock,
+    Samples,
+    interquartile_range,
+    is_precise_enough,
+    relative_drift,
+    sample_notes,
+    standard_error,
+    uncertainty,
+)
 
 
-def test_median_and_spread() -> None:
-    assert median([3.0, 1.0, 2.0]) == 2.0
+def test_spread() -> None:
     assert interquartile_range([1.0, 2.0, 3.0, 4.0, 5.0]) == 2.0
     assert interquartile_range([1.0]) == 0.0
 
 
-@pytest.mark.parametrize("threads", [1, 4])
-def test_clock_runs_the_call_once(threads: int) -> None:
+def test_one_thread_is_not_charged_for_waiting() -> None:
     calls: list[int] = []
-    taken = CPUClock(threads).measure(lambda: calls.append(1))
-    assert calls == [1]
-    assert taken() >= 0.0
+
+    def wait() -> None:
+        calls.append(1)
+        time.sleep(0.05)
+
+    for processes in (1, 3):
+        assert 0.0 <= CPUClock(1, processes).measure(wait)() < 0.04
+        assert CPUClock(2, processes).measure(wait)() >= 0.05
+    assert len(calls) == 4
 
 
-@pytest.mark.parametrize("processes", [1, 3])
-def test_one_thread_is_not_charged_for_waiting(processes: int) -> None:
-    taken = CPUClock(1, processes).measure(lambda: time.sleep(0.05))
-    assert taken() < 0.04
-    assert CPUClock(2, processes).measure(lambda: time.sleep(0.05))() >= 0.05
+def noisy(count: int, middle: float, share: float, seed: int = 0) -> list[float]:
+    chance = random.Random(seed)
+    return [middle * (1 + chance.gauss(0, share)) for _ in range(count)]
+
+
+def samples(**layers: list[float]) -> Samples:
+    return Samples(forward=dict(layers), backward={name: [0.0] * len(one) for name, one in layers.items()})
+
+
+def test_the_standard_error_is_how_far_medians_lie_apart() -> None:
+    """Against the deviation of medians over many repetitions of the same measurement."""
+    medians = []
+    for seed in range(400):
+        times = sorted(noisy(25, 1.0, 0.1, seed))
+        medians.append(times[12])
+    mean = sum(medians) / len(medians)
+    apart = (sum((one - mean) ** 2 for one in medians) / len(medians)) ** 0.5
+    stated = sum(standard_error(noisy(25, 1.0, 0.1, seed)) for seed in range(400)) / 400
+    assert stated == pytest.approx(apart, rel=0.15)
+
+
+def test_passes_go_on_until_the_spread_is_small() -> None:
+    assert not is_precise_enough(samples(a=[1.0] * (MIN_JUDGED_PASSES - 1)), THOROUGH)
+    assert is_precise_enough(samples(a=[1.0] * MIN_JUDGED_PASSES), THOROUGH)
+    assert not is_precise_enough(samples(a=noisy(5, 1.0, 0.2)), THOROUGH)
+    assert is_precise_enough(samples(a=noisy(2000, 1.0, 0.2)), THOROUGH)
+
+
+def test_layers_that_hardly_count_are_not_waited_for() -> None:
+    assert is_precise_enough(samples(large=[100.0] * 9, small=noisy(9, 0.1, 1.0)), THOROUGH)
+    assert not is_precise_enough(samples(large=[1.0] * 9, small=noisy(9, 0.5, 0.9)), THOROUGH)
+
+
+def test_a_layer_counts_for_all_that_it_stands_for() -> None:
+    times = {"large": [100.0] * 9, "small": noisy(9, 0.5, 0.9)}
+    found = samples(**times)
+    assert is_precise_enough(found, THOROUGH)
+    found.weights = {"small": 100}
+    assert uncertainty(found)[2] == "small"
+    assert not is_precise_enough(found, THOROUGH)
+    assert found.totals(found.forward)[0] == 100.0 + 100 * times["small"][0]
+
+
+def test_drift_is_told_from_chance() -> None:
+    assert relative_drift([1.0] * 30) is None
+    assert relative_drift(noisy(30, 1.0, 0.02)) is None
+    slower = [one * (1 + 0.2 * index / 29) for index, one in enumerate(noisy(30, 1.0, 0.02))]
+    assert relative_drift(slower) == pytest.approx(0.13, abs=0.03)
+    assert relative_drift(list(reversed(slower))) == pytest.approx(-0.12, abs=0.03)
+    assert relative_drift([1.0, 2.0, 3.0]) is None
+    # A few passes that something disturbed are no drift.
+    assert relative_drift([1.0] * 26 + [9.0] * 4) is None
+
+
+def test_notes_say_what_remains() -> None:
+    assert sample_notes(samples(a=[1.0] * 9), THOROUGH) == ()
+    (spread,) = sample_notes(samples(a=noisy(9, 1.0, 0.3)), THOROUGH)
+    assert "spread is larger than aimed at: after 9 passes" in spread
+    (moved,) = sample_notes(samples(a=[1.0] * 100 + [1.2] * 100), THOROUGH)[:1]
+    assert "the machine became 20% slower while it measured" in moved
+
+
+def test_a_brief_measurement_aims_lower_and_says_so() -> None:
+    found = samples(a=noisy(60, 1.0, 0.1))
+    assert not is_precise_enough(found, THOROUGH)
+    assert is_precise_enough(found, BRIEF)
+    assert sample_notes(found, BRIEF) == ()
+    (spread,) = sample_notes(samples(a=noisy(9, 1.0, 0.3)), BRIEF)
+    assert spread.endswith("(aim: 2% and 6%, standard error)")

@@ -18,9 +18,8 @@ import pytest
 from pipeplan.errors import InputError
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler.concurrent import GroupMember, SingleProcess, combine_profiles
 from pipeplan.profiler.options import ProfilerOptions
-from pipeplan.profiler.profiler import profile_model
+from pipeplan.profiler.profiler import GroupMember, combine_profiles, profile_model
 
 
 def profile(scale: float, peak: int = 0) -> Profile:
@@ -67,11 +66,6 @@ def test_a_member_waits_for_the_others_and_keeps_its_load_up() -> None:
     ours.send(GroupMember.GO)
     thread.join(10)
     assert (steps[0], steps[-1]) == ("started", "finished")
-
-
-def test_alone_there_is_nobody_to_load_for() -> None:
-    SingleProcess().start()
-    SingleProcess().finish(lambda: pytest.fail("no load is needed"))
 
 
 JOB = """

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan.profiler.duplicate_layers import DuplicateFinder, graph_signature
 from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.overhead import unmeasured
+from pipeplan.profiler.prepared_layers import DuplicateFinder, graph_signature
 from pipeplan_launch import Job
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.tracing.trace import trace_job
@@ -19,19 +20,14 @@ torch.set_num_threads(1)
 CPU = torch.device("cpu")
 
 
-def immediately(call: Callable[[], None]) -> Callable[[], float]:
-    call()
-    return lambda: 0.0
-
-
 def observed(model: nn.Module, *inputs: Tensor) -> LayerRun:
     """A run over the model with classes found by one full pass."""
     job = Job(model, inputs=lambda n: tuple(one[:1].expand(n, *one.shape[1:]).contiguous() for one in inputs))
     batch = Batch(job.example_inputs(3), None)
     run = LayerRun(trace_job(job, 3), batch, lambda output, target: total(output), 3, CPU)
-    run.watcher = observer = DuplicateFinder(run)
-    run.forward(immediately)
-    run.backward(immediately)
+    run.watcher = observer = DuplicateFinder(run.layers)
+    run.forward(unmeasured)
+    run.backward(unmeasured)
     run.watcher = None
     run.alike = observer.classes()
     return run
@@ -62,7 +58,7 @@ def test_repeated_blocks_are_measured_once() -> None:
 def test_what_is_left_out_does_not_run_and_the_rest_computes_on() -> None:
     run = observed(nn.Sequential(nn.Linear(4, 4), *(Block() for _ in range(4)), nn.Linear(4, 2)), torch.randn(1, 4))
     for _ in range(2):
-        ran, back = run.forward(immediately), run.backward(immediately)
+        ran, back = run.forward(unmeasured), run.backward(unmeasured)
         expected = [layer.name for layer in run.layers if layer.name not in run.alike]
         assert list(ran) == expected
         assert list(reversed(back)) == expected
@@ -77,8 +73,8 @@ def test_the_gradients_of_what_runs_are_of_the_right_kind() -> None:
     got: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         parameter.register_hook(lambda gradient, name=name: got.update({name: gradient}))
-    run.forward(immediately)
-    run.backward(immediately)
+    run.forward(unmeasured)
+    run.backward(unmeasured)
     measured = {name for name, _ in model.named_parameters() if name.startswith(("0", "1"))}
     assert set(got) == measured
     assert all(got[name].shape == model.get_parameter(name).shape for name in measured)

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeplan.profiler.clock import CPUClock, measure_overhead
+from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import SavedBytes
+from pipeplan.profiler.overhead import measure_overhead, unmeasured
 from pipeplan_launch import Job, load_job
 from pipeplan_launch.job.job import Batch
 from pipeplan_launch.tracing.trace import trace_job
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")
-
-
-def immediately(call: Callable[[], None]) -> Callable[[], float]:
-    call()
-    return lambda: 0.0
 
 
 def layer_run(name: str, minibatch: int) -> tuple[Job, LayerRun]:
@@ -43,19 +38,12 @@ def test_equals_the_whole(name: str) -> None:
     for key, parameter in job.model.named_parameters():
         parameter.register_hook(lambda gradient, key=key: gradients.update({key: gradient.clone()}))
     seen: dict[str, list[Tensor]] = {}
-    forward = run.forward(immediately, look=lambda layer, made: seen.update({layer: list(made)}))
+    forward = run.forward(unmeasured, look=lambda layer, made: seen.update({layer: list(made)}))
     assert torch.equal(seen["loss"][0], expected)
-    backward = run.backward(immediately)
+    backward = run.backward(unmeasured)
     assert list(forward) == list(reversed(backward)) == [layer.name for layer in run.traced.layers]
     for key, parameter in whole.named_parameters():
         assert torch.equal(gradients[key], parameter.grad), key
-
-
-def test_runs_again_and_again() -> None:
-    _, run = layer_run("mnist", 2)
-    for _ in range(3):
-        run.forward(immediately)
-        run.backward(immediately)
 
 
 def test_overhead_is_measured_among_the_layers() -> None:
@@ -80,8 +68,8 @@ def test_groups_that_write_in_place() -> None:
     traced = trace_job(job, 3)
     assert traced.together
     run = LayerRun(traced, Batch(job.example_inputs(3), None), lambda output, target: output.sum(), 3, CPU)
-    run.forward(immediately)
-    run.backward(immediately)
+    run.forward(unmeasured)
+    run.backward(unmeasured)
 
 
 def saved(model: nn.Module, width: int, minibatch: int) -> dict[str, int]:
@@ -89,7 +77,7 @@ def saved(model: nn.Module, width: int, minibatch: int) -> dict[str, int]:
     batch = Batch(job.example_inputs(minibatch), None)
     run = LayerRun(trace_job(job, minibatch), batch, lambda output, target: output.sum(), minibatch, CPU)
     counted = SavedBytes([*model.parameters(), *batch.inputs])
-    run.forward(immediately, counted.watch)
+    run.forward(unmeasured, counted.watch)
     return dict(counted.by_layer)
 
 

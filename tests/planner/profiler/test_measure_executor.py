@@ -66,12 +66,6 @@ def test_a_worker_alone_has_passes_of_its_own() -> None:
     assert alone_pass_s([*TRIALS, _trial("alone", 1.0, 0.1)], costs) == costs.pass_s, "no more than beside another one"
 
 
-def test_a_message_is_told_from_reading_samples() -> None:
-    """The first of two stages reads nothing, and takes less than a single one that has no messages at all."""
-    assert TRIALS[1]["cpu_s"][0] < TRIALS[0]["cpu_s"][0]
-    assert costs_of(TRIALS, "").message_s > 0
-
-
 def test_throughput_is_the_work_done_together() -> None:
     found = throughput_of(TRIALS, cores=2)
     assert found[1] == 1

@@ -1,4 +1,4 @@
-"""Memory that there is, and what is said of a model that needs more."""
+"""Memory that there is, what layers take while they run, and what is said of a model that needs more."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from pipeplan.errors import InputError
-from pipeplan.profiler import profiler as module
-from pipeplan.profiler.memory import failed_allocation_bytes, limited_memory
+from pipeplan.profiler import measure as module
+from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.memory import MemoryUse, failed_allocation_bytes, limited_memory, measure_workspaces, memory_use
 from pipeplan.profiler.options import ProfilerOptions
 from pipeplan.profiler.profiler import profile_model
+from pipeplan_launch import Job
+from pipeplan_launch.job.job import Batch
 from pipeplan_launch.telemetry.memory import free_bytes
-
-MIB = 1 << 20
+from pipeplan_launch.tracing.trace import trace_job
 
 
 def files(root: Path, contents: dict[str, str]) -> Path:
@@ -110,3 +113,35 @@ def test_a_model_that_does_not_fit_says_what_it_needs(
         )
     assert "\n" not in str(caught.value)
     assert "try a smaller --microbatch" in str(caught.value)
+
+
+CPU = torch.device("cpu")
+MIB = 1 << 20
+
+
+def test_use_of() -> None:
+    for changes, most, left in (([], 0, 0), ([5, 7, -7, 2], 12, 7), ([-4, 3], 0, -1), ([1, -1], 1, 0)):
+        assert memory_use(changes) == MemoryUse(most, left)
+
+
+class Wasteful(nn.Module):
+    """A layer that makes three tensors of 1 MiB to give one, and keeps none of them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            a = x + 1
+            b = a + 2
+            c = a + b
+        return x * 2 + c.sum()
+
+
+def test_what_is_dropped_on_the_way_counts() -> None:
+    model = nn.Sequential(nn.Linear(512, 512), Wasteful(), nn.Linear(512, 1))
+    job = Job(model, inputs=lambda n: torch.ones(n, 512))
+    run = LayerRun(trace_job(job, 512), Batch(job.example_inputs(512), None), lambda out, target: out.sum(), 512, CPU)
+    found = measure_workspaces(run, CPU)
+    assert set(found) == {layer.name for layer in run.layers}
+    wasteful = max(size for name, size in found.items() if name.startswith("1"))
+    assert 2 * MIB - 64 <= wasteful <= 3 * MIB + 64
+    # A linear layer needs nothing besides what it makes; backwards it may copy what it transposes.
+    assert found["0"] <= MIB

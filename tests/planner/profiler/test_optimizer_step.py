@@ -1,4 +1,4 @@
-"""The optimiser's step by layer, and the peak memory of a training step."""
+"""The optimiser's step by layer, its state, and the peak memory of a training step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam
+from torch.optim import SGD, Adam, AdamW
 
 from pipeplan.profiler.clock import CPUClock
-from pipeplan.profiler.optimizer_step import measure_steps, split_step_time
+from pipeplan.profiler.optimizer_step import measure_steps, optimizer_state, split_step_time
 from pipeplan_launch import Job, StageInfo
 from pipeplan_launch.errors import LaunchError
 
@@ -126,3 +126,28 @@ def test_the_peak_holds_weights_gradients_state_and_what_is_kept() -> None:
     mib = 4 << 20
     # Weights and two moments; then what exp and cos keep, and backwards the sine, its negative or product, one more.
     assert 3 * mib + 4 * mib <= peak <= 3 * mib + 4.2 * mib
+
+
+def two_kinds() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+
+
+def by_name(parameters, stage: StageInfo) -> AdamW:
+    decayed = [one for name, one in stage.named_parameters if name.endswith("weight")]
+    others = [one for name, one in stage.named_parameters if not name.endswith("weight")]
+    return AdamW([{"params": decayed}, {"params": others, "weight_decay": 0.0}], lr=1e-3)
+
+
+def test_bytes_of_state() -> None:
+    for optimizer, expected in (
+        (by_name, ("AdamW", 2.0)),
+        (lambda parameters, stage: SGD(parameters, lr=0.1 * stage.minibatches_per_update), ("SGD", 0.0)),
+        (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9), ("SGD", 1.0)),
+        (AdamW, ("AdamW", 2.0)),
+    ):
+        assert optimizer_state(job(optimizer, two_kinds())) == expected
+
+
+def test_an_optimiser_that_fails_is_one_line() -> None:
+    with pytest.raises(LaunchError, match=r"the job's optimizer failed: KeyError.*test_optimizer_step\.py"):
+        optimizer_state(job(lambda parameters: {}["lr"], two_kinds()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,45 +187,44 @@ def loss_of_torch(): return job(loss=torch.nn.functional.mse_loss)
 """
 
 
-@pytest.mark.parametrize(
-    ("ref", "options", "says"),
-    [
-        ("mnits", {}, "did you mean 'mnist'"),
-        ("FILE:nan", {}, "layer 'log' of .* produces NaN"),
-        ("FILE:branches", {}, r"depends on the data \(.*jobs.py:20: return y if y.sum\(\) > 0 else -y\)"),
-        ("FILE:wrong_shape", {}, r"fails on its example inputs \(8×5\)"),
-        ("FILE:loss_of_many", {}, r"must be a single number, not \(8, 4\)"),
-        ("FILE:loss_nan", {}, "the loss of .* is nan"),
-        (
-            "FILE:loss_fails",
-            {},
-            r"on a microbatch of its data: the job's loss \(lambda of .*jobs.py:45\) failed: IndexError: .*jobs.py:45",
-        ),
-        # No line of pipeplan's own is quoted where no line of the job's is to blame.
-        ("FILE:loss_of_torch", {}, r"data: the job's loss \(mse_loss\) failed: RuntimeError: .* dimension 1$"),
-        ("FILE:frozen", {}, "does not depend on any parameter"),
-        ("FILE:nothing", {}, "returned NoneType"),
-        ("mnist", {"batches": (0,)}, "microbatch size must be at least 1, not 0"),
-        ("mnist", {"repeats": -1}, "repeats must be at least 1, not -1"),
-        ("mnist", {"halvings": -1}, "halvings must be at least 0, not -1"),
-        ("mnist", {"batches": (8, 16, 8)}, "a microbatch size is given twice: 8, 16, 8"),
-        ("mnist", {"processes": 0}, "processes must be at least 1, not 0"),
-        ("mnist", {"processes": 1000}, "processes must be at most 256, not 1000"),
-        ("FILE:fixed", {"batches": (8, 16)}, "can only be traced for one microbatch size at a time"),
-        ("FILE:nan_inside", {}, r"layer 'deep.inner.log' \(in the module 'deep.inner'\) of .* produces NaN"),
-        ("FILE:bad_optimizer", {}, "a job's optimizer cannot be LBFGS, whose step calls a closure"),
-        ("mnist", {"threads": 0}, "threads must be at least 1, not 0"),
-        ("mnist", {"device": "tpu"}, "there is no device 'tpu'"),
-    ],
+ERRORS: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("mnits", {}, "did you mean 'mnist'"),
+    ("FILE:nan", {}, "layer 'log' of .* produces NaN"),
+    ("FILE:branches", {}, r"depends on the data \(.*jobs.py:20: return y if y.sum\(\) > 0 else -y\)"),
+    ("FILE:wrong_shape", {}, r"fails on its example inputs \(8×5\)"),
+    ("FILE:loss_of_many", {}, r"must be a single number, not \(8, 4\)"),
+    ("FILE:loss_nan", {}, "the loss of .* is nan"),
+    (
+        "FILE:loss_fails",
+        {},
+        r"on a microbatch of its data: the job's loss \(lambda of .*jobs.py:45\) failed: IndexError: .*jobs.py:45",
+    ),
+    # No line of pipeplan's own is quoted where no line of the job's is to blame.
+    ("FILE:loss_of_torch", {}, r"data: the job's loss \(mse_loss\) failed: RuntimeError: .* dimension 1$"),
+    ("FILE:frozen", {}, "does not depend on any parameter"),
+    ("FILE:nothing", {}, "returned NoneType"),
+    ("mnist", {"batches": (0,)}, "microbatch size must be at least 1, not 0"),
+    ("mnist", {"repeats": -1}, "repeats must be at least 1, not -1"),
+    ("mnist", {"halvings": -1}, "halvings must be at least 0, not -1"),
+    ("mnist", {"batches": (8, 16, 8)}, "a microbatch size is given twice: 8, 16, 8"),
+    ("mnist", {"processes": 0}, "processes must be at least 1, not 0"),
+    ("mnist", {"processes": 1000}, "processes must be at most 256, not 1000"),
+    ("FILE:fixed", {"batches": (8, 16)}, "can only be traced for one microbatch size at a time"),
+    ("FILE:nan_inside", {}, r"layer 'deep.inner.log' \(in the module 'deep.inner'\) of .* produces NaN"),
+    ("FILE:bad_optimizer", {}, "a job's optimizer cannot be LBFGS, whose step calls a closure"),
+    ("mnist", {"threads": 0}, "threads must be at least 1, not 0"),
+    ("mnist", {"device": "tpu"}, "there is no device 'tpu'"),
 )
-def test_errors(tmp_path: Path, ref: str, options: dict, says: str) -> None:
+"""A model, options, and what is said of them."""
+
+
+def test_errors(tmp_path: Path) -> None:
     (tmp_path / "jobs.py").write_text(JOBS)
-    with pytest.raises(InputError, match=says) as caught:
-        profile_model(
-            ref.replace("FILE", str(tmp_path / "jobs.py")),
-            ProfilerOptions(**{"batches": (8,), "repeats": 1, **options}),
-        )
-    assert "\n" not in str(caught.value)
+    for ref, options, says in ERRORS:
+        chosen = ProfilerOptions(**{"batches": (8,), "repeats": 1, **options})
+        with pytest.raises(InputError, match=says) as caught:
+            profile_model(ref.replace("FILE", str(tmp_path / "jobs.py")), chosen)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -269,3 +269,39 @@ def test_models_command() -> None:
     result = CliRunner().invoke(list_command, ["models"], catch_exceptions=False)
     assert all(name in result.stdout for name in BUNDLED)
     assert json.loads(CliRunner().invoke(list_command, ["models", "--json"]).stdout) == BUNDLED
+
+
+JOB = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from pipeplan_launch import Data, Job
+
+def make(dtype):
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    data = lambda: Data(TensorDataset(torch.randn(64, 16), torch.randint(4, (64,))))
+    return Job(model, loss=nn.functional.cross_entropy, data=data, autocast=dtype)
+
+def plain():
+    return make(None)
+
+def half():
+    return make(torch.bfloat16)
+"""
+
+
+def test_activations_take_half_the_bytes(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    (tmp_path / "halves.py").write_text(JOB)
+    options = ProfilerOptions(batches=(32,), repeats=3, warmup=1)
+    try:
+        plain, half = (profile_model(f"{tmp_path}/halves.py:{name}", options) for name in ("plain", "half"))
+    finally:
+        torch.set_num_threads(threads)
+    assert [one.bytes for one in plain.tensors] == [2 * one.bytes for one in half.tensors]
+    assert [one.parameter_bytes for one in plain.layers] == [one.parameter_bytes for one in half.layers]
+    saved = {layer.name: layer.saved_bytes for layer in half.layers}
+    # What a matrix product keeps: its weight in bfloat16, a copy that only autograd holds. Its input is counted where
+    # it was made.
+    assert saved["2"] >= 2 * 64 * 64
+    assert plain.graph_hash != half.graph_hash

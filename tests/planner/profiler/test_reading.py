@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profiler import job_checks
 from pipeplan.profiler.clock import CPUClock
-from pipeplan.profiler.concurrent import SingleProcess
+from pipeplan.profiler.job_checks import reading_s
+from pipeplan.profiler.measure import profile_in_process
 from pipeplan.profiler.options import ProfilerOptions
-from pipeplan.profiler.profiler import profile_in_process
-from pipeplan.profiler.reading import reading_s
+from pipeplan.profiler.passes import MeasuringGroup
 from pipeplan_launch.job.job import Data, Job
 
 FAILING = """
@@ -91,22 +91,18 @@ def test_nothing_is_charged_where_the_worker_reads_nothing(data: Data | None) ->
     assert reading_s(job, 8, CPUClock(1), lambda: None) == 0.0
 
 
-def test_slow_data_is_not_read_for_long() -> None:
-    class Slow(Counted):
-        def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-            time.sleep(0.2)
-            return super().__getitem__(index)
-
-    data = Slow(12)
-    reading_s(job_of(Data(data)), 4, CPUClock(1), lambda: None)
-    assert len(data.read) <= 12
+def test_slow_data_is_not_read_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_checks, "MOST_S", 0.0)
+    data = Counted(12)
+    assert reading_s(job_of(Data(data)), 4, Ticks(data), lambda: None) == 4.0
+    assert len(data.read) == 4
 
 
 def test_a_sample_that_fails_is_remarked_and_the_model_measured(tmp_path: Path) -> None:
     path = tmp_path / "job.py"
     path.write_text(FAILING)
     options = ProfilerOptions(repeats=1, warmup=1, halvings=0, load=False)
-    found = profile_in_process(f"{path}:build", options, lambda done, total, what: None, SingleProcess())
+    found = profile_in_process(f"{path}:build", options, lambda done, total, what: None, MeasuringGroup())
     assert found.read_s == 0
     (said,) = [note for note in found.provenance.notes if "reading samples was not measured" in note]
     assert "sample 7 is damaged" in said
@@ -116,8 +112,3 @@ def test_reading_a_larger_minibatch_takes_longer() -> None:
     profile = Profile((Layer("l", 1.0, 1.0, 4, 4),), (), 8, read_s=0.5)
     assert profile.rescaled(24).read_s == pytest.approx(1.5)
     assert replace(profile, read_s=0.0).to_json().get("read_s") is None
-
-
-def test_tensors_are_read_as_the_executor_reads_them() -> None:
-    data = Data(TensorDataset(torch.zeros(64, 3), torch.zeros(64)))
-    assert 0 < reading_s(job_of(data), 16, CPUClock(1), lambda: None) < 1

@@ -12,7 +12,7 @@ import pytest
 
 from pipeplan.cluster_data import cluster as cluster_records
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.problem.options import Options
 from pipeplan.profile_data import layers as profile_records
 from pipeplan.profile_data.layers import Layer, Tensor

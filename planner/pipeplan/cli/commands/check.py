@@ -11,7 +11,7 @@ from pipeplan.checker.verdict_words import TOLERANCE
 from pipeplan.checker.verify import NO_CERTIFICATE, check_plan
 from pipeplan.cli.options import json_option, plan_profile_option, quiet_option
 from pipeplan.cli.output import print_json, print_line, print_warning
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.errors import InputError
 from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.util.files import read_document

@@ -13,9 +13,8 @@ from pipeplan.cli.output import note, print_json, print_line
 from pipeplan.cluster_data import cluster_edit
 from pipeplan.cluster_data.cluster import Level
 from pipeplan.errors import InputError
-from pipeplan.importers import nccl_tests, pipedream
+from pipeplan.importers import FORMATS, NCCL_TESTS, nccl_tests, pipedream, recognise_format
 from pipeplan.importers.nccl_tests import MeasuredLevel, level_from_runs
-from pipeplan.importers.recognise import FORMATS, NCCL_TESTS, recognise_format
 from pipeplan.util.text import one_line
 from pipeplan.util.units import parse_rate, show_rate, show_size, show_time
 

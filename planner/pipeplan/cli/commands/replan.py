@@ -15,19 +15,19 @@ from pipeplan.cli.output import answer_width, note, print_answer, print_json, pr
 from pipeplan.cli.problem_options import GroupedCommand, checked_option_fields, problem_arguments
 from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, solve_line, written_lines
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.candidates import microbatches
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
-from pipeplan.profile_data.training_needs import job_notes
+from pipeplan.profile_data.profile_document import job_notes
 from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
 from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, replanned_problem, solve_again
 from pipeplan.replanning.replan import RELAXED, ReplanReport, relax_options
 from pipeplan.replanning.terminal import changes_table, resume_lines
-from pipeplan.run_data import latest_run
+from pipeplan.run_data.run_folder import latest_checkpoint
 from pipeplan.util import processes
 
 MOST_NAMES = 64
@@ -114,7 +114,7 @@ def command(
     problem = replanned_problem(old_problem, remaining, relax, arguments["microbatch"], fields)
     checkpoint = None
     if not old.plan.inference:
-        checkpoint = latest_run.latest_checkpoint(folder, run_folder, problem.profile.graph_hash)
+        checkpoint = latest_checkpoint(folder, run_folder, problem.profile.graph_hash)
     if not no_write:
         refuse_to_overwrite_plan(output, force)  # after what may be mistyped, as in `solve`
     note(f"plan: {plan_file.plan_file(plan_folder)}; profile: {problem.profile.model_name}", dim=True)

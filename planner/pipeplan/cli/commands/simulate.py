@@ -10,7 +10,7 @@ import click
 from pipeplan.api import simulate
 from pipeplan.cli.options import complete_words, force_option, json_option, quiet_option, refuse_output
 from pipeplan.cli.output import answer_console, answer_width, note, print_json, print_line, print_warning
-from pipeplan.cluster_data.cluster_json import cluster_from_json
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
 from pipeplan.problem.plan_profile import profile_if_found

@@ -37,9 +37,9 @@ from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import edges
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile_document import job_notes, lacking_text, unchecked_text
 from pipeplan.profile_data.rescale import describe_rescaling
 from pipeplan.profile_data.ties import APART, held_layers
-from pipeplan.profile_data.training_needs import job_notes, lacking_text, unchecked_text
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.rendering.launchers import LAUNCHERS
 from pipeplan.util import processes

@@ -12,7 +12,6 @@ from rich.text import Text
 from pipeplan.cli.options import bundled_profiles, complete_names, json_option, quiet_option
 from pipeplan.cli.output import print_answer, print_json
 from pipeplan.cli.profile.show import ORIGINS
-from pipeplan.profile_data.bundled import load_profile
 from pipeplan.profile_data.diff import (
     SAME,
     UNKNOWN,
@@ -23,7 +22,7 @@ from pipeplan.profile_data.diff import (
     diff_document,
     sum_costs,
 )
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile import Profile, load_profile
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_size, show_time
 

@@ -21,9 +21,8 @@ from pipeplan.cli.output import answer_width, note, print_answer, print_json
 from pipeplan.cli.profile.table import layer_table, profile_totals
 from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
 from pipeplan.drawing.terminal import dag_lines
-from pipeplan.profile_data.bundled import load_profile
 from pipeplan.profile_data.layers import LOADED_TIMES
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.profile import Profile, load_profile
 from pipeplan.util.files import write_text
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_size, show_time

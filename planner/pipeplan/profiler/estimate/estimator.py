@@ -1,35 +1,37 @@
-"""Estimates a profile for a device that this machine does not have."""
+"""Estimate a profile for a device that this machine does not have.
+
+The model is traced without computing: on the meta device if it can be built there, else on the CPU.
+"""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 
-from pipeplan._version import __version__
 from pipeplan.cluster_data import devices
-from pipeplan.cluster_data.devices import DeviceModel
+from pipeplan.cluster_data.devices import DeviceFile
 from pipeplan.errors import InputError
-from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor
+from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler.estimate.flops import OPAQUE, WorkCounts, count_work
-from pipeplan.profiler.estimate.model_on_meta import TracedJob, trace_for_estimate
-from pipeplan.profiler.estimate.roofline import total_seconds
-from pipeplan.profiler.estimate.sample_work import sample_work
-from pipeplan.profiler.estimate.work import Work
+from pipeplan.profiler.estimate.flops import OPAQUE, WorkCounts, count_work, sample_work
+from pipeplan.profiler.estimate.work import Work, total_seconds
 from pipeplan.profiler.optimizer_step import optimizer_state
 from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
-from pipeplan.profiler.outcome import charged_parameters, has_batch_norm, tied_weights, training_lacks
+from pipeplan.profiler.outcome import boundary_tensors, charged_parameters, layer_fields, profile_from
 from pipeplan.profiler.passes import training_loss
 from pipeplan.profiler.remarks import lacking_remarks, tie_remarks
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import describe_error
-from pipeplan_launch.job_reference import canonical_reference, job_file
 from pipeplan_launch.tracing.export import quiet
-from pipeplan_launch.tracing.trace import TracedModel
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
+META = "meta"
 ESTIMATE_METHOD = (
     "estimated, not measured: for every operator the larger of FLOPs and bytes, each over the rate that this kind of "
     "operator reaches on the device, by its device file"
@@ -37,6 +39,58 @@ ESTIMATE_METHOD = (
 UPDATE_PASSES = 3
 """Parameter-sized tensors that an optimiser's step reads or writes besides its state: the parameter is read and
 written, and the gradient is read."""
+
+
+@dataclass(frozen=True)
+class TracedJob:
+    """A traced model, and its job with the author's own inputs and data."""
+
+    job: Job
+    traced: TracedModel
+    note: str
+    """A remark on how the model was built; may be empty."""
+
+
+def trace_for_estimate(ref: str, seed: int, minibatch: int | None, granularity: str) -> TracedJob:
+    """Trace the model that `ref` names. Raises `LaunchError` if it can be built neither on meta nor on the CPU."""
+    try:
+        job = load_job(ref, seed, device=META)
+        _move_to_meta(job.model)
+        return TracedJob(job, trace_job(without_data(job), minibatch or job.minibatch, granularity), "")
+    except LaunchError as error:
+        reason = str(error)
+    # The model may need real tensors. If it does not work with them either, that error is the one to report.
+    job = load_job(ref, seed)
+    traced = trace_job(job, minibatch or job.minibatch, granularity)
+    return TracedJob(
+        job, traced, f"built on the CPU with all its data, because it cannot be built on the meta device: {reason}"
+    )
+
+
+def _move_to_meta(model: nn.Module) -> None:
+    """Move tensors to the meta device that are not there yet because they come from a NumPy array or a file.
+
+    Raises `LaunchError` if that unties parameters.
+    """
+    before = len(list(model.parameters()))
+    model.to(META)
+    if len(list(model.parameters())) != before:
+        raise LaunchError("the model gives tied parameters their data while it is built")
+
+
+def without_data(job: Job) -> Job:
+    """A copy of the job whose example inputs are on the meta device."""
+
+    def inputs(minibatch: int) -> Any:
+        if job.inputs is not None:
+            made = job.inputs(minibatch)
+        else:
+            batch = job.example_batch(minibatch)
+            names = getattr(batch, "names", ())
+            made = dict(zip(names, batch.inputs, strict=True)) if names else batch.inputs
+        return tree_map_only(torch.Tensor, lambda tensor: tensor.to(META), made)
+
+    return replace(job, inputs=inputs)
 
 
 def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lambda done, total, what: None) -> Profile:
@@ -56,18 +110,38 @@ def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lamb
         built = trace_for_estimate(ref, options.seed, options.minibatch, options.granularity)
         sizes = options.batches or (built.job.minibatch,)
         if built.traced.dynamic_batch:
-            # An estimate is nearly a straight line in the samples: the ends are enough, and large models take long.
+            # An estimate is nearly linear in the samples: the ends are enough, and large models take long.
             sizes += tuple(smaller_sizes(sizes, options.halvings)[-1:])
-        all_counts: list[WorkCounts] = []
-        estimated, notes = [], dict.fromkeys([*device.checked, *([built.note] if built.note else [])])
+        _, ratio = optimizer_state(built.job)
+        all_counts, estimated = [], []
         for done, size in enumerate(sizes):
             progress(done, len(sizes), "counting")
             counts = count_minibatch_work(ref, built, size)
             all_counts.append(counts)
-            estimated.append(_size(built, counts, size, device))
-        return _profile(ref, built, device, estimated, all_counts[0], options, tuple(notes))
+            estimated.append(_size(built.traced, counts, size, device, ratio))
+        return profile_from(
+            ref,
+            built.job,
+            built.traced,
+            options.granularity,
+            estimated,
+            _provenance(built, device, all_counts[0]),
+            work=sample_work(built.job, all_counts[0], sizes[0]),
+        )
     except LaunchError as error:
         raise InputError(str(error)) from error
+
+
+def _provenance(built: TracedJob, device: DeviceFile, counts: WorkCounts) -> dict[str, Any]:
+    notes = dict.fromkeys([*device.checked, *([built.note] if built.note else [])])
+    return {
+        "kind": "modelled",
+        "device": device.kind,
+        "device_name": device.name,
+        "how": ESTIMATE_METHOD,
+        "notes": (*lacking_remarks(built.job), *notes, *tie_remarks(built.traced)),
+        "incomplete": _left_out(counts, built.job.model),
+    }
 
 
 def count_minibatch_work(ref: str, built: TracedJob, minibatch: int) -> WorkCounts:
@@ -105,47 +179,23 @@ def _remedy(model: nn.Module) -> str:
     return f'make the model with experts_implementation="batched_mm", or {measure}' if has_experts else measure
 
 
-def _size(built: TracedJob, counts: WorkCounts, minibatch: int, device: DeviceModel) -> Size:
-    _, ratio = optimizer_state(built.job)
-    tensors = tuple(
-        Tensor(
-            name=spec.name,
-            producer=spec.producer,
-            consumers=spec.consumers,
-            bytes=counts.tensor_bytes[spec.name],
-            gradient_bytes=counts.tensor_bytes[spec.name] if spec.requires_grad else 0,
-        )
-        for spec in built.traced.tensors
-    )
-    return Size(minibatch, _layers(built.traced, counts, device, ratio), tensors)
-
-
-def _layers(traced: TracedModel, counts: WorkCounts, device: DeviceModel, state_ratio: float) -> tuple[Layer, ...]:
+def _size(traced: TracedModel, counts: WorkCounts, minibatch: int, device: DeviceFile, state_ratio: float) -> Size:
     own, parameters = charged_parameters(traced), traced.parameters_by_name()
-    buffers = traced.buffers_by_name()
-    return tuple(
-        Layer(
-            name=info.name,
-            module=info.module,
-            op=info.op,
-            forward_s=_rounded(total_seconds(counts.forward[info.name], device)),
-            backward_s=_rounded(total_seconds(counts.backward[info.name], device)),
-            parameter_bytes=sum(parameters[name].nbytes for name in own[info.name]),
-            buffer_bytes=sum(buffers[name].nbytes for name in info.buffers),
-            saved_bytes=counts.saved_bytes.get(info.name, 0),
-            update_s=_rounded(
-                _update_s(sum(_trained_bytes(parameters[name]) for name in own[info.name]), state_ratio, device)
-            ),
+    layers = []
+    for info, fields in layer_fields(traced, counts.saved_bytes):
+        trained_bytes = sum(parameters[name].nbytes for name in own[info.name] if parameters[name].requires_grad)
+        layers.append(
+            Layer(
+                **fields,
+                forward_s=_rounded(total_seconds(counts.forward[info.name], device)),
+                backward_s=_rounded(total_seconds(counts.backward[info.name], device)),
+                update_s=_rounded(_update_s(trained_bytes, state_ratio, device)),
+            )
         )
-        for info in traced.layers
-    )
+    return Size(minibatch, tuple(layers), boundary_tensors(traced, lambda spec: counts.tensor_bytes[spec.name]))
 
 
-def _trained_bytes(parameter: Any) -> int:
-    return int(parameter.nbytes) if parameter.requires_grad else 0
-
-
-def _update_s(parameter_bytes: int, state_ratio: float, device: DeviceModel) -> float:
+def _update_s(parameter_bytes: int, state_ratio: float, device: DeviceFile) -> float:
     """Time of an optimiser's step, which reads parameters, gradients and state, and writes parameters and state."""
     if not parameter_bytes:
         return 0.0
@@ -156,47 +206,3 @@ def _update_s(parameter_bytes: int, state_ratio: float, device: DeviceModel) -> 
 def _rounded(time_s: float) -> float:
     """The time with four significant digits, since more would suggest a precision that an estimate does not have."""
     return float(f"{time_s:.4g}")
-
-
-def _profile(
-    ref: str,
-    built: TracedJob,
-    device: DeviceModel,
-    estimated: list[Size],
-    counts: WorkCounts,
-    options: ProfilerOptions,
-    notes: tuple[str, ...],
-) -> Profile:
-    traced = built.traced
-    first, *others = estimated
-    optimizer, ratio = optimizer_state(built.job)
-    return Profile(
-        layers=first.layers,
-        tensors=first.tensors,
-        minibatch=first.minibatch,
-        model_ref=canonical_reference(ref),
-        model_file=job_file(ref),
-        model_name=built.job.name,
-        dynamic_batch=traced.dynamic_batch,
-        granularity=options.granularity,
-        provenance=Provenance(
-            kind="modelled",
-            device=device.kind,
-            device_name=device.name,
-            when=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-            how=ESTIMATE_METHOD,
-            torch=torch.__version__,
-            pipeplan=__version__,
-            traced=traced.how,
-            notes=(*lacking_remarks(built.job), *notes, *tie_remarks(traced)),
-            incomplete=_left_out(counts, built.job.model),
-        ),
-        optimizer_name=optimizer,
-        optimizer_state_ratio=ratio,
-        together=traced.together,
-        tied=tied_weights(traced),
-        batch_norm=has_batch_norm(traced),
-        lacks=training_lacks(built.job),
-        work=sample_work(built.job, counts, first.minibatch),
-        sizes=tuple(others),
-    )

@@ -1,4 +1,8 @@
-"""Run a traced model on tensors without data, forwards and backwards, and count each layer's work and bytes."""
+"""Run a traced model on tensors without data, forwards and backwards, and count each layer's work and bytes.
+
+`sample_work` sums the FLOPs up for one sample, and reads from the job how many tokens a sample and how many samples an
+epoch has.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only, tree_unflatten
 
+from pipeplan.profile_data.layers import SampleFlops, SampleWork
 from pipeplan.profiler.estimate.fused_ops import FusedOperators
 from pipeplan.profiler.estimate.operators import WITHOUT_DATA, is_counted, works_of
 from pipeplan.profiler.estimate.work import Work, bytes_of
 from pipeplan.profiler.memory import SavedBytes
+from pipeplan.profiler.passes import training_loss
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.autocast import autocast
-from pipeplan_launch.job.job import Batch
+from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
 from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.tracing.export import quiet
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall
 from pipeplan_launch.tracing.regions import attribute_at
@@ -211,3 +218,44 @@ def _mark(value: Any, layer: str) -> None:
 
 def _tensors(value: Any) -> Iterable[Tensor]:
     return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def sample_work(job: Job, counts: WorkCounts | None, minibatch: int) -> SampleWork:
+    """The work of a sample, from the counts of a minibatch; without FLOPs if some are not counted."""
+    flops = () if counts is None or counts.uncounted else _flops_by_kind(counts, minibatch)
+    return SampleWork(flops, job.tokens_per_sample, _epoch_samples(job))
+
+
+def counted_work(job: Job, traced: TracedModel, minibatch: int) -> SampleWork:
+    """The work of a sample of a measured model, whose FLOPs are counted on tensors without data."""
+    try:
+        batch = job.example_batch(minibatch)
+        with quiet():
+            counts = count_work(traced, batch, training_loss(job, batch))
+    except Exception:  # a model that runs need not run on tensors without data; then its FLOPs are not known
+        counts = None
+    return sample_work(job, counts, minibatch)
+
+
+def _flops_by_kind(counts: WorkCounts, minibatch: int) -> tuple[SampleFlops, ...]:
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for direction, by_layer in enumerate((counts.forward, counts.backward)):
+        for works in by_layer.values():
+            for work in works:
+                if work.flops:
+                    sums[work.kind, work.arithmetic][direction] += work.flops
+    return tuple(
+        SampleFlops(kind, arithmetic, forward / minibatch, backward / minibatch)
+        for (kind, arithmetic), (forward, backward) in sorted(sums.items())
+    )
+
+
+def _epoch_samples(job: Job) -> int:
+    """Training samples of an epoch; 0 if the job has no data, or does not say how many there are."""
+    if job.data is None:
+        return 0
+    try:
+        train: Any = job.datasets.train
+        return len(train) if job.datasets.order is None else len(job.datasets.order(0))
+    except (LaunchError, TypeError):
+        return 0

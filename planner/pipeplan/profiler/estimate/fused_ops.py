@@ -24,39 +24,24 @@ from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from pipeplan.profiler.estimate.work import Work, arithmetic_of, autocast_tensor, bytes_of
 
+aten = torch.ops.aten
+Note = Callable[[list[Work]], None]
 CAUSAL_SHARE = 0.5
 """Share of the score matrix that a causal mask leaves. The kernel does not compute the other half."""
+_ATTENTION = (aten.scaled_dot_product_attention.default, functional.scaled_dot_product_attention)
+_RECURRENT = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
+"""Number of gates of each recurrent operator."""
 
 
 def run_attention(
-    note: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    note: Note, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, **others: Any,
 ) -> Tensor:  # fmt: skip
     """Stand-in for `scaled_dot_product_attention`. Calls `note` with the work of forward and of backward."""
-    attention = _Attention(note, attn_mask, CAUSAL_SHARE if is_causal else 1.0)
-    out: Tensor = _AttentionFunction.apply(
-        attention, autocast_tensor(query), autocast_tensor(key), autocast_tensor(value)
-    )  # type: ignore[no-untyped-call]
+    share = CAUSAL_SHARE if is_causal else 1.0
+    tensors = map(autocast_tensor, (query, key, value))
+    out: Tensor = _AttentionFunction.apply(note, bytes_of(attn_mask), share, *tensors)  # type: ignore[no-untyped-call]
     return out
-
-
-class _Attention:
-    """The work of one attention operator."""
-
-    def __init__(self, note: Any, mask: Tensor | None, part: float) -> None:
-        self.note, self.mask, self.part = note, mask, part
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Work:
-        flops = self.part * sdpa_flop_count(*_shapes(query, key, value))  # type: ignore[no-untyped-call]
-        return Work("attention", arithmetic_of(query), flops, bytes_of(query, key, value, out, self.mask))
-
-    def backward(self, query: Tensor, key: Tensor, value: Tensor, out: Tensor) -> Work:
-        shapes = _shapes(query, key, value)
-        result = (*shapes[0][:-1], shapes[2][-1])
-        flops = self.part * sdpa_backward_flop_count(result, *shapes)  # type: ignore[no-untyped-call]
-        # The kernel reads the inputs, the output and its gradient, and writes three gradients.
-        moved = 2 * bytes_of(query, key, value, out) + bytes_of(self.mask)
-        return Work("attention", arithmetic_of(query), flops, moved)
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[Any, Any, Any]:
@@ -71,19 +56,27 @@ class _AttentionFunction(torch.autograd.Function):
     """Allocates the tensors of the fused kernels, and notes their work."""
 
     @staticmethod
-    def forward(ctx: Any, attention: _Attention, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, note: Note, mask_bytes: float, share: float, query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
         out = torch.empty((*query.shape[:-1], value.shape[-1]), dtype=query.dtype, device=query.device)
         sums = torch.empty(query.shape[:-1], dtype=torch.float32, device=query.device)
-        ctx.attention = attention
+        ctx.note, ctx.mask_bytes, ctx.share = note, mask_bytes, share
         ctx.save_for_backward(query, key, value, out, sums)
-        attention.note([attention.forward(query, key, value, out)])
+        flops = share * sdpa_flop_count(*_shapes(query, key, value))  # type: ignore[no-untyped-call]
+        note([Work("attention", arithmetic_of(query), flops, bytes_of(query, key, value, out) + mask_bytes)])
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         query, key, value, out, _ = ctx.saved_tensors
-        ctx.attention.note([ctx.attention.backward(query, key, value, out)])
-        return None, *(torch.empty_like(tensor) for tensor in (query, key, value))
+        shapes = _shapes(query, key, value)
+        result = (*shapes[0][:-1], shapes[2][-1])
+        flops = ctx.share * sdpa_backward_flop_count(result, *shapes)  # type: ignore[no-untyped-call]
+        # The kernel reads the inputs, the output and its gradient, and writes three gradients.
+        moved = 2 * bytes_of(query, key, value, out) + ctx.mask_bytes
+        ctx.note([Work("attention", arithmetic_of(query), flops, moved)])
+        return None, None, None, *(torch.empty_like(tensor) for tensor in (query, key, value))
 
 
 def is_plain_recurrence(x: Any, hidden: Any, *others: Any) -> bool:
@@ -94,24 +87,18 @@ def is_plain_recurrence(x: Any, hidden: Any, *others: Any) -> bool:
 
 
 def run_recurrence(
-    note: Any, gates: int, x: Tensor, hidden: Tensor | Sequence[Tensor], parameters: Sequence[Tensor], biases: bool,
+    note: Note, gates: int, x: Tensor, hidden: Tensor | Sequence[Tensor], parameters: Sequence[Tensor], biases: bool,
     layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Stand-in for `lstm`, `gru` and `rnn_…`. Returns (output, last states …), and calls `note` with the work."""
     states = (hidden,) if isinstance(hidden, Tensor) else tuple(hidden)
     samples, steps = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
+    x, *others = map(autocast_tensor, (x, *states, *parameters))
     recurrence = Recurrence(
-        gates, samples, steps, x.shape[2], states[0].shape[-1], layers, 2 if bidirectional else 1,
-        x.element_size() if autocast_tensor(x) is x else autocast_tensor(x).element_size(),
-    arithmetic_of(autocast_tensor(x)), )  # fmt: skip
-    results: tuple[Tensor, ...] = _RecurrenceFunction.apply(  # type: ignore[no-untyped-call]
-        note,
-        recurrence,
-        len(states),
-        autocast_tensor(x),
-        *map(autocast_tensor, states),
-        *map(autocast_tensor, parameters),
-    )
+        gates, samples, steps, x.shape[2], states[0].shape[-1], layers, 2 if bidirectional else 1, x.element_size(),
+        arithmetic_of(x),
+    )  # fmt: skip
+    results: tuple[Tensor, ...] = _RecurrenceFunction.apply(note, recurrence, len(states), x, *others)  # type: ignore[no-untyped-call]
     return results
 
 
@@ -188,7 +175,7 @@ class _RecurrenceFunction(torch.autograd.Function):
     """Allocates the tensors of cuDNN's kernels, and notes their work."""
 
     @staticmethod
-    def forward(ctx: Any, note: Any, recurrence: Recurrence, states: int, x: Tensor, *others: Tensor) -> Any:
+    def forward(ctx: Any, note: Note, recurrence: Recurrence, states: int, x: Tensor, *others: Tensor) -> Any:
         ctx.note, ctx.recurrence = note, recurrence
         out = x.new_empty((*x.shape[:2], recurrence.width * recurrence.directions))
         last = [torch.empty_like(state) for state in others[:states]]
@@ -203,11 +190,6 @@ class _RecurrenceFunction(torch.autograd.Function):
         ctx.note(ctx.recurrence.backward(wanted[0]))
         made = [torch.empty_like(saved) if want else None for saved, want in zip((x, *others), wanted, strict=True)]
         return None, None, None, *made
-
-
-Note = Callable[[list[Work]], None]
-
-aten = torch.ops.aten
 
 
 class FusedOperators(TorchFunctionMode):
@@ -227,8 +209,3 @@ class FusedOperators(TorchFunctionMode):
         if func is aten.dropout.default and args[2] and 0 < args[1] < 1:
             return aten.native_dropout.default(args[0], args[1], True)[0]
         return func(*args, **keywords)
-
-
-_ATTENTION = (aten.scaled_dot_product_attention.default, functional.scaled_dot_product_attention)
-_RECURRENT = {aten.lstm.input: 4, aten.gru.input: 3, aten.rnn_tanh.input: 1, aten.rnn_relu.input: 1}
-"""Number of gates of each recurrent operator."""

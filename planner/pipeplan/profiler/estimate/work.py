@@ -1,13 +1,30 @@
-"""The work of one operator, in numbers that do not depend on the device, and the sizes and types of its tensors."""
+"""The work of one operator, the sizes and types of its tensors, and its time on a device by the roofline model.
+
+time = kernels · kernel_s + max(FLOPs · padding / (peak · compute share), bytes / (bandwidth · memory share))
+
+Source: S. Williams, A. Waterman and D. Patterson, Roofline, Communications of the ACM 52(4), 2009. The padding arises
+because matrix products are computed in whole tiles, which may extend beyond the matrix (NVIDIA, Matrix Multiplication
+Background User's Guide, "tile quantization").
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+
+from pipeplan.cluster_data.devices import DeviceFile
+
+_NAMES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
 
 
 @dataclass(frozen=True)
@@ -32,9 +49,9 @@ class Work:
     """One operator, or one part of one."""
 
     kind: str
-    """One of `pipeplan.cluster_data.device_document.OPERATOR_KINDS`."""
+    """One of `pipeplan.cluster_data.devices.OPERATOR_KINDS`."""
     arithmetic: str
-    """The type that it computes in, one of `pipeplan.cluster_data.device_document.ARITHMETICS`."""
+    """The type that it computes in, one of `pipeplan.cluster_data.devices.ARITHMETICS`."""
     flops: float = 0.0
     """FLOPs, two per multiply-add; 0 for operators that memory bounds."""
     bytes: float = 0.0
@@ -49,14 +66,6 @@ class Work:
     """This work by another algorithm, which may be faster on a device that has it."""
 
 
-_NAMES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
-
-
 def bytes_of(*values: Any) -> float:
     """Bytes of all tensors in nested values. An expanded tensor counts with the size of its storage."""
     return float(sum(min(tensor.nbytes, tensor.untyped_storage().nbytes()) for tensor in tensors_in(values)))
@@ -68,7 +77,7 @@ def tensors_in(values: Any) -> list[Tensor]:
 
 
 def arithmetic_of(*values: Any) -> str:
-    """Name of the type that an operator computes in: that of the first floating-point tensor, else float32."""
+    """Name of the type that an operator computes in: the type of the first floating-point tensor, else float32."""
     for tensor in tensors_in(values):
         if tensor.is_floating_point():
             return _NAMES.get(tensor.dtype, "float32")
@@ -80,3 +89,40 @@ def autocast_tensor(tensor: Tensor) -> Tensor:
     if torch.is_autocast_enabled("cpu") and tensor.dtype == torch.float32:
         return tensor.to(torch.get_autocast_dtype("cpu"))
     return tensor
+
+
+def total_seconds(works: Iterable[Work], device: DeviceFile) -> float:
+    """Time of operators that run one after another, in seconds."""
+    return sum(operator_seconds(work, device) for work in works)
+
+
+def operator_seconds(work: Work, device: DeviceFile) -> float:
+    """Time of one operator, in seconds."""
+    arithmetic = device.usable_arithmetic(work.kind, work.arithmetic)
+    share, tile = device.share_of(work.kind), device.tile.sides if device.tile else (1, 1)
+    peak = device.peaks[arithmetic] * share.compute
+    rate = device.bandwidth.rate * share.memory
+    elementwise = device.bandwidth.rate * device.share.elementwise.memory
+    direct = max(work.flops * tile_padding(work.sides, tile) / peak, work.bytes / rate)
+    if device.channels_last is not None and arithmetic in device.channels_last.arithmetic:
+        direct += work.converted_bytes / elementwise
+    best, transformed, limits = direct, work.transformed, device.transforms
+    fits = transformed and limits and transformed.workspace_bytes <= limits.workspace
+    if transformed and limits and fits and limits.arithmetic == arithmetic:
+        # The steps are separate kernels, so their times add up. The transforms are elementwise.
+        compute_s = transformed.flops * tile_padding(transformed.sides, tile) / peak
+        best = min(direct, compute_s + transformed.bytes / elementwise)
+    return work.kernels * device.kernel.time + best
+
+
+def tile_padding(sides: tuple[int, int] | None, tile: tuple[int, int]) -> float:
+    """Computed elements divided by wanted elements, with the tile in the orientation that wastes less."""
+    if sides is None:
+        return 1.0
+    rows, columns = sides
+    areas = [_rounded_up(rows, height) * _rounded_up(columns, width) for height, width in (tile, tile[::-1])]
+    return min(areas) / (rows * columns)
+
+
+def _rounded_up(size: int, step: int) -> int:
+    return -(-size // step) * step

@@ -17,10 +17,10 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.stage_times import exchange_times
 from pipeplan.plan.schedules import STASHING, TRAITS
+from pipeplan.problem.between_cuts import SharedInCuts
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
-from pipeplan.problem.shared_weights import SharedInCuts
 from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.search.topology import ComponentLayout
 

@@ -1,0 +1,151 @@
+"""Two quantities of the units between two cuts that are no differences of totals: shared weights and workspaces.
+
+Layers may share weights. A stage that holds some of these layers, and not all, has a *shared copy* of the weights.
+Whether it does, and what the copy costs, follows from the stage's layers alone (docs/cost-model.md, "Shared weights").
+
+The largest workspace is a maximum. Where every cut contains the one before it, a table of the largest workspaces over
+1, 2, 4, … cuts has the maximum over any number of them in two entries (a sparse table: Bender and Farach-Colton, The
+LCA problem revisited, 2000). Elsewhere units are tried from the largest workspace down, those of equal size together. A
+model has few sizes, because most layers come several times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeplan.profile_data.profile import Profile
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class SharedWeight:
+    """Weights that several units share. Units are indices; the parameter bytes of the first include the weights."""
+
+    units: tuple[int, ...]
+    bytes: int
+
+    def split_by(self, held: Collection[int]) -> bool:
+        """Whether a stage with these units has a shared copy: some of the units that share the weights, not all."""
+        return any(unit in held for unit in self.units) and not all(unit in held for unit in self.units)
+
+    def copied_in(self, held: Collection[int]) -> bool:
+        """Whether the sum of parameter bytes over these units lacks the weights that the stage holds."""
+        return self.units[0] not in held and any(unit in held for unit in self.units)
+
+
+def shared_weights(profile: Profile, unit_of: Mapping[str, int]) -> tuple[SharedWeight, ...]:
+    """The weights of a profile that units share, given the unit of every layer."""
+    found = []
+    for tie in profile.tied:
+        units = tuple(dict.fromkeys(unit_of[name] for name in tie.layers))
+        if len(units) > 1 and tie.bytes:
+            found.append(SharedWeight(units, tie.bytes))
+    return tuple(found)
+
+
+def copied_bytes(shared: Sequence[SharedWeight], held: Collection[int]) -> int:
+    """Bytes of the weights that a stage with these units holds in addition to the parameter bytes of its units."""
+    return sum(weight.bytes for weight in shared if weight.copied_in(held))
+
+
+@dataclass(frozen=True)
+class SharedInCuts:
+    """The additions of shared weights to the stages between two cuts, as arrays."""
+
+    members: Ints
+    """For every weight (rows) and cut, the number of units inside the cut that share it."""
+    first: Ints
+    """The additions for the first of these units alone."""
+    bytes: Floats
+    """Bytes of every weight."""
+    exchange_s: Floats
+    """Seconds that one stage is charged for the exchange of each weight's gradient."""
+
+    @staticmethod
+    def of(shared: Sequence[SharedWeight], ideals: Sequence[int], exchange_s: Sequence[float]) -> SharedInCuts:
+        """The weights that units share, for cuts that are bit sets of units."""
+        masks = [sum(1 << unit for unit in weight.units) for weight in shared]
+        return SharedInCuts(
+            np.array([[(ideal & mask).bit_count() for ideal in ideals] for mask in masks], dtype=np.intp),
+            np.array([[ideal >> weight.units[0] & 1 for ideal in ideals] for weight in shared], dtype=np.intp),
+            np.array([float(weight.bytes) for weight in shared]),
+            np.array(exchange_s),
+        )
+
+    def copied(self, starts: Ints, ends: Ints) -> Floats:
+        """Bytes that stages from cuts to larger cuts hold in addition to the parameter bytes of their units."""
+        lacking = self.first[:, ends] == self.first[:, starts]
+        holding = self.members[:, ends] > self.members[:, starts]
+        return np.asarray(np.tensordot(self.bytes, lacking & holding, axes=1))
+
+    def exchanged_s(self, starts: Ints, ends: Ints) -> Floats:
+        """Seconds that these stages are charged for the exchange of gradients."""
+        held = self.members[:, ends] - self.members[:, starts]
+        whole = self.members[:, -1].reshape(-1, *(1,) * (held.ndim - 1))
+        return np.asarray(np.tensordot(self.exchange_s, (held > 0) & (held < whole), axes=1))
+
+
+@dataclass(frozen=True)
+class Workspaces:
+    """The workspaces of a model's units, in bytes, by cut. All arrays are empty where no unit has one."""
+
+    words: NDArray[np.uint64]
+    """The units inside every cut, a row of words for each (`Cuts.words`)."""
+    sizes: Floats
+    """The sizes that units have, the largest first."""
+    masks: NDArray[np.uint64]
+    """The units of each size, as words."""
+    ranges: Floats
+    """In a chain of cuts: in row k and column I the largest workspace between cut I and the one 2^k later."""
+
+    @staticmethod
+    def of(words: NDArray[np.uint64], unit_bytes: Sequence[int], *, chain: bool) -> Workspaces:
+        """The workspaces of units; `words` has those inside every cut, and in a `chain` each contains the last."""
+        sizes = sorted({size for size in unit_bytes if size}, reverse=True)
+        masks = np.zeros((len(sizes), words.shape[1]), dtype=np.uint64)
+        row = {size: number for number, size in enumerate(sizes)}
+        for unit, size in enumerate(unit_bytes):
+            if size:
+                masks[row[size], unit // 64] |= np.uint64(1 << unit % 64)
+        found = Workspaces(words, np.array(sizes, dtype=float), masks, np.zeros((0, len(words))))
+        if not (chain and sizes):
+            return found
+        return Workspaces(words, found.sizes, masks, _ranges(found))
+
+    def between(self, cuts: int | Ints, targets: Ints) -> Floats:
+        """The largest workspace of the units between each of `targets` and a cut, or between each and a cut of its
+        own."""
+        if len(self.ranges):
+            row = np.frexp(np.asarray(cuts - targets, dtype=float))[1] - 1
+            return np.asarray(np.maximum(self.ranges[row, targets], self.ranges[row, cuts - (1 << row)]))
+        return self._tried(cuts, targets)
+
+    def _tried(self, cuts: int | Ints, targets: Ints) -> Floats:
+        found, left = np.zeros(len(targets)), np.arange(len(targets))
+        if not len(self.sizes):
+            return found
+        inside = self.words[cuts] & ~self.words[targets]
+        for size, mask in zip(self.sizes.tolist(), self.masks, strict=True):
+            held = (inside[left] & mask).any(axis=1)
+            found[left[held]] = size
+            left = left[~held]
+        return found
+
+
+def _ranges(workspaces: Workspaces) -> Floats:
+    count = len(workspaces.words)
+    starts = np.arange(count - 1)
+    rows = [np.append(workspaces._tried(starts + 1, starts), 0.0)]
+    width = 1
+    while 2 * width < count:
+        shorter, longer = rows[-1], np.zeros(count)
+        longer[: count - 2 * width] = np.maximum(shorter[: count - 2 * width], shorter[width : count - width])
+        rows.append(longer)
+        width *= 2
+    return np.array(rows)

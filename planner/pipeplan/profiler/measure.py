@@ -1,0 +1,274 @@
+"""Measure a model in this process: trace it, run it layer by layer and as a whole, and keep medians of the times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeplan.cluster_data.local import local_processors
+from pipeplan.errors import InputError
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profiler.busy_cores import BusyCores, load_obstacle
+from pipeplan.profiler.clock import BRIEF, THOROUGH, Aim, Clock, CPUClock, CUDAClock, sample_notes
+from pipeplan.profiler.estimate.flops import counted_work
+from pipeplan.profiler.job_checks import CheckedTraining, check_training
+from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.memory import (
+    check_fits_in_memory,
+    device_memory_message,
+    failed_allocation_bytes,
+    limited_memory,
+    out_of_memory_message,
+)
+from pipeplan.profiler.optimizer_step import StepCost
+from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
+from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, profile_from
+from pipeplan.profiler.overhead import copies_remarks, copies_seconds
+from pipeplan.profiler.passes import MeasuringGroup, Passes, training_loss
+from pipeplan.profiler.remarks import (
+    batch_norm_remarks,
+    evaluation_remarks,
+    lacking_remarks,
+    layer_sum_remarks,
+    promise_remarks,
+    tie_remarks,
+    unread_parameter_remarks,
+)
+from pipeplan_launch.allocator import keep_freed_memory
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.job import Batch, Job
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.telemetry.memory import free_bytes, resident_bytes
+from pipeplan_launch.tracing.trace import TracedModel
+
+LOST = "a process that kept a core busy has ended"
+
+
+def profile_in_process(ref: str, options: ProfilerOptions, progress: Progress, group: MeasuringGroup) -> Profile:
+    """Profile the model in this process, at the same time as the other processes of `group`.
+
+    Raises `InputError`, which says how much memory is needed if the model does not fit.
+    """
+    measurement, resident = _Measurement(ref, options, progress, group), resident_bytes()
+    try:
+        with limited_memory(measurement.free):
+            return measurement.profile()
+    except Exception as error:
+        traced = measurement.traced
+        minibatch = options.minibatch or (traced.minibatch if traced else None)
+        if isinstance(error, torch.OutOfMemoryError):
+            raise InputError(device_memory_message(ref, options.device, minibatch, error, traced)) from error
+        requested = failed_allocation_bytes(error)
+        if requested is not None:
+            largest, free = max(options.batches, default=minibatch), measurement.free
+            raise InputError(out_of_memory_message(ref, largest, free, resident, requested, traced)) from error
+        if isinstance(error, LaunchError):
+            raise InputError(str(error)) from error
+        raise
+
+
+class _Measurement:
+    """The measurement of one model, as far as it has come."""
+
+    job: Job
+
+    def __init__(self, ref: str, options: ProfilerOptions, progress: Progress, group: MeasuringGroup) -> None:
+        self.ref, self.options, self.progress, self.group = ref, options, progress, group
+        free = free_bytes() if options.device == "cpu" else None
+        self.free = None if free is None else free // group.processes
+        """Free memory for this process in bytes; None if unknown."""
+        self.busy = load_processes(options)
+        self.traced: TracedModel | None = None
+        self.remarks: list[str] = []
+        self.measured: list[MeasuredSize] = []
+
+    def profile(self) -> Profile:
+        """Trace the model, check it, and measure it at all sizes."""
+        options, remarks = self.options, self.remarks
+        self.progress(0, 0, "loading the model")
+        keep_freed_memory()
+        torch.set_num_threads(options.threads)
+        job = self.job = load_job(self.ref, options.seed)
+        sizes = options.batches or (job.minibatch,)
+        checked = check_training(job, sizes[0], options, self.free, self.progress)
+        traced = self.traced = checked.traced
+        if len(sizes) > 1 and not traced.dynamic_batch:
+            raise InputError(
+                f"{self.ref!r} can only be traced for one microbatch size at a time: give --microbatch one number, and "
+                "measure the others in runs of their own"
+            )
+        check_fits_in_memory(self.ref, traced, max(sizes), self.free)
+        remarks += [*lacking_remarks(job), *checked.remarks, *unread_parameter_remarks(traced), *tie_remarks(traced)]
+        remarks += evaluation_remarks(job, traced)
+        first = self._measure(traced, sizes[0], THOROUGH)
+        for size in sizes[1:]:
+            self._measure(traced, size, THOROUGH)
+        for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
+            try:
+                self._measure(traced, size, BRIEF)
+            except Exception as error:  # the model works at its own size, so that a smaller one is not needed
+                remarks.append(f"microbatch {size}, and anything smaller, was not measured: {_reason(error)}")
+                break
+        remarks += batch_norm_remarks(traced, len(self.measured))
+        remarks += copies_remarks(copies_seconds(first.run, first.clock), self.measured[0].forward_s)
+        read_s = self._reading_s(first)
+        with _load(first, self.busy) as load:
+            steps = first.steps(charged_parameters(traced), load)
+        return self._profile(checked, steps, read_s)
+
+    def _measure(self, traced: TracedModel, minibatch: int, aim: Aim) -> Passes:
+        """Measure the model at one size, after a first pass that inspects it. Returns the passes over the model."""
+        options = self.options
+        passes = self._passes(traced, minibatch)
+        saved = passes.inspect(self.ref, measure_all=options.measure_all)
+        if not self.measured:
+            self.remarks += promise_remarks(self.job, traced, passes.run.batch)
+        passes.warm_up(options.warmup)
+        with _load(passes, self.busy) as load:
+            samples, loaded = passes.measure(options.repeats, aim, load)
+        self.measured.append(
+            MeasuredSize(
+                traced,
+                minibatch,
+                samples,
+                aim,
+                saved,
+                passes.run.alike,
+                passes.overhead,
+                passes.warmed,
+                passes.workspaces(),
+                waits=options.processes > 1 and options.threads > 1,
+                loaded=None if load is None or load.lost else loaded,
+            )
+        )
+        return passes
+
+    def _passes(self, traced: TracedModel, minibatch: int) -> Passes:
+        if self.options.device == "cuda":
+            torch.cuda.empty_cache()  # blocks that were kept for another size would not fit this one
+        job, device = self.job, torch.device(self.options.device)
+        job.model.to(device).train()
+        if traced.loss_state is not None:
+            traced.loss_state.to(device)
+        batch = _batch(job, minibatch, device)
+        run = LayerRun(traced, batch, training_loss(job, batch), minibatch, device)
+        return Passes(job, run, _clock(self.options), self.progress, self.group)
+
+    def _reading_s(self, passes: Passes) -> float:
+        """Time of reading a minibatch; 0, and a remark, where the data fails on samples that nothing else reads."""
+        try:
+            return passes.reading()
+        except Exception as error:
+            self.remarks.append(f"reading samples was not measured, and would fail in training: {_reason(error)}")
+            return 0.0
+
+    def _profile(self, checked: CheckedTraining, steps: StepCost, read_s: float) -> Profile:
+        measured, traced = self.measured, checked.traced
+        if self.busy and any(size.loaded is None for size in measured):
+            why = load_obstacle(self.busy) or LOST
+            self.remarks.append(f"times with all cores busy were not measured: {why}")
+            measured = [replace(size, loaded=None) for size in measured]
+        sizes = [size.size(steps) for size in measured]
+        remarks = [*self.remarks, *layer_sum_remarks(sizes[0])]
+        return profile_from(
+            self.ref,
+            self.job,
+            traced,
+            self.options.granularity,
+            sizes,
+            _provenance(self.options, self.job, measured, remarks),
+            graph_hash=traced.graph_hash,
+            step_s=steps.fixed_s,
+            work=counted_work(self.job, traced, sizes[0].minibatch),
+            whole_forward_s=sizes[0].whole_forward_s,
+            whole_backward_s=sizes[0].whole_backward_s,
+            peak_bytes=steps.peak_bytes,
+            read_s=read_s,
+            taken_whole=checked.taken_whole,
+            unchecked=checked.outcome.skipped,
+        )
+
+
+def load_processes(options: ProfilerOptions) -> int:
+    """Busy processes while times under load are measured, one for each core; 0 where no such times are."""
+    wanted = options.load and options.device == "cpu" and options.threads == 1 and options.processes == 1
+    cores = local_processors().cores if wanted else 0
+    return cores if cores > 1 else 0
+
+
+@contextmanager
+def _load(passes: Passes, busy: int) -> Iterator[BusyCores | None]:
+    """Copies of this process, `busy` processes in all, that run the same passes; None where these cannot be had."""
+    if not busy or load_obstacle(busy):
+        yield None
+    else:
+        with passes.busy_cores(busy) as load:
+            yield load
+
+
+def _clock(options: ProfilerOptions) -> Clock:
+    return CUDAClock() if options.device == "cuda" else CPUClock(options.threads, options.processes)
+
+
+def _batch(job: Job, minibatch: int, device: torch.device) -> Batch:
+    batch = job.example_batch(minibatch)
+
+    def move(value: Any) -> Any:
+        return torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
+
+    return Batch(move(batch.inputs), move(batch.target), batch.names)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, (InputError, LaunchError)) else describe_error(error)
+
+
+def _provenance(
+    options: ProfilerOptions, job: Job, measured: Sequence[MeasuredSize], remarks: Sequence[str]
+) -> dict[str, Any]:
+    first = measured[0]
+    busy = load_processes(options) if first.loaded is not None else 0
+    notes = dict.fromkeys(
+        f"at microbatch {size.minibatch}, {note}" if len(measured) > 1 else note
+        for size in measured
+        for note in sample_notes(size.samples, size.aim)
+    )
+    return {
+        "kind": "measured",
+        "device": options.device,
+        "device_name": torch.cuda.get_device_name() if options.device == "cuda" else local_processors().name,
+        "how": _method(options, job, first, busy),
+        "threads": options.threads,
+        "warmup": first.warmed,
+        "repeats": first.samples.passes,
+        "processes": options.processes,
+        "notes": (*notes, *remarks),
+        "load_processes": busy,
+    }
+
+
+def _method(options: ProfilerOptions, job: Job, first: MeasuredSize, busy: int) -> str:
+    """The method of measurement, as text for people."""
+    how = (
+        f"each layer by itself, in full forward and backward passes over the model; {_clock(options).how}; median and "
+        f"interquartile range of {first.samples.passes} passes after {first.warmed} to warm up; less the time of an "
+        f"empty layer, {first.overhead.forward_s * 1e6:.1f} µs forward and "
+        f"{first.overhead.backward_s * 1e6:.1f} µs backward, which a stage spends once"
+    )
+    if first.alike:
+        how += "; of several layers that are the same computation only one was measured"
+    if options.processes > 1:
+        how += "; medians over the processes"
+    if first.loaded is not None:
+        how += f"; in turns also {first.loaded.passes} passes while {busy} processes ran the same"
+    if first.waits:
+        how += ", with the time that a pass spends waiting for cores spread over its layers"
+    if job.loss is None or job.data is None:
+        how += "; without a loss or targets, the backward pass starts from the sum of the outputs"
+    return how
