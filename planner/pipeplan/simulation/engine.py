@@ -19,42 +19,57 @@ card     With `Scenario.cards`, a message or the hidden part of an all-reduce is
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from pipeplan.errors import InputError
-from pipeplan.simulation.events import Pass, SimulatedEvents
-from pipeplan.simulation.fair_share import RING_WEIGHT, SharedNetwork, Use
+from pipeplan.simulation.events import EventQueue, Pass, SimulatedEvents
+from pipeplan.simulation.fair_share import RING_WEIGHT, SharedNetwork
 from pipeplan.simulation.message_order import message_order
 from pipeplan.simulation.scenario import Scenario, StageLoad
-from pipeplan.simulation.serial_links import Carrier, LinkJob, PostedReceives, SerialLink, boundary_links
+from pipeplan.simulation.serial_links import Carrier, Route, SerialLink, boundary_links
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.one_order import Direction
-from pipeplan_launch.plan.schedule import Action, ActionKind, device_actions
+from pipeplan_launch.plan.schedule import POSTED_RECEIVES, Action, ActionKind, device_actions
 
 EVENTS_BETWEEN_LOOKS = 256
 """The clock is looked at once for so many events."""
+FORWARD, BACKWARD, WEIGHTS, REDUCE, UPDATE = ActionKind
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Worker:
     """The state of one stage on one replica."""
 
     stage: int
     replica: int
-    arrived: set[Action] = field(default_factory=set)
-    """Actions whose message has arrived, or updates whose all-reduce lets them start."""
+    load: StageLoad
+    cores: int | None = None
+    """The kind of flow that its computing is, where it shares the cores of its server."""
+    seat: _Seat = field(init=False)
+    routes: dict[_Worker, Route] = field(default_factory=dict)
+    """The routes to the workers of the next stage and the previous one."""
+    activations: set[int] = field(default_factory=set)
+    """Minibatches whose activations have arrived."""
+    gradients: set[int] = field(default_factory=set)
+    """Minibatches whose gradients have arrived."""
+    reduced: set[int] = field(default_factory=set)
+    """Groups whose all-reduce lets their update start."""
     awaiting_backward: set[int] = field(default_factory=set)
     """Minibatches between the end of their forward and the start of their backward pass."""
     joined: set[int] = field(default_factory=set)
     """Minibatches whose gradients of the weights were computed with those of the inputs."""
     awaits_at_once: set[int] = field(default_factory=set)
     """Groups whose update directly follows the start of their all-reduce."""
+    taken: int = 0
+    """Minibatches whose activations it has taken from their receives."""
+    held: dict[int, tuple[Route, Action]] = field(default_factory=dict)
+    """Messages whose receive is not posted yet, by their minibatch."""
 
 
-@dataclass
+@dataclass(eq=False, slots=True)
 class _Seat:
     """A worker: the actions that it runs in order, each with the stage, of which it may have several."""
 
@@ -62,271 +77,72 @@ class _Seat:
     head: tuple[_Worker, Action] | None = None
     busy: bool = False
 
-    def pop(self) -> None:
-        """Move on to the next action."""
-        self.head = next(self.stream, None)
-
 
 class _Engine:
     def __init__(self, scenario: Scenario, minibatches: int) -> None:
         self._scenario = scenario
-        self._last = len(scenario.stages) - 1
-        self._now = 0.0
-        self._events: list[tuple[float, int, int, Callable[[], None]]] = []
-        self._count = 0
+        self._queue = EventQueue()
         self._actions: list[Pass] = []
-        self._joined: dict[tuple[int, int], int] = {}
-        self._waited: dict[tuple[int, int], float] = {}
-        """(stage, group) -> time since which the drained replicas have only waited for this all-reduce."""
+        self._network = None if scenario.cards is None else SharedNetwork(self._queue)
+        self._carrier = Carrier(self._queue, self._network)
+        self._order = message_order(scenario, minibatches)
         self._workers = [
-            [_Worker(stage, replica) for replica in range(load.replicas)] for stage, load in enumerate(scenario.stages)
+            [_Worker(stage, replica, load, self._cores(worker)) for replica, worker in enumerate(load.workers)]
+            for stage, load in enumerate(scenario.stages)
         ]
         self._seats = self._make_seats(minibatches)
         self._activations = [boundary_links(f"stage {i + 1} → {i + 2}", hops) for i, hops in enumerate(scenario.hops)]
         self._gradients = [boundary_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
-        self._network = None if scenario.cards is None else SharedNetwork(lambda: self._now, self._at)
-        self._carrier = Carrier(lambda: self._now, self._at, self._network)
-        self._order = message_order(scenario, minibatches)
-        pairs = self._network is not None and self._order is None
-        self._receives = PostedReceives([load.replicas for load in scenario.stages]) if pairs else None
+        self._has_pairs = self._network is not None and self._order is None
+        """Whether each two workers have a link of their own in each direction."""
         self._pairs: dict[tuple[int, int, ActionKind], SerialLink] = {}
         """The link of each two workers, by the kind of action that makes its messages."""
+        self._reduces = self._all_reduces()
+        self._joined: dict[tuple[int, int], int] = {}
+        """(stage, group) -> the replicas that have joined its all-reduce."""
+        self._waited: dict[tuple[int, int], float] = {}
+        """(stage, group) -> time since which the drained replicas have only waited for this all-reduce."""
+
+    def _cores(self, worker: int) -> int | None:
+        """The kind of flow that the computing of a worker is, where its server's cores are shared."""
+        cards = self._scenario.cards
+        use = {} if cards is None else cards.computing(worker)
+        return self._network.kind(use) if use and self._network is not None else None
+
+    def _make_seats(self, minibatches: int) -> list[_Seat]:
+        """The seats of all workers, each with its stream of actions."""
+        seats: dict[tuple[int | None, int, int], _Seat] = {}
+        for worker in (worker for stage in self._workers for worker in stage):
+            device = self._scenario.shapes[worker.stage].device
+            place = device, -1 if device is not None else worker.stage, worker.replica
+            if place not in seats:
+                seats[place] = _Seat(self._stream(worker, device, minibatches))
+            worker.seat = seats[place]
+        return list(seats.values())
+
+    def _stream(self, worker: _Worker, device: int | None, minibatches: int) -> Iterator[tuple[_Worker, Action]]:
+        """The actions of a worker in order, of all its stages if it has a `device`."""
+        schedule, shapes, replica = self._scenario.schedule, self._scenario.shapes, worker.replica
+        if device is None:
+            for action in schedule.stream(shapes, worker.stage, replica, minibatches):
+                yield worker, action
+        else:
+            for stage, action in device_actions(schedule, shapes, device, replica, minibatches):
+                yield self._workers[stage][replica], action
+
+    def _all_reduces(self) -> list[Route]:
+        """The route of the all-reduces of every stage."""
+        scenario, network = self._scenario, self._network
         # Copies of a pipeline are in different components, and all stages share the link between these.
         shared = SerialLink("all-reduce")
-        self._sync = [
-            shared if scenario.copies > 1 else SerialLink(f"all-reduce of stage {stage + 1}")
-            for stage in range(self._last + 1)
-        ]
-
-    def _make_seats(self, minibatches: int) -> dict[tuple[int, int], _Seat]:
-        """The worker of every (stage, replica)."""
-        seats: dict[tuple[int, int], _Seat] = {}
-        by_device: dict[tuple[int, int], _Seat] = {}
-        for worker in (worker for stage in self._workers for worker in stage):
-            place, device = (worker.stage, worker.replica), self._scenario.shapes[worker.stage].device
-            if device is None:
-                seats[place] = _Seat(self._stream(worker, minibatches))
-                continue
-            if (device, worker.replica) not in by_device:
-                by_device[device, worker.replica] = _Seat(self._device_stream(device, worker.replica, minibatches))
-            seats[place] = by_device[device, worker.replica]
-        return seats
-
-    def _stream(self, worker: _Worker, minibatches: int) -> Iterator[tuple[_Worker, Action]]:
-        scenario = self._scenario
-        for action in scenario.schedule.stream(scenario.shapes, worker.stage, worker.replica, minibatches):
-            yield worker, action
-
-    def _device_stream(self, device: int, replica: int, minibatches: int) -> Iterator[tuple[_Worker, Action]]:
-        scenario = self._scenario
-        for stage, action in device_actions(scenario.schedule, scenario.shapes, device, replica, minibatches):
-            yield self._workers[stage][replica], action
-
-    def run(self, deadline: Deadline) -> SimulatedEvents:
-        """Play all streams to their ends.
-
-        Raises an `InputError` on a deadlock, with a worker and what it waits for, and `OutOfTime` at the deadline.
-        """
-        seats = list({id(seat): seat for seat in self._seats.values()}.values())
-        for seat in seats:
-            seat.pop()
-        for seat in seats:
-            self._advance_seat(seat)
-        while self._events:
-            self._now, _, number, event = heapq.heappop(self._events)
-            event()
-            if number % EVENTS_BETWEEN_LOOKS == 0:
-                deadline.check()
-        stuck = next((seat.head for seat in seats if seat.head is not None), None)
-        if stuck is not None:
-            raise InputError(self._deadlock(*stuck))
-        if not math.isfinite(self._now):
-            raise InputError("the times of the plan are too long to add up")
-        transfers = sorted(self._carrier.transfers, key=lambda done: done.start_s)
-        return SimulatedEvents(tuple(self._actions), tuple(transfers), self._now)
-
-    def _at(self, time_s: float, event: Callable[[], None], rank: int = -1) -> None:
-        """Schedule an event. Events at the same time happen by rank, then in the order in which they were scheduled."""
-        self._count += 1
-        heapq.heappush(self._events, (time_s, rank, self._count, event))
-
-    def _advance(self, worker: _Worker) -> None:
-        """Start all actions that the worker of this stage can start now."""
-        self._advance_seat(self._seats[worker.stage, worker.replica])
-
-    def _advance_seat(self, seat: _Seat) -> None:
-        while not seat.busy and seat.head is not None and self._may_start(*seat.head):
-            worker, action = seat.head
-            load = self._scenario.stages[worker.stage]
-            seat.pop()
-            worker.arrived.discard(action)
-            match action.kind:
-                case ActionKind.FORWARD:
-                    if self._receives is not None:
-                        self._receives.take(worker.stage, action.index)
-                    self._compute(worker, action, load.forward_s)
-                case ActionKind.BACKWARD:
-                    worker.awaiting_backward.remove(action.index)
-                    joined = self._is_joined(seat, worker, action)
-                    self._compute(worker, action, load.backward_s - (0.0 if joined else load.weights_s))
-                case ActionKind.WEIGHTS:
-                    joined = action.index in worker.joined
-                    worker.joined.discard(action.index)
-                    self._compute(worker, action, 0.0 if joined else load.weights_s)
-                case ActionKind.REDUCE:
-                    self._join(worker, action.index)
-                case ActionKind.UPDATE:
-                    began_s = self._waited.get((worker.stage, action.index))
-                    self._compute(worker, action, self._parts(load)[1] + load.step_s, began_s)
-
-    def _is_joined(self, seat: _Seat, worker: _Worker, action: Action) -> bool:
-        """Whether W directly follows B on a worker with several stages, and no other worker waits for B's gradient."""
-        follows = seat.head == (worker, Action(ActionKind.WEIGHTS, action.index))
-        shapes, stage = self._scenario.shapes, worker.stage
-        at_home = stage == 0 or shapes[stage - 1].device == shapes[stage].device
-        if follows and at_home and self._scenario.schedule.virtual is not None:
-            worker.joined.add(action.index)
-        return action.index in worker.joined
-
-    def _may_start(self, worker: _Worker, action: Action) -> bool:
-        if self._order is not None and not self._order.may_compute((worker.stage, worker.replica), action):
-            return False
-        return self._ready(worker, action)
-
-    def _ready(self, worker: _Worker, action: Action) -> bool:
-        match action.kind:
-            case ActionKind.FORWARD:
-                return worker.stage == 0 or action in worker.arrived
-            case ActionKind.BACKWARD:
-                gradient_ready = worker.stage == self._last or action in worker.arrived
-                return gradient_ready and action.index in worker.awaiting_backward
-            case ActionKind.WEIGHTS | ActionKind.REDUCE:
-                return True
-            case ActionKind.UPDATE:
-                return action in worker.arrived
-
-    def _compute(self, worker: _Worker, action: Action, duration_s: float, began_s: float | None = None) -> None:
-        """Keep a worker busy for `duration_s`; `began_s` is the time since which it has waited for the same action."""
-        self._seats[worker.stage, worker.replica].busy = True
-        start_s = self._now if began_s is None else began_s
-        cores = self._cores(worker)
-        if cores and self._network is not None:
-
-            def computed() -> None:
-                self._actions.append(Pass(worker.stage, worker.replica, action, start_s, self._now))
-                self._finish(worker, action)
-
-            self._network.start(duration_s, cores, computed)
-            return
-        self._actions.append(Pass(worker.stage, worker.replica, action, start_s, self._now + duration_s))
-        # Replicas that finish at the same time send in the order of their minibatches.
-        self._at(self._now + duration_s, lambda: self._finish(worker, action), action.index)
-
-    def _cores(self, worker: _Worker) -> Use:
-        """Use of the server's cores by a worker that computes, where they are shared."""
-        cards = self._scenario.cards
-        return {} if cards is None else cards.computing(self._scenario.stages[worker.stage].workers[worker.replica])
-
-    def _finish(self, worker: _Worker, action: Action) -> None:
-        self._seats[worker.stage, worker.replica].busy = False
-        match action.kind:
-            case ActionKind.FORWARD:
-                worker.awaiting_backward.add(action.index)
-                if worker.stage < self._last:
-                    self._send(self._activations[worker.stage], worker.stage, worker.stage + 1, action)
-            case ActionKind.BACKWARD if worker.stage > 0:
-                self._send(self._gradients[worker.stage - 1], worker.stage - 1, worker.stage - 1, action)
-            case _:
-                pass
-        if self._order is not None:
-            self._order.computed(worker.stage, action)
-        self._advance(worker)
-
-    def _send(self, links: list[list[SerialLink]], boundary: int, target: int, action: Action) -> None:
-        """Queue a message on its link; it arrives at the receiver after the transfer and the latency."""
-        turn, copy = divmod(action.index, self._scenario.copies)
-        hop = self._scenario.hops[boundary][copy]
-        busy_s = hop.transmit_s if action.kind is ActionKind.FORWARD else hop.back_s
-        replicas = self._workers[target]
-        receiver = replicas[action.index % len(replicas)]
-        use = self._use(action, boundary, copy)
-        forward = action.kind is ActionKind.FORWARD
-        sender = boundary if forward else boundary + 1
-        message = Direction.ACTIVATIONS if forward else Direction.GRADIENTS, sender, action.index
-
-        def flown() -> None:
-            self._at(self._now + hop.latency_s, lambda: self._arrive(receiver, action))
-            if self._order is not None:
-                self._order.arrived(*message)
-                self._advance(self._workers[sender][action.index % len(self._workers[sender])])
-
-        job = LinkJob(action.index, busy_s, 0.0, use, begun=lambda _: None, flown=flown)
-        link = links[copy][turn % hop.links]
-        if self._receives is not None:
-            own = self._link_of_pair(boundary, action, link.row)
-            self._receives.start(target, action, lambda: self._carrier.carry(own, job))
-        elif self._order is None:
-            self._carrier.carry(link, job)
-        else:
-            self._order.made(*message, lambda: self._carrier.carry(link, job))
-
-    def _ends(self, boundary: int, action: Action) -> tuple[int, int]:
-        """The workers that send and receive the message that this action makes at a boundary."""
-        ends = self._scenario.stages[boundary : boundary + 2]
-        before, behind = (load.workers[action.index % load.replicas] for load in ends)
-        return (before, behind) if action.kind is ActionKind.FORWARD else (behind, before)
-
-    def _link_of_pair(self, boundary: int, action: Action, row: str) -> SerialLink:
-        """The link between the two workers of a message that this action makes at a boundary."""
-        sender, receiver = self._ends(boundary, action)
-        pair = f"worker {sender} → {receiver}"
-        return self._pairs.setdefault((sender, receiver, action.kind), SerialLink(row, pair))
-
-    def _use(self, action: Action, boundary: int, copy: int) -> Use:
-        """Use of cards by a message: activations to the next stage, or gradients back."""
-        if self._scenario.cards is None:
-            return {}
-        sender, receiver = self._ends(boundary, action)
-        return self._scenario.cards.message(sender, receiver, self._scenario.hops[boundary][copy].bandwidth)
-
-    def _arrive(self, worker: _Worker, action: Action) -> None:
-        worker.arrived.add(action)
-        self._advance(worker)
-
-    def _join(self, worker: _Worker, group: int) -> None:
-        """Let one replica join the all-reduce of its group, which starts when the last replica joins."""
-        update = Action(ActionKind.UPDATE, group)
-        if self._seats[worker.stage, worker.replica].head == (worker, update):
-            worker.awaits_at_once.add(group)
-        key = worker.stage, group
-        self._joined[key] = self._joined.get(key, 0) + 1
-        replicas = self._workers[worker.stage]
-        if self._joined[key] < len(replicas):
-            return
-        del self._joined[key]
-        hidden, exposed = self._parts(self._scenario.stages[worker.stage])
-        # Under a flush, replicas go on at the end of the all-reduce, which cards may delay, and not at its start.
-        waits = self._network is not None and self._scenario.drains
-        early = [replica for replica in replicas if group in replica.awaits_at_once and not waits]
-        late = [replica for replica in replicas if replica not in early]
-        for replica in replicas:
-            replica.awaits_at_once.discard(group)
-
-        def begun(start: float) -> None:
-            if waits:
-                self._waited[key] = start
-            for replica in early:
-                self._release(replica, update, start)
-
-        def flown() -> None:
-            for replica in late:
-                self._release(replica, update, self._now)
-
-        use = self._scenario.cards.ring(worker.stage) if self._scenario.cards is not None else {}
-        self._carrier.carry(self._sync[worker.stage], LinkJob(group, hidden, exposed, use, begun, flown, RING_WEIGHT))
-
-    def _release(self, worker: _Worker, update: Action, time_s: float) -> None:
-        self._at(time_s, lambda: self._arrive(worker, update))
+        routes = []
+        for stage, load in enumerate(scenario.stages):
+            link = shared if scenario.copies > 1 else SerialLink(f"all-reduce of stage {stage + 1}")
+            kind = 0
+            if scenario.cards is not None and network is not None:
+                kind = network.kind(scenario.cards.ring(stage), RING_WEIGHT)
+            routes.append(Route(link, *self._parts(load), kind, self._reduce_begun, self._reduce_flown))
+        return routes
 
     def _parts(self, load: StageLoad) -> tuple[float, float]:
         """The hidden and the exposed part of an all-reduce, in seconds."""
@@ -336,13 +152,211 @@ class _Engine:
             return (left_s, 0.0) if self._network is not None else (0.0, left_s)
         return load.hidden_s(overlap), load.exposed_s(overlap)
 
+    def run(self, deadline: Deadline) -> SimulatedEvents:
+        """Play all streams to their ends.
+
+        Raises an `InputError` on a deadlock, with a worker and what it waits for, and `OutOfTime` at the deadline.
+        """
+        queue, network, count = self._queue, self._network, 0
+        for seat in self._seats:
+            seat.head = next(seat.stream, None)
+        for seat in self._seats:
+            self._advance(seat)
+        while True:
+            if network is not None and network.is_changed and queue.next_s > queue.now:
+                network.plan()
+            if not queue.pop():
+                break
+            count += 1
+            if count % EVENTS_BETWEEN_LOOKS == 0:
+                deadline.check()
+        stuck = next((seat.head for seat in self._seats if seat.head is not None), None)
+        if stuck is not None:
+            raise InputError(self._deadlock(*stuck))
+        if not math.isfinite(queue.now):
+            raise InputError("the times of the plan are too long to add up")
+        transfers = sorted(self._carrier.transfers, key=lambda done: done.start_s)
+        return SimulatedEvents(tuple(self._actions), tuple(transfers), queue.now)
+
+    def _advance(self, seat: _Seat) -> None:
+        """Start all actions that a worker can start now."""
+        while not seat.busy and seat.head is not None:
+            worker, action = seat.head
+            kind, index, load = action.kind, action.index, worker.load
+            if self._order is not None and not self._order.may_compute((worker.stage, worker.replica), action):
+                return
+            if kind is FORWARD:
+                if worker.stage > 0 and index not in worker.activations:
+                    return
+                seat.head = next(seat.stream, None)
+                worker.activations.discard(index)
+                self._post_receive(worker, index)
+                self._compute(worker, action, load.forward_s)
+            elif kind is BACKWARD:
+                is_last = worker.stage == len(self._workers) - 1
+                if index not in worker.awaiting_backward or not (is_last or index in worker.gradients):
+                    return
+                seat.head = next(seat.stream, None)
+                worker.gradients.discard(index)
+                worker.awaiting_backward.remove(index)
+                joined = load.weights_s > 0 and self._joins_weights(worker, index)
+                self._compute(worker, action, load.backward_s - (0.0 if joined else load.weights_s))
+            elif kind is WEIGHTS:
+                seat.head = next(seat.stream, None)
+                joined = index in worker.joined
+                worker.joined.discard(index)
+                self._compute(worker, action, 0.0 if joined else load.weights_s)
+            elif kind is REDUCE:
+                seat.head = next(seat.stream, None)
+                self._join(worker, index)
+            else:
+                if index not in worker.reduced:
+                    return
+                seat.head = next(seat.stream, None)
+                worker.reduced.discard(index)
+                busy_s = self._reduces[worker.stage].rest_s + load.step_s
+                self._compute(worker, action, busy_s, self._waited.get((worker.stage, index)))
+
+    def _joins_weights(self, worker: _Worker, index: int) -> bool:
+        """Whether W directly follows B on a worker with several stages, and no other worker waits for B's gradient."""
+        follows = worker.seat.head == (worker, Action(WEIGHTS, index))
+        shapes, stage = self._scenario.shapes, worker.stage
+        at_home = stage == 0 or shapes[stage - 1].device == shapes[stage].device
+        if follows and at_home and self._scenario.schedule.virtual is not None:
+            worker.joined.add(index)
+        return index in worker.joined
+
+    def _compute(self, worker: _Worker, action: Action, duration_s: float, began_s: float | None = None) -> None:
+        """Keep a worker busy for `duration_s`; `began_s` is the time since which it has waited for the same action."""
+        worker.seat.busy = True
+        now = self._queue.now
+        start_s = now if began_s is None else began_s
+        if worker.cores is not None and self._network is not None:
+            self._network.start(duration_s, worker.cores, self._computed, worker, action, start_s)
+            return
+        self._actions.append(Pass(worker.stage, worker.replica, action, start_s, now + duration_s))
+        # Replicas that finish at the same time send in the order of their minibatches.
+        self._queue.at(now + duration_s, action.index, self._finish, worker, action)
+
+    def _computed(self, worker: _Worker, action: Action, start_s: float) -> None:
+        """Finish an action that shared the cores of its server."""
+        self._actions.append(Pass(worker.stage, worker.replica, action, start_s, self._queue.now))
+        self._finish(worker, action)
+
+    def _finish(self, worker: _Worker, action: Action) -> None:
+        worker.seat.busy = False
+        if action.kind is FORWARD:
+            worker.awaiting_backward.add(action.index)
+            if worker.stage < len(self._workers) - 1:
+                self._send(worker, self._workers[worker.stage + 1], action)
+        elif action.kind is BACKWARD and worker.stage > 0:
+            self._send(worker, self._workers[worker.stage - 1], action)
+        if self._order is not None:
+            self._order.computed(worker.stage, action)
+        self._advance(worker.seat)
+
+    def _send(self, sender: _Worker, receivers: list[_Worker], action: Action) -> None:
+        """Queue a message on its link; it arrives at the receiver after the transfer and the latency."""
+        receiver = receivers[action.index % len(receivers)]
+        route = sender.routes.get(receiver)
+        if route is None:
+            route = sender.routes[receiver] = self._route(sender, receiver, action)
+        if self._order is not None:
+            carry = partial(self._carrier.carry, route, action.index, action)
+            self._order.made(_direction(action), sender.stage, action.index, carry)
+        elif self._has_pairs and self._is_held(receiver, action, len(receivers)):
+            receiver.held[action.index] = route, action
+        else:
+            self._carrier.carry(route, action.index, action)
+
+    def _route(self, sender: _Worker, receiver: _Worker, action: Action) -> Route:
+        """The route of all messages from one worker to another, of which this action makes the first."""
+        boundary, forward = min(sender.stage, receiver.stage), action.kind is FORWARD
+        turn, copy = divmod(action.index, self._scenario.copies)
+        hop = self._scenario.hops[boundary][copy]
+        links = (self._activations if forward else self._gradients)[boundary][copy]
+        link, kind = links[turn % hop.links], 0
+        ends = (sender.load.workers[sender.replica], receiver.load.workers[receiver.replica])
+        if self._has_pairs:
+            pair = SerialLink(link.row, f"worker {ends[0]} → {ends[1]}")
+            link = self._pairs.setdefault((*ends, action.kind), pair)
+        if self._scenario.cards is not None and self._network is not None:
+            use = self._scenario.cards.message(*ends, hop.bandwidth)
+            kind = self._network.kind(use, is_message=self._has_pairs)
+        flown = partial(self._message_flown, sender, receiver, hop.latency_s)
+        return Route(link, hop.transmit_s if forward else hop.back_s, 0.0, kind, None, flown)
+
+    def _message_flown(self, sender: _Worker, receiver: _Worker, latency_s: float, action: Action) -> None:
+        arrived = receiver.activations if action.kind is FORWARD else receiver.gradients
+        self._queue.at(self._queue.now + latency_s, -1, self._arrive, receiver, arrived, action.index)
+        if self._order is not None:
+            self._order.arrived(_direction(action), sender.stage, action.index)
+            self._advance(sender.seat)
+
+    def _arrive(self, worker: _Worker, arrived: set[int], index: int) -> None:
+        """Note that activations or gradients of a minibatch are there, or that an update may start."""
+        arrived.add(index)
+        self._advance(worker.seat)
+
+    def _is_held(self, receiver: _Worker, action: Action, replicas: int) -> bool:
+        """Whether a message waits until its receive is posted.
+
+        The executor posts the receives of a few minibatches ahead. Those of gradients are posted before the activations
+        leave, so gradients never wait.
+        """
+        return action.kind is FORWARD and action.index // replicas >= receiver.taken + POSTED_RECEIVES
+
+    def _post_receive(self, worker: _Worker, minibatch: int) -> None:
+        """Note that a worker has taken the activations of a minibatch, and posts the next receive."""
+        replicas = len(self._workers[worker.stage])
+        worker.taken = minibatch // replicas + 1
+        if (held := worker.held.pop(minibatch + POSTED_RECEIVES * replicas, None)) is not None:
+            route, action = held
+            self._carrier.carry(route, action.index, action)
+
+    def _join(self, worker: _Worker, group: int) -> None:
+        """Let one replica join the all-reduce of its group, which starts when the last replica joins."""
+        if worker.seat.head == (worker, Action(UPDATE, group)):
+            worker.awaits_at_once.add(group)
+        key = worker.stage, group
+        joined = self._joined.pop(key, 0) + 1
+        if joined < len(self._workers[worker.stage]):
+            self._joined[key] = joined
+        else:
+            self._carrier.carry(self._reduces[worker.stage], group, key)
+
+    def _waits(self) -> bool:
+        """Whether replicas go on at the end of an all-reduce, which cards may delay, and not at its start: under a
+        flush."""
+        return self._network is not None and self._scenario.drains
+
+    def _reduce_begun(self, start_s: float, key: tuple[int, int]) -> None:
+        stage, group = key
+        if self._waits():
+            self._waited[key] = start_s
+            return
+        for replica in self._workers[stage]:
+            if group in replica.awaits_at_once:
+                self._queue.at(start_s, -1, self._arrive, replica, replica.reduced, group)
+
+    def _reduce_flown(self, key: tuple[int, int]) -> None:
+        stage, group = key
+        for replica in self._workers[stage]:
+            if self._waits() or group not in replica.awaits_at_once:
+                self._queue.at(self._queue.now, -1, self._arrive, replica, replica.reduced, group)
+            replica.awaits_at_once.discard(group)
+
     def _deadlock(self, worker: _Worker, action: Action) -> str:
-        load = self._scenario.stages[worker.stage]
+        load = worker.load
         return (
-            f"schedule {self._scenario.schedule.name} comes to a deadlock after {self._now:g} s: worker "
+            f"schedule {self._scenario.schedule.name} comes to a deadlock after {self._queue.now:g} s: worker "
             f"{load.workers[worker.replica]} (stage {worker.stage + 1}) waits forever at {action}; replicas and "
             f"depths are {[(stage.replicas, stage.depth) for stage in self._scenario.stages]}: solve again with --force"
         )
+
+
+def _direction(action: Action) -> Direction:
+    return Direction.ACTIVATIONS if action.kind is FORWARD else Direction.GRADIENTS
 
 
 def simulate_schedule(scenario: Scenario, minibatches: int, deadline: Deadline = NO_DEADLINE) -> SimulatedEvents:

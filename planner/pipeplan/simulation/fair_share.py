@@ -12,12 +12,15 @@ share of a flow is divided by its weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import truediv
+from typing import Any, NamedTuple
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.plan.plan import Plan
+from pipeplan.simulation.events import EventQueue
 
 Card = tuple[int, ...]
 """(direction, level, index of the component), and for the cores of a server the number of workers that all have a core
@@ -38,158 +41,175 @@ MOST_REMEMBERED = 10_000
 """The most combinations of flows whose speeds are remembered; a schedule comes back to the same ones often."""
 
 
-@dataclass(eq=False)
-class NetworkFlow:
-    """A transfer under way."""
+class FlowKind(NamedTuple):
+    """The properties of a flow that decide its speed beside other flows."""
 
-    left_s: float
-    """Time that it still takes at full speed."""
-    use: Use
-    done: Callable[[], None]
-    """Called when it has arrived."""
+    shares: tuple[tuple[Card, float], ...]
+    """The share of each card that it uses at full speed, without cards that it does not use."""
     weight: float = 1.0
     """Its share of a card beside flows of weight 1."""
     is_message: bool = False
     """Whether it is a message, whose weight depends on the messages that began before it."""
-    speed: float = 1.0
-    """Current speed, as a share of full speed."""
-    kind: int = 0
-    """A number that it shares with the flows that have its use of cards, its weight and its kind of content."""
 
 
 class SharedNetwork:
-    """The flows that are under way, in simulated time."""
+    """The flows that are under way, in simulated time: parallel lists, in the order in which the flows started.
 
-    def __init__(self, now: Callable[[], float], at: Callable[[float, Callable[[], None]], None]) -> None:
-        """`now` returns the simulated time, `at` schedules an event at a time."""
-        self._now, self._at = now, at
-        self._flows: list[NetworkFlow] = []
+    Flows that start or arrive at the same time change the speeds once, before the time goes on (`plan`).
+    """
+
+    def __init__(self, queue: EventQueue) -> None:
+        self._queue = queue
+        self._kinds: list[FlowKind] = []
+        """Every kind of flow so far; flows name theirs by its place."""
+        self._numbers: list[int] = []
+        """The kind of each flow."""
+        self._left: list[float] = []
+        """Seconds that each flow still takes at full speed."""
+        self._speeds: list[float] = []
+        """Speed of each flow, as a share of full speed; out of date while `is_changed`."""
+        self._done: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        """What to call when each flow has arrived."""
         self._since_s = 0.0
-        self._plans = 0
-        self._kinds: dict[tuple[object, ...], tuple[int, Use]] = {}
-        self._speeds: dict[tuple[int, ...], list[float]] = {}
-        """The speeds of flows, by their kinds in the order of their starts."""
+        """The time of `_left`."""
+        self._next_s = math.inf
+        """Time of the next arrival."""
+        self._place = 0
+        """Place of the next arrival among the events of its time."""
+        self.is_changed = False
+        """Whether flows have started or arrived since the last plan."""
+        self._remembered: dict[tuple[int, ...], list[float]] = {}
+        """The speeds of flows, by their kinds."""
 
-    def start(
-        self, duration_s: float, use: Use, done: Callable[[], None], weight: float = 1.0, *, is_message: bool = False
-    ) -> None:
-        """Start a flow that takes `duration_s` at full speed; `done` is called when it has arrived."""
+    def kind(self, use: Use, weight: float = 1.0, *, is_message: bool = False) -> int:
+        """The number of a kind of flow."""
+        found = FlowKind(tuple((card, share) for card, share in use.items() if share > 0), weight, is_message)
+        if found not in self._kinds:
+            self._kinds.append(found)
+        return self._kinds.index(found)
+
+    def start(self, duration_s: float, kind: int, done: Callable[..., None], *args: Any) -> None:
+        """Start a flow that takes `duration_s` at full speed; `done(*args)` is called when it has arrived."""
         self._move()
-        key = *use.items(), weight, is_message
-        if key not in self._kinds:
-            self._kinds[key] = len(self._kinds), {card: share for card, share in use.items() if share > 0}
-        kind, shares = self._kinds[key]
-        self._flows.append(NetworkFlow(duration_s, shares, done, weight, is_message, kind=kind))
-        self._plan()
+        self._numbers.append(kind)
+        self._left.append(duration_s)
+        self._done.append((done, args))
+        self.is_changed, self._place = True, self._queue.next_place()
+        # Another flow arrives now, or this one does: before events of the same time that come later.
+        if duration_s <= 0 or self._next_s <= self._queue.now:
+            self.plan()
 
     def _move(self) -> None:
         """Account for the progress of all flows since the last call."""
-        passed, self._since_s = self._now() - self._since_s, self._now()
-        for flow in self._flows:
-            flow.left_s -= passed * flow.speed
+        passed, self._since_s = self._queue.now - self._since_s, self._queue.now
+        if passed > 0:
+            self._left = [left - passed * speed for left, speed in zip(self._left, self._speeds, strict=True)]
 
-    def _plan(self) -> None:
-        """Compute the speeds of all flows, and schedule the next arrival."""
-        self._share_cards()
-        self._plans += 1
-        if self._flows:
-            plan = self._plans
-            soonest = min(max(flow.left_s, 0.0) / flow.speed for flow in self._flows)
-            self._at(self._now() + soonest, lambda: self._arrivals(plan))
+    def plan(self) -> None:
+        """Set the speeds of all flows, and schedule the next arrival."""
+        self.is_changed = False
+        numbers = tuple(self._numbers)
+        speeds = self._remembered.get(numbers)
+        if speeds is None:
+            if len(self._remembered) >= MOST_REMEMBERED:
+                self._remembered.clear()
+            speeds = self._remembered[numbers] = share_cards([self._kinds[number] for number in numbers])
+        self._speeds = speeds
+        self._next_s = math.inf
+        if speeds:
+            self._next_s = self._queue.now + max(0.0, min(map(truediv, self._left, speeds)))
+            self._queue.put(self._next_s, -1, self._place, self._arrivals, self._place)
 
-    def _share_cards(self) -> None:
-        """Set the speeds of all flows: those of the last time when the same flows were under way, if there was one."""
-        kinds = tuple([flow.kind for flow in self._flows])
-        known = self._speeds.get(kinds)
-        if known is not None:
-            for flow, speed in zip(self._flows, known, strict=True):
-                flow.speed = speed
-            return
-        share_cards(self._flows)
-        if len(self._speeds) >= MOST_REMEMBERED:
-            self._speeds.clear()
-        self._speeds[kinds] = [flow.speed for flow in self._flows]
-
-    def _arrivals(self, plan: int) -> None:
-        if plan != self._plans:
+    def _arrivals(self, place: int) -> None:
+        if place != self._place:  # flows have started since this was planned
             return
         self._move()
         # The rounding error grows with the simulated time.
-        least = EPSILON * max(1.0, self._now())
-        arrived = [flow for flow in self._flows if flow.left_s <= least]
-        self._flows = [flow for flow in self._flows if flow.left_s > least]
-        self._plan()
-        for flow in arrived:
-            flow.done()
+        least = EPSILON * max(1.0, self._queue.now)
+        flows = list(zip(self._numbers, self._left, self._done, strict=True))
+        rest = [flow for flow in flows if flow[1] > least]
+        self._numbers, self._left, self._done = ([flow[part] for flow in rest] for part in range(3))
+        self.is_changed, self._place, self._next_s = True, self._queue.next_place(), math.inf
+        for _, left, (done, args) in flows:
+            if left <= least:
+                done(*args)
 
 
-_Rising = tuple[NetworkFlow, float, list[tuple[Card, float]]]
-"""(flow, level at which it has full speed, its shares of the cards that are too slow for all of their flows)."""
+_Rising = tuple[int, float, list[tuple[Card, float, float]]]
+"""(flow, level at which it has full speed, (card, share, share / level) of the cards that are too slow for all of
+their flows)."""
 
 
-def share_cards(flows: list[NetworkFlow]) -> None:
-    """Set the weighted max-min fair speed, at most 1, of every flow.
+def share_cards(flows: Sequence[FlowKind]) -> list[float]:
+    """The weighted max-min fair speed, at most 1, of every flow.
 
     Progressive filling: the levels of all flows rise together until a card is full or a flow reaches full speed; these
     flows stop, and the others go on rising. The level of a flow is its share of the card that it uses the most, over
     its weight.
     """
+    speeds = [1.0] * len(flows)
     demand: dict[Card, float] = {}
-    users: dict[Card, int] = {}
     for flow in flows:
-        flow.speed = 1.0
-        for card, share in flow.use.items():
+        for card, share in flow.shares:
             demand[card] = demand.get(card, 0.0) + share
-            users[card] = users.get(card, 0) + 1
     # No other card limits a flow.
-    left = {card: 1.0 for card, total in demand.items() if total > 1.0 and not _has_cores(card, users[card])}
-    if not left:
-        return
-    rising: list[_Rising] = []
-    for flow, weight in _weights(flows):
-        if crowded := [(card, share) for card, share in flow.use.items() if card in left]:
-            rising.append((flow, max(flow.use.values()) / weight, crowded))
+    left = {card: 1.0 for card, total in demand.items() if total > 1.0 and not _has_cores(card, flows)}
+    rising = _rising(flows, left) if left else []
     while rising:
         weights: dict[Card, float] = {}
-        for _, most, crowded in rising:
-            for card, share in crowded:
-                weights[card] = weights.get(card, 0.0) + share / most
-        full, level = min(((card, left[card] / weight) for card, weight in weights.items()), key=lambda pair: pair[1])
+        for _, _, crowded in rising:
+            for card, _, weight in crowded:
+                weights[card] = weights.get(card, 0.0) + weight
+        level, full = math.inf, None
+        for card, weight in weights.items():
+            if left[card] / weight < level:
+                level, full = left[card] / weight, card
         level = max(level, EPSILON)
         slowed = min(most for _, most, _ in rising) > level
         rest = []
-        for flow, most, crowded in rising:
-            if full not in flow.use if slowed else most > level:
-                rest.append((flow, most, crowded))
+        for one in rising:
+            flow_number, most, crowded = one
+            if all(card != full for card, _, _ in crowded) if slowed else most > level:
+                rest.append(one)
                 continue
-            flow.speed = min(1.0, level / most)
-            for card, share in crowded:
-                left[card] = max(0.0, left[card] - flow.speed * share)
+            speed = speeds[flow_number] = min(1.0, level / most)
+            for card, share, _ in crowded:
+                left[card] = max(0.0, left[card] - speed * share)
         rising = rest
+    return speeds
 
 
-def _has_cores(card: Card, workers: int) -> bool:
-    """Whether each of so many computing workers has one of these cores."""
-    return card[0] == CORES and workers <= card[3]
+def _has_cores(card: Card, flows: Sequence[FlowKind]) -> bool:
+    """Whether each of the computing workers has one of these cores."""
+    return card[0] == CORES and sum(card == used for flow in flows for used, _ in flow.shares) <= card[3]
 
 
-def _weights(flows: list[NetworkFlow]) -> Iterator[tuple[NetworkFlow, float]]:
-    """The weight of every flow; messages, in the order of their starts, have less the later they began.
+def _rising(flows: Sequence[FlowKind], crowded: Mapping[Card, float]) -> list[_Rising]:
+    """The flows that cross crowded cards.
 
-    The order is that on the card which the most messages share.
+    Messages, in the order of their starts, have less weight the later they began. The order is that on the card which
+    the most messages share.
     """
     count: dict[Card, int] = {}
-    places: list[dict[Card, int]] = []
+    places: list[list[tuple[Card, int]]] = []
     for flow in flows:
-        places.append({card: count.get(card, 0) for card in flow.use if flow.is_message})
-        for card in places[-1]:
-            count[card] = count.get(card, 0) + 1
-    for flow, place in zip(flows, places, strict=True):
-        if not place:
-            yield flow, flow.weight
-            continue
-        members, older = max((count[card], older) for card, older in place.items())
-        yield flow, members * YOUNGER**older * (1 - YOUNGER) / (1 - YOUNGER**members)
+        places.append([])
+        if flow.is_message:
+            for card, _ in flow.shares:
+                older = count.get(card, 0)
+                places[-1].append((card, older))
+                count[card] = older + 1
+    rising = []
+    for number, (flow, place) in enumerate(zip(flows, places, strict=True)):
+        mine = [(card, share) for card, share in flow.shares if card in crowded]
+        if mine:
+            weight = flow.weight
+            if place:
+                members, older = max((count[card], older) for card, older in place)
+                weight = members * YOUNGER**older * (1 - YOUNGER) / (1 - YOUNGER**members)
+            most = max(share for _, share in flow.shares) / weight
+            rising.append((number, most, [(card, share, share / most) for card, share in mine]))
+    return rising
 
 
 OUT, IN, CORES = 0, 1, 2

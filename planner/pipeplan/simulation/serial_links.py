@@ -1,87 +1,91 @@
-"""The links of a simulation, each of which carries one job at a time, and the receives that messages wait for."""
+"""The links of a simulation, each of which carries one message or all-reduce at a time."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any
 
-from pipeplan.simulation.events import Transfer
-from pipeplan.simulation.fair_share import SharedNetwork, Use
+from pipeplan.simulation.events import EventQueue, Transfer
+from pipeplan.simulation.fair_share import SharedNetwork
 from pipeplan.simulation.scenario import StageBoundary
-from pipeplan_launch.plan.schedule import POSTED_RECEIVES, Action, ActionKind
 
 
-class LinkJob(NamedTuple):
-    """A message or an all-reduce on a link: a flow, which cards may slow, followed by a part that none slows."""
-
-    number: int
-    flow_s: float
-    """Duration of the flow at full speed."""
-    rest_s: float
-    """Duration of the second part."""
-    use: Use
-    """Use of cards by the flow."""
-    begun: Callable[[float], None]
-    """Called with the start time when the link begins with this job."""
-    flown: Callable[[], None]
-    """Called at the end of the flow."""
-    weight: float = 1.0
-    """Its share of a card beside flows of weight 1."""
-
-
-@dataclass
+@dataclass(eq=False, slots=True)
 class SerialLink:
     """A link and the jobs that wait for it."""
 
     row: str
     pair: str = ""
     free_s: float = 0.0
-    waiting: deque[LinkJob] = field(default_factory=deque)
+    waiting: deque[tuple[Route, int, Any]] = field(default_factory=deque)
     busy: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Route:
+    """What all messages between two workers have in common, or all all-reduces of a stage.
+
+    Each is a flow, which cards may slow, followed by a part that none slows.
+    """
+
+    link: SerialLink
+    flow_s: float
+    """Duration of the flow at full speed."""
+    rest_s: float
+    """Duration of the second part."""
+    flow_kind: int
+    """The kind of its flow (`SharedNetwork.kind`)."""
+    begun: Callable[[float, Any], None] | None
+    """Called with the start time and the content when the link begins with a job."""
+    flown: Callable[[Any], None]
+    """Called with the content at the end of the flow."""
 
 
 class Carrier:
     """Carries the jobs of links in simulated time, and lists when each link was busy."""
 
-    def __init__(
-        self, now: Callable[[], float], at: Callable[[float, Callable[[], None]], None], network: SharedNetwork | None
-    ) -> None:
-        """`now` returns the simulated time, `at` schedules an event at a time; flows share the cards of a `network`."""
-        self._now, self._at, self._network = now, at, network
+    def __init__(self, queue: EventQueue, network: SharedNetwork | None) -> None:
+        """Flows share the cards of a `network`."""
+        self._queue, self._network = queue, network
         self.transfers: list[Transfer] = []
 
-    def carry(self, link: SerialLink, job: LinkJob) -> None:
-        """Queue a job on a link. Calls come in order of time, so the link serves jobs in the order of these calls."""
-        if self._network is None:
-            start = max(self._now(), link.free_s)
-            link.free_s = start + job.flow_s + job.rest_s
-            self._record(link, job.number, start, link.free_s)
-            job.begun(start)
-            self._at(start + job.flow_s, job.flown)
+    def carry(self, route: Route, number: int, content: Any) -> None:
+        """Queue a job on the link of its route, with the number of its minibatch or group.
+
+        Calls come in order of time, so a link serves jobs in the order of these calls.
+        """
+        link = route.link
+        if self._network is not None:
+            if link.busy:
+                link.waiting.append((route, number, content))
+            else:
+                self._begin(self._network, route, number, content)
             return
-        link.waiting.append(job)
-        if not link.busy:
-            self._begin_next(link, self._network)
+        start_s = max(self._queue.now, link.free_s)
+        link.free_s = start_s + route.flow_s + route.rest_s
+        self._record(link, number, start_s, link.free_s)
+        if route.begun is not None:
+            route.begun(start_s, content)
+        self._queue.at(start_s + route.flow_s, -1, route.flown, content)
 
-    def _begin_next(self, link: SerialLink, network: SharedNetwork) -> None:
-        """Begin with the next job that waits for a free link."""
-        job, start = link.waiting.popleft(), self._now()
-        link.busy = True
-        job.begun(start)
+    def _begin(self, network: SharedNetwork, route: Route, number: int, content: Any) -> None:
+        """Begin with a job on a free link."""
+        start_s, route.link.busy = self._queue.now, True
+        if route.begun is not None:
+            route.begun(start_s, content)
+        network.start(route.flow_s, route.flow_kind, self._flown, route, number, content, start_s)
 
-        def flown() -> None:
-            job.flown()
-            self._at(self._now() + job.rest_s, done)
+    def _flown(self, route: Route, number: int, content: Any, start_s: float) -> None:
+        route.flown(content)
+        self._queue.at(self._queue.now + route.rest_s, -1, self._done, route.link, number, start_s)
 
-        def done() -> None:
-            self._record(link, job.number, start, self._now())
-            link.busy = False
-            if link.waiting:
-                self._begin_next(link, network)
-
-        network.start(job.flow_s, job.use, flown, job.weight, is_message=bool(link.pair))
+    def _done(self, link: SerialLink, number: int, start_s: float) -> None:
+        self._record(link, number, start_s, self._queue.now)
+        link.busy = False
+        if link.waiting and self._network is not None:
+            self._begin(self._network, *link.waiting.popleft())
 
     def _record(self, link: SerialLink, number: int, start_s: float, end_s: float) -> None:
         if end_s > start_s:
@@ -96,35 +100,3 @@ def boundary_links(name: str, hops: Sequence[StageBoundary]) -> list[list[Serial
         rows = (copy_name if hop.links == 1 else f"{copy_name}, link {link + 1}" for link in range(hop.links))
         links.append([SerialLink(row) for row in rows])
     return links
-
-
-class PostedReceives:
-    """The receives of activations of all workers, and the activations that wait until their receive is posted.
-
-    The executor posts the receives of a few minibatches ahead, and a message leaves only when its receive is posted.
-    Receives of gradients are posted before the activations leave, so gradients never wait.
-    """
-
-    def __init__(self, replicas: Sequence[int]) -> None:
-        """`replicas`: the number of replicas of every stage."""
-        self._replicas = replicas
-        self._taken: dict[tuple[int, int], int] = {}
-        """(stage, replica) -> the number of minibatches whose activations it has taken."""
-        self._held: dict[tuple[int, int], Callable[[], None]] = {}
-        """(stage, minibatch) -> what starts the message whose receive has not been posted."""
-
-    def start(self, stage: int, action: Action, start: Callable[[], None]) -> None:
-        """Start the message that an action sends to a stage, at once or when its receive is posted."""
-        turn, replica = divmod(action.index, self._replicas[stage])
-        if action.kind is ActionKind.FORWARD and turn >= self._taken.get((stage, replica), 0) + POSTED_RECEIVES:
-            self._held[stage, action.index] = start
-        else:
-            start()
-
-    def take(self, stage: int, minibatch: int) -> None:
-        """Note that a replica has taken the activations of a minibatch, and posts the next receive."""
-        replicas = self._replicas[stage]
-        turn, replica = divmod(minibatch, replicas)
-        self._taken[stage, replica] = turn + 1
-        if (start := self._held.pop((stage, minibatch + POSTED_RECEIVES * replicas), None)) is not None:
-            start()
