@@ -23,12 +23,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heappop
 
 from pipeplan.errors import InputError
 from pipeplan.simulation.events import EventQueue, Pass, SimulatedEvents
-from pipeplan.simulation.fair_share import RING_WEIGHT, SharedNetwork
+from pipeplan.simulation.fair_share import RING_WEIGHT, FlowKind, SharedNetwork, Use, flow_kind
 from pipeplan.simulation.message_order import message_order
-from pipeplan.simulation.scenario import Scenario, StageLoad
+from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan.simulation.serial_links import Carrier, Route, SerialLink, boundary_links
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.one_order import Direction
@@ -46,7 +47,7 @@ class _Worker:
     stage: int
     replica: int
     load: StageLoad
-    cores: int | None = None
+    cores: int | None = field(init=False)
     """The kind of flow that its computing is, where it shares the cores of its server."""
     seat: _Seat = field(init=False)
     routes: dict[_Worker, Route] = field(default_factory=dict)
@@ -68,6 +69,11 @@ class _Worker:
     held: dict[int, tuple[Route, Action]] = field(default_factory=dict)
     """Messages whose receive is not posted yet, by their minibatch."""
 
+    @property
+    def number(self) -> int:
+        """The worker's number in the cluster."""
+        return self.load.workers[self.replica]
+
 
 @dataclass(eq=False, slots=True)
 class _Seat:
@@ -78,36 +84,46 @@ class _Seat:
     busy: bool = False
 
 
+_Pairs = dict[tuple[int, int, bool], SerialLink]
+"""The link of each two workers, by (sender, receiver, whether it carries activations)."""
+
+
 class _Engine:
     def __init__(self, scenario: Scenario, minibatches: int) -> None:
         self._scenario = scenario
         self._queue = EventQueue()
         self._actions: list[Pass] = []
-        self._network = None if scenario.cards is None else SharedNetwork(self._queue)
-        self._carrier = Carrier(self._queue, self._network)
         self._order = message_order(scenario, minibatches)
         self._workers = [
-            [_Worker(stage, replica, load, self._cores(worker)) for replica, worker in enumerate(load.workers)]
+            [_Worker(stage, replica, load) for replica in range(load.replicas)]
             for stage, load in enumerate(scenario.stages)
         ]
         self._seats = self._make_seats(minibatches)
-        self._activations = [boundary_links(f"stage {i + 1} → {i + 2}", hops) for i, hops in enumerate(scenario.hops)]
-        self._gradients = [boundary_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
-        self._has_pairs = self._network is not None and self._order is None
+        self._kinds: list[FlowKind] = []
+        """The kinds of all flows that share cards or cores; empty if none do."""
+        self._has_pairs = scenario.cards is not None and self._order is None
         """Whether each two workers have a link of their own in each direction."""
-        self._pairs: dict[tuple[int, int, ActionKind], SerialLink] = {}
-        """The link of each two workers, by the kind of action that makes its messages."""
+        self._make_routes()
         self._reduces = self._all_reduces()
+        self._set_cores()
+        self._network = None if scenario.cards is None else SharedNetwork(self._queue, self._kinds)
+        self._carrier = Carrier(self._queue, self._network)
         self._joined: dict[tuple[int, int], int] = {}
         """(stage, group) -> the replicas that have joined its all-reduce."""
         self._waited: dict[tuple[int, int], float] = {}
         """(stage, group) -> time since which the drained replicas have only waited for this all-reduce."""
 
-    def _cores(self, worker: int) -> int | None:
-        """The kind of flow that the computing of a worker is, where its server's cores are shared."""
+    def _kind(self, use: Use, weight: float = 1.0, *, is_message: bool = False) -> int:
+        """The number of a new kind of flow."""
+        self._kinds.append(flow_kind(use, weight, is_message=is_message))
+        return len(self._kinds) - 1
+
+    def _set_cores(self) -> None:
+        """Set the kind of flow that computing is, on all workers that share the cores of their server."""
         cards = self._scenario.cards
-        use = {} if cards is None else cards.computing(worker)
-        return self._network.kind(use) if use and self._network is not None else None
+        for worker in (worker for stage in self._workers for worker in stage):
+            use = cards.computing(worker.number) if cards is not None else {}
+            worker.cores = self._kind(use) if use else None
 
     def _make_seats(self, minibatches: int) -> list[_Seat]:
         """The seats of all workers, each with its stream of actions."""
@@ -130,17 +146,43 @@ class _Engine:
             for stage, action in device_actions(schedule, shapes, device, replica, minibatches):
                 yield self._workers[stage][replica], action
 
+    def _make_routes(self) -> None:
+        """Set the routes of all messages."""
+        scenario, pairs = self._scenario, _Pairs()
+        boundaries = range(len(scenario.hops))
+        for forward in (True, False) if scenario.schedule.trains else (True,):
+            for boundary in boundaries if forward else reversed(boundaries):
+                before, behind = self._workers[boundary : boundary + 2]
+                name = f"stage {boundary + 1} → {boundary + 2}" if forward else f"stage {boundary + 2} → {boundary + 1}"
+                links = boundary_links(name, scenario.hops[boundary])
+                for index in range(math.lcm(len(before), len(behind))):
+                    ends = before[index % len(before)], behind[index % len(behind)]
+                    sender, receiver = ends if forward else (ends[1], ends[0])
+                    turn, copy = divmod(index, scenario.copies)
+                    hop = scenario.hops[boundary][copy]
+                    link = links[copy][turn % hop.links]
+                    sender.routes[receiver] = self._route(sender, receiver, hop, link, pairs)
+
+    def _route(self, sender: _Worker, receiver: _Worker, hop: StageBoundary, link: SerialLink, pairs: _Pairs) -> Route:
+        """The route of all messages from one worker to another."""
+        forward = receiver.stage > sender.stage
+        ends, kind = (sender.number, receiver.number), 0
+        if self._has_pairs:
+            link = pairs.setdefault((*ends, forward), SerialLink(link.row, f"worker {ends[0]} → {ends[1]}"))
+        if self._scenario.cards is not None:
+            kind = self._kind(self._scenario.cards.message(*ends, hop.bandwidth), is_message=self._has_pairs)
+        flown = partial(self._message_flown, sender, receiver, hop.latency_s)
+        return Route(link, hop.transmit_s if forward else hop.back_s, 0.0, kind, None, flown)
+
     def _all_reduces(self) -> list[Route]:
         """The route of the all-reduces of every stage."""
-        scenario, network = self._scenario, self._network
+        scenario, cards = self._scenario, self._scenario.cards
         # Copies of a pipeline are in different components, and all stages share the link between these.
         shared = SerialLink("all-reduce")
         routes = []
         for stage, load in enumerate(scenario.stages):
             link = shared if scenario.copies > 1 else SerialLink(f"all-reduce of stage {stage + 1}")
-            kind = 0
-            if scenario.cards is not None and network is not None:
-                kind = network.kind(scenario.cards.ring(stage), RING_WEIGHT)
+            kind = 0 if cards is None else self._kind(cards.ring(stage), RING_WEIGHT)
             routes.append(Route(link, *self._parts(load), kind, self._reduce_begun, self._reduce_flown))
         return routes
 
@@ -149,7 +191,7 @@ class _Engine:
         overlap = self._scenario.overlap
         if self._scenario.drains:
             left_s = load.sync_s if load.left_s is None else load.left_s
-            return (left_s, 0.0) if self._network is not None else (0.0, left_s)
+            return (left_s, 0.0) if self._scenario.cards is not None else (0.0, left_s)
         return load.hidden_s(overlap), load.exposed_s(overlap)
 
     def run(self, deadline: Deadline) -> SimulatedEvents:
@@ -162,11 +204,12 @@ class _Engine:
             seat.head = next(seat.stream, None)
         for seat in self._seats:
             self._advance(seat)
-        while True:
+        while queue.events or (network is not None and network.is_changed):
             if network is not None and network.is_changed and queue.next_s > queue.now:
                 network.plan()
-            if not queue.pop():
-                break
+                continue
+            queue.now, _, _, event, args = heappop(queue.events)
+            event(*args)
             count += 1
             if count % EVENTS_BETWEEN_LOOKS == 0:
                 deadline.check()
@@ -258,9 +301,7 @@ class _Engine:
     def _send(self, sender: _Worker, receivers: list[_Worker], action: Action) -> None:
         """Queue a message on its link; it arrives at the receiver after the transfer and the latency."""
         receiver = receivers[action.index % len(receivers)]
-        route = sender.routes.get(receiver)
-        if route is None:
-            route = sender.routes[receiver] = self._route(sender, receiver, action)
+        route = sender.routes[receiver]
         if self._order is not None:
             carry = partial(self._carrier.carry, route, action.index, action)
             self._order.made(_direction(action), sender.stage, action.index, carry)
@@ -268,23 +309,6 @@ class _Engine:
             receiver.held[action.index] = route, action
         else:
             self._carrier.carry(route, action.index, action)
-
-    def _route(self, sender: _Worker, receiver: _Worker, action: Action) -> Route:
-        """The route of all messages from one worker to another, of which this action makes the first."""
-        boundary, forward = min(sender.stage, receiver.stage), action.kind is FORWARD
-        turn, copy = divmod(action.index, self._scenario.copies)
-        hop = self._scenario.hops[boundary][copy]
-        links = (self._activations if forward else self._gradients)[boundary][copy]
-        link, kind = links[turn % hop.links], 0
-        ends = (sender.load.workers[sender.replica], receiver.load.workers[receiver.replica])
-        if self._has_pairs:
-            pair = SerialLink(link.row, f"worker {ends[0]} → {ends[1]}")
-            link = self._pairs.setdefault((*ends, action.kind), pair)
-        if self._scenario.cards is not None and self._network is not None:
-            use = self._scenario.cards.message(*ends, hop.bandwidth)
-            kind = self._network.kind(use, is_message=self._has_pairs)
-        flown = partial(self._message_flown, sender, receiver, hop.latency_s)
-        return Route(link, hop.transmit_s if forward else hop.back_s, 0.0, kind, None, flown)
 
     def _message_flown(self, sender: _Worker, receiver: _Worker, latency_s: float, action: Action) -> None:
         arrived = receiver.activations if action.kind is FORWARD else receiver.gradients

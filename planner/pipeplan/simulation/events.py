@@ -73,13 +73,13 @@ class EventQueue:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self._events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._places = 0
 
     def at(self, time_s: float, rank: int, event: Callable[..., None], *args: Any) -> None:
         """Call `event(*args)` at a time, after the events of the same time and rank that are known already."""
         self._places += 1
-        heapq.heappush(self._events, (time_s, rank, self._places, event, args))
+        heapq.heappush(self.events, (time_s, rank, self._places, event, args))
 
     def next_place(self) -> int:
         """A place of its own, for an event whose time is not known yet."""
@@ -88,17 +88,9 @@ class EventQueue:
 
     def put(self, time_s: float, rank: int, place: int, event: Callable[..., None], *args: Any) -> None:
         """Call `event(*args)` at a time, at its place among the events of the same time and rank."""
-        heapq.heappush(self._events, (time_s, rank, place, event, args))
+        heapq.heappush(self.events, (time_s, rank, place, event, args))
 
     @property
     def next_s(self) -> float:
         """Time of the next event; infinite if there is none."""
-        return self._events[0][0] if self._events else math.inf
-
-    def pop(self) -> bool:
-        """Advance the time to the next event and let it happen. False if there is none."""
-        if not self._events:
-            return False
-        self.now, _, _, event, args = heapq.heappop(self._events)
-        event(*args)
-        return True
+        return self.events[0][0] if self.events else math.inf

@@ -12,19 +12,27 @@ share of a flow is divided by its weight.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from operator import truediv
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.plan.plan import Plan
 from pipeplan.simulation.events import EventQueue
 
-Card = tuple[int, ...]
-"""(direction, level, index of the component), and for the cores of a server the number of workers that all have a core
-of their own."""
+
+@dataclass(eq=False, slots=True)
+class Card:
+    """One direction of a network card, or the cores of a server."""
+
+    workers: int = 0
+    """Of a server's cores, the number of workers that compute at full speed together whatever their shares add up to;
+    0 for a network card."""
+
+
 Use = Mapping[Card, float]
 """The share of each card that a flow uses at full speed; more than 1 where the card is slower than the flow."""
 
@@ -41,15 +49,62 @@ MOST_REMEMBERED = 10_000
 """The most combinations of flows whose speeds are remembered; a schedule comes back to the same ones often."""
 
 
-class FlowKind(NamedTuple):
+@dataclass(frozen=True)
+class FlowKind:
     """The properties of a flow that decide its speed beside other flows."""
 
     shares: tuple[tuple[Card, float], ...]
-    """The share of each card that it uses at full speed, without cards that it does not use."""
+    """The share of each card that it uses at full speed."""
+    most: float
+    """Its share of the card that it uses the most."""
     weight: float = 1.0
     """Its share of a card beside flows of weight 1."""
-    is_message: bool = False
-    """Whether it is a message, whose weight depends on the messages that began before it."""
+    meets: tuple[Card, ...] = ()
+    """For a message: the cards where its weight depends on the messages that began before it."""
+
+
+def flow_kind(use: Use, weight: float = 1.0, *, is_message: bool = False) -> FlowKind:
+    """The kind of a flow with this use of cards."""
+    shares = tuple((card, share) for card, share in use.items() if share > 0)
+    cards = tuple(card for card, _ in shares) if is_message else ()
+    return FlowKind(shares, max((share for _, share in shares), default=0.0), weight, cards)
+
+
+def reduced_kinds(kinds: Sequence[FlowKind]) -> list[FlowKind]:
+    """The kinds without the cards that no speed depends on, if there is at most one flow of each at a time.
+
+    A card slows nothing that cannot be full, or that is never full before another one that all its flows cross. The
+    same holds for the order of messages. So kinds that differ at first often become equal.
+    """
+    crossing: dict[Card, dict[int, float]] = defaultdict(dict)
+    meeting: dict[Card, dict[int, float]] = defaultdict(dict)
+    for number, kind in enumerate(kinds):
+        for card, share in kind.shares:
+            crossing[card][number] = share
+        for card in kind.meets:
+            meeting[card][number] = 1.0
+    slow = _undominated({card: flows for card, flows in crossing.items() if sum(flows.values()) > 1.0}, kinds)
+    met = _undominated({card: flows for card, flows in meeting.items() if len(flows) > 1}, kinds)
+    return [
+        replace(
+            kind,
+            shares=tuple(pair for pair in kind.shares if pair[0] in slow),
+            meets=tuple(card for card in kind.meets if card in met),
+        )
+        for kind in kinds
+    ]
+
+
+def _undominated(crossing: dict[Card, dict[int, float]], kinds: Sequence[FlowKind]) -> dict[Card, dict[int, float]]:
+    """The cards without those whose flows all have at least as large a share of another one that is left."""
+    left = dict(crossing)
+    for card, flows in crossing.items():
+        for other, _ in kinds[next(iter(flows))].shares:
+            beside = left.get(other)
+            if other is not card and beside and all(beside.get(flow, 0.0) >= share for flow, share in flows.items()):
+                del left[card]
+                break
+    return left
 
 
 class SharedNetwork:
@@ -58,10 +113,14 @@ class SharedNetwork:
     Flows that start or arrive at the same time change the speeds once, before the time goes on (`plan`).
     """
 
-    def __init__(self, queue: EventQueue) -> None:
+    def __init__(self, queue: EventQueue, kinds: Sequence[FlowKind]) -> None:
+        """`kinds`: of all flows, of each of which there is at most one at a time; flows name theirs by its place."""
         self._queue = queue
-        self._kinds: list[FlowKind] = []
-        """Every kind of flow so far; flows name theirs by its place."""
+        self._kinds = reduced_kinds(kinds)
+        self._uses_none = [not kind.shares for kind in kinds]
+        first: dict[FlowKind, int] = {}
+        self._equal = [first.setdefault(kind, number) for number, kind in enumerate(self._kinds)]
+        """For each kind the first that is equal."""
         self._numbers: list[int] = []
         """The kind of each flow."""
         self._left: list[float] = []
@@ -81,17 +140,13 @@ class SharedNetwork:
         self._remembered: dict[tuple[int, ...], list[float]] = {}
         """The speeds of flows, by their kinds."""
 
-    def kind(self, use: Use, weight: float = 1.0, *, is_message: bool = False) -> int:
-        """The number of a kind of flow."""
-        found = FlowKind(tuple((card, share) for card, share in use.items() if share > 0), weight, is_message)
-        if found not in self._kinds:
-            self._kinds.append(found)
-        return self._kinds.index(found)
-
     def start(self, duration_s: float, kind: int, done: Callable[..., None], *args: Any) -> None:
         """Start a flow that takes `duration_s` at full speed; `done(*args)` is called when it has arrived."""
+        if self._uses_none[kind]:
+            self._queue.at(self._queue.now + duration_s, -1, done, *args)
+            return
         self._move()
-        self._numbers.append(kind)
+        self._numbers.append(self._equal[kind])
         self._left.append(duration_s)
         self._done.append((done, args))
         self.is_changed, self._place = True, self._queue.next_place()
@@ -126,18 +181,17 @@ class SharedNetwork:
         self._move()
         # The rounding error grows with the simulated time.
         least = EPSILON * max(1.0, self._queue.now)
-        flows = list(zip(self._numbers, self._left, self._done, strict=True))
-        rest = [flow for flow in flows if flow[1] > least]
-        self._numbers, self._left, self._done = ([flow[part] for flow in rest] for part in range(3))
+        arrived = [flow for flow, left in enumerate(self._left) if left <= least]
+        done = [self._done[flow] for flow in arrived]
+        for flow in reversed(arrived):
+            del self._numbers[flow], self._left[flow], self._done[flow]
         self.is_changed, self._place, self._next_s = True, self._queue.next_place(), math.inf
-        for _, left, (done, args) in flows:
-            if left <= least:
-                done(*args)
+        for event, args in done:
+            event(*args)
 
 
 _Rising = tuple[int, float, list[tuple[Card, float, float]]]
-"""(flow, level at which it has full speed, (card, share, share / level) of the cards that are too slow for all of
-their flows)."""
+"""(flow, level at which it has full speed, (card, share, share / level) of the crowded cards that it crosses)."""
 
 
 def share_cards(flows: Sequence[FlowKind]) -> list[float]:
@@ -148,40 +202,36 @@ def share_cards(flows: Sequence[FlowKind]) -> list[float]:
     its weight.
     """
     speeds = [1.0] * len(flows)
-    demand: dict[Card, float] = {}
-    for flow in flows:
-        for card, share in flow.shares:
-            demand[card] = demand.get(card, 0.0) + share
-    # No other card limits a flow.
-    left = {card: 1.0 for card, total in demand.items() if total > 1.0 and not _has_cores(card, flows)}
+    left = dict.fromkeys(_crowded(flows), 1.0)
     rising = _rising(flows, left) if left else []
     while rising:
-        weights: dict[Card, float] = {}
-        for _, _, crowded in rising:
-            for card, _, weight in crowded:
-                weights[card] = weights.get(card, 0.0) + weight
-        level, full = math.inf, None
-        for card, weight in weights.items():
-            if left[card] / weight < level:
-                level, full = left[card] / weight, card
-        level = max(level, EPSILON)
-        slowed = min(most for _, most, _ in rising) > level
+        level, full = _next_stop(rising, left)
         rest = []
         for one in rising:
-            flow_number, most, crowded = one
-            if all(card != full for card, _, _ in crowded) if slowed else most > level:
+            flow, most, crowded = one
+            stops = any(card is full for card, _, _ in crowded) if full is not None else most <= level
+            if not stops:
                 rest.append(one)
                 continue
-            speed = speeds[flow_number] = min(1.0, level / most)
+            speed = speeds[flow] = min(1.0, level / most)
             for card, share, _ in crowded:
                 left[card] = max(0.0, left[card] - speed * share)
         rising = rest
     return speeds
 
 
+def _crowded(flows: Sequence[FlowKind]) -> list[Card]:
+    """The cards that are too slow for all of their flows. No other card limits a flow."""
+    demand: dict[Card, float] = {}
+    for flow in flows:
+        for card, share in flow.shares:
+            demand[card] = demand.get(card, 0.0) + share
+    return [card for card, total in demand.items() if total > 1.0 and not (card.workers and _has_cores(card, flows))]
+
+
 def _has_cores(card: Card, flows: Sequence[FlowKind]) -> bool:
     """Whether each of the computing workers has one of these cores."""
-    return card[0] == CORES and sum(card == used for flow in flows for used, _ in flow.shares) <= card[3]
+    return sum(card is used for flow in flows for used, _ in flow.shares) <= card.workers
 
 
 def _rising(flows: Sequence[FlowKind], crowded: Mapping[Card, float]) -> list[_Rising]:
@@ -191,29 +241,48 @@ def _rising(flows: Sequence[FlowKind], crowded: Mapping[Card, float]) -> list[_R
     the most messages share.
     """
     count: dict[Card, int] = {}
-    places: list[list[tuple[Card, int]]] = []
     for flow in flows:
-        places.append([])
-        if flow.is_message:
-            for card, _ in flow.shares:
-                older = count.get(card, 0)
-                places[-1].append((card, older))
-                count[card] = older + 1
+        for card in flow.meets:
+            count[card] = count.get(card, 0) + 1
+    begun = dict.fromkeys(count, 0)
     rising = []
-    for number, (flow, place) in enumerate(zip(flows, places, strict=True)):
-        mine = [(card, share) for card, share in flow.shares if card in crowded]
+    for number, flow in enumerate(flows):
+        weight = flow.weight
+        if flow.meets:
+            weight = _weight(*max([(count[card], begun[card]) for card in flow.meets]))
+            for card in flow.meets:
+                begun[card] += 1
+        mine = [pair for pair in flow.shares if pair[0] in crowded]
         if mine:
-            weight = flow.weight
-            if place:
-                members, older = max((count[card], older) for card, older in place)
-                weight = members * YOUNGER**older * (1 - YOUNGER) / (1 - YOUNGER**members)
-            most = max(share for _, share in flow.shares) / weight
+            most = flow.most / weight
             rising.append((number, most, [(card, share, share / most) for card, share in mine]))
     return rising
 
 
-OUT, IN, CORES = 0, 1, 2
-"""Directions of a card; `CORES` marks the cores of a server."""
+@cache
+def _weight(members: int, older: int) -> float:
+    """The weight of one of several messages on a card, of which some began before it."""
+    return members * YOUNGER**older * (1 - YOUNGER) / (1 - YOUNGER**members)
+
+
+def _next_stop(rising: Sequence[_Rising], left: Mapping[Card, float]) -> tuple[float, Card | None]:
+    """The level at which flows stop next, and the card that is full then; None if flows reach full speed."""
+    weights: dict[Card, float] = {}
+    least = math.inf
+    for _, most, crowded in rising:
+        least = min(least, most)
+        for card, _, weight in crowded:
+            weights[card] = weights.get(card, 0.0) + weight
+    level, full = math.inf, None
+    for card, weight in weights.items():
+        if left[card] < level * weight:
+            level, full = left[card] / weight, card
+    level = max(level, EPSILON)
+    return level, full if least > level else None
+
+
+OUT, IN = 0, 1
+"""Directions of a card."""
 MESSAGES, RINGS = 0, 1
 """Indices into the result of `Links.card`."""
 
@@ -228,6 +297,8 @@ class SharedCards:
     """Busy workers of a server beside which the layers were measured. So many or fewer compute at full speed: what they
     take from each other is in their times. More of them have the cores of the server, some of which may be idle at
     times."""
+    _cards: dict[tuple[int, int, int], Card] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The cards so far, by direction, level and index of the component."""
     _messages: dict[tuple[int, int, float], Use] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def message(self, sender: int, receiver: int, bandwidth: float) -> Use:
@@ -251,7 +322,7 @@ class SharedCards:
         uses: dict[int, Use] = {}
         for first, stop, cores in cluster.shared_cores:
             own = min(self.busy, math.ceil(cores))
-            use: Use = {(CORES, cluster.server_level, cluster.server_of(first), own): 1 / cores}
+            use: Use = {Card(own): 1 / cores}
             uses |= dict.fromkeys(range(first, stop), use)
         return uses
 
@@ -264,6 +335,9 @@ class SharedCards:
             rings.append(self._use(hops, self.links.allreduce_among(workers)[0], RINGS))
         return tuple(rings)
 
+    def _card(self, direction: int, level: int, component: int) -> Card:
+        return self._cards.setdefault((direction, level, component), Card())
+
     def _use(self, hops: list[tuple[int, int]], bandwidth: float, kind: int) -> Use:
         """Use of cards by simultaneous transfers at `bandwidth` bytes/s over all hops (sender, receiver)."""
         use: dict[Card, float] = {}
@@ -273,6 +347,6 @@ class SharedCards:
                 for direction, worker in ((OUT, sender), (IN, receiver)):
                     rate = self.links.card(level, worker)[kind]
                     if math.isfinite(rate) and rate > 0:
-                        card = direction, level, cluster.component(level, worker)
+                        card = self._card(direction, level, cluster.component(level, worker))
                         use[card] = use.get(card, 0.0) + bandwidth / rate
         return use
