@@ -190,8 +190,8 @@ class SharedNetwork:
             event(*args)
 
 
-_Rising = tuple[int, float, list[tuple[Card, float, float]]]
-"""(flow, level at which it has full speed, (card, share, share / level) of the crowded cards that it crosses)."""
+_User = tuple[int, float, float, float]
+"""A flow on a card: (its place, the level at which it has full speed, its share of the card, that share / level)."""
 
 
 def share_cards(flows: Sequence[FlowKind]) -> list[float]:
@@ -202,31 +202,59 @@ def share_cards(flows: Sequence[FlowKind]) -> list[float]:
     its weight.
     """
     speeds = [1.0] * len(flows)
-    left = dict.fromkeys(_crowded(flows), 1.0)
-    rising = _rising(flows, left) if left else []
+    crowded = _crowded(flows)
+    rising = {flow: most for users in crowded for flow, most, _, _ in users}
     while rising:
-        level, full = _next_stop(rising, left)
-        rest = []
-        for one in rising:
-            flow, most, crowded = one
-            stops = any(card is full for card, _, _ in crowded) if full is not None else most <= level
-            if not stops:
-                rest.append(one)
-                continue
-            speed = speeds[flow] = min(1.0, level / most)
-            for card, share, _ in crowded:
-                left[card] = max(0.0, left[card] - speed * share)
-        rising = rest
+        level, full = math.inf, crowded[0]
+        for users in crowded:
+            left, weight = 1.0, 0.0
+            for flow, _, share, part in users:
+                if flow in rising:
+                    weight += part
+                else:
+                    left -= speeds[flow] * share
+            if weight > 0 and left < level * weight:
+                level, full = left / weight, users
+        level = max(level, EPSILON)
+        if at_full_speed := [flow for flow, most in rising.items() if most <= level]:
+            for flow in at_full_speed:
+                del rising[flow]
+            continue
+        for flow, most, _, _ in full:
+            if flow in rising:
+                speeds[flow] = level / most
+                del rising[flow]
     return speeds
 
 
-def _crowded(flows: Sequence[FlowKind]) -> list[Card]:
-    """The cards that are too slow for all of their flows. No other card limits a flow."""
+def _crowded(flows: Sequence[FlowKind]) -> list[list[_User]]:
+    """The flows on each card that is too slow for all of its flows. No other card limits a flow.
+
+    Messages, in the order of their starts, have less weight the later they began. The order is that on the card which
+    the most messages share.
+    """
     demand: dict[Card, float] = {}
-    for flow in flows:
-        for card, share in flow.shares:
+    messages: dict[Card, int] = {}
+    for kind in flows:
+        for card, share in kind.shares:
             demand[card] = demand.get(card, 0.0) + share
-    return [card for card, total in demand.items() if total > 1.0 and not (card.workers and _has_cores(card, flows))]
+        for card in kind.meets:
+            messages[card] = messages.get(card, 0) + 1
+    crowded: dict[Card, list[_User]] = {
+        card: [] for card, total in demand.items() if total > 1.0 and not (card.workers and _has_cores(card, flows))
+    }
+    begun = dict.fromkeys(messages, 0)
+    for flow, kind in enumerate(flows if crowded else ()):
+        members = older = 0
+        for card in kind.meets:
+            if (messages[card], begun[card]) > (members, older):
+                members, older = messages[card], begun[card]
+            begun[card] += 1
+        most = kind.most / (_weight(members, older) if members > 1 else kind.weight)
+        for card, share in kind.shares:
+            if card in crowded:
+                crowded[card].append((flow, most, share, share / most))
+    return list(crowded.values())
 
 
 def _has_cores(card: Card, flows: Sequence[FlowKind]) -> bool:
@@ -234,51 +262,10 @@ def _has_cores(card: Card, flows: Sequence[FlowKind]) -> bool:
     return sum(card is used for flow in flows for used, _ in flow.shares) <= card.workers
 
 
-def _rising(flows: Sequence[FlowKind], crowded: Mapping[Card, float]) -> list[_Rising]:
-    """The flows that cross crowded cards.
-
-    Messages, in the order of their starts, have less weight the later they began. The order is that on the card which
-    the most messages share.
-    """
-    count: dict[Card, int] = {}
-    for flow in flows:
-        for card in flow.meets:
-            count[card] = count.get(card, 0) + 1
-    begun = dict.fromkeys(count, 0)
-    rising = []
-    for number, flow in enumerate(flows):
-        weight = flow.weight
-        if flow.meets:
-            weight = _weight(*max([(count[card], begun[card]) for card in flow.meets]))
-            for card in flow.meets:
-                begun[card] += 1
-        mine = [pair for pair in flow.shares if pair[0] in crowded]
-        if mine:
-            most = flow.most / weight
-            rising.append((number, most, [(card, share, share / most) for card, share in mine]))
-    return rising
-
-
 @cache
 def _weight(members: int, older: int) -> float:
     """The weight of one of several messages on a card, of which some began before it."""
     return members * YOUNGER**older * (1 - YOUNGER) / (1 - YOUNGER**members)
-
-
-def _next_stop(rising: Sequence[_Rising], left: Mapping[Card, float]) -> tuple[float, Card | None]:
-    """The level at which flows stop next, and the card that is full then; None if flows reach full speed."""
-    weights: dict[Card, float] = {}
-    least = math.inf
-    for _, most, crowded in rising:
-        least = min(least, most)
-        for card, _, weight in crowded:
-            weights[card] = weights.get(card, 0.0) + weight
-    level, full = math.inf, None
-    for card, weight in weights.items():
-        if left[card] < level * weight:
-            level, full = left[card] / weight, card
-    level = max(level, EPSILON)
-    return level, full if least > level else None
 
 
 OUT, IN = 0, 1
