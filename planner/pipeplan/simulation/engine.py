@@ -312,7 +312,10 @@ class _Engine:
 
     def _message_flown(self, sender: _Worker, receiver: _Worker, latency_s: float, action: Action) -> None:
         arrived = receiver.activations if action.kind is FORWARD else receiver.gradients
-        self._queue.at(self._queue.now + latency_s, -1, self._arrive, receiver, arrived, action.index)
+        if latency_s > 0:
+            self._queue.at(self._queue.now + latency_s, -1, self._arrive, receiver, arrived, action.index)
+        else:
+            self._arrive(receiver, arrived, action.index)
         if self._order is not None:
             self._order.arrived(_direction(action), sender.stage, action.index)
             self._advance(sender.seat)

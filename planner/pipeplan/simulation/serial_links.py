@@ -79,7 +79,10 @@ class Carrier:
 
     def _flown(self, route: Route, number: int, content: Any, start_s: float) -> None:
         route.flown(content)
-        self._queue.at(self._queue.now + route.rest_s, -1, self._done, route.link, number, start_s)
+        if route.rest_s > 0:
+            self._queue.at(self._queue.now + route.rest_s, -1, self._done, route.link, number, start_s)
+        else:
+            self._done(route.link, number, start_s)
 
     def _done(self, link: SerialLink, number: int, start_s: float) -> None:
         self._record(link, number, start_s, self._queue.now)
