@@ -62,7 +62,7 @@ class SimulatedEvents:
 
     def finished(self, stage: int, kind: ActionKind) -> list[float]:
         """The times at which a stage finished its passes of one kind, in increasing order."""
-        return sorted(done.end_s for done in self.passes if done.stage == stage and done.action.kind is kind)
+        return sorted(done.end_s for done in self.actions if done.stage == stage and done.action.kind is kind)
 
 
 class EventQueue:
