@@ -33,10 +33,22 @@ from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan.simulation.serial_links import Carrier, Route, SerialLink, boundary_links
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.one_order import Direction
-from pipeplan_launch.plan.schedule import POSTED_RECEIVES, Action, ActionKind, device_actions
+from pipeplan_launch.plan.schedule import (
+    POSTED_RECEIVES,
+    Action,
+    ActionKind,
+    device_actions,
+    own_minibatches,
+)
 
 EVENTS_BETWEEN_LOOKS = 256
 """The clock is looked at once for so many events."""
+
+
+class TooSlow(Exception):
+    """A simulated schedule takes longer than the limit that the simulation was given."""
+
+
 FORWARD, BACKWARD, WEIGHTS, REDUCE, UPDATE = ActionKind
 
 
@@ -82,6 +94,8 @@ class _Seat:
     stream: Iterator[tuple[_Worker, Action]]
     head: tuple[_Worker, Action] | None = None
     busy: bool = False
+    left_s: float = 0.0
+    """Time that its passes which have not begun take, without W."""
 
 
 _Pairs = dict[tuple[int, int, bool], SerialLink]
@@ -134,6 +148,8 @@ class _Engine:
             if place not in seats:
                 seats[place] = _Seat(self._stream(worker, device, minibatches))
             worker.seat = seats[place]
+            load, passes = worker.load, len(own_minibatches(worker.replica, worker.load.replicas, minibatches))
+            worker.seat.left_s += passes * (load.forward_s + load.backward_s - load.weights_s)
         return list(seats.values())
 
     def _stream(self, worker: _Worker, device: int | None, minibatches: int) -> Iterator[tuple[_Worker, Action]]:
@@ -194,10 +210,11 @@ class _Engine:
             return (left_s, 0.0) if self._scenario.cards is not None else (0.0, left_s)
         return load.hidden_s(overlap), load.exposed_s(overlap)
 
-    def run(self, deadline: Deadline) -> SimulatedEvents:
+    def run(self, deadline: Deadline, limit_s: float) -> SimulatedEvents:
         """Play all streams to their ends.
 
-        Raises an `InputError` on a deadlock, with a worker and what it waits for, and `OutOfTime` at the deadline.
+        Raises an `InputError` on a deadlock, with a worker and what it waits for, `OutOfTime` at the deadline, and
+        `TooSlow` as soon as the first stage certainly ends after `limit_s`.
         """
         queue, network, count = self._queue, self._network, 0
         for seat in self._seats:
@@ -213,6 +230,7 @@ class _Engine:
             count += 1
             if count % EVENTS_BETWEEN_LOOKS == 0:
                 deadline.check()
+                self._check_limit(limit_s)
         stuck = next((seat.head for seat in self._seats if seat.head is not None), None)
         if stuck is not None:
             raise InputError(self._deadlock(*stuck))
@@ -220,6 +238,11 @@ class _Engine:
             raise InputError("the times of the plan are too long to add up")
         transfers = sorted(self._carrier.transfers, key=lambda done: done.start_s)
         return SimulatedEvents(tuple(self._actions), tuple(transfers), queue.now)
+
+    def _check_limit(self, limit_s: float) -> None:
+        """Raise `TooSlow` if the passes that are left take longer. The first stage ends after those of all stages."""
+        if self._seats[0].head is not None and self._queue.now + max(seat.left_s for seat in self._seats) > limit_s:
+            raise TooSlow
 
     def _advance(self, seat: _Seat) -> None:
         """Start all actions that a worker can start now."""
@@ -233,6 +256,7 @@ class _Engine:
                     return
                 seat.head = next(seat.stream, None)
                 worker.activations.discard(index)
+                worker.seat.left_s -= load.forward_s
                 self._post_receive(worker, index)
                 self._compute(worker, action, load.forward_s)
             elif kind is BACKWARD:
@@ -242,6 +266,7 @@ class _Engine:
                 seat.head = next(seat.stream, None)
                 worker.gradients.discard(index)
                 worker.awaiting_backward.remove(index)
+                worker.seat.left_s -= load.backward_s - load.weights_s
                 joined = load.weights_s > 0 and self._joins_weights(worker, index)
                 self._compute(worker, action, load.backward_s - (0.0 if joined else load.weights_s))
             elif kind is WEIGHTS:
@@ -386,9 +411,12 @@ def _direction(action: Action) -> Direction:
     return Direction.ACTIVATIONS if action.kind is FORWARD else Direction.GRADIENTS
 
 
-def simulate_schedule(scenario: Scenario, minibatches: int, deadline: Deadline = NO_DEADLINE) -> SimulatedEvents:
+def simulate_schedule(
+    scenario: Scenario, minibatches: int, deadline: Deadline = NO_DEADLINE, limit_s: float = math.inf
+) -> SimulatedEvents:
     """Simulate a plan for a number of minibatches.
 
-    Raises an `InputError` where its schedule comes to a deadlock, and `OutOfTime` where it does not end in time.
+    Raises an `InputError` where its schedule comes to a deadlock, `OutOfTime` where it does not end in time, and
+    `TooSlow` where its first stage certainly ends after `limit_s`.
     """
-    return _Engine(scenario, minibatches).run(deadline)
+    return _Engine(scenario, minibatches).run(deadline, limit_s)
