@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from heapq import heappop
 from itertools import pairwise
 
 import pytest
@@ -29,16 +31,14 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
-from pipeplan.simulation import serial_links
-from pipeplan.simulation.engine import simulate_schedule
-from pipeplan.simulation.events import SimulatedEvents
-from pipeplan.simulation.fair_share import NetworkFlow, SharedNetwork, Use, share_cards
+from pipeplan.simulation.engine import POSTED_RECEIVES, simulate_schedule
+from pipeplan.simulation.events import EventQueue, SimulatedEvents
+from pipeplan.simulation.fair_share import Card, SharedNetwork, Use, flow_kind, reduced_kinds, share_cards
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.memory import memory_over_time, peak_memory
 from pipeplan.simulation.metrics import SimulationReport, enough_minibatches, in_flight, summarise_simulation
 from pipeplan.simulation.perfetto import trace_document
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad, scenario_from_document
-from pipeplan.simulation.serial_links import PostedReceives
 from pipeplan.simulation.terminal import draw_timeline
 from pipeplan.util.files import Node
 from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, Schedule, StageShape, version_fixed
@@ -493,30 +493,26 @@ def test_what_a_flush_waits_for_is_in_sync_also_where_it_is_a_flow() -> None:
 
 def test_flows_share_cards_fairly() -> None:
     """Two flows of 4 s over one card: the second, which began at 1 s, slows the first down, and then has it alone."""
-    now = 0.0
-    ended: dict[str, float] = {}
-    events: list[tuple[float, int, Callable[[], None]]] = []
-    network = SharedNetwork(lambda: now, lambda time, event: events.append((time, len(events), event)))
-
-    def flow(name: str, duration: float, use: Use) -> Callable[[], None]:
-        return lambda: network.start(duration, use, lambda: ended.setdefault(name, now))
-
-    card, other = (0, 1, 0), (1, 1, 1)
-    events.append((0.0, -3, flow("first", 4.0, {card: 1.0})))
-    events.append((1.0, -2, flow("second", 4.0, {card: 1.0, other: 0.1})))
-    events.append((1.0, -1, flow("apart", 3.0, {other: 0.5})))
-    while events:
-        events.sort(key=lambda entry: entry[:2])
-        now, _, event = events.pop(0)
-        event()
+    queue, ended = EventQueue(), dict[str, float]()
+    card, other = Card(), Card()
+    uses: dict[str, Use] = {"first": {card: 1.0}, "second": {card: 1.0, other: 0.1}, "apart": {other: 0.5}}
+    network = SharedNetwork(queue, [flow_kind(use) for use in uses.values()])
+    for kind, (name, start_s, duration_s) in enumerate((("first", 0, 4), ("second", 1, 4), ("apart", 1, 3))):
+        queue.at(start_s, 0, network.start, duration_s, kind, lambda one=name: ended.setdefault(one, queue.now))
+    while queue.events or network.is_changed:
+        if network.is_changed and queue.next_s > queue.now:
+            network.plan()
+        else:
+            queue.now, _, _, event, args = heappop(queue.events)
+            event(*args)
     # The first has 3 s left at 1 s, and half the card until 7 s; the second then 1 s.
     assert ended == pytest.approx({"apart": 4.0, "first": 7.0, "second": 8.0})
 
 
 def test_a_flow_has_what_the_others_cannot_use() -> None:
-    """Shares of two cards at full speed, and the speeds that are max-min fair."""
-    a, b = (0, 1, 0), (0, 1, 1)
-    for uses, speeds in (
+    """Shares of two cards at full speed, and the speeds that are max-min fair; an all-reduce has a weight of 4."""
+    a, b = Card(), Card()
+    uses: list[tuple[list[Use], list[float]]] = [
         ([{a: 1.0}, {a: 1.0}], [0.5, 0.5]),
         ([{a: 0.2}, {a: 1.0}], [1.0, 0.8]),
         ([{a: 2.0}], [0.5]),
@@ -524,57 +520,71 @@ def test_a_flow_has_what_the_others_cannot_use() -> None:
         ([{a: 1.0, b: 1.0}, {b: 1.0}, {a: 0.5}], [0.5, 0.5, 1.0]),
         ([{a: 1.0, b: 1.0}, {b: 1.0}, {b: 1.0}, {a: 1.0}], [1 / 3, 1 / 3, 1 / 3, 2 / 3]),
         ([{}, {a: 3.0}, {a: 1.0}], [1.0, 1 / 6, 0.5]),
-    ):
-        flows = [NetworkFlow(1.0, use, lambda: None) for use in uses]
-        share_cards(flows)
-        assert [flow.speed for flow in flows] == pytest.approx(speeds)
-
-
-def test_an_allreduce_has_more_of_a_card_than_a_message() -> None:
-    """Beside two messages that use a card alone, an all-reduce of weight 4 gets two thirds of it."""
-    card, other = (0, 1, 0), (0, 1, 1)
-    for uses, speeds in (
-        ([{card: 1.0}, {card: 1.0}, {card: 1.0}], [4 / 6, 1 / 6, 1 / 6]),
-        ([{card: 0.5}, {card: 1.0}, {card: 0.1}], [1.0, 0.4, 1.0]),
-        ([{card: 1.0, other: 2.0}, {card: 1.0}, {}], [0.5, 0.5, 1.0]),
-    ):
-        flows = [NetworkFlow(1.0, use, lambda: None, weight) for use, weight in zip(uses, (4.0, 1.0, 1.0), strict=True)]
-        share_cards(flows)
-        assert [flow.speed for flow in flows] == pytest.approx(speeds)
+    ]
+    for flows, speeds in uses:
+        assert share_cards([flow_kind(use) for use in flows]) == pytest.approx(speeds)
+    beside: list[tuple[list[Use], list[float]]] = [
+        ([{a: 1.0}, {a: 1.0}, {a: 1.0}], [4 / 6, 1 / 6, 1 / 6]),
+        ([{a: 0.5}, {a: 1.0}, {a: 0.1}], [1.0, 0.4, 1.0]),
+        ([{a: 1.0, b: 2.0}, {a: 1.0}, {}], [0.5, 0.5, 1.0]),
+    ]
+    for flows, speeds in beside:
+        kinds = [flow_kind(use, weight) for use, weight in zip(flows, (4.0, 1.0, 1.0), strict=True)]
+        assert share_cards(kinds) == pytest.approx(speeds)
 
 
 def test_messages_that_began_earlier_have_more_of_a_card() -> None:
     """Three messages on a card, each with 0.9 of the weight of the one before it, and one that has another card."""
-    card, other = (0, 1, 0), (0, 1, 1)
+    card, other = Card(), Card()
     uses = [{card: 1.0}, {card: 1.0, other: 0.1}, {other: 0.5}, {card: 1.0}]
-    alone = [NetworkFlow(1.0, use, lambda: None, is_message=True) for use in uses]
-    share_cards(alone)
-    assert [flow.speed for flow in alone] == pytest.approx([1 / 2.71, 0.9 / 2.71, 1.0, 0.81 / 2.71])
-    beside = [*alone[:2], alone[3], NetworkFlow(1.0, {card: 1.0}, lambda: None, 3.0)]
-    share_cards(beside)
-    assert [flow.speed for flow in beside] == pytest.approx([0.5 / 2.71, 0.45 / 2.71, 0.405 / 2.71, 0.5])
+    alone = [flow_kind(use, is_message=True) for use in uses]
+    assert share_cards(alone) == pytest.approx([1 / 2.71, 0.9 / 2.71, 1.0, 0.81 / 2.71])
+    beside = [*alone[:2], alone[3], flow_kind({card: 1.0}, 3.0)]
+    assert share_cards(beside) == pytest.approx([0.5 / 2.71, 0.45 / 2.71, 0.405 / 2.71, 0.5])
+
+
+def test_speeds_do_not_depend_on_the_cards_that_are_left_out() -> None:
+    """Of random flows on six cards, of which some are never full, or never before another one."""
+    rng, fewer = random.Random(3), 0
+    for _ in range(100):
+        cards = [Card() for _ in range(6)]
+        kinds = []
+        for number in range(rng.randint(2, 12)):
+            use = {card: rng.choice((0.1, 0.5, 1.0)) for card in rng.sample(cards, rng.randint(1, 4))}
+            kinds.append(flow_kind(use, rng.choice((1.0, 4.5)) if number % 3 else 1.0, is_message=bool(number % 3)))
+        reduced = reduced_kinds(kinds)
+        fewer += sum(len(kind.shares) for kind in kinds) - sum(len(kind.shares) for kind in reduced)
+        under_way = rng.sample(range(len(kinds)), rng.randint(1, len(kinds)))
+        speeds = [share_cards([found[number] for number in under_way]) for found in (kinds, reduced)]
+        assert speeds[0] == pytest.approx(speeds[1], rel=1e-12)
+    assert fewer > 100
 
 
 def test_activations_wait_for_their_receive() -> None:
-    """Of one replica of two: two receives are posted ahead, and each that is taken posts another."""
-    receives, begun = PostedReceives([1, 2]), list[int]()
-    for minibatch in (1, 3, 5, 7):
-        receives.start(1, Action(ActionKind.FORWARD, minibatch), lambda one=minibatch: begun.append(one))  # type: ignore[misc]
-    assert begun == [1, 3]
-    receives.start(0, Action(ActionKind.BACKWARD, 7), lambda: begun.append(-7))
-    assert begun == [1, 3, -7]
-    receives.take(1, 1)
-    assert begun == [1, 3, -7, 5]
-    receives.take(1, 0)  # the other replica's
-    receives.take(1, 3)
-    assert begun == [1, 3, -7, 5, 7]
+    """A fast stage sends to two slow replicas, whose cards are free: each has two receives posted ahead."""
+    profile = Profile(
+        layers=(Layer("a", 1.0, 1.0, 0, 1), Layer("b", 50.0, 1.0, 0, 1)),
+        tensors=(Tensor("x", "a", ("b",), 100, 100),),
+        minibatch=1,
+    )
+    levels = (Level("server", 1, 0.0), Level("cluster", 3, 100.0))
+    problem = Problem(profile, Cluster("t", Device("d", "cuda", 10**6), levels), Options())
+    plan = Plan((Stage(("a",), (0,), 20, 20), Stage(("b",), (1, 2), 1, 1)))
+    replayed = simulate_schedule(scenario_of_plan(plan, problem, evaluate(plan, problem)), 8)
+    sent = [done for done in replayed.transfers if done.row == "stage 1 → 2"]
+    starts = {done.action.index: done.start_s for done in replayed.actions if done.stage and str(done.action)[0] == "F"}
+    assert [done.number for done in sent] == list(range(8))
+    # Each replica takes one at once, and two more leave for it; minibatch 6 leaves when minibatch 2 is taken.
+    assert all(done.start_s < 10 for done in sent[:6])
+    assert [done.start_s for done in sent[6:]] == [starts[2], starts[3]]
+    assert starts[2] > 50
 
 
 def test_receives_are_posted_as_far_ahead_as_in_the_executor() -> None:
     pytest.importorskip("torch")
     from pipeplan_launch.runtime import engine
 
-    assert serial_links.POSTED_RECEIVES == engine.POSTED_RECEIVES
+    assert POSTED_RECEIVES == engine.POSTED_RECEIVES
 
 
 def test_buckets_leave_during_the_last_backward_pass_before_a_flush() -> None:
