@@ -247,9 +247,10 @@ def _crowded(flows: Sequence[FlowKind]) -> list[list[_User]]:
     for flow, kind in enumerate(flows if crowded else ()):
         members = older = 0
         for card in kind.meets:
-            if (messages[card], begun[card]) > (members, older):
-                members, older = messages[card], begun[card]
-            begun[card] += 1
+            count, before = messages[card], begun[card]
+            begun[card] = before + 1
+            if count > members or (count == members and before > older):
+                members, older = count, before
         most = kind.most / (_weight(members, older) if members > 1 else kind.weight)
         for card, share in kind.shares:
             if card in crowded:
