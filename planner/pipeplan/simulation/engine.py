@@ -5,8 +5,8 @@ The rules:
 worker   A worker runs the actions of its stream in order, one at a time. F and B wait for their message.
 link     A link carries one message at a time, first come, first served. It is busy for transmit_s (for gradients
          back_s), and the message arrives latency_s later. With cards and without an order, every pair of workers has a
-         link in each direction, and activations wait for their receive (`PostedReceives`); otherwise a boundary has
-         links that the minibatches of a copy take in turn.
+         link in each direction, and activations wait for their receive; otherwise a boundary has links that the
+         minibatches of a copy take in turn.
 R        R joins the all-reduce of the group, which starts once all replicas have joined and the previous one has ended.
 U        U keeps the worker busy for exposed_s, and for the optimiser's step where B does not have it; the rest of the
          all-reduce, hidden_s, runs beside computing. Where U directly follows its R, the hidden part runs after the
@@ -33,16 +33,10 @@ from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan.simulation.serial_links import Carrier, Route, SerialLink, boundary_links
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.one_order import Direction
-from pipeplan_launch.plan.schedule import (
-    POSTED_RECEIVES,
-    Action,
-    ActionKind,
-    device_actions,
-    own_minibatches,
-)
+from pipeplan_launch.plan.schedule import POSTED_RECEIVES, Action, ActionKind, device_actions, own_minibatches
 
 EVENTS_BETWEEN_LOOKS = 256
-"""The clock is looked at once for so many events."""
+"""Events between two checks of the deadline and the limit."""
 
 
 class TooSlow(Exception):
