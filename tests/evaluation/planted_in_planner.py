@@ -325,7 +325,7 @@ PLANNER = (
     ),
     (
         "gradients at the rate of activations",
-        P + "simulation/engine.py",
+        P + "simulation/workers.py",
         "hop.transmit_s if forward else hop.back_s",
         "hop.transmit_s",
         (T + "simulation",),
