@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -237,24 +237,13 @@ def summarise_simulation(scenario: Scenario, replayed: SimulatedEvents, minibatc
 
 def peak_in_flight(scenario: Scenario, replayed: SimulatedEvents) -> list[int]:
     """For each stage, the most minibatches that one replica had in flight at once."""
-    peaks = [0] * len(scenario.stages)
-    for (stage, _), counts in in_flight(scenario, replayed).items():
-        peaks[stage] = max([peaks[stage], *(count for _, count in counts)])
+    peaks, counts = [0] * len(scenario.stages), Counter[tuple[int, int]]()
+    for stage, replica, action, _, _ in replayed.actions:
+        counts[stage, replica] += action.kind is ActionKind.FORWARD
+        peaks[stage] = max(peaks[stage], counts[stage, replica])
+        last = ActionKind.WEIGHTS if scenario.stages[stage].deferred else ActionKind.BACKWARD
+        counts[stage, replica] -= action.kind is (last if scenario.schedule.trains else ActionKind.FORWARD)
     return peaks
-
-
-def in_flight(scenario: Scenario, replayed: SimulatedEvents) -> dict[tuple[int, int], list[tuple[float, int]]]:
-    """For each worker (stage, replica), a list of (time in seconds, minibatches in flight from then on)."""
-    counts: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
-    last = [ActionKind.WEIGHTS if load.deferred else ActionKind.BACKWARD for load in scenario.stages]
-    for stage, replica, action, since, until in replayed.actions:
-        steps = counts[stage, replica]
-        count = steps[-1][1] if steps else 0
-        if action.kind is ActionKind.FORWARD:
-            steps.append((since, count + 1))
-        if action.kind is (last[stage] if scenario.schedule.trains else ActionKind.FORWARD):
-            steps.append((until, steps[-1][1] - 1))
-    return counts
 
 
 def _inside(since: float, until: float, start: float, end: float) -> float:
