@@ -53,7 +53,7 @@ class _Engine:
         """Whether each two workers have a link of their own in each direction, and post receives."""
         self._workers = make_workers(scenario)
         self._seats = make_seats(scenario, self._workers, minibatches)
-        routes = Routes(scenario, self._workers, pairs=self._has_pairs)
+        routes = Routes(scenario, self._workers, minibatches, pairs=self._has_pairs)
         self._reduces = routes.reduces
         self._network = None if scenario.cards is None else SharedNetwork(self._queue, routes.kinds)
         self._carrier = Carrier(self._queue, self._network)

@@ -103,9 +103,9 @@ def _stream(
 class Routes:
     """Sets the routes between workers, and has those of all-reduces, with the kinds of all flows."""
 
-    def __init__(self, scenario: Scenario, workers: list[list[Worker]], *, pairs: bool) -> None:
+    def __init__(self, scenario: Scenario, workers: list[list[Worker]], minibatches: int, *, pairs: bool) -> None:
         """`pairs`: whether each two workers have a link of their own in each direction."""
-        self._scenario, self._has_pairs = scenario, pairs
+        self._scenario, self._minibatches, self._has_pairs = scenario, minibatches, pairs
         self._pairs: dict[tuple[int, int, bool], SerialLink] = {}
         """The link of each two workers, by (sender, receiver, whether it carries activations)."""
         self.kinds: list[FlowKind] = []
@@ -126,10 +126,10 @@ class Routes:
         return len(self.kinds) - 1
 
     def _connect(self, boundary: int, senders: list[Worker], receivers: list[Worker], *, forward: bool) -> None:
-        """Set the routes from all workers of a stage to those of a neighbour."""
+        """Set the routes of all messages from the workers of a stage to those of a neighbour."""
         name = f"stage {senders[0].stage + 1} → {receivers[0].stage + 1}"
         links: dict[str, SerialLink] = {}
-        for index in range(math.lcm(len(senders), len(receivers))):
+        for index in range(min(math.lcm(len(senders), len(receivers)), self._minibatches)):
             sender, receiver = senders[index % len(senders)], receivers[index % len(receivers)]
             ends = sender.number, receiver.number
             turn, copy = divmod(index, self._scenario.copies)
