@@ -5,8 +5,8 @@ The rules:
 worker   A worker runs the actions of its stream in order, one at a time. F and B wait for their message.
 link     A link carries one message at a time, first come, first served. It is busy for transmit_s (for gradients
          back_s), and the message arrives latency_s later. With cards and without an order, every pair of workers has a
-         link in each direction, and activations wait for their receive (`PostedReceives`); otherwise a boundary has
-         links that the minibatches of a copy take in turn.
+         link in each direction, and activations wait for their receive; otherwise a boundary has links that the
+         minibatches of a copy take in turn.
 R        R joins the all-reduce of the group, which starts once all replicas have joined and the previous one has ended.
 U        U keeps the worker busy for exposed_s, and for the optimiser's step where B does not have it; the rest of the
          all-reduce, hidden_s, runs beside computing. Where U directly follows its R, the hidden part runs after the
@@ -19,292 +19,216 @@ card     With `Scenario.cards`, a message or the hidden part of an all-reduce is
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappop
 
 from pipeplan.errors import InputError
-from pipeplan.simulation.events import Pass, SimulatedEvents
-from pipeplan.simulation.fair_share import RING_WEIGHT, SharedNetwork, Use
+from pipeplan.simulation.events import EventQueue, Pass, SimulatedEvents
+from pipeplan.simulation.fair_share import SharedNetwork
+from pipeplan.simulation.links import Carrier
 from pipeplan.simulation.message_order import message_order
-from pipeplan.simulation.scenario import Scenario, StageLoad
-from pipeplan.simulation.serial_links import Carrier, LinkJob, PostedReceives, SerialLink, boundary_links
+from pipeplan.simulation.scenario import Scenario
+from pipeplan.simulation.workers import Routes, Seat, Worker, make_seats, make_workers
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.one_order import Direction
-from pipeplan_launch.plan.schedule import Action, ActionKind, device_actions
+from pipeplan_launch.plan.schedule import POSTED_RECEIVES, Action, ActionKind
 
 EVENTS_BETWEEN_LOOKS = 256
-"""The clock is looked at once for so many events."""
+"""Events between two checks of the deadline and the limit."""
+FORWARD, BACKWARD, WEIGHTS, REDUCE, UPDATE = ActionKind
 
 
-@dataclass(eq=False)
-class _Worker:
-    """The state of one stage on one replica."""
-
-    stage: int
-    replica: int
-    arrived: set[Action] = field(default_factory=set)
-    """Actions whose message has arrived, or updates whose all-reduce lets them start."""
-    awaiting_backward: set[int] = field(default_factory=set)
-    """Minibatches between the end of their forward and the start of their backward pass."""
-    joined: set[int] = field(default_factory=set)
-    """Minibatches whose gradients of the weights were computed with those of the inputs."""
-    awaits_at_once: set[int] = field(default_factory=set)
-    """Groups whose update directly follows the start of their all-reduce."""
-
-
-@dataclass
-class _Seat:
-    """A worker: the actions that it runs in order, each with the stage, of which it may have several."""
-
-    stream: Iterator[tuple[_Worker, Action]]
-    head: tuple[_Worker, Action] | None = None
-    busy: bool = False
-
-    def pop(self) -> None:
-        """Move on to the next action."""
-        self.head = next(self.stream, None)
+class TooSlow(Exception):
+    """A simulated schedule takes longer than the limit that the simulation was given."""
 
 
 class _Engine:
     def __init__(self, scenario: Scenario, minibatches: int) -> None:
         self._scenario = scenario
-        self._last = len(scenario.stages) - 1
-        self._now = 0.0
-        self._events: list[tuple[float, int, int, Callable[[], None]]] = []
-        self._count = 0
+        self._queue = EventQueue()
         self._actions: list[Pass] = []
+        self._order = message_order(scenario, minibatches)
+        self._has_pairs = scenario.cards is not None and self._order is None
+        """Whether each two workers have a link of their own in each direction, and post receives."""
+        self._workers = make_workers(scenario)
+        self._seats = make_seats(scenario, self._workers, minibatches)
+        routes = Routes(scenario, self._workers, minibatches, pairs=self._has_pairs)
+        self._reduces = routes.reduces
+        self._network = None if scenario.cards is None else SharedNetwork(self._queue, routes.kinds)
+        self._carrier = Carrier(self._queue, self._network)
         self._joined: dict[tuple[int, int], int] = {}
+        """(stage, group) -> the replicas that have joined its all-reduce."""
         self._waited: dict[tuple[int, int], float] = {}
         """(stage, group) -> time since which the drained replicas have only waited for this all-reduce."""
-        self._workers = [
-            [_Worker(stage, replica) for replica in range(load.replicas)] for stage, load in enumerate(scenario.stages)
-        ]
-        self._seats = self._make_seats(minibatches)
-        self._activations = [boundary_links(f"stage {i + 1} → {i + 2}", hops) for i, hops in enumerate(scenario.hops)]
-        self._gradients = [boundary_links(f"stage {i + 2} → {i + 1}", hops) for i, hops in enumerate(scenario.hops)]
-        self._network = None if scenario.cards is None else SharedNetwork(lambda: self._now, self._at)
-        self._carrier = Carrier(lambda: self._now, self._at, self._network)
-        self._order = message_order(scenario, minibatches)
-        pairs = self._network is not None and self._order is None
-        self._receives = PostedReceives([load.replicas for load in scenario.stages]) if pairs else None
-        self._pairs: dict[tuple[int, int, ActionKind], SerialLink] = {}
-        """The link of each two workers, by the kind of action that makes its messages."""
-        # Copies of a pipeline are in different components, and all stages share the link between these.
-        shared = SerialLink("all-reduce")
-        self._sync = [
-            shared if scenario.copies > 1 else SerialLink(f"all-reduce of stage {stage + 1}")
-            for stage in range(self._last + 1)
-        ]
 
-    def _make_seats(self, minibatches: int) -> dict[tuple[int, int], _Seat]:
-        """The worker of every (stage, replica)."""
-        seats: dict[tuple[int, int], _Seat] = {}
-        by_device: dict[tuple[int, int], _Seat] = {}
-        for worker in (worker for stage in self._workers for worker in stage):
-            place, device = (worker.stage, worker.replica), self._scenario.shapes[worker.stage].device
-            if device is None:
-                seats[place] = _Seat(self._stream(worker, minibatches))
-                continue
-            if (device, worker.replica) not in by_device:
-                by_device[device, worker.replica] = _Seat(self._device_stream(device, worker.replica, minibatches))
-            seats[place] = by_device[device, worker.replica]
-        return seats
-
-    def _stream(self, worker: _Worker, minibatches: int) -> Iterator[tuple[_Worker, Action]]:
-        scenario = self._scenario
-        for action in scenario.schedule.stream(scenario.shapes, worker.stage, worker.replica, minibatches):
-            yield worker, action
-
-    def _device_stream(self, device: int, replica: int, minibatches: int) -> Iterator[tuple[_Worker, Action]]:
-        scenario = self._scenario
-        for stage, action in device_actions(scenario.schedule, scenario.shapes, device, replica, minibatches):
-            yield self._workers[stage][replica], action
-
-    def run(self, deadline: Deadline) -> SimulatedEvents:
+    def run(self, deadline: Deadline, limit_s: float) -> SimulatedEvents:
         """Play all streams to their ends.
 
-        Raises an `InputError` on a deadlock, with a worker and what it waits for, and `OutOfTime` at the deadline.
+        Raises an `InputError` on a deadlock, with a worker and what it waits for, `OutOfTime` at the deadline, and
+        `TooSlow` as soon as the first stage certainly ends after `limit_s`.
         """
-        seats = list({id(seat): seat for seat in self._seats.values()}.values())
-        for seat in seats:
-            seat.pop()
-        for seat in seats:
-            self._advance_seat(seat)
-        while self._events:
-            self._now, _, number, event = heapq.heappop(self._events)
-            event()
-            if number % EVENTS_BETWEEN_LOOKS == 0:
+        queue, network, count = self._queue, self._network, 0
+        for seat in self._seats:
+            self._advance(seat)
+        while queue.events or (network is not None and network.is_changed):
+            if network is not None and network.is_changed and queue.next_s > queue.now:
+                network.plan()
+                continue
+            queue.now, _, _, event, args = heappop(queue.events)
+            event(*args)
+            count += 1
+            if count % EVENTS_BETWEEN_LOOKS == 0:
                 deadline.check()
-        stuck = next((seat.head for seat in seats if seat.head is not None), None)
+                self._check_limit(limit_s)
+        stuck = next((seat.head for seat in self._seats if seat.head is not None), None)
         if stuck is not None:
             raise InputError(self._deadlock(*stuck))
-        if not math.isfinite(self._now):
+        if not math.isfinite(queue.now):
             raise InputError("the times of the plan are too long to add up")
         transfers = sorted(self._carrier.transfers, key=lambda done: done.start_s)
-        return SimulatedEvents(tuple(self._actions), tuple(transfers), self._now)
+        return SimulatedEvents(tuple(self._actions), tuple(transfers), queue.now)
 
-    def _at(self, time_s: float, event: Callable[[], None], rank: int = -1) -> None:
-        """Schedule an event. Events at the same time happen by rank, then in the order in which they were scheduled."""
-        self._count += 1
-        heapq.heappush(self._events, (time_s, rank, self._count, event))
+    def _check_limit(self, limit_s: float) -> None:
+        """Raise `TooSlow` if the passes that are left take longer. The first stage ends after those of all stages."""
+        if self._seats[0].head is not None and self._queue.now + max(seat.left_s for seat in self._seats) > limit_s:
+            raise TooSlow
 
-    def _advance(self, worker: _Worker) -> None:
-        """Start all actions that the worker of this stage can start now."""
-        self._advance_seat(self._seats[worker.stage, worker.replica])
-
-    def _advance_seat(self, seat: _Seat) -> None:
-        while not seat.busy and seat.head is not None and self._may_start(*seat.head):
+    def _advance(self, seat: Seat) -> None:
+        """Start all actions that a worker can start now."""
+        while not seat.busy and seat.head is not None:
             worker, action = seat.head
-            load = self._scenario.stages[worker.stage]
-            seat.pop()
-            worker.arrived.discard(action)
-            match action.kind:
-                case ActionKind.FORWARD:
-                    if self._receives is not None:
-                        self._receives.take(worker.stage, action.index)
-                    self._compute(worker, action, load.forward_s)
-                case ActionKind.BACKWARD:
-                    worker.awaiting_backward.remove(action.index)
-                    joined = self._is_joined(seat, worker, action)
-                    self._compute(worker, action, load.backward_s - (0.0 if joined else load.weights_s))
-                case ActionKind.WEIGHTS:
-                    joined = action.index in worker.joined
-                    worker.joined.discard(action.index)
-                    self._compute(worker, action, 0.0 if joined else load.weights_s)
-                case ActionKind.REDUCE:
-                    self._join(worker, action.index)
-                case ActionKind.UPDATE:
-                    began_s = self._waited.get((worker.stage, action.index))
-                    self._compute(worker, action, self._parts(load)[1] + load.step_s, began_s)
+            kind, index, load = action.kind, action.index, worker.load
+            if self._order is not None and not self._order.may_compute((worker.stage, worker.replica), action):
+                return
+            if kind is FORWARD:
+                if worker.stage > 0 and index not in worker.activations:
+                    return
+                seat.pop()
+                worker.activations.discard(index)
+                worker.seat.left_s -= load.forward_s
+                self._post_receive(worker, index)
+                self._compute(worker, action, load.forward_s)
+            elif kind is BACKWARD:
+                is_last = worker.stage == len(self._workers) - 1
+                if index not in worker.awaiting_backward or not (is_last or index in worker.gradients):
+                    return
+                seat.pop()
+                worker.gradients.discard(index)
+                worker.awaiting_backward.remove(index)
+                worker.seat.left_s -= load.backward_s - load.weights_s
+                joined = load.weights_s > 0 and self._joins_weights(worker, index)
+                self._compute(worker, action, load.backward_s - (0.0 if joined else load.weights_s))
+            elif kind is WEIGHTS:
+                seat.pop()
+                joined = index in worker.joined
+                worker.joined.discard(index)
+                self._compute(worker, action, 0.0 if joined else load.weights_s)
+            elif kind is REDUCE:
+                seat.pop()
+                self._join(worker, index)
+            else:
+                if index not in worker.reduced:
+                    return
+                seat.pop()
+                worker.reduced.discard(index)
+                busy_s = self._reduces[worker.stage].rest_s + load.step_s
+                self._compute(worker, action, busy_s, self._waited.get((worker.stage, index)))
 
-    def _is_joined(self, seat: _Seat, worker: _Worker, action: Action) -> bool:
+    def _joins_weights(self, worker: Worker, index: int) -> bool:
         """Whether W directly follows B on a worker with several stages, and no other worker waits for B's gradient."""
-        follows = seat.head == (worker, Action(ActionKind.WEIGHTS, action.index))
+        follows = worker.seat.head == (worker, Action(WEIGHTS, index))
         shapes, stage = self._scenario.shapes, worker.stage
         at_home = stage == 0 or shapes[stage - 1].device == shapes[stage].device
         if follows and at_home and self._scenario.schedule.virtual is not None:
-            worker.joined.add(action.index)
-        return action.index in worker.joined
+            worker.joined.add(index)
+        return index in worker.joined
 
-    def _may_start(self, worker: _Worker, action: Action) -> bool:
-        if self._order is not None and not self._order.may_compute((worker.stage, worker.replica), action):
-            return False
-        return self._ready(worker, action)
-
-    def _ready(self, worker: _Worker, action: Action) -> bool:
-        match action.kind:
-            case ActionKind.FORWARD:
-                return worker.stage == 0 or action in worker.arrived
-            case ActionKind.BACKWARD:
-                gradient_ready = worker.stage == self._last or action in worker.arrived
-                return gradient_ready and action.index in worker.awaiting_backward
-            case ActionKind.WEIGHTS | ActionKind.REDUCE:
-                return True
-            case ActionKind.UPDATE:
-                return action in worker.arrived
-
-    def _compute(self, worker: _Worker, action: Action, duration_s: float, began_s: float | None = None) -> None:
+    def _compute(self, worker: Worker, action: Action, duration_s: float, began_s: float | None = None) -> None:
         """Keep a worker busy for `duration_s`; `began_s` is the time since which it has waited for the same action."""
-        self._seats[worker.stage, worker.replica].busy = True
-        start_s = self._now if began_s is None else began_s
-        cores = self._cores(worker)
-        if cores and self._network is not None:
-
-            def computed() -> None:
-                self._actions.append(Pass(worker.stage, worker.replica, action, start_s, self._now))
-                self._finish(worker, action)
-
-            self._network.start(duration_s, cores, computed)
+        worker.seat.busy = True
+        now = self._queue.now
+        start_s = now if began_s is None else began_s
+        if worker.cores is not None and self._network is not None:
+            self._network.start(duration_s, worker.cores, self._computed, worker, action, start_s)
             return
-        self._actions.append(Pass(worker.stage, worker.replica, action, start_s, self._now + duration_s))
+        self._actions.append(Pass(worker.stage, worker.replica, action, start_s, now + duration_s))
         # Replicas that finish at the same time send in the order of their minibatches.
-        self._at(self._now + duration_s, lambda: self._finish(worker, action), action.index)
+        self._queue.at(now + duration_s, action.index, self._finish, worker, action)
 
-    def _cores(self, worker: _Worker) -> Use:
-        """Use of the server's cores by a worker that computes, where they are shared."""
-        cards = self._scenario.cards
-        return {} if cards is None else cards.computing(self._scenario.stages[worker.stage].workers[worker.replica])
+    def _computed(self, worker: Worker, action: Action, start_s: float) -> None:
+        """Finish an action that shared the cores of its server."""
+        self._actions.append(Pass(worker.stage, worker.replica, action, start_s, self._queue.now))
+        self._finish(worker, action)
 
-    def _finish(self, worker: _Worker, action: Action) -> None:
-        self._seats[worker.stage, worker.replica].busy = False
-        match action.kind:
-            case ActionKind.FORWARD:
-                worker.awaiting_backward.add(action.index)
-                if worker.stage < self._last:
-                    self._send(self._activations[worker.stage], worker.stage, worker.stage + 1, action)
-            case ActionKind.BACKWARD if worker.stage > 0:
-                self._send(self._gradients[worker.stage - 1], worker.stage - 1, worker.stage - 1, action)
-            case _:
-                pass
+    def _finish(self, worker: Worker, action: Action) -> None:
+        worker.seat.busy = False
+        if action.kind is FORWARD:
+            worker.awaiting_backward.add(action.index)
+            if worker.stage < len(self._workers) - 1:
+                self._send(worker, self._workers[worker.stage + 1], action)
+        elif action.kind is BACKWARD and worker.stage > 0:
+            self._send(worker, self._workers[worker.stage - 1], action)
         if self._order is not None:
             self._order.computed(worker.stage, action)
-        self._advance(worker)
+        self._advance(worker.seat)
 
-    def _send(self, links: list[list[SerialLink]], boundary: int, target: int, action: Action) -> None:
-        """Queue a message on its link; it arrives at the receiver after the transfer and the latency."""
-        turn, copy = divmod(action.index, self._scenario.copies)
-        hop = self._scenario.hops[boundary][copy]
-        busy_s = hop.transmit_s if action.kind is ActionKind.FORWARD else hop.back_s
-        replicas = self._workers[target]
-        receiver = replicas[action.index % len(replicas)]
-        use = self._use(action, boundary, copy)
-        forward = action.kind is ActionKind.FORWARD
-        sender = boundary if forward else boundary + 1
-        message = Direction.ACTIVATIONS if forward else Direction.GRADIENTS, sender, action.index
+    def _send(self, sender: Worker, receivers: list[Worker], action: Action) -> None:
+        """Queue a message on its link; it arrives at the receiver after the transfer and the latency.
 
-        def flown() -> None:
-            self._at(self._now + hop.latency_s, lambda: self._arrive(receiver, action))
-            if self._order is not None:
-                self._order.arrived(*message)
-                self._advance(self._workers[sender][action.index % len(self._workers[sender])])
-
-        job = LinkJob(action.index, busy_s, 0.0, use, begun=lambda _: None, flown=flown)
-        link = links[copy][turn % hop.links]
-        if self._receives is not None:
-            own = self._link_of_pair(boundary, action, link.row)
-            self._receives.start(target, action, lambda: self._carrier.carry(own, job))
-        elif self._order is None:
-            self._carrier.carry(link, job)
+        The executor posts the receives of activations a few minibatches ahead, and activations leave when theirs is
+        posted. Receives of gradients are posted before the activations leave, so gradients never wait.
+        """
+        receiver = receivers[action.index % len(receivers)]
+        if self._order is not None:
+            carry = partial(self._carry, sender, receiver, action)
+            self._order.made(_direction(action), sender.stage, action.index, carry)
+        elif (
+            self._has_pairs
+            and action.kind is FORWARD
+            and action.index // len(receivers) >= receiver.taken + POSTED_RECEIVES
+        ):
+            receiver.held[action.index] = sender, action
         else:
-            self._order.made(*message, lambda: self._carrier.carry(link, job))
+            self._carry(sender, receiver, action)
 
-    def _ends(self, boundary: int, action: Action) -> tuple[int, int]:
-        """The workers that send and receive the message that this action makes at a boundary."""
-        ends = self._scenario.stages[boundary : boundary + 2]
-        before, behind = (load.workers[action.index % load.replicas] for load in ends)
-        return (before, behind) if action.kind is ActionKind.FORWARD else (behind, before)
+    def _post_receive(self, worker: Worker, minibatch: int) -> None:
+        """Note that a worker has taken the activations of a minibatch, and posts the next receive."""
+        replicas = worker.load.replicas
+        worker.taken = minibatch // replicas + 1
+        if (held := worker.held.pop(minibatch + POSTED_RECEIVES * replicas, None)) is not None:
+            sender, action = held
+            self._carry(sender, worker, action)
 
-    def _link_of_pair(self, boundary: int, action: Action, row: str) -> SerialLink:
-        """The link between the two workers of a message that this action makes at a boundary."""
-        sender, receiver = self._ends(boundary, action)
-        pair = f"worker {sender} → {receiver}"
-        return self._pairs.setdefault((sender, receiver, action.kind), SerialLink(row, pair))
+    def _carry(self, sender: Worker, receiver: Worker, action: Action) -> None:
+        flown = partial(self._message_flown, sender, receiver, action)
+        self._carrier.carry(sender.routes[receiver], action.index, flown)
 
-    def _use(self, action: Action, boundary: int, copy: int) -> Use:
-        """Use of cards by a message: activations to the next stage, or gradients back."""
-        if self._scenario.cards is None:
-            return {}
-        sender, receiver = self._ends(boundary, action)
-        return self._scenario.cards.message(sender, receiver, self._scenario.hops[boundary][copy].bandwidth)
+    def _message_flown(self, sender: Worker, receiver: Worker, action: Action) -> None:
+        arrived = receiver.activations if action.kind is FORWARD else receiver.gradients
+        latency_s = sender.routes[receiver].latency_s
+        if latency_s > 0:
+            self._queue.at(self._queue.now + latency_s, -1, self._arrive, receiver, arrived, action.index)
+        else:
+            self._arrive(receiver, arrived, action.index)
+        if self._order is not None:
+            self._order.arrived(_direction(action), sender.stage, action.index)
+            self._advance(sender.seat)
 
-    def _arrive(self, worker: _Worker, action: Action) -> None:
-        worker.arrived.add(action)
-        self._advance(worker)
+    def _arrive(self, worker: Worker, arrived: set[int], index: int) -> None:
+        """Note that activations or gradients of a minibatch are there, or that an update may start."""
+        arrived.add(index)
+        self._advance(worker.seat)
 
-    def _join(self, worker: _Worker, group: int) -> None:
+    def _join(self, worker: Worker, group: int) -> None:
         """Let one replica join the all-reduce of its group, which starts when the last replica joins."""
-        update = Action(ActionKind.UPDATE, group)
-        if self._seats[worker.stage, worker.replica].head == (worker, update):
+        if worker.seat.head == (worker, Action(UPDATE, group)):
             worker.awaits_at_once.add(group)
-        key = worker.stage, group
-        self._joined[key] = self._joined.get(key, 0) + 1
-        replicas = self._workers[worker.stage]
-        if self._joined[key] < len(replicas):
+        key, replicas = (worker.stage, group), self._workers[worker.stage]
+        joined = self._joined.pop(key, 0) + 1
+        if joined < len(replicas):
+            self._joined[key] = joined
             return
-        del self._joined[key]
-        hidden, exposed = self._parts(self._scenario.stages[worker.stage])
         # Under a flush, replicas go on at the end of the all-reduce, which cards may delay, and not at its start.
         waits = self._network is not None and self._scenario.drains
         early = [replica for replica in replicas if group in replica.awaits_at_once and not waits]
@@ -312,42 +236,37 @@ class _Engine:
         for replica in replicas:
             replica.awaits_at_once.discard(group)
 
-        def begun(start: float) -> None:
+        def begun(start_s: float) -> None:
             if waits:
-                self._waited[key] = start
+                self._waited[key] = start_s
             for replica in early:
-                self._release(replica, update, start)
+                self._queue.at(start_s, -1, self._arrive, replica, replica.reduced, group)
 
         def flown() -> None:
             for replica in late:
-                self._release(replica, update, self._now)
+                self._queue.at(self._queue.now, -1, self._arrive, replica, replica.reduced, group)
 
-        use = self._scenario.cards.ring(worker.stage) if self._scenario.cards is not None else {}
-        self._carrier.carry(self._sync[worker.stage], LinkJob(group, hidden, exposed, use, begun, flown, RING_WEIGHT))
+        self._carrier.carry(self._reduces[worker.stage], group, flown, begun)
 
-    def _release(self, worker: _Worker, update: Action, time_s: float) -> None:
-        self._at(time_s, lambda: self._arrive(worker, update))
-
-    def _parts(self, load: StageLoad) -> tuple[float, float]:
-        """The hidden and the exposed part of an all-reduce, in seconds."""
-        overlap = self._scenario.overlap
-        if self._scenario.drains:
-            left_s = load.sync_s if load.left_s is None else load.left_s
-            return (left_s, 0.0) if self._network is not None else (0.0, left_s)
-        return load.hidden_s(overlap), load.exposed_s(overlap)
-
-    def _deadlock(self, worker: _Worker, action: Action) -> str:
-        load = self._scenario.stages[worker.stage]
+    def _deadlock(self, worker: Worker, action: Action) -> str:
+        load = worker.load
         return (
-            f"schedule {self._scenario.schedule.name} comes to a deadlock after {self._now:g} s: worker "
+            f"schedule {self._scenario.schedule.name} comes to a deadlock after {self._queue.now:g} s: worker "
             f"{load.workers[worker.replica]} (stage {worker.stage + 1}) waits forever at {action}; replicas and "
             f"depths are {[(stage.replicas, stage.depth) for stage in self._scenario.stages]}: solve again with --force"
         )
 
 
-def simulate_schedule(scenario: Scenario, minibatches: int, deadline: Deadline = NO_DEADLINE) -> SimulatedEvents:
+def _direction(action: Action) -> Direction:
+    return Direction.ACTIVATIONS if action.kind is FORWARD else Direction.GRADIENTS
+
+
+def simulate_schedule(
+    scenario: Scenario, minibatches: int, deadline: Deadline = NO_DEADLINE, limit_s: float = math.inf
+) -> SimulatedEvents:
     """Simulate a plan for a number of minibatches.
 
-    Raises an `InputError` where its schedule comes to a deadlock, and `OutOfTime` where it does not end in time.
+    Raises an `InputError` where its schedule comes to a deadlock, `OutOfTime` where it does not end in time, and
+    `TooSlow` where its first stage certainly ends after `limit_s`.
     """
-    return _Engine(scenario, minibatches).run(deadline)
+    return _Engine(scenario, minibatches).run(deadline, limit_s)

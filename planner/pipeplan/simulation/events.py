@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeplan_launch.plan.schedule import Action, ActionKind
 
@@ -59,4 +62,35 @@ class SimulatedEvents:
 
     def finished(self, stage: int, kind: ActionKind) -> list[float]:
         """The times at which a stage finished its passes of one kind, in increasing order."""
-        return sorted(done.end_s for done in self.passes if done.stage == stage and done.action.kind is kind)
+        return sorted(done.end_s for done in self.actions if done.stage == stage and done.action.kind is kind)
+
+
+class EventQueue:
+    """The simulated time, and what happens later.
+
+    Events at the same time happen by rank, then in the order of their places.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._places = 0
+
+    def at(self, time_s: float, rank: int, event: Callable[..., None], *args: Any) -> None:
+        """Call `event(*args)` at a time, after the events of the same time and rank that are known already."""
+        self._places += 1
+        heapq.heappush(self.events, (time_s, rank, self._places, event, args))
+
+    def next_place(self) -> int:
+        """A place of its own, for an event whose time is not known yet."""
+        self._places += 1
+        return self._places
+
+    def put(self, time_s: float, rank: int, place: int, event: Callable[..., None], *args: Any) -> None:
+        """Call `event(*args)` at a time, at its place among the events of the same time and rank."""
+        heapq.heappush(self.events, (time_s, rank, place, event, args))
+
+    @property
+    def next_s(self) -> float:
+        """Time of the next event; infinite if there is none."""
+        return self.events[0][0] if self.events else math.inf

@@ -12,16 +12,27 @@ share of a flow is divided by its weight.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from operator import truediv
+from typing import Any
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.plan.plan import Plan
+from pipeplan.simulation.events import EventQueue
 
-Card = tuple[int, ...]
-"""(direction, level, index of the component), and for the cores of a server the number of workers that all have a core
-of their own."""
+
+@dataclass(eq=False, slots=True)
+class Card:
+    """One direction of a network card, or the cores of a server."""
+
+    workers: int = 0
+    """Of a server's cores, the number of workers that compute at full speed together whatever their shares add up to;
+    0 for a network card."""
+
+
 Use = Mapping[Card, float]
 """The share of each card that a flow uses at full speed; more than 1 where the card is slower than the flow."""
 
@@ -38,162 +49,228 @@ MOST_REMEMBERED = 10_000
 """The most combinations of flows whose speeds are remembered; a schedule comes back to the same ones often."""
 
 
-@dataclass(eq=False)
-class NetworkFlow:
-    """A transfer under way."""
+@dataclass(frozen=True)
+class FlowKind:
+    """The properties of a flow that decide its speed beside other flows."""
 
-    left_s: float
-    """Time that it still takes at full speed."""
-    use: Use
-    done: Callable[[], None]
-    """Called when it has arrived."""
+    shares: tuple[tuple[Card, float], ...]
+    """The share of each card that it uses at full speed."""
+    most: float
+    """Its share of the card that it uses the most."""
     weight: float = 1.0
     """Its share of a card beside flows of weight 1."""
-    is_message: bool = False
-    """Whether it is a message, whose weight depends on the messages that began before it."""
-    speed: float = 1.0
-    """Current speed, as a share of full speed."""
-    kind: int = 0
-    """A number that it shares with the flows that have its use of cards, its weight and its kind of content."""
+    meets: tuple[Card, ...] = ()
+    """For a message: the cards where its weight depends on the messages that began before it."""
+
+
+def flow_kind(use: Use, weight: float = 1.0, *, is_message: bool = False) -> FlowKind:
+    """The kind of a flow with this use of cards."""
+    shares = tuple((card, share) for card, share in use.items() if share > 0)
+    cards = tuple(card for card, _ in shares) if is_message else ()
+    return FlowKind(shares, max((share for _, share in shares), default=0.0), weight, cards)
+
+
+def reduced_kinds(kinds: Sequence[FlowKind]) -> list[FlowKind]:
+    """The kinds without the cards that no speed depends on, if there is at most one flow of each at a time.
+
+    A card slows nothing that cannot be full, or that is never full before another one that all its flows cross. The
+    same holds for the order of messages. So kinds that differ at first often become equal.
+    """
+    crossing: dict[Card, dict[int, float]] = defaultdict(dict)
+    meeting: dict[Card, dict[int, float]] = defaultdict(dict)
+    for number, kind in enumerate(kinds):
+        for card, share in kind.shares:
+            crossing[card][number] = share
+        for card in kind.meets:
+            meeting[card][number] = 1.0
+    slow = _undominated({card: flows for card, flows in crossing.items() if sum(flows.values()) > 1.0}, kinds)
+    met = _undominated({card: flows for card, flows in meeting.items() if len(flows) > 1}, kinds)
+    return [
+        replace(
+            kind,
+            shares=tuple(pair for pair in kind.shares if pair[0] in slow),
+            meets=tuple(card for card in kind.meets if card in met),
+        )
+        for kind in kinds
+    ]
+
+
+def _undominated(crossing: dict[Card, dict[int, float]], kinds: Sequence[FlowKind]) -> dict[Card, dict[int, float]]:
+    """The cards without those whose flows all have at least as large a share of another one that is left."""
+    left = dict(crossing)
+    for card, flows in crossing.items():
+        for other, _ in kinds[next(iter(flows))].shares:
+            beside = left.get(other)
+            if other is not card and beside and all(beside.get(flow, 0.0) >= share for flow, share in flows.items()):
+                del left[card]
+                break
+    return left
 
 
 class SharedNetwork:
-    """The flows that are under way, in simulated time."""
+    """The flows that are under way, in simulated time: parallel lists, in the order in which the flows started.
 
-    def __init__(self, now: Callable[[], float], at: Callable[[float, Callable[[], None]], None]) -> None:
-        """`now` returns the simulated time, `at` schedules an event at a time."""
-        self._now, self._at = now, at
-        self._flows: list[NetworkFlow] = []
+    Flows that start or arrive at the same time change the speeds once, before the time goes on (`plan`).
+    """
+
+    def __init__(self, queue: EventQueue, kinds: Sequence[FlowKind]) -> None:
+        """`kinds`: of all flows, of each of which there is at most one at a time; flows name theirs by its place."""
+        self._queue = queue
+        self._kinds = reduced_kinds(kinds)
+        self._uses_none = [not kind.shares for kind in kinds]
+        first: dict[FlowKind, int] = {}
+        self._equal = [first.setdefault(kind, number) for number, kind in enumerate(self._kinds)]
+        """For each kind the first that is equal."""
+        self._numbers: list[int] = []
+        """The kind of each flow."""
+        self._left: list[float] = []
+        """Seconds that each flow still takes at full speed."""
+        self._speeds: list[float] = []
+        """Speed of each flow, as a share of full speed; out of date while `is_changed`."""
+        self._done: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        """What to call when each flow has arrived."""
         self._since_s = 0.0
-        self._plans = 0
-        self._kinds: dict[tuple[object, ...], tuple[int, Use]] = {}
-        self._speeds: dict[tuple[int, ...], list[float]] = {}
-        """The speeds of flows, by their kinds in the order of their starts."""
+        """The time of `_left`."""
+        self._next_s = math.inf
+        """Time of the next arrival."""
+        self._place = 0
+        """Place of the next arrival among the events of its time."""
+        self.is_changed = False
+        """Whether flows have started or arrived since the last plan."""
+        self._remembered: dict[tuple[int, ...], list[float]] = {}
+        """The speeds of flows, by their kinds."""
 
-    def start(
-        self, duration_s: float, use: Use, done: Callable[[], None], weight: float = 1.0, *, is_message: bool = False
-    ) -> None:
-        """Start a flow that takes `duration_s` at full speed; `done` is called when it has arrived."""
+    def start(self, duration_s: float, kind: int, done: Callable[..., None], *args: Any) -> None:
+        """Start a flow that takes `duration_s` at full speed; `done(*args)` is called when it has arrived."""
+        if self._uses_none[kind]:
+            self._queue.at(self._queue.now + duration_s, -1, done, *args)
+            return
         self._move()
-        key = *use.items(), weight, is_message
-        if key not in self._kinds:
-            self._kinds[key] = len(self._kinds), {card: share for card, share in use.items() if share > 0}
-        kind, shares = self._kinds[key]
-        self._flows.append(NetworkFlow(duration_s, shares, done, weight, is_message, kind=kind))
-        self._plan()
+        self._numbers.append(self._equal[kind])
+        self._left.append(duration_s)
+        self._done.append((done, args))
+        self.is_changed, self._place = True, self._queue.next_place()
+        # Another flow arrives now, or this one does: before events of the same time that come later.
+        if duration_s <= 0 or self._next_s <= self._queue.now:
+            self.plan()
 
     def _move(self) -> None:
         """Account for the progress of all flows since the last call."""
-        passed, self._since_s = self._now() - self._since_s, self._now()
-        for flow in self._flows:
-            flow.left_s -= passed * flow.speed
+        passed, self._since_s = self._queue.now - self._since_s, self._queue.now
+        if passed > 0:
+            self._left = [left - passed * speed for left, speed in zip(self._left, self._speeds, strict=True)]
 
-    def _plan(self) -> None:
-        """Compute the speeds of all flows, and schedule the next arrival."""
-        self._share_cards()
-        self._plans += 1
-        if self._flows:
-            plan = self._plans
-            soonest = min(max(flow.left_s, 0.0) / flow.speed for flow in self._flows)
-            self._at(self._now() + soonest, lambda: self._arrivals(plan))
+    def plan(self) -> None:
+        """Set the speeds of all flows, and schedule the next arrival."""
+        self.is_changed = False
+        numbers = tuple(self._numbers)
+        speeds = self._remembered.get(numbers)
+        if speeds is None:
+            if len(self._remembered) >= MOST_REMEMBERED:
+                self._remembered.clear()
+            speeds = self._remembered[numbers] = share_cards([self._kinds[number] for number in numbers])
+        self._speeds = speeds
+        self._next_s = math.inf
+        if speeds:
+            self._next_s = self._queue.now + max(0.0, min(map(truediv, self._left, speeds)))
+            self._queue.put(self._next_s, -1, self._place, self._arrivals, self._place)
 
-    def _share_cards(self) -> None:
-        """Set the speeds of all flows: those of the last time when the same flows were under way, if there was one."""
-        kinds = tuple([flow.kind for flow in self._flows])
-        known = self._speeds.get(kinds)
-        if known is not None:
-            for flow, speed in zip(self._flows, known, strict=True):
-                flow.speed = speed
-            return
-        share_cards(self._flows)
-        if len(self._speeds) >= MOST_REMEMBERED:
-            self._speeds.clear()
-        self._speeds[kinds] = [flow.speed for flow in self._flows]
-
-    def _arrivals(self, plan: int) -> None:
-        if plan != self._plans:
+    def _arrivals(self, place: int) -> None:
+        if place != self._place:  # flows have started since this was planned
             return
         self._move()
         # The rounding error grows with the simulated time.
-        least = EPSILON * max(1.0, self._now())
-        arrived = [flow for flow in self._flows if flow.left_s <= least]
-        self._flows = [flow for flow in self._flows if flow.left_s > least]
-        self._plan()
-        for flow in arrived:
-            flow.done()
+        least = EPSILON * max(1.0, self._queue.now)
+        arrived = [flow for flow, left in enumerate(self._left) if left <= least]
+        done = [self._done[flow] for flow in arrived]
+        for flow in reversed(arrived):
+            del self._numbers[flow], self._left[flow], self._done[flow]
+        self.is_changed, self._place, self._next_s = True, self._queue.next_place(), math.inf
+        for event, args in done:
+            event(*args)
 
 
-_Rising = tuple[NetworkFlow, float, list[tuple[Card, float]]]
-"""(flow, level at which it has full speed, its shares of the cards that are too slow for all of their flows)."""
+_User = tuple[int, float, float, float]
+"""A flow on a card: (its place, the level at which it has full speed, its share of the card, that share / level)."""
 
 
-def share_cards(flows: list[NetworkFlow]) -> None:
-    """Set the weighted max-min fair speed, at most 1, of every flow.
+def share_cards(flows: Sequence[FlowKind]) -> list[float]:
+    """The weighted max-min fair speed, at most 1, of every flow.
 
     Progressive filling: the levels of all flows rise together until a card is full or a flow reaches full speed; these
     flows stop, and the others go on rising. The level of a flow is its share of the card that it uses the most, over
     its weight.
     """
-    demand: dict[Card, float] = {}
-    users: dict[Card, int] = {}
-    for flow in flows:
-        flow.speed = 1.0
-        for card, share in flow.use.items():
-            demand[card] = demand.get(card, 0.0) + share
-            users[card] = users.get(card, 0) + 1
-    # No other card limits a flow.
-    left = {card: 1.0 for card, total in demand.items() if total > 1.0 and not _has_cores(card, users[card])}
-    if not left:
-        return
-    rising: list[_Rising] = []
-    for flow, weight in _weights(flows):
-        if crowded := [(card, share) for card, share in flow.use.items() if card in left]:
-            rising.append((flow, max(flow.use.values()) / weight, crowded))
+    speeds = [1.0] * len(flows)
+    crowded = _crowded(flows)
+    rising = {flow: most for users in crowded for flow, most, _, _ in users}
     while rising:
-        weights: dict[Card, float] = {}
-        for _, most, crowded in rising:
-            for card, share in crowded:
-                weights[card] = weights.get(card, 0.0) + share / most
-        full, level = min(((card, left[card] / weight) for card, weight in weights.items()), key=lambda pair: pair[1])
+        level, full = math.inf, crowded[0]
+        for users in crowded:
+            left, weight = 1.0, 0.0
+            for flow, _, share, part in users:
+                if flow in rising:
+                    weight += part
+                else:
+                    left -= speeds[flow] * share
+            if weight > 0 and left < level * weight:
+                level, full = left / weight, users
         level = max(level, EPSILON)
-        slowed = min(most for _, most, _ in rising) > level
-        rest = []
-        for flow, most, crowded in rising:
-            if full not in flow.use if slowed else most > level:
-                rest.append((flow, most, crowded))
-                continue
-            flow.speed = min(1.0, level / most)
-            for card, share in crowded:
-                left[card] = max(0.0, left[card] - flow.speed * share)
-        rising = rest
-
-
-def _has_cores(card: Card, workers: int) -> bool:
-    """Whether each of so many computing workers has one of these cores."""
-    return card[0] == CORES and workers <= card[3]
-
-
-def _weights(flows: list[NetworkFlow]) -> Iterator[tuple[NetworkFlow, float]]:
-    """The weight of every flow; messages, in the order of their starts, have less the later they began.
-
-    The order is that on the card which the most messages share.
-    """
-    count: dict[Card, int] = {}
-    places: list[dict[Card, int]] = []
-    for flow in flows:
-        places.append({card: count.get(card, 0) for card in flow.use if flow.is_message})
-        for card in places[-1]:
-            count[card] = count.get(card, 0) + 1
-    for flow, place in zip(flows, places, strict=True):
-        if not place:
-            yield flow, flow.weight
+        if at_full_speed := [flow for flow, most in rising.items() if most <= level]:
+            for flow in at_full_speed:
+                del rising[flow]
             continue
-        members, older = max((count[card], older) for card, older in place.items())
-        yield flow, members * YOUNGER**older * (1 - YOUNGER) / (1 - YOUNGER**members)
+        for flow, most, _, _ in full:
+            if flow in rising:
+                speeds[flow] = level / most
+                del rising[flow]
+    return speeds
 
 
-OUT, IN, CORES = 0, 1, 2
-"""Directions of a card; `CORES` marks the cores of a server."""
+def _crowded(flows: Sequence[FlowKind]) -> list[list[_User]]:
+    """The flows on each card that is too slow for all of its flows. No other card limits a flow.
+
+    Messages, in the order of their starts, have less weight the later they began. The order is that on the card which
+    the most messages share.
+    """
+    demand: dict[Card, float] = {}
+    messages: dict[Card, int] = {}
+    for kind in flows:
+        for card, share in kind.shares:
+            demand[card] = demand.get(card, 0.0) + share
+        for card in kind.meets:
+            messages[card] = messages.get(card, 0) + 1
+    crowded: dict[Card, list[_User]] = {
+        card: [] for card, total in demand.items() if total > 1.0 and not (card.workers and _has_cores(card, flows))
+    }
+    begun = dict.fromkeys(messages, 0)
+    for flow, kind in enumerate(flows if crowded else ()):
+        members = older = 0
+        for card in kind.meets:
+            count, before = messages[card], begun[card]
+            begun[card] = before + 1
+            if count > members or (count == members and before > older):
+                members, older = count, before
+        most = kind.most / (_weight(members, older) if members > 1 else kind.weight)
+        for card, share in kind.shares:
+            if card in crowded:
+                crowded[card].append((flow, most, share, share / most))
+    return list(crowded.values())
+
+
+def _has_cores(card: Card, flows: Sequence[FlowKind]) -> bool:
+    """Whether each of the computing workers has one of these cores."""
+    return sum(card is used for flow in flows for used, _ in flow.shares) <= card.workers
+
+
+@cache
+def _weight(members: int, older: int) -> float:
+    """The weight of one of several messages on a card, of which some began before it."""
+    return members * YOUNGER**older * (1 - YOUNGER) / (1 - YOUNGER**members)
+
+
+OUT, IN = 0, 1
+"""Directions of a card."""
 MESSAGES, RINGS = 0, 1
 """Indices into the result of `Links.card`."""
 
@@ -208,6 +285,8 @@ class SharedCards:
     """Busy workers of a server beside which the layers were measured. So many or fewer compute at full speed: what they
     take from each other is in their times. More of them have the cores of the server, some of which may be idle at
     times."""
+    _cards: dict[tuple[int, int, int], Card] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """The cards so far, by direction, level and index of the component."""
     _messages: dict[tuple[int, int, float], Use] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def message(self, sender: int, receiver: int, bandwidth: float) -> Use:
@@ -231,7 +310,7 @@ class SharedCards:
         uses: dict[int, Use] = {}
         for first, stop, cores in cluster.shared_cores:
             own = min(self.busy, math.ceil(cores))
-            use: Use = {(CORES, cluster.server_level, cluster.server_of(first), own): 1 / cores}
+            use: Use = {Card(own): 1 / cores}
             uses |= dict.fromkeys(range(first, stop), use)
         return uses
 
@@ -244,6 +323,9 @@ class SharedCards:
             rings.append(self._use(hops, self.links.allreduce_among(workers)[0], RINGS))
         return tuple(rings)
 
+    def _card(self, direction: int, level: int, component: int) -> Card:
+        return self._cards.setdefault((direction, level, component), Card())
+
     def _use(self, hops: list[tuple[int, int]], bandwidth: float, kind: int) -> Use:
         """Use of cards by simultaneous transfers at `bandwidth` bytes/s over all hops (sender, receiver)."""
         use: dict[Card, float] = {}
@@ -253,6 +335,6 @@ class SharedCards:
                 for direction, worker in ((OUT, sender), (IN, receiver)):
                     rate = self.links.card(level, worker)[kind]
                     if math.isfinite(rate) and rate > 0:
-                        card = direction, level, cluster.component(level, worker)
+                        card = self._card(direction, level, cluster.component(level, worker))
                         use[card] = use.get(card, 0.0) + bandwidth / rate
         return use

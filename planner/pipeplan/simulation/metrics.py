@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from pipeplan.simulation.events import SimulatedEvents
@@ -67,41 +68,121 @@ class SimulatedStage:
 
 @dataclass(frozen=True)
 class SimulationReport:
-    """The summary of a simulation. Its fields are those of `pipeplan simulate --json`."""
+    """The summary of a simulation, each figure of which is measured when it is asked for."""
 
-    config: str
-    schedule: str
-    accumulate: int | None
+    scenario: Scenario
+    replayed: SimulatedEvents
     minibatches: int
-    total_s: float
-    predicted_s: float
-    steady: SteadyPart | None
-    """The steady part; None where there were too few minibatches for one."""
-    fill_s: float
-    """Time until every stage has begun."""
-    drain_s: float
-    """Time from the end of the first stage that finishes to the end of the last."""
-    stages: tuple[SimulatedStage, ...]
-    links: dict[str, float]
-    """Share of the time for which each link was busy, without links that never were."""
-    transport: str = "gloo"
-    """The transport whose order messages keep."""
+
+    @property
+    def total_s(self) -> float:
+        """Time of the last event."""
+        return self.replayed.end_s
+
+    @cached_property
+    def steady(self) -> SteadyPart | None:
+        """The steady part; None where there were too few minibatches for one.
+
+        It is a whole number of rounds between warm-up and drain, so that bursts of replicas cancel out.
+        """
+        finished = exit_times(self.scenario, self.replayed)
+        # Until `last` minibatches have finished, new ones still enter the pipeline.
+        last = min(self.minibatches, len(finished)) - _tail(self.scenario)
+        first = min(_warm_up(self.scenario), last // 2)
+        length = round_length(self.scenario)
+        first = last - (last - first) // length * length
+        if first < 1 or last <= first:
+            return None
+        return SteadyPart(first, last, finished[first - 1], finished[last - 1])
 
     @property
     def ratio(self) -> float | None:
         """Simulated pace divided by the predicted pace: above 1 the plan is slower than predicted."""
-        if self.steady is None or self.predicted_s <= 0:
+        if self.steady is None or self.scenario.predicted_s <= 0:
             return None
-        return self.steady.pace_s / self.predicted_s
+        return self.steady.pace_s / self.scenario.predicted_s
+
+    @property
+    def fill_s(self) -> float:
+        """Time until every stage has begun."""
+        begun: dict[int, float] = {}
+        for done in self.replayed.passes:
+            begun[done.stage] = min(begun.get(done.stage, math.inf), done.start_s)
+        return max(begun.values(), default=0.0)
+
+    @property
+    def drain_s(self) -> float:
+        """Time from the end of the first stage that finishes to the end of the last."""
+        ended: dict[int, float] = {}
+        for done in self.replayed.passes:
+            ended[done.stage] = max(ended.get(done.stage, 0.0), done.end_s)
+        return self.total_s - min(ended.values(), default=self.total_s)
+
+    @cached_property
+    def stages(self) -> tuple[SimulatedStage, ...]:
+        """The summary of every stage."""
+        start, end = self._measured
+        computing, synchronising = defaultdict[int, float](float), defaultdict[int, float](float)
+        for stage, _, action, since, until in self.replayed.passes:
+            updates = action.kind is ActionKind.UPDATE
+            waited = until - self.scenario.stages[stage].step_s if updates else since  # the optimiser's step computes
+            synchronising[stage] += _inside(since, waited, start, end)
+            computing[stage] += _inside(waited, until, start, end)
+        peaks = peak_in_flight(self.scenario, self.replayed)
+        memory = peak_memory(self.scenario, memory_over_time(self.scenario, self.replayed, self.minibatches))
+        return tuple(
+            SimulatedStage(
+                replicas=load.replicas,
+                depth=load.depth,
+                peak_in_flight=peaks[index],
+                computing=computing[index] / ((end - start) * load.replicas) if end > start else 0.0,
+                synchronising=synchronising[index] / ((end - start) * load.replicas) if end > start else 0.0,
+                held_bytes=peaks[index] * load.minibatch_bytes,
+                peak_bytes=memory[index],
+                memory_bytes=load.memory_bytes,
+            )
+            for index, load in enumerate(self.scenario.stages)
+        )
+
+    @cached_property
+    def links(self) -> dict[str, float]:
+        """Share of the time for which each link, or any of the pairs of workers at a boundary, was busy.
+
+        Links that never were are left out.
+        """
+        start, end = self._measured
+        busy, until_s = defaultdict[str, float](float), defaultdict[str, float](lambda: start)
+        for transfer in self.replayed.transfers:  # in the order of their starts
+            row = transfer.row
+            busy[row] += _inside(max(transfer.start_s, until_s[row]), transfer.end_s, start, end)
+            until_s[row] = max(until_s[row], transfer.end_s)
+        return {row: seconds / (end - start) for row, seconds in sorted(busy.items())} if end > start else {}
+
+    @property
+    def _measured(self) -> tuple[float, float]:
+        """Start and end of the steady part, or of the whole simulation where there is none."""
+        return (0.0, self.total_s) if self.steady is None else (self.steady.start_s, self.steady.end_s)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields and the derived figures, as JSON."""
-        steady = None if self.steady is None else asdict(self.steady) | {"minibatch_s": self.steady.pace_s}
-        return (
-            {"format": SIMULATION_FORMAT, "version": SIMULATION_VERSION}
-            | asdict(self)
-            | {"steady": steady, "ratio": self.ratio}
-        )
+        """What `pipeplan simulate --json` prints."""
+        steady = self.steady and asdict(self.steady) | {"minibatch_s": self.steady.pace_s}
+        return {
+            "format": SIMULATION_FORMAT,
+            "version": SIMULATION_VERSION,
+            "config": self.scenario.config,
+            "schedule": self.scenario.schedule.name,
+            "accumulate": self.scenario.accumulate,
+            "minibatches": self.minibatches,
+            "total_s": self.total_s,
+            "predicted_s": self.scenario.predicted_s,
+            "steady": steady,
+            "fill_s": self.fill_s,
+            "drain_s": self.drain_s,
+            "stages": tuple(asdict(stage) for stage in self.stages),
+            "links": self.links,
+            "transport": self.scenario.transport,
+            "ratio": self.ratio,
+        }
 
 
 def enough_minibatches(scenario: Scenario) -> int:
@@ -151,95 +232,18 @@ def _exit(scenario: Scenario) -> int:
 
 def summarise_simulation(scenario: Scenario, replayed: SimulatedEvents, minibatches: int) -> SimulationReport:
     """Summarise a simulation of `minibatches` minibatches."""
-    steady = _steady(scenario, replayed, minibatches)
-    start, end = (0.0, replayed.end_s) if steady is None else (steady.start_s, steady.end_s)
-    busy: dict[tuple[int, bool], float] = defaultdict(float)
-    begun, done = defaultdict[int, float](lambda: math.inf), defaultdict[int, float](float)
-    for stage, _, action, since, until in replayed.passes:
-        updates = action.kind is ActionKind.UPDATE
-        waited = until - scenario.stages[stage].step_s if updates else since  # the optimiser's step is computing
-        busy[stage, True] += _inside(since, waited, start, end)
-        busy[stage, False] += _inside(waited, until, start, end)
-        begun[stage] = min(begun[stage], since)
-        done[stage] = max(done[stage], until)
-    length = max(end - start, 0.0)
-    peaks = peak_in_flight(scenario, replayed)
-    memory = peak_memory(scenario, memory_over_time(scenario, replayed, minibatches))
-    reports = []
-    for index, load in enumerate(scenario.stages):
-        total = length * load.replicas
-        computing, synchronising = (busy[index, update] / total if total > 0 else 0.0 for update in (False, True))
-        reports.append(
-            SimulatedStage(
-                replicas=load.replicas,
-                depth=load.depth,
-                peak_in_flight=peaks[index],
-                computing=computing,
-                synchronising=synchronising,
-                held_bytes=peaks[index] * load.minibatch_bytes,
-                peak_bytes=memory[index],
-                memory_bytes=load.memory_bytes,
-            )
-        )
-    return SimulationReport(
-        config=scenario.config,
-        schedule=scenario.schedule.name,
-        accumulate=scenario.accumulate,
-        minibatches=minibatches,
-        total_s=replayed.end_s,
-        predicted_s=scenario.predicted_s,
-        steady=steady,
-        fill_s=max(begun.values(), default=0.0),
-        drain_s=replayed.end_s - min(done.values(), default=replayed.end_s),
-        stages=tuple(reports),
-        links=_link_shares(replayed, start, end),
-        transport=scenario.transport,
-    )
-
-
-def _steady(scenario: Scenario, replayed: SimulatedEvents, minibatches: int) -> SteadyPart | None:
-    """The steady part: a whole number of rounds between warm-up and drain, so that bursts of replicas cancel out."""
-    finished = exit_times(scenario, replayed)
-    # Until `last` minibatches have finished, new ones still enter the pipeline.
-    last = min(minibatches, len(finished)) - _tail(scenario)
-    first = min(_warm_up(scenario), last // 2)
-    length = round_length(scenario)
-    first = last - (last - first) // length * length
-    if first < 1 or last <= first:
-        return None
-    return SteadyPart(first, last, finished[first - 1], finished[last - 1])
+    return SimulationReport(scenario, replayed, minibatches)
 
 
 def peak_in_flight(scenario: Scenario, replayed: SimulatedEvents) -> list[int]:
     """For each stage, the most minibatches that one replica had in flight at once."""
-    peaks = [0] * len(scenario.stages)
-    for (stage, _), counts in in_flight(scenario, replayed).items():
-        peaks[stage] = max([peaks[stage], *(count for _, count in counts)])
+    peaks, counts = [0] * len(scenario.stages), Counter[tuple[int, int]]()
+    for stage, replica, action, _, _ in replayed.actions:
+        counts[stage, replica] += action.kind is ActionKind.FORWARD
+        peaks[stage] = max(peaks[stage], counts[stage, replica])
+        last = ActionKind.WEIGHTS if scenario.stages[stage].deferred else ActionKind.BACKWARD
+        counts[stage, replica] -= action.kind is (last if scenario.schedule.trains else ActionKind.FORWARD)
     return peaks
-
-
-def in_flight(scenario: Scenario, replayed: SimulatedEvents) -> dict[tuple[int, int], list[tuple[float, int]]]:
-    """For each worker (stage, replica), a list of (time in seconds, minibatches in flight from then on)."""
-    counts: dict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
-    last = [ActionKind.WEIGHTS if load.deferred else ActionKind.BACKWARD for load in scenario.stages]
-    for stage, replica, action, since, until in replayed.actions:
-        steps = counts[stage, replica]
-        count = steps[-1][1] if steps else 0
-        if action.kind is ActionKind.FORWARD:
-            steps.append((since, count + 1))
-        if action.kind is (last[stage] if scenario.schedule.trains else ActionKind.FORWARD):
-            steps.append((until, steps[-1][1] - 1))
-    return counts
-
-
-def _link_shares(replayed: SimulatedEvents, start: float, end: float) -> dict[str, float]:
-    """The share of the time for which each link, or any of the pairs of workers at a boundary, was busy."""
-    busy, until_s = defaultdict[str, float](float), defaultdict[str, float](lambda: start)
-    for transfer in replayed.transfers:  # in the order of their starts
-        row = transfer.row
-        busy[row] += _inside(max(transfer.start_s, until_s[row]), transfer.end_s, start, end)
-        until_s[row] = max(until_s[row], transfer.end_s)
-    return {row: seconds / (end - start) for row, seconds in sorted(busy.items())} if end > start else {}
 
 
 def _inside(since: float, until: float, start: float, end: float) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from pipeplan.simulation.engine import simulate_schedule
+from pipeplan.simulation.engine import TooSlow, simulate_schedule
 from pipeplan.simulation.events import SimulatedEvents
-from pipeplan.simulation.metrics import SimulationReport, enough_minibatches, summarise_simulation
+from pipeplan.simulation.metrics import SimulationReport, enough_minibatches, round_length, summarise_simulation
 from pipeplan.simulation.scenario import Scenario
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.schedule import ActionKind
@@ -15,6 +16,10 @@ MOST_MINIBATCHES = 100_000
 """Largest number of minibatches that are simulated unless the user asks for more."""
 UPDATES = 2
 """Updates that the short simulation of a schedule with a flush covers."""
+MOST_ROUNDS = 2
+"""The most rounds that are simulated to see whether a schedule with a flush repeats itself."""
+SAME = 1e-9
+"""Times that differ by less, as a share of the whole simulation, are equal but for rounding."""
 _LAST = (ActionKind.BACKWARD, ActionKind.WEIGHTS)
 
 
@@ -41,6 +46,26 @@ def simulate(scenario: Scenario, minibatches: int | None = None, deadline: Deadl
     return Simulated(scenario, replayed, summarise_simulation(scenario, replayed, count))
 
 
+def steady_step_s(
+    scenario: Scenario, minibatches: int, deadline: Deadline = NO_DEADLINE, useful_s: float = math.inf
+) -> float | None:
+    """Seconds per minibatch in the steady part of a simulation of `minibatches` minibatches; None if it has none.
+
+    Infinite where a schedule with a flush certainly takes longer than `useful_s`. Raises what `simulate` raises.
+    """
+    length, rounds = round_length(scenario), 1
+    while _repeats_exactly(scenario) and rounds <= MOST_ROUNDS and rounds * length < minibatches:
+        try:
+            time_s = _last_round_s(scenario, rounds, deadline, useful_s * length if rounds == 1 else math.inf)
+        except TooSlow:
+            return math.inf
+        if time_s is not None:
+            return time_s / length
+        rounds += 1
+    steady = simulate(scenario, minibatches, deadline).report.steady
+    return None if steady is None else steady.pace_s
+
+
 def simulated_update_s(scenario: Scenario, deadline: Deadline = NO_DEADLINE) -> float:
     """Seconds from the end of a stage's passes of the first update to those of the second. Raises `OutOfTime`.
 
@@ -48,6 +73,10 @@ def simulated_update_s(scenario: Scenario, deadline: Deadline = NO_DEADLINE) -> 
     that waits for its all-reduce may still be caught up with by others.
     """
     assert scenario.accumulate is not None
+    if _repeats_exactly(scenario) and round_length(scenario) == scenario.accumulate:
+        time_s = _last_round_s(scenario, 1, deadline)
+        if time_s is not None:
+            return time_s
     replayed = simulate_schedule(scenario, UPDATES * scenario.accumulate, deadline)
     ends = [[0.0] * UPDATES for _ in scenario.stages]
     for done in replayed.passes:
@@ -55,6 +84,41 @@ def simulated_update_s(scenario: Scenario, deadline: Deadline = NO_DEADLINE) -> 
             update = done.action.index // scenario.accumulate
             ends[done.stage][update] = max(ends[done.stage][update], done.end_s)
     return max(after - before for before, after in ends)
+
+
+def _repeats_exactly(scenario: Scenario) -> bool:
+    """Whether a schedule with a flush does the same in every round as in the one before, but for its times."""
+    length = round_length(scenario)
+    return (
+        scenario.drains and bool(scenario.accumulate) and all(length % load.replicas == 0 for load in scenario.stages)
+    )
+
+
+def _last_round_s(scenario: Scenario, rounds: int, deadline: Deadline, limit_s: float = math.inf) -> float | None:
+    """Seconds of the last of the first `rounds` rounds, if all further rounds take as long; else None.
+
+    They do if the last round leaves the pipeline in the state in which it found it. The first stage ends an update
+    last, but for all-reduces of other stages. So the state is how much later other workers end the update.
+    """
+    length, group = round_length(scenario), scenario.accumulate or 1
+    replayed = simulate_schedule(scenario, rounds * length, deadline, limit_s)
+    last = rounds * length // group - 1
+    (before_s, found), (end_s, left) = (_state(scenario, replayed, update) for update in (last - length // group, last))
+    same = all(abs(later_s - found.get(worker, 0.0)) <= SAME * end_s for worker, later_s in left.items())
+    return end_s - before_s if same else None
+
+
+def _state(scenario: Scenario, replayed: SimulatedEvents, update: int) -> tuple[float, dict[tuple[int, int], float]]:
+    """(time at which the first stage ends an update, seconds by which each worker ends it later); 0 at the start."""
+    ends = {
+        (done.stage, done.replica): done.end_s
+        for done in replayed.actions
+        if done.action.index == update and done.action.kind is ActionKind.UPDATE
+    }
+    # Where workers have several stages, those of the first stage end with another one.
+    home = scenario.stages[0].workers
+    first_s = max((end_s for (stage, _), end_s in ends.items() if scenario.stages[stage].workers == home), default=0.0)
+    return first_s, {worker: max(0.0, end_s - first_s) for worker, end_s in ends.items()}
 
 
 def with_update(scenario: Scenario, minibatches: int) -> Scenario:

@@ -51,7 +51,7 @@ def print_simulation(
 
 def _headline(report: SimulationReport) -> Text:
     text = Text.assemble(
-        (f"Plan {report.config}", "bold"),
+        (f"Plan {report.scenario.config}", "bold"),
         f", {report.minibatches} microbatches replayed in {show_time(report.total_s)}: ",
     )
     if report.steady is None:
@@ -60,10 +60,13 @@ def _headline(report: SimulationReport) -> Text:
         text.append(f"{show_time(report.steady.pace_s)} each in the steady state.")
     else:
         text.append(f"{show_time(report.steady.pace_s)} each", "bold")
-        text.append(f" in the steady state, {report.ratio:.3f} of the predicted {show_time(report.predicted_s)}.")
-    text.append(f"\nFill {show_time(report.fill_s)}, drain {show_time(report.drain_s)}. Schedule {report.schedule}")
-    text.append("." if report.accumulate is None else f", an update for every {report.accumulate} microbatches.")
-    return text.append("" if report.transport == GLOO else f" Messages in the order of --transport {report.transport}.")
+        text.append(
+            f" in the steady state, {report.ratio:.3f} of the predicted {show_time(report.scenario.predicted_s)}."
+        )
+    plan = report.scenario
+    text.append(f"\nFill {show_time(report.fill_s)}, drain {show_time(report.drain_s)}. Schedule {plan.schedule.name}")
+    text.append("." if plan.accumulate is None else f", an update for every {plan.accumulate} microbatches.")
+    return text.append("" if plan.transport == GLOO else f" Messages in the order of --transport {plan.transport}.")
 
 
 def _measured_line(run: MeasuredRun, report: SimulationReport) -> Text:
@@ -74,8 +77,8 @@ def _measured_line(run: MeasuredRun, report: SimulationReport) -> Text:
         text.append(": too few microbatches for a step time")
     else:
         text.append(f": {show_time(pace_s)} each", "bold")
-        if report.predicted_s > 0:
-            text.append(f", {pace_s / report.predicted_s:.3f} of the prediction")
+        if report.scenario.predicted_s > 0:
+            text.append(f", {pace_s / report.scenario.predicted_s:.3f} of the prediction")
     return text.append(f". Run {run.folder}, epoch {next(iter(run.recorded.values())).epoch + 1}")
 
 

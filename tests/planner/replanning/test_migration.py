@@ -81,38 +81,34 @@ def test_names_count_from_zero() -> None:
     assert [remove_workers(cluster, frozenset(range(4))).cluster.levels[index].count for index in range(3)] == [2, 2, 1]
 
 
-@pytest.mark.parametrize(
-    ("names", "complaint"),
-    [
+def test_nonsense_is_one_line() -> None:
+    for names, complaint in (
         (["server4"], "has no server 4: it has servers 0 to 3"),
         (["worker8"], "has no worker 8: it has workers 0 to 7"),
         (["server1.worker2"], "server 1 has no worker 2: it has workers 0 to 1"),
         (["rack1"], "expected servers and workers by their numbers"),
-        (["server"], "expected servers"),
-        (["server-1"], "expected servers"),
-        (["server1.server2"], "expected servers"),
-        (["worker99999999999999999999"], "expected servers"),
-        ([""], "expected servers"),
         (["server0", "server1", "server2", "server3"], "all 8 workers of cluster three are lost"),
         (
             ["server1"],
             r"level rack of cluster three would join unequal numbers of the level server \(1, 2\).*--cluster",
         ),
-    ],
-)
-def test_nonsense_is_one_line(names: list[str], complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
-        remove_workers(_three_levels(), workers_named(names, _three_levels()))
+        *(([odd], "expected servers") for odd in ("server", "server-1", "server1.server2", f"worker{10**19}", "")),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            remove_workers(_three_levels(), workers_named(names, _three_levels()))
 
 
 def test_servers_with_levels_inside_stay_equal_inside() -> None:
-    cluster = Cluster(
-        "c", Device("d", "cpu", 1), (Level("board", 2, 9.0), Level("server", 2, 5.0), Level("all", 2, 1.0))
-    )
+    levels = (Level("board", 2, 9.0), Level("server", 2, 5.0), Level("all", 2, 1.0))
+    cluster = Cluster("c", Device("d", "cpu", 1), levels)
     left = remove_workers(cluster, workers_named(["server1"], cluster))
     assert [level.count for level in left.cluster.levels] == [2, 2, 1]
     with pytest.raises(InputError, match=r"unequal inside.*--cluster"):
         remove_workers(cluster, workers_named(["worker0"], cluster))
+
+
+def _one_server(workers: int) -> Cluster:
+    return Cluster("one", Device("d", "cpu", 1), (Level("server", workers, 1.0),))
 
 
 def test_a_worker_with_several_stages_takes_over_the_layers_of_all() -> None:
@@ -124,9 +120,8 @@ def test_a_worker_with_several_stages_takes_over_the_layers_of_all() -> None:
         parts = tuple(Stage(tuple(part), (device,), 1, 1) for part, device in zip(names, devices, strict=True))
         return Plan(parts, schedule="zb-v", accumulate=8)
 
-    cluster = Cluster("one", Device("d", "cpu", 1), (Level("server", 2, 1.0),))
     old, new = stages("a", "b", "c", "d", "e", "fgh"), stages("a", "bcd", "ef", "gh")
-    left = RemainingCluster(cluster, (0, 1), (0,))
+    left = RemainingCluster(_one_server(2), (0, 1), (0,))
     first, second = plan_changes(old, new, left, profile, minibatch_was=4).workers
     assert (first.stages, first.stages_was, first.taken) == ((0, 3), (0, 5), ())
     assert (second.stages, second.stages_was, second.taken) == ((1, 2), (1, 4), ("c", "d", "f"))
@@ -138,8 +133,7 @@ def test_what_a_worker_takes_over_and_reads() -> None:
     profile = Profile(layers, (), 4, optimizer_state_ratio=2.0)
     old = Plan((Stage(("a",), (0, 1, 2), 2, 2), Stage(("b", "c", "loss"), (3,), 1, 1)))
     new = Plan((Stage(("a", "b"), (0,), 2, 2), Stage(("c", "loss"), (1,), 1, 1)))
-    cluster = Cluster("two", Device("d", "cpu", 1), (Level("server", 3, 1.0),))
-    found = plan_changes(old, new, RemainingCluster(cluster, (2, 3, 1), (0,)), profile, minibatch_was=8)
+    found = plan_changes(old, new, RemainingCluster(_one_server(3), (2, 3, 1), (0,)), profile, minibatch_was=8)
     first, second, idle = found.workers
     assert (first.was, first.stages, first.stages_was, first.taken, first.read_bytes) == (2, (0,), (0,), ("b",), 614)
     assert (second.was, second.stages, second.stages_was, second.taken, second.read_bytes) == (3, (1,), (1,), (), 307)
@@ -157,7 +151,7 @@ def test_what_a_worker_takes_over_and_reads() -> None:
         (("b", "c"), 8, 4),
     ]
     assert found.batches[0].rate == pytest.approx(1 / 6)
-    unknown = plan_changes(old, new, RemainingCluster(cluster, (), ()), profile, 4)
+    unknown = plan_changes(old, new, RemainingCluster(_one_server(3), (), ()), profile, 4)
     assert {worker.was for worker in unknown.workers} == {None}
     assert unknown.workers[0].taken == ("a", "b")
 
@@ -167,5 +161,4 @@ def test_a_common_batch_stays() -> None:
     stages = Stage(("a",), (0, 1), 2, 2), Stage(("b",), (2,), 1, 2)
     old = Plan(stages, schedule="2bw", accumulate=8)
     new = Plan((Stage(("a", "b"), (0,), 1, 2),), schedule="2bw", accumulate=8)
-    cluster = Cluster("one", Device("d", "cpu", 1), (Level("server", 1, 1.0),))
-    assert plan_changes(old, new, RemainingCluster(cluster, (0,), (0,)), profile, 4).rebatched == ()
+    assert plan_changes(old, new, RemainingCluster(_one_server(1), (0,), (0,)), profile, 4).rebatched == ()

@@ -22,53 +22,11 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_folder import write_plan
 from pipeplan_launch.checkpoint.manifest import Position
 
-TWO_BY_TWO = """
-format = "pipeplan-cluster"
-version = 1
-name = "lab"
-[device]
-name = "core"
-kind = "{kind}"
-memory = "{memory}"
-[[level]]
-name = "server"
-count = {inside}
-bandwidth = "1 GB/s"
-latency = "5 us"
-[[level]]
-name = "cluster"
-count = {servers}
-bandwidth = "1 Gbit/s"
-latency = "50 us"
-"""
-UNEQUAL = """
-format = "pipeplan-cluster"
-version = 1
-name = "lab"
-[[device]]
-name = "core"
-kind = "cpu"
-memory = "4 GiB"
-[[server]]
-device = "core"
-devices = 2
-bandwidth = "1 GB/s"
-latency = "5 us"
-[[server]]
-device = "core"
-devices = 1
-bandwidth = "1 GB/s"
-latency = "5 us"
-[[server]]
-device = "core"
-devices = 2
-bandwidth = "1 GB/s"
-latency = "5 us"
-[[level]]
-name = "cluster"
-bandwidth = "1 Gbit/s"
-latency = "50 us"
-"""
+HEAD = 'format = "pipeplan-cluster"\nversion = 1\nname = "lab"\n'
+INSIDE = 'bandwidth = "1 GB/s"\nlatency = "5 us"\n'
+OUTSIDE = '[[level]]\nname = "cluster"\nbandwidth = "1 Gbit/s"\nlatency = "50 us"\n'
+UNEQUAL = HEAD + '[[device]]\nname = "core"\nkind = "cpu"\nmemory = "4 GiB"\n'
+UNEQUAL += "".join(f'[[server]]\ndevice = "core"\ndevices = {count}\n{INSIDE}' for count in (2, 1, 2)) + OUTSIDE
 
 
 def _files(
@@ -79,8 +37,9 @@ def _files(
     minibatch: int = 8,
     saved: int = 1 << 20,
 ) -> None:
-    text = TWO_BY_TWO.format(servers=servers, inside=inside, kind=kind, memory=memory)
-    Path("lab.toml").write_text(text)
+    device = f'[device]\nname = "core"\nkind = "{kind}"\nmemory = "{memory}"\n'
+    level = f'[[level]]\nname = "server"\ncount = {inside}\n{INSIDE}'
+    Path("lab.toml").write_text(f"{HEAD}{device}{level}{OUTSIDE}count = {servers}\n")
     sizes = [40, 10, 20, 200, 30, 10]
     Profile(
         layers=tuple(
@@ -95,23 +54,21 @@ def _files(
     ).save(Path("profile.json"))
 
 
-def _solve(run: Run, *options: str) -> dict[str, Any]:
+def _solve(run: Run, *options: str) -> Any:
     old = () if "--inference" in options else ("--staleness", "any")
     done = run_once(run, "solve", *old, "--cluster", "lab.toml", "--solver", "dp", *options)
     assert done.code == 0, done.err
     return _plan("plan")
 
 
-def _plan(folder: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(folder, "plan.json").read_text())
-    return found
+def _plan(folder: str) -> Any:
+    return json.loads(Path(folder, "plan.json").read_text())
 
 
-def _replan(run: Run, *arguments: str) -> dict[str, Any]:
+def _replan(run: Run, *arguments: str) -> Any:
     done = run("replan", *arguments, "--json")
     assert done.code == 0, done.err
-    found: dict[str, Any] = json.loads(done.out)
-    return found
+    return json.loads(done.out)
 
 
 def _checkpoint(run: str, name: str, epoch: int = 0, minibatch: int = 5, **changes: Any) -> Path:
@@ -263,22 +220,22 @@ def test_what_cannot_be_is_refused_in_one_line(run: Run) -> None:
     _files()
     assert "has no plan.json" in _refused(run, "plan", "--lost", "server0")
     _solve(run, "--stages", "4")
-    assert "say what is gone" in _refused(run)
-    assert "has no server 3: it has servers 0 to 2" in _refused(run, "--lost", "server3")
-    assert "all 6 workers of cluster lab are lost" in _refused(run, "--lost", "server0,server1,server2")
-    assert "give one of them" in _refused(run, "--lost", "server0", "--cluster", "A")
-    assert "go with --cluster" in _refused(run, "--lost", "server0", "--servers", "1")
-    assert "there is no cluster 'Z'" in _refused(run, "--cluster", "Z")
-    few = _refused(run, "--lost", "server0,server1")
-    assert "4 stages were asked for, and 2 workers are left" in few
-    assert "--relax stages" in few
-    assert "--stages: expected at least 1 stage" in _refused(run, "--lost", "server0", "--stages", "0")
-    assert "already holds a plan" in _refused(run, "--lost", "server0", "-o", "plan")
-    assert "has no complete checkpoint" in _refused(run, "--lost", "server0", "--run", "nowhere")
-    stashing = ("--lost", "server0", "--schedule", "1f1b-stashing")
-    assert "--batch goes with --schedule 2bw, gpipe, 1f1b-flush" in _refused(run, *stashing, "--batch", "32")
-    flush = ("--lost", "server0", "--schedule", "1f1b-flush")
-    assert "a batch of 33 samples cannot be cut into microbatches of 8" in _refused(run, *flush, "--batch", "33")
+    stashing, flush = "--lost server0 --schedule 1f1b-stashing", "--lost server0 --schedule 1f1b-flush"
+    for arguments, says in (
+        ("", "say what is gone"),
+        ("--lost server3", "has no server 3: it has servers 0 to 2"),
+        ("--lost server0,server1,server2", "all 6 workers of cluster lab are lost"),
+        ("--lost server0 --cluster A", "give one of them"),
+        ("--lost server0 --servers 1", "go with --cluster"),
+        ("--cluster Z", "there is no cluster 'Z'"),
+        ("--lost server0,server1", "4 stages were asked for, and 2 workers are left: ask for fewer with --stages"),
+        ("--lost server0 --stages 0", "--stages: expected at least 1 stage"),
+        ("--lost server0 -o plan", "already holds a plan"),
+        ("--lost server0 --run nowhere", "has no complete checkpoint"),
+        (f"{stashing} --batch 32", "--batch goes with --schedule 2bw, gpipe, 1f1b-flush"),
+        (f"{flush} --batch 33", "a batch of 33 samples cannot be cut into microbatches of 8"),
+    ):
+        assert says in _refused(run, *arguments.split()), arguments
     _checkpoint("plan/runs/a", "epoch-0001-sample-00000040", graph_hash="sha256:other")
     assert "is of another model" in _refused(run, "--lost", "server0")
 
@@ -297,15 +254,15 @@ def test_the_profile_has_to_be_the_plans(run: Run) -> None:
 def test_a_damaged_plan_is_no_plan_to_begin_with(run: Run) -> None:
     _files()
     document = _solve(run, "--stages", "2")
-    document["plan"]["stages"][0]["workers"] = [77]
-    Path("plan/plan.json").write_text(json.dumps(document))
-    assert "cannot be replanned: the plan uses worker 77" in _refused(run, "--lost", "server0")
-    document["plan"]["stages"][0] |= {"workers": [0], "layers": ["l0"]}
-    Path("plan/plan.json").write_text(json.dumps(document))
-    assert "in the profile but not the plan" in _refused(run, "--lost", "server0")
-    document["prediction"]["minibatch_s"] = 0
-    Path("plan/plan.json").write_text(json.dumps(document))
-    assert "it states no step time" in _refused(run, "--lost", "server0")
+    first = document["plan"]["stages"][0]
+    for part, change, says in (
+        (first, {"workers": [77]}, "cannot be replanned: the plan uses worker 77"),
+        (first, {"workers": [0], "layers": ["l0"]}, "in the profile but not the plan"),
+        (document["prediction"], {"minibatch_s": 0}, "it states no step time"),
+    ):
+        part |= change
+        Path("plan/plan.json").write_text(json.dumps(document))
+        assert says in _refused(run, "--lost", "server0")
 
 
 def test_the_old_plan_is_replaced_where_asked_only(run: Run) -> None:
@@ -322,19 +279,18 @@ def test_the_old_plan_is_replaced_where_asked_only(run: Run) -> None:
 def test_options_given_here_replace_those_of_the_plan(run: Run) -> None:
     _files()
     before = _solve(run, "--schedule", "gpipe", "--batch", "32", "--stages", "4", "--max-replicas", "1")
-    kept = ("--no-write", *QUICK)
-    report = _replan(run, "--lost", "server0,server1", "--relax", "stages", "--schedule", "1f1b-flush", *kept)
-    options = report["plan"]["options"]
-    changed = {"stages": None, "schedule": "1f1b-flush"}
-    assert options == before["options"] | changed
-    options = _replan(run, "--lost", "server0", "--relax", "max-replicas", "--stages", "2", *kept)["plan"]["options"]
-    assert options == before["options"] | {"stages": 2, "max_replicas": None}
-    options = _replan(run, "--lost", "server0", "--schedule", "1f1b-stashing", *kept)["plan"]["options"]
-    assert options == before["options"] | {"schedule": "1f1b-stashing", "accumulate": None}
-    flush = ("--schedule", "1f1b-flush", "--batch", "64")
-    options = _replan(run, "--lost", "server0", *flush, *kept)["plan"]["options"]
-    assert options == before["options"] | {"schedule": "1f1b-flush", "accumulate": 8}
-    report = _replan(run, "--lost", "server0", "--microbatch", "16", *kept)
+    for arguments, changed in (
+        (
+            "--lost server0,server1 --relax stages --schedule 1f1b-flush",
+            {"stages": None, "schedule": "1f1b-flush"},
+        ),
+        ("--lost server0 --relax max-replicas --stages 2", {"stages": 2, "max_replicas": None}),
+        ("--lost server0 --schedule 1f1b-stashing", {"schedule": "1f1b-stashing", "accumulate": None}),
+        ("--lost server0 --schedule 1f1b-flush --batch 64", {"schedule": "1f1b-flush", "accumulate": 8}),
+    ):
+        report = _replan(run, *arguments.split(), "--no-write", *QUICK)
+        assert report["plan"]["options"] == before["options"] | changed
+    report = _replan(run, "--lost", "server0", "--microbatch", "16", "--no-write", *QUICK)
     assert report["plan"]["profile"]["minibatch"] == 16
     # Four minibatches an update as before, each of twice the samples.
     assert {(batch["samples_was"], batch["samples"], batch["rate"]) for batch in report["updates"]} == {(32, 64, 2.0)}

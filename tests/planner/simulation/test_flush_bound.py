@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,7 +25,7 @@ from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
-from pipeplan.simulation.simulate import simulated_update_s
+from pipeplan.simulation.simulate import simulated_update_s, steady_step_s
 
 ROUNDING = 1 - 1e-9
 AT_ONCE = 25
@@ -119,3 +120,19 @@ def test_nor_does_the_steady_part_of_a_long_one(schedule: str, seeds: range) -> 
         steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady
         assert steady is not None
         assert steady.pace_s >= score.pace_s * ROUNDING, seed
+        # A round that repeats itself tells the same, and none that is faster is called too slow.
+        assert steady_step_s(scenario, count) == pytest.approx(steady.pace_s, rel=1e-9), seed
+        assert steady_step_s(scenario, count, useful_s=steady.pace_s / ROUNDING) == pytest.approx(steady.pace_s), seed
+
+
+def test_a_simulation_that_is_too_slow_to_be_useful_ends_early() -> None:
+    given_up = 0
+    for _, plan, problem in _drawn("1f1b-flush", range(20)):
+        scenario = scenario_of_plan(plan, problem, evaluate(plan, problem))
+        count = enough_minibatches(scenario)
+        step_s = steady_step_s(scenario, count)
+        assert step_s is not None
+        found_s = steady_step_s(scenario, count, useful_s=0.8 * step_s)
+        assert found_s in (step_s, math.inf)
+        given_up += found_s == math.inf
+    assert given_up > 5, "the others end before the first look"

@@ -9,8 +9,10 @@ import json
 import random
 import signal
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import Run
@@ -49,43 +51,42 @@ def _cluster(servers: int = 2, price: float | None = None) -> Cluster:
     return Cluster("lab", Device("chip", "cuda", GIB), levels, server_price=price)
 
 
+def _points(servers: Sequence[int] = (2,), question: SweptQuestion = STASHING, **axes: Any) -> list[SweepPoint]:
+    return sweep_points(_profile(), [_cluster(count) for count in servers], question, SweepAxes(**axes))
+
+
 def _row(rate: float | None, price: float | None, workers: int = 4) -> SweepRow:
     """A row of a given speed: minibatches have 4 samples."""
-    answer = (
-        PointAnswer(why="no plan") if rate is None else PointAnswer(4 / rate, 1.5, "2-2", "compute of stage 1", 4, "DP")
-    )
+    answer = PointAnswer(why="no plan")
+    if rate is not None:
+        answer = PointAnswer(4 / rate, 1.5, "2-2", "compute of stage 1", 4, "DP")
     return SweepRow(SweepPoint(_profile(), _cluster(workers // 2), STASHING), answer, price)
 
 
 def test_every_combination_comes_once_and_in_order() -> None:
-    axes = SweepAxes({"cluster": [1e8, 2e8], "server": [1e9]}, memory=[GIB, 2 * GIB], microbatch=[4, 8])
-    found = sweep_points(_profile(), [_cluster(1), _cluster(2)], STASHING, axes)
+    bandwidths = {"cluster": [1e8, 2e8], "server": [1e9]}
+    found = _points((1, 2), bandwidths=bandwidths, memory=[GIB, 2 * GIB], microbatch=[4, 8])
     seen = [(one.cluster.servers, one.bandwidths["cluster"], one.memory_bytes, one.microbatch) for one in found]
     assert len(seen) == len(set(seen)) == 16
     assert seen[:3] == [(1, 1e8, GIB, 4), (1, 1e8, GIB, 8), (1, 1e8, 2 * GIB, 4)]
     assert seen[-1] == (2, 2e8, 2 * GIB, 8)
+    varying = varying_settings(SweepRow(point, PointAnswer()) for point in found)
+    assert varying == ["servers", "workers", "cluster links", "memory", "microbatch"], "the server links are alike"
+    assert _points() == [SweepPoint(_profile(), _cluster(), STASHING)], "a sweep of nothing is the problem itself"
 
 
-def test_a_sweep_of_nothing_is_the_problem_itself() -> None:
-    assert sweep_points(_profile(), [_cluster()], STASHING, SweepAxes()) == [
-        SweepPoint(_profile(), _cluster(), STASHING)
+def test_what_cannot_be_varied_is_one_line() -> None:
+    axes: list[tuple[dict[str, Any], str]] = [
+        ({"bandwidths": {"clutser": [1e8]}}, "cluster lab has no level 'clutser'; did you mean 'cluster'"),
+        ({"bandwidths": {"cluster": [0.0]}}, "zero bandwidth"),
+        ({"microbatch": [0]}, "must be at least 1"),
+        ({"memory": [0]}, "has no memory"),
+        ({"schedules": ["1f1b-stashign"]}, "did you mean '1f1b-stashing'"),
+        ({"microbatch": range(1, 10_002)}, "10001 combinations are too many"),
     ]
-
-
-@pytest.mark.parametrize(
-    ("axes", "complaint"),
-    [
-        (SweepAxes({"clutser": [1e8]}), "cluster lab has no level 'clutser'; did you mean 'cluster'"),
-        (SweepAxes({"cluster": [0.0]}), "zero bandwidth"),
-        (SweepAxes(microbatch=[0]), "must be at least 1"),
-        (SweepAxes(memory=[0]), "has no memory"),
-        (SweepAxes(schedules=["1f1b-stashign"]), "did you mean '1f1b-stashing'"),
-        (SweepAxes(microbatch=range(1, 10_002)), "10001 combinations are too many"),
-    ],
-)
-def test_what_cannot_be_varied_is_one_line(axes: SweepAxes, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint.replace("(", r"\(")):
-        sweep_points(_profile(), [_cluster()], STASHING, axes)
+    for varied, complaint in axes:
+        with pytest.raises(InputError, match=complaint):
+            _points(**varied)
 
 
 def test_the_ideal_is_all_workers_computing() -> None:
@@ -95,16 +96,14 @@ def test_the_ideal_is_all_workers_computing() -> None:
 
 
 def test_an_unsolvable_point_says_why() -> None:
-    short = sweep_points(_profile(), [_cluster()], STASHING, SweepAxes(memory=[10**6]))[0]
+    (short,) = _points(memory=[10**6])
     assert "nothing fits in memory: layer 'b' alone needs" in solve_point(short, DP).why
-    narrow = sweep_points(
-        _profile(), [_cluster(1)], SweptQuestion({"schedule": "1f1b-stashing", "stages": 3}), SweepAxes()
-    )[0]
+    (narrow,) = _points((1,), SweptQuestion({"schedule": "1f1b-stashing", "stages": 3}))
     assert "3 stages asked for, but the cluster has only 2 workers" in solve_point(narrow, DP).why
 
 
 def test_what_is_found_does_not_depend_on_the_number_of_processes() -> None:
-    grid = sweep_points(_profile(), [_cluster(1), _cluster(2)], STASHING, SweepAxes({"cluster": [1e7, 1e9]}))
+    grid = _points((1, 2), bandwidths={"cluster": [1e7, 1e9]})
     answers: list[dict[int, PointAnswer]] = [{}, {}]
     for jobs, found in zip((1, 2), answers, strict=True):
         assert solve_points(grid, DP, jobs, found.__setitem__)
@@ -123,18 +122,15 @@ def test_the_time_for_all_points_is_shared_by_those_that_are_left(monkeypatch: p
 
     monkeypatch.setattr("pipeplan.sweeps.sweep.time.monotonic", lambda: now[0])
     monkeypatch.setattr("pipeplan.sweeps.sweep.solve_point", solved)
-    grid = sweep_points(_profile(), [_cluster()], STASHING, SweepAxes({"cluster": [1e6, 1e7, 1e8, 1e9]}))
+    grid = _points(bandwidths={"cluster": [1e6, 1e7, 1e8, 1e9]})
     assert solve_points(grid, DP, 1, lambda *_: None, 20.0)
-    assert limits == [20 / 4, 16 / 3, 15 / 2, LEAST_S], (
-        "a point that takes longer than its share leaves the rest little"
-    )
+    assert limits == [20 / 4, 16 / 3, 15 / 2, LEAST_S], "a slow point leaves the rest little"
     now[0] = 100.0
     assert [SharedTime(120.0, 5, 2).for_point(number) for number in range(5)] == [20 / 3, 20 / 2, 20 / 2, 20, 20]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_interrupt_leaves_what_there_is(jobs: int) -> None:
-    grid = sweep_points(_profile(), [_cluster()], STASHING, SweepAxes({"cluster": [1e7, 1e8, 1e9]}))
     found: dict[int, PointAnswer] = {}
 
     def tell(number: int, answer: PointAnswer) -> None:
@@ -142,7 +138,7 @@ def test_an_interrupt_leaves_what_there_is(jobs: int) -> None:
             raise KeyboardInterrupt
         found[number] = answer
 
-    assert not solve_points(grid, DP, jobs, tell)
+    assert not solve_points(_points(bandwidths={"cluster": [1e7, 1e8, 1e9]}), DP, jobs, tell)
     assert len(found) == 1
 
 
@@ -155,9 +151,7 @@ def test_an_interrupt_that_a_solver_caught_ends_the_sweep(monkeypatch: pytest.Mo
     monkeypatch.setattr("pipeplan.sweeps.sweep.solve_point", caught)
     told: list[int] = []
     before = signal.getsignal(signal.SIGINT)
-    assert not solve_points(
-        sweep_points(_profile(), [_cluster()], STASHING, SweepAxes()), DP, 1, lambda number, _: told.append(number)
-    )
+    assert not solve_points(_points(), DP, 1, lambda number, _: told.append(number))
     assert told == [], "what an interrupted solver gives is no answer"
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -206,17 +200,12 @@ def test_csv_and_json_say_the_same() -> None:
     assert (lines[1]["why"], lines[1]["minibatch_s"]) == ("no plan", "")
 
 
-def test_only_what_differs_is_shown() -> None:
-    grid = sweep_points(_profile(), [_cluster(1), _cluster(2)], STASHING, SweepAxes({"cluster": [1e8, 2e8]}))
-    assert varying_settings(SweepRow(point, PointAnswer()) for point in grid) == ["servers", "workers", "cluster links"]
-
-
 def _scaled() -> list[SweepRow]:
     """Two lines over 2, 4 and 8 workers, 40 samples/s being the most that one gives."""
     rows = []
     for bandwidth, share in ((1e8, 0.5), (2e8, 1.0)):
         for servers in (1, 2, 4):
-            point = sweep_points(_profile(), [_cluster(servers)], STASHING, SweepAxes({"cluster": [bandwidth]}))[0]
+            (point,) = _points((servers,), bandwidths={"cluster": [bandwidth]})
             rate = point.ideal_rate * share
             rows.append(SweepRow(point, PointAnswer(4 / rate, 1.0, "1", "", 1, "DP")))
     return rows
@@ -231,30 +220,19 @@ def test_the_drawing_names_the_servers_of_each_point() -> None:
     assert "6 workers, 3 servers: 2 A100 + 2 × 2 V100: " in (plot.scaling_svg(rows, "mixed") or "")
 
 
-def test_one_number_of_workers_is_not_drawn() -> None:
-    assert plot.scaling_svg(_scaled()[:1], "one") is None
-
-
-def test_more_lines_than_can_be_told_apart_are_counted() -> None:
-    rows = [SweepRow(replace(row.point, microbatch=size), row.answer) for size in range(1, 12) for row in _scaled()[:2]]
-    assert "and 3 more lines, not drawn" in (plot.scaling_svg(rows, "many") or "")
-
-
 def test_the_drawing_stands_alone_and_escapes_names() -> None:
-    text = plot.scaling_svg(_scaled(), "<model> & 'cluster'")
+    rows = _scaled()
+    text = plot.scaling_svg(rows, "<model> & 'cluster'")
     assert text is not None
     tree = ElementTree.fromstring(text)
     space = "{http://www.w3.org/2000/svg}"
     assert tree.findtext(f"{space}title") == "<model> & 'cluster'"
-    assert len(tree.findall(f"{space}polyline")) == 3
-    assert len(tree.findall(f"{space}circle")) == 6
-    assert "href" not in text
-    assert [
-        tuple(map(float, pair.split(","))) for pair in tree.findall(f"{space}polyline")[2].attrib["points"].split()
-    ][-1] == (560.0, 0.0)
-
-
-def test_scales_are_in_round_numbers() -> None:
+    lines = [one.attrib["points"].split() for one in tree.findall(f"{space}polyline")]
+    assert (len(lines), len(tree.findall(f"{space}circle")), "href" in text) == (3, 6, False)
+    assert tuple(map(float, lines[2][-1].split(","))) == (560.0, 0.0)
+    assert plot.scaling_svg(rows[:1], "one number of workers") is None
+    many = [SweepRow(replace(row.point, microbatch=size), row.answer) for size in range(1, 12) for row in rows[:2]]
+    assert "and 3 more lines, not drawn" in (plot.scaling_svg(many, "more lines than colours") or "")
     assert plot.axis_ticks(5077.0) == [0, 2000, 4000]
     assert plot.axis_ticks(1.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
 
@@ -322,7 +300,7 @@ def test_without_a_schedule_every_point_has_the_plan_of_a_solve(run: Run) -> Non
 
 def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     _save()
-    asked = ("sweep", "--cluster", "A", "--servers", "1,2", "--schedule", "1f1b-stashing", "--jobs", "1")
+    asked = ("sweep", *QUICK)
     for _ in range(2):
         assert run(*asked, "--csv", "new/made.csv", "--svg", "new/made.svg").code == 0
     Path("notes").write_text("mine")
@@ -333,15 +311,12 @@ def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: py
     with monkeypatch.context() as patched:
         patched.setattr("pipeplan.cli.commands.sweep.solve_points", search)
         for files, says in (
-            (
-                ("--csv", "notes"),
-                "notes exists and is not the table of a sweep: give another file with --csv, or --force",
-            ),
-            (("--svg", "new/made.csv"), "new/made.csv exists and is not the plot of a sweep"),
-            (("--csv", "both", "--svg", "both"), "--csv and --svg cannot both be both"),
-            (("--csv", "notes/made.csv"), "cannot write notes/made.csv: Not a directory"),
+            ("--csv notes", "notes exists and is not the table of a sweep: give another file with --csv, or --force"),
+            ("--svg new/made.csv", "new/made.csv exists and is not the plot of a sweep"),
+            ("--csv both --svg both", "--csv and --svg cannot both be both"),
+            ("--csv notes/made.csv", "cannot write notes/made.csv: Not a directory"),
         ):
-            done = run(*asked, *files)
+            done = run(*asked, *files.split())
             assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
             assert says in done.err
     assert Path("notes").read_text() == "mine"
@@ -366,44 +341,34 @@ def test_json_and_no_price(run: Run) -> None:
     assert rates == [1.25e9, 3.125e9] * 2
     assert {row["cost_per_million_samples"] for row in document["rows"]} == {None}
     assert {row["proven"] for row in document["rows"]} == {"DP"}
-
-
-def test_the_same_value_twice_is_one_point(run: Run) -> None:
-    _save()
+    # The same value twice is one point.
     assert len(json.loads(run("sweep", *QUICK, "--memory", "1GiB,1 GiB", "--json").out)["rows"]) == 2
-
-
-def test_workers_of_this_machine(run: Run) -> None:
-    _save()
     document = json.loads(run("sweep", "--workers", "1,2,3", "--jobs", "1", "--json").out)
     assert [row["workers"] for row in document["rows"]] == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--servers", "one"], "--servers: expected whole numbers such as 1,2,4, found 'one'"),
-        (["--servers", "0"], "cannot have 0 servers"),
-        (["--bandwidth", "10Gbit/s"], "expected a level and its rates"),
-        (["--bandwidth", "cluster=fast"], "--bandwidth cluster: expected a rate"),
-        (["--bandwidth", "clutser=1Gbit/s"], "did you mean 'cluster'"),
-        (["--bandwidth", "cluster=1Gbit/s", "--bandwidth", "cluster=2Gbit/s"], "named twice"),
-        (["--memory", "8"], "--memory: expected a size such as '16 GB', found '8'"),
-        (["--memory", "lots"], "--memory: expected a size"),
-        (["--microbatch", "4,,8"], "--microbatch: expected whole numbers such as 1,2,4, found ''"),
-        (["--schedule", "1f1b-stashing", "--inference"], "--schedule is for training"),
-        (["--schedule", "gpip"], "did you mean 'gpipe'"),
-        (["--microbatch", "0"], "--microbatch must be at least 1"),
-        (["--batch", "0"], "--batch must be at least 1"),
-        (["--staleness", "old"], "--staleness: expected a number of updates or any"),
-        (["--time-limit", "0"], "--time-limit must be above 0"),
-        (["--workers", "2"], "--workers goes with --cluster local"),
-        (["--price", "-1"], "'--price'"),
-    ],
-)
-def test_what_cannot_be_used_gets_one_line(run: Run, arguments: list[str], complaint: str) -> None:
+def test_what_cannot_be_used_gets_one_line(run: Run) -> None:
     _save()
-    done = run("sweep", "--cluster", "A", "--jobs", "1", "--csv", "made.csv", *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert complaint in done.err.splitlines()[-1]
-    assert not Path("made.csv").exists()
+    for arguments, complaint in (
+        ("--servers one", "--servers: expected whole numbers such as 1,2,4, found 'one'"),
+        ("--servers 0", "cannot have 0 servers"),
+        ("--bandwidth 10Gbit/s", "expected a level and its rates"),
+        ("--bandwidth cluster=fast", "--bandwidth cluster: expected a rate"),
+        ("--bandwidth clutser=1Gbit/s", "did you mean 'cluster'"),
+        ("--bandwidth cluster=1Gbit/s --bandwidth cluster=2Gbit/s", "named twice"),
+        ("--memory 8", "--memory: expected a size such as '16 GB', found '8'"),
+        ("--memory lots", "--memory: expected a size"),
+        ("--microbatch 4,,8", "--microbatch: expected whole numbers such as 1,2,4, found ''"),
+        ("--schedule 1f1b-stashing --inference", "--schedule is for training"),
+        ("--schedule gpip", "did you mean 'gpipe'"),
+        ("--microbatch 0", "--microbatch must be at least 1"),
+        ("--batch 0", "--batch must be at least 1"),
+        ("--staleness old", "--staleness: expected a number of updates or any"),
+        ("--time-limit 0", "--time-limit must be above 0"),
+        ("--workers 2", "--workers goes with --cluster local"),
+        ("--price -1", "'--price'"),
+    ):
+        done = run("sweep", "--cluster", "A", "--jobs", "1", "--csv", "made.csv", *arguments.split())
+        assert (done.code, done.out) == (2, ""), arguments
+        assert complaint in done.err.splitlines()[-1]
+        assert not Path("made.csv").exists()

@@ -1,0 +1,96 @@
+"""The links of a simulation, each of which carries one message or all-reduce at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from pipeplan.simulation.events import EventQueue, Transfer
+from pipeplan.simulation.fair_share import SharedNetwork
+
+Flown = Callable[[], None]
+"""Called at the end of a flow."""
+Begun = Callable[[float], None] | None
+"""Called with the start time when the link begins with a job."""
+
+
+@dataclass(eq=False, slots=True)
+class SerialLink:
+    """A link and the jobs that wait for it."""
+
+    row: str
+    pair: str = ""
+    free_s: float = 0.0
+    waiting: deque[tuple[Route, int, Flown, Begun]] = field(default_factory=deque)
+    busy: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Route:
+    """What all messages between two workers have in common, or all all-reduces of a stage.
+
+    Each is a flow, which cards may slow, followed by a part that none slows.
+    """
+
+    link: SerialLink
+    flow_s: float
+    """Duration of the flow at full speed."""
+    rest_s: float
+    """Duration of the second part."""
+    kind: int
+    """The kind of its flow, as a place in the kinds of the `SharedNetwork`."""
+    latency_s: float = 0.0
+    """Time from the end of a message's flow to its arrival, in which the link is free."""
+
+
+class Carrier:
+    """Carries the jobs of links in simulated time, and lists when each link was busy."""
+
+    def __init__(self, queue: EventQueue, network: SharedNetwork | None) -> None:
+        """Flows share the cards of a `network`."""
+        self._queue, self._network = queue, network
+        self.transfers: list[Transfer] = []
+
+    def carry(self, route: Route, number: int, flown: Flown, begun: Begun = None) -> None:
+        """Queue a job on the link of its route, with the number of its minibatch or group.
+
+        Calls come in order of time, so a link serves jobs in the order of these calls.
+        """
+        link = route.link
+        if self._network is not None:
+            if link.busy:
+                link.waiting.append((route, number, flown, begun))
+            else:
+                self._begin(self._network, route, number, flown, begun)
+            return
+        start_s = max(self._queue.now, link.free_s)
+        link.free_s = start_s + route.flow_s + route.rest_s
+        self._record(link, number, start_s, link.free_s)
+        if begun is not None:
+            begun(start_s)
+        self._queue.at(start_s + route.flow_s, -1, flown)
+
+    def _begin(self, network: SharedNetwork, route: Route, number: int, flown: Flown, begun: Begun) -> None:
+        """Begin with a job on a free link."""
+        start_s, route.link.busy = self._queue.now, True
+        if begun is not None:
+            begun(start_s)
+        network.start(route.flow_s, route.kind, self._flown, route, number, flown, start_s)
+
+    def _flown(self, route: Route, number: int, flown: Flown, start_s: float) -> None:
+        flown()
+        if route.rest_s > 0:
+            self._queue.at(self._queue.now + route.rest_s, -1, self._done, route.link, number, start_s)
+        else:
+            self._done(route.link, number, start_s)
+
+    def _done(self, link: SerialLink, number: int, start_s: float) -> None:
+        self._record(link, number, start_s, self._queue.now)
+        link.busy = False
+        if link.waiting and self._network is not None:
+            self._begin(self._network, *link.waiting.popleft())
+
+    def _record(self, link: SerialLink, number: int, start_s: float, end_s: float) -> None:
+        if end_s > start_s:
+            self.transfers.append(Transfer(link.row, number, start_s, end_s, link.pair))

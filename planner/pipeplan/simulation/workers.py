@@ -1,0 +1,167 @@
+"""The workers of a simulation, the actions that they run, and the routes of their messages and all-reduces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pipeplan.simulation.fair_share import RING_WEIGHT, FlowKind, Use, flow_kind
+from pipeplan.simulation.links import Route, SerialLink
+from pipeplan.simulation.scenario import Scenario, StageLoad
+from pipeplan_launch.plan.schedule import Action, device_actions, own_minibatches
+
+
+@dataclass(eq=False, slots=True)
+class Worker:
+    """The state of one stage on one replica."""
+
+    stage: int
+    replica: int
+    load: StageLoad
+    cores: int | None = None
+    """The kind of flow that its computing is, where it shares the cores of its server."""
+    seat: Seat = field(init=False)
+    routes: dict[Worker, Route] = field(default_factory=dict)
+    """The routes to the workers of the next stage and the previous one."""
+    activations: set[int] = field(default_factory=set)
+    """Minibatches whose activations have arrived."""
+    gradients: set[int] = field(default_factory=set)
+    """Minibatches whose gradients have arrived."""
+    reduced: set[int] = field(default_factory=set)
+    """Groups whose all-reduce lets their update start."""
+    awaiting_backward: set[int] = field(default_factory=set)
+    """Minibatches between the end of their forward and the start of their backward pass."""
+    joined: set[int] = field(default_factory=set)
+    """Minibatches whose gradients of the weights were computed with those of the inputs."""
+    awaits_at_once: set[int] = field(default_factory=set)
+    """Groups whose update directly follows the start of their all-reduce."""
+    taken: int = 0
+    """Minibatches whose activations it has taken from their receives."""
+    held: dict[int, tuple[Worker, Action]] = field(default_factory=dict)
+    """Messages whose receive is not posted yet, by their minibatch: (sender, action that made it)."""
+
+    @property
+    def number(self) -> int:
+        """The worker's number in the cluster."""
+        return self.load.workers[self.replica]
+
+
+@dataclass(eq=False, slots=True)
+class Seat:
+    """A worker of the cluster: the actions that it runs in order, each with its stage; it may have several stages."""
+
+    stream: Iterator[tuple[Worker, Action]]
+    head: tuple[Worker, Action] | None = None
+    """The next action."""
+    busy: bool = False
+    left_s: float = 0.0
+    """Time that its passes which have not begun take, without W."""
+
+    def pop(self) -> None:
+        """Move on to the next action."""
+        self.head = next(self.stream, None)
+
+
+def make_workers(scenario: Scenario) -> list[list[Worker]]:
+    """The replicas of every stage."""
+    return [
+        [Worker(stage, replica, load) for replica in range(load.replicas)] for stage, load in enumerate(scenario.stages)
+    ]
+
+
+def make_seats(scenario: Scenario, workers: list[list[Worker]], minibatches: int) -> list[Seat]:
+    """The seats of all workers."""
+    seats: dict[tuple[int | None, int, int], Seat] = {}
+    for worker in (worker for stage in workers for worker in stage):
+        device, load = scenario.shapes[worker.stage].device, worker.load
+        place = device, worker.stage if device is None else -1, worker.replica
+        if place not in seats:
+            seats[place] = Seat(_stream(scenario, workers, worker, minibatches))
+        worker.seat = seats[place]
+        passes = len(own_minibatches(worker.replica, load.replicas, minibatches))
+        worker.seat.left_s += passes * (load.forward_s + load.backward_s - load.weights_s)
+    for seat in seats.values():
+        seat.pop()
+    return list(seats.values())
+
+
+def _stream(
+    scenario: Scenario, workers: list[list[Worker]], worker: Worker, minibatches: int
+) -> Iterator[tuple[Worker, Action]]:
+    """The actions of a worker in order, those of all its stages where it may have several."""
+    schedule, shapes, replica = scenario.schedule, scenario.shapes, worker.replica
+    device = shapes[worker.stage].device
+    if device is None:
+        for action in schedule.stream(shapes, worker.stage, replica, minibatches):
+            yield worker, action
+    else:
+        for stage, action in device_actions(schedule, shapes, device, replica, minibatches):
+            yield workers[stage][replica], action
+
+
+class Routes:
+    """Sets the routes between workers, and has those of all-reduces, with the kinds of all flows."""
+
+    def __init__(self, scenario: Scenario, workers: list[list[Worker]], minibatches: int, *, pairs: bool) -> None:
+        """`pairs`: whether each two workers have a link of their own in each direction."""
+        self._scenario, self._minibatches, self._has_pairs = scenario, minibatches, pairs
+        self._pairs: dict[tuple[int, int, bool], SerialLink] = {}
+        """The link of each two workers, by (sender, receiver, whether it carries activations)."""
+        self.kinds: list[FlowKind] = []
+        boundaries = range(len(workers) - 1)
+        for boundary in boundaries:
+            self._connect(boundary, workers[boundary], workers[boundary + 1], forward=True)
+        for boundary in reversed(boundaries if scenario.schedule.trains else ()):
+            self._connect(boundary, workers[boundary + 1], workers[boundary], forward=False)
+        self.reduces = self._all_reduces()
+        """The route of the all-reduces of every stage."""
+        for worker in (worker for stage in workers for worker in stage):
+            if scenario.cards is not None and (use := scenario.cards.computing(worker.number)):
+                worker.cores = self._kind(use)
+
+    def _kind(self, use: Use, weight: float = 1.0, *, is_message: bool = False) -> int:
+        """The number of a new kind of flow."""
+        self.kinds.append(flow_kind(use, weight, is_message=is_message))
+        return len(self.kinds) - 1
+
+    def _connect(self, boundary: int, senders: list[Worker], receivers: list[Worker], *, forward: bool) -> None:
+        """Set the routes of all messages from the workers of a stage to those of a neighbour."""
+        name = f"stage {senders[0].stage + 1} → {receivers[0].stage + 1}"
+        links: dict[str, SerialLink] = {}
+        for index in range(min(math.lcm(len(senders), len(receivers)), self._minibatches)):
+            sender, receiver = senders[index % len(senders)], receivers[index % len(receivers)]
+            ends = sender.number, receiver.number
+            turn, copy = divmod(index, self._scenario.copies)
+            hop = self._scenario.hops[boundary][copy]
+            row = name if self._scenario.copies == 1 else f"{name}, copy {copy + 1}"
+            row = row if hop.links == 1 else f"{row}, link {turn % hop.links + 1}"
+            if self._has_pairs:
+                link = SerialLink(row, f"worker {ends[0]} → {ends[1]}")
+                link = self._pairs.setdefault((*ends, forward), link)
+            else:
+                link = links.setdefault(row, SerialLink(row))
+            cards, kind = self._scenario.cards, 0
+            if cards is not None:
+                kind = self._kind(cards.message(*ends, hop.bandwidth), is_message=self._has_pairs)
+            sent_s = hop.transmit_s if forward else hop.back_s
+            sender.routes[receiver] = Route(link, sent_s, 0.0, kind, hop.latency_s)
+
+    def _all_reduces(self) -> list[Route]:
+        scenario, cards = self._scenario, self._scenario.cards
+        # Copies of a pipeline are in different components, and all stages share the link between these.
+        shared = SerialLink("all-reduce")
+        routes = []
+        for stage, load in enumerate(scenario.stages):
+            link = shared if scenario.copies > 1 else SerialLink(f"all-reduce of stage {stage + 1}")
+            kind = 0 if cards is None else self._kind(cards.ring(stage), RING_WEIGHT)
+            routes.append(Route(link, *self._parts(load), kind))
+        return routes
+
+    def _parts(self, load: StageLoad) -> tuple[float, float]:
+        """The hidden and the exposed part of an all-reduce, in seconds."""
+        overlap = self._scenario.overlap
+        if self._scenario.drains:
+            left_s = load.sync_s if load.left_s is None else load.left_s
+            return (left_s, 0.0) if self._scenario.cards is not None else (0.0, left_s)
+        return load.hidden_s(overlap), load.exposed_s(overlap)
