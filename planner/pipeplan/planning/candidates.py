@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cost import contention, depths
-from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost import contention
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.memory import worker_memory
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import FLUSH, VIRTUAL, ZERO_BUBBLE
+from pipeplan.plan.schedules import FLUSH, VIRTUAL
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.figure import Figure, figured
-from pipeplan.planning.local_search import improve
+from pipeplan.planning.local_search import PlanSearch, improve
+from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.planning.virtual_stages.virtual_search import search_virtual
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
@@ -155,24 +155,15 @@ def least_step_s(problem: Problem) -> float:
     return max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
 
 
-def candidate_from(kind: str, plan: Plan, problem: Problem, deadline: Deadline) -> Candidate | None:
-    """The best plan by the figure near the stages of another problem's plan; None if these do not fit here."""
-    start = _with_schedule(plan, problem, problem.work_s / problem.cluster.total_speed)
-    if start is None or not satisfies_options(start[0], problem):
-        return None
-    found = improve(figured(*start, problem, deadline), problem, deadline)
-    return Candidate(kind, problem, found.plan, found.figure)
-
-
-def zero_bubbles(start: Candidate, deadline: Deadline) -> list[Candidate]:
-    """zb-h1 with the stages of a plan of 1f1b-flush."""
-    problem = replace(start.problem, options=replace(start.problem.options, schedule=ZERO_BUBBLE))
-    split = _with_schedule(start.plan, problem, start.figure.formula_s) if _is_pipeline(start) else None
-    if split is None:
-        return []
-    one = improve(figured(*split, problem, deadline), problem, deadline.share(0.5))
-    found = Candidate(ZERO_BUBBLE, problem, one.plan, one.figure, start.extrapolated)
-    return [found] if _comparable(found, start) else []
+def listed_candidates(
+    kind: str, problem: Problem, limit_s: float, deadline: Deadline, extrapolated: bool
+) -> list[Candidate]:
+    """The plans within the tolerance of the best one that is listed, or near one of these, below a limit."""
+    search = PlanSearch(problem, deadline)
+    search.listed(limit_s)
+    found = sorted(search.found.values(), key=lambda one: one.step_s)
+    limit_s = min(limit_s, found[0].step_s * (1 + TOLERANCE)) if found else 0.0
+    return [Candidate(kind, problem, one.plan, one.figure, extrapolated) for one in found if one.step_s < limit_s]
 
 
 def virtual_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
@@ -211,13 +202,6 @@ def _comparable(one: Candidate, start: Candidate) -> bool:
 def _is_pipeline(one: Candidate) -> bool:
     """Whether it is one pipeline under 1f1b-flush, which other schedules can run."""
     return len(one.plan.stages) > 1 and one.plan.copies == 1 and one.problem.options.schedule == FLUSH
-
-
-def _with_schedule(plan: Plan, problem: Problem, pace_s: float) -> tuple[Plan, Evaluation] | None:
-    """The same stages under the problem's schedule with their score, if they fit in memory."""
-    changed = depths.assign_depths(plan, problem, pace_s)
-    score = evaluate(changed, problem)
-    return (changed, score) if score.fits or not problem.options.memory else None
 
 
 def microbatches(batch: int, size: int) -> int:

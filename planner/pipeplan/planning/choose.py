@@ -29,21 +29,19 @@ from typing import Any
 from pipeplan.cost.formulas import ROUNDING
 from pipeplan.errors import NO_PLAN_IN_TIME, InfeasibleError, InputError, NotFoundInTimeError, TooFewLayersError
 from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
-from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING, ZERO_BUBBLE
 from pipeplan.planning.candidates import (
     CHOICE_GAP,
     Candidate,
     Machines,
     best_of,
-    candidate_from,
     candidate_of,
     least_step_s,
+    listed_candidates,
     problem_of,
     sized,
     sizes_for,
     virtual_flushes,
-    zero_bubbles,
 )
 from pipeplan.planning.simplicity import TOLERANCE, simplest_of
 from pipeplan.problem.options import Options, Sharding
@@ -52,8 +50,6 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "FSDP", "HSDP", "one server", "one worker"
 UNIFORM, PIPELINE, STALE = "uniform pipeline", "pipeline", "old gradients"
-FEW_STAGES = (2, 3)
-MOST_STARTS = 2
 ANY = float("inf")
 """The staleness that allows gradients of any age."""
 
@@ -173,8 +169,6 @@ class _Chooser:
     found: list[Candidate] = field(default_factory=list)
     """Synchronous candidates."""
     stale: Candidate | None = None
-    steady: list[Plan] = field(default_factory=list)
-    """The best plans without a flush."""
     bounds: dict[int, float] = field(default_factory=dict)
     """By microbatch size, a lower bound on the seconds per sample of all plans of 1f1b-flush."""
     finished: bool = True
@@ -256,33 +250,26 @@ class _Chooser:
         if options.stages != 1 and not options.grid:
             self._best_of_sizes(UNIFORM, sizes, extrapolated, grid=True, allow_copies=False)
         self._best_of_sizes(PIPELINE, sizes, extrapolated, bounds=True)
-        self._few_stages(sizes)
-        self._from_steady_state(sizes)
-        pipelines = [one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)]
-        if pipelines and self.question.simulates:
-            best, simplest = min(pipelines, key=lambda one: one.sample_s), simplest_of(pipelines)
-            for start in [best] if simplest is best else [best, simplest]:
-                self.found += zero_bubbles(start, self.deadline.share(0.2))
+        if options.grid or not self.question.simulates:
+            return
+        for size in sizes:
+            self._listed(size, extrapolated)
+        best = best_of([one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)])
+        if best is not None:
             self.found += virtual_flushes(best, self.deadline.share(0.8))
 
-    def _few_stages(self, sizes: list[int]) -> None:
-        """The best pipelines of few stages by the formulas: simulated, one may beat the best of all."""
-        options = self.question.options
-        if options.stages is not None or options.grid or not self.question.simulates:
-            return
-        for count in FEW_STAGES:
-            if count <= min(options.max_stages or count, self.question.machines.cluster.workers):
-                self._best_of_sizes(PIPELINE, sizes[:1], False, stages=count, max_stages=None)
-
-    def _from_steady_state(self, sizes: list[int]) -> None:
-        """The stages of the best plan without a flush, under a flush: where updates are rare it is near the best."""
-        if not (self.question.simulates and self.steady and sizes):
-            return
-        problem = problem_of(self.question.machines, self.question.options, sizes[0], self.question.samples)
-        for steady in self.steady[:MOST_STARTS]:
-            one = candidate_from(PIPELINE, steady, problem, self.deadline.share(0.3))
-            if one is not None:
-                self.found.append(one)
+    def _listed(self, size: int, extrapolated: bool) -> None:
+        """Plans of every number of stages and workers, under 1f1b-flush and zb-h1."""
+        question = self.question
+        for kind, schedule in ((PIPELINE, FLUSH), (ZERO_BUBBLE, ZERO_BUBBLE)):
+            changes: dict[str, Any] = {"schedule": schedule}
+            try:
+                problem = problem_of(question.machines, question.options, size, question.samples, **changes)
+            except InputError:
+                return
+            fastest = best_of(self._allowed)
+            limit_s = float("inf") if fastest is None else fastest.sample_s * size * (1 + TOLERANCE)
+            self.found += listed_candidates(kind, problem, limit_s, self.deadline.share(0.3), extrapolated)
 
     def _best_of_sizes(
         self,
@@ -359,8 +346,6 @@ class _Chooser:
         found: list[Candidate] = []
         for problem in self._stale_problems(tolerated):
             one = self._stale_plan(problem, useful_sample_s)
-            if one is not None:
-                self.steady.append(one.plan)
             if one is not None and corrects and one.delay <= CORRECTED_DELAY:
                 # Where memory is too short for a correction, the plan goes without.
                 corrected = replace(problem, options=replace(problem.options, correction="ef"))

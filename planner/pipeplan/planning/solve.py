@@ -212,7 +212,7 @@ class _Search:
 
     def _with_figure(self, one: Baseline, deadline: Deadline) -> Baseline:
         """The baseline with its figure, for the comparison."""
-        if one.plan is None or one.pace_s is None:
+        if one.plan is None or one.pace_s is None or not one.fits:
             return one
         score = evaluate(one.plan, self._problem)
         found = figured(one.plan, score, self._problem, deadline, simulates=self._means.settings.simulate)

@@ -1,0 +1,143 @@
+"""Lists pipelines of a problem whose lower bound is below a limit: of every number of stages, workers and copies.
+
+The dynamic program finds the plan that is best by the formulas. The plan that is fastest by the figure may have another
+number of stages or workers, so that moving one thing does not lead there. A small problem has few enough plans to list
+all of them. Of a large one, plans with few stages and cuts at equal shares of the work are listed.
+
+A stage lies on consecutive workers. It begins behind the one before it, or at the next server if that keeps it on fewer
+servers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from pipeplan.cost import formulas
+from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.schedules import SPLITTING
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
+
+MOST_PLACES = 12
+"""The most places between units at which plans are cut."""
+MOST_STEPS = 20_000
+"""The most stages that the listing of one space tries, plans of few stages first."""
+
+
+@dataclass(frozen=True)
+class ListedPlan:
+    """A plan, whose depths are still to be assigned, and a lower bound on its seconds per microbatch."""
+
+    bound_s: float
+    plan: Plan
+
+
+def listed_plans(problem: Problem, limit_s: float) -> list[ListedPlan]:
+    """Plans of a problem with a flush, with a bound below `limit_s` seconds per microbatch, the lowest bound first."""
+    found: list[ListedPlan] = []
+    for space in plan_spaces(problem):
+        if not space.unused:
+            found += _Listing(problem, space, limit_s).plans()
+    return sorted(found, key=lambda one: (one.bound_s, one.plan.busy, len(one.plan.stages)))
+
+
+class _Listing:
+    """The listing of one space of plans."""
+
+    def __init__(self, problem: Problem, space: PlanSpace, limit_s: float) -> None:
+        self.problem, self.space, inner = problem, space, space.inner(problem)
+        options, self.cluster = problem.options, inner.cluster
+        accumulate = options.accumulate or 1
+        self.limit_s, self.accumulate = limit_s * accumulate, accumulate
+        self.count = int(formulas.rounds(accumulate, space.copies))
+        workers = min(self.cluster.workers, (options.max_workers or problem.cluster.workers) // space.copies)
+        self.workers, self.most_replicas = workers, min(options.max_replicas or workers, self.count, workers)
+        self.fastest = max(device.speed for device in self.cluster.devices)
+        self.places = _places(problem)
+        work = _work(problem)
+        ahead = [0.0, *itertools.accumulate(unit.forward_s for unit in problem.units)]
+        self.work = [work[place] / self.fastest for place in self.places]
+        self.ahead = [ahead[place] / self.fastest for place in self.places]
+        if options.schedule not in SPLITTING:
+            self.ahead = self.work
+        self.left = MOST_STEPS
+
+    def plans(self) -> Iterator[ListedPlan]:
+        """The plans with few stages, then those with more, as long as steps are left."""
+        options = self.problem.options
+        least = 2 if options.schedule in SPLITTING else 1
+        most = min(options.max_stages or self.workers, self.workers, len(self.places) - 1)
+        for stages in range(least, most + 1):
+            if options.stages in (None, stages):
+                yield from self._from(0, 0, stages, 0.0, ())
+
+    def _from(
+        self, place: int, worker: int, stages: int, bound_s: float, before: tuple[Stage, ...]
+    ) -> Iterator[ListedPlan]:
+        """The plans that begin with some stages, and have so many more, from a place and a worker on."""
+        last = len(self.places) - 1
+        if stages == 0:
+            yield ListedPlan(bound_s / self.accumulate, self._plan(before))
+            return
+        ends = range(place + 1, last - stages + 2) if stages > 1 else (last,)
+        for end in ends:
+            alone_s, begun_s = self.work[end] - self.work[place], self.ahead[place]
+            behind_s = (self.work[last] - self.work[end]) * self.count
+            for replicas in range(min(self.most_replicas, self.workers - worker - stages + 1), 0, -1):
+                busy_s = begun_s + float(formulas.rounds(self.count, replicas)) * alone_s
+                if max(busy_s, bound_s) >= self.limit_s or self.left <= 0:
+                    break
+                for start in self._starts(worker, replicas):
+                    behind = self.workers - start - replicas
+                    if behind < stages - 1 or (stages > 1 and behind_s / behind >= self.limit_s):
+                        continue
+                    self.left -= 1
+                    stage = Stage(self._layers(place, end), tuple(range(start, start + replicas)), 1, 1)
+                    yield from self._from(end, start + replicas, stages - 1, max(busy_s, bound_s), (*before, stage))
+
+    def _starts(self, worker: int, replicas: int) -> Iterator[int]:
+        """The first worker of a stage: the given one, or that of the next server if the stage is on fewer there."""
+        yield worker
+        cluster = self.cluster
+        following = next((start for start in cluster.starts(1) if start > worker), cluster.workers)
+        if worker not in cluster.starts(1) and following + replicas <= self.workers:
+            here = cluster.server_of(worker + replicas - 1) - cluster.server_of(worker)
+            if cluster.server_of(following + replicas - 1) - cluster.server_of(following) < here:
+                yield following
+
+    def _layers(self, place: int, end: int) -> tuple[str, ...]:
+        return tuple(name for unit in self.problem.units[self.places[place] : self.places[end]] for name in unit.layers)
+
+    def _plan(self, stages: tuple[Stage, ...]) -> Plan:
+        options, plan = self.problem.options, self.space.plan(self.problem, stages)
+        return replace(plan, schedule=options.schedule, accumulate=options.accumulate)
+
+
+def _places(problem: Problem) -> list[int]:
+    """The numbers of units before which a stage may begin, with 0 and the number of all units.
+
+    Of many, it is the one with the least traffic among those near each equal share of the work.
+    """
+    count = len(problem.units)
+    if count <= MOST_PLACES + 1:
+        return list(range(count + 1))
+    crossing = [0.0] * (count + 1)
+    for flow in problem.flows:
+        for place in range(flow.producer + 1, flow.consumers[-1] + 1):
+            crossing[place] += flow.bytes + flow.gradient_bytes
+    work = _work(problem)
+    share = work[-1] / (MOST_PLACES + 1)
+    chosen = {
+        min(near, key=lambda place: (crossing[place], abs(work[place] - part * share)))
+        for part in range(1, MOST_PLACES + 1)
+        if (near := [place for place in range(1, count) if abs(work[place] - part * share) <= share / 2])
+    }
+    return [0, *sorted(chosen), count]
+
+
+def _work(problem: Problem) -> list[float]:
+    """The passes of one microbatch over the units before each place, in seconds, without the optimiser's step."""
+    passes = (unit.forward_s + unit.backward_s - unit.update_s for unit in problem.units)
+    return [0.0, *itertools.accumulate(passes)]
