@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import SPLITTING
@@ -57,11 +58,14 @@ class _Listing:
         self.fastest = max(device.speed for device in self.cluster.devices)
         self.places = _places(problem)
         work = _work(problem)
-        ahead = [0.0, *itertools.accumulate(unit.forward_s for unit in problem.units)]
+        forward = [0.0, *itertools.accumulate(unit.forward_s for unit in problem.units)]
         self.work = [work[place] / self.fastest for place in self.places]
-        self.ahead = [ahead[place] / self.fastest for place in self.places]
-        if options.schedule not in SPLITTING:
-            self.ahead = self.work
+        self.forward = [forward[place] / self.fastest for place in self.places]
+        # Under zb-h1 deferred gradients of weights fill the time of draining.
+        self.ahead = self.forward if options.schedule in SPLITTING else self.work
+        parameters = [0, *itertools.accumulate(unit.parameter_bytes for unit in problem.units)]
+        self.parameters = [parameters[place] for place in self.places]
+        self.links, self.hidden_share = Links.of(self.cluster), problem.hidden_share
         self.left = MOST_STEPS
 
     def plans(self) -> Iterator[ListedPlan]:
@@ -71,12 +75,15 @@ class _Listing:
         most = min(options.max_stages or self.workers, self.workers, len(self.places) - 1)
         for stages in range(least, most + 1):
             if options.stages in (None, stages):
-                yield from self._from(0, 0, stages, 0.0, ())
+                yield from self._from(0, 0, stages, 0.0, 0.0, ())
 
     def _from(
-        self, place: int, worker: int, stages: int, bound_s: float, before: tuple[Stage, ...]
+        self, place: int, worker: int, stages: int, bound_s: float, first_s: float, before: tuple[Stage, ...]
     ) -> Iterator[ListedPlan]:
-        """The plans that begin with some stages, and have so many more, from a place and a worker on."""
+        """The plans that begin with some stages, and have so many more, from a place and a worker on.
+
+        `bound_s` is a lower bound on an update by the stages before, `first_s` the exposed all-reduce of the first one.
+        """
         last = len(self.places) - 1
         if stages == 0:
             yield ListedPlan(bound_s / self.accumulate, self._plan(before))
@@ -94,8 +101,25 @@ class _Listing:
                     if behind < stages - 1 or (stages > 1 and behind_s / behind >= self.limit_s):
                         continue
                     self.left -= 1
+                    # A stage begins when its own all-reduce has ended, and when the first minibatch arrives.
+                    exposed_s = self._exposed_s(place, end, start, replicas)
+                    waited_s = busy_s - begun_s + exposed_s
+                    passed_s = max(bound_s, waited_s, busy_s + (first_s if place else exposed_s))
+                    if passed_s >= self.limit_s:
+                        continue
                     stage = Stage(self._layers(place, end), tuple(range(start, start + replicas)), 1, 1)
-                    yield from self._from(end, start + replicas, stages - 1, max(busy_s, bound_s), (*before, stage))
+                    after = end, start + replicas, stages - 1, passed_s, first_s if place else exposed_s
+                    yield from self._from(*after, (*before, stage))
+
+    def _exposed_s(self, place: int, end: int, start: int, replicas: int) -> float:
+        """The exposed all-reduce of a stage, in seconds per update: a lower bound."""
+        if replicas == 1:
+            return 0.0
+        rate = self.links.allreduce_among((start, start + replicas - 1))
+        size = self.parameters[end] - self.parameters[place]
+        allreduce_s = float(formulas.ring_allreduce_time(replicas, size, *rate))
+        backward_s = self.work[end] - self.work[place] - self.forward[end] + self.forward[place]
+        return allreduce_s - self.hidden_share * min(allreduce_s, backward_s)
 
     def _starts(self, worker: int, replicas: int) -> Iterator[int]:
         """The first worker of a stage: the given one, or that of the next server if the stage is on fewer there."""

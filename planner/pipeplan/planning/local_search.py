@@ -32,7 +32,7 @@ MISSED = 0.08
 """Relative. The steady state may be so much faster than the first two updates."""
 MOST_FULL = 4
 """The most full simulations among the neighbours of one plan."""
-MOST_SCORED, MOST_LISTED, MOST_CLIMBS = 400, 64, 3
+MOST_SCORED, MOST_LISTED, MOST_CLIMBS = 200, 48, 3
 """The most listed plans that are scored by the formulas, that are simulated for two updates, and that are improved."""
 
 
@@ -68,7 +68,8 @@ class PlanSearch:
         for one in plans:
             if len(scored) >= MOST_SCORED or self.deadline.passed:
                 break
-            scored += self._scored(_with_depths(one.plan, self.problem), limit_s)
+            deep = _with_depths(one.plan, self.problem)
+            scored += [] if deep is None or deep[1].pace_s >= limit_s else [deep]
         scored.sort(key=lambda one: one[1].pace_s)
         starts = list(self._simulated(scored[:MOST_LISTED], limit_s, MOST_CLIMBS))
         return min((self.climb(start) for start in starts), key=lambda one: one.step_s, default=None)
@@ -113,32 +114,35 @@ def improve(start: FiguredPlan, problem: Problem, deadline: Deadline) -> Figured
     return PlanSearch(problem, deadline).climb(start)
 
 
-def _score(plan: Plan, problem: Problem) -> Evaluation | None:
-    """The cost of a plan; None where it is no plan of the problem, or does not fit in memory."""
+def _score(plan: Plan, problem: Problem, *, fits: bool = True) -> Evaluation | None:
+    """The cost of a plan; None where it is no plan of the problem, or with `fits` does not fit in memory."""
     try:
         if not satisfies_options(plan, problem):
             return None
         score = evaluate(plan, problem)
     except InputError:
         return None
-    return score if score.fits or not problem.options.memory else None
+    return score if score.fits or not (fits and problem.options.memory) else None
 
 
-def _with_depths(plan: Plan, problem: Problem) -> Iterator[Plan]:
+def _with_depths(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation] | None:
     """The plan with its depths, and with recomputation in the stages that do not fit in memory without it."""
     for _ in range(len(plan.stages) + 1):
         try:
             deep = depths.assign_depths(plan, problem, 0.0)
-            score = evaluate(deep, problem)
         except InputError:
-            return
+            return None
+        if (score := _score(deep, problem, fits=False)) is None:
+            return None
         costs = zip(deep.stages, score.stages, strict=True)
         over = [cost.memory_bytes > cost.capacity_bytes and not stage.recompute for stage, cost in costs]
-        if score.fits or not problem.options.memory or not problem.options.recompute or not any(over):
-            yield deep
-            return
+        if score.fits or not problem.options.memory:
+            return deep, score
+        if not problem.options.recompute or not any(over):
+            return None
         again = (replace(one, recompute=one.recompute or more) for one, more in zip(plan.stages, over, strict=True))
         plan = replace(plan, stages=tuple(again))
+    return None
 
 
 def neighbours(found: FiguredPlan, problem: Problem) -> Iterator[Plan]:
