@@ -39,7 +39,7 @@ LEAST_FLUSHES = 3
 LEAST_UPDATE = 2
 """The least length of a shortened update, as a multiple of the microbatches in flight."""
 PERIODIC_UPDATES = 5
-"""The updates that are simulated to see that the third and fourth take equally long. The last has nothing behind it, and
+"""The updates that are simulated to see that the third and fourth take equally long. The last has none behind it, and
 is not measured."""
 REMEMBERED = 512
 """The number of simulations that are remembered."""
