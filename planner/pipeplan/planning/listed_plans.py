@@ -11,8 +11,9 @@ servers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
@@ -27,21 +28,31 @@ MOST_STEPS = 20_000
 """The most stages that the listing of one space tries, plans of few stages first."""
 
 
-@dataclass(frozen=True)
-class ListedPlan:
-    """A plan, whose depths are still to be assigned, and a lower bound on its seconds per microbatch."""
-
-    bound_s: float
-    plan: Plan
+Parts = tuple[tuple[int, range], ...]
+"""The stages of a plan: the place where each ends, and its workers."""
 
 
-def listed_plans(problem: Problem, limit_s: float) -> list[ListedPlan]:
-    """Plans of a problem with a flush, with a bound below `limit_s` seconds per microbatch, the lowest bound first."""
-    found: list[ListedPlan] = []
-    for space in plan_spaces(problem):
-        if not space.unused:
-            found += _Listing(problem, space, limit_s).plans()
-    return sorted(found, key=lambda one: (one.bound_s, one.plan.busy, len(one.plan.stages)))
+def listed_plans(problem: Problem, limit_s: float) -> Iterator[Plan]:
+    """Plans of a problem with a flush that may take less than `limit_s` seconds per microbatch.
+
+    The plan with the lowest bound of every number of stages and workers comes first, then the second one of each, and
+    so on. The depths are still to be assigned.
+    """
+    listings = [_Listing(problem, space, limit_s) for space in plan_spaces(problem) if not space.unused]
+    found = [(*one, listing) for listing in listings for one in listing.plans()]
+    found.sort(key=lambda one: one[:2])
+    for number in in_turns([shape for _, shape, _, _ in found]):
+        _, _, parts, listing = found[number]
+        yield listing.plan(parts)
+
+
+def in_turns(shapes: Sequence[Hashable]) -> list[int]:
+    """The numbers of entries with these shapes: the first of every shape, then the second of each, and so on."""
+    seen, turns = Counter[Hashable](), list[tuple[int, int]]()
+    for number, shape in enumerate(shapes):
+        turns.append((seen[shape], number))
+        seen[shape] += 1
+    return [number for _, number in sorted(turns)]
 
 
 class _Listing:
@@ -68,8 +79,8 @@ class _Listing:
         self.links, self.hidden_share = Links.of(self.cluster), problem.hidden_share
         self.left = MOST_STEPS
 
-    def plans(self) -> Iterator[ListedPlan]:
-        """The plans with few stages, then those with more, as long as steps are left."""
+    def plans(self) -> Iterator[tuple[float, tuple[int, int], Parts]]:
+        """(bound, (busy workers, stages), parts) of plans, of those with few stages first, while steps are left."""
         options = self.problem.options
         least = 2 if options.schedule in SPLITTING else 1
         most = min(options.max_stages or self.workers, self.workers, len(self.places) - 1)
@@ -78,15 +89,16 @@ class _Listing:
                 yield from self._from(0, 0, stages, 0.0, 0.0, ())
 
     def _from(
-        self, place: int, worker: int, stages: int, bound_s: float, first_s: float, before: tuple[Stage, ...]
-    ) -> Iterator[ListedPlan]:
+        self, place: int, worker: int, stages: int, bound_s: float, first_s: float, before: Parts
+    ) -> Iterator[tuple[float, tuple[int, int], Parts]]:
         """The plans that begin with some stages, and have so many more, from a place and a worker on.
 
         `bound_s` is a lower bound on an update by the stages before, `first_s` the exposed all-reduce of the first one.
         """
         last = len(self.places) - 1
         if stages == 0:
-            yield ListedPlan(bound_s / self.accumulate, self._plan(before))
+            busy = self.space.copies * sum(len(workers) for _, workers in before)
+            yield bound_s / self.accumulate, (busy, len(before)), before
             return
         ends = range(place + 1, last - stages + 2) if stages > 1 else (last,)
         for end in ends:
@@ -107,7 +119,7 @@ class _Listing:
                     passed_s = max(bound_s, waited_s, busy_s + (first_s if place else exposed_s))
                     if passed_s >= self.limit_s:
                         continue
-                    stage = Stage(self._layers(place, end), tuple(range(start, start + replicas)), 1, 1)
+                    stage = end, range(start, start + replicas)
                     after = end, start + replicas, stages - 1, passed_s, first_s if place else exposed_s
                     yield from self._from(*after, (*before, stage))
 
@@ -131,11 +143,14 @@ class _Listing:
             if cluster.server_of(following + replicas - 1) - cluster.server_of(following) < here:
                 yield following
 
-    def _layers(self, place: int, end: int) -> tuple[str, ...]:
-        return tuple(name for unit in self.problem.units[self.places[place] : self.places[end]] for name in unit.layers)
-
-    def _plan(self, stages: tuple[Stage, ...]) -> Plan:
-        options, plan = self.problem.options, self.space.plan(self.problem, stages)
+    def plan(self, parts: Parts) -> Plan:
+        """The plan of the whole problem with these stages."""
+        options, first, stages = self.problem.options, 0, list[Stage]()
+        for end, workers in parts:
+            units = self.problem.units[self.places[first] : self.places[end]]
+            stages.append(Stage(tuple(name for unit in units for name in unit.layers), tuple(workers), 1, 1))
+            first = end
+        plan = self.space.plan(self.problem, stages)
         return replace(plan, schedule=options.schedule, accumulate=options.accumulate)
 
 

@@ -8,6 +8,7 @@ seem to be faster.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +19,7 @@ from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import GPIPE
 from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.figure import FiguredPlan, figured, quick_step_s
-from pipeplan.planning.listed_plans import listed_plans
+from pipeplan.planning.listed_plans import in_turns, listed_plans
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
@@ -64,14 +65,16 @@ class PlanSearch:
 
     def listed(self, limit_s: float) -> FiguredPlan | None:
         """The best plan near those that are listed; None where none of these is below `limit_s` by the formulas."""
-        plans, scored = iter(listed_plans(self.problem, limit_s)), list[tuple[Plan, Evaluation]]()
-        for one in plans:
-            if len(scored) >= MOST_SCORED or self.deadline.passed:
+        scored = list[tuple[Plan, Evaluation]]()
+        for plan in itertools.islice(listed_plans(self.problem, limit_s), MOST_SCORED):
+            if self.deadline.passed:
                 break
-            deep = _with_depths(one.plan, self.problem)
+            deep = _with_depths(plan, self.problem)
             scored += [] if deep is None or deep[1].pace_s >= limit_s else [deep]
         scored.sort(key=lambda one: one[1].pace_s)
-        starts = list(self._simulated(scored[:MOST_LISTED], limit_s, MOST_CLIMBS))
+        shapes = [(len(plan.stages), plan.busy) for plan, _ in scored]
+        chosen = [scored[number] for number in in_turns(shapes)[:MOST_LISTED]]
+        starts = list(self._simulated(chosen, limit_s, MOST_CLIMBS))
         return min((self.climb(start) for start in starts), key=lambda one: one.step_s, default=None)
 
     @property
