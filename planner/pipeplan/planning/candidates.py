@@ -16,7 +16,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH, VIRTUAL
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.fast import best_in_time
-from pipeplan.planning.figure import Figure, figured
+from pipeplan.planning.figure import Figure, FiguredPlan, figured
 from pipeplan.planning.local_search import PlanSearch, improve
 from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.planning.virtual_stages.virtual_search import search_virtual
@@ -114,13 +114,11 @@ def candidate_of(
     deadline: Deadline,
     useful_s: float = float("inf"),
     *,
-    extrapolated: bool = False,
     simulates: bool = True,
     gap: float = CHOICE_GAP,
 ) -> tuple[Candidate | None, float]:
-    """(the best plan of a problem or None, a lower bound on the seconds per microbatch of all its plans).
+    """(the best plan of a problem by the formulas or None, a lower bound on the seconds per microbatch of all plans).
 
-    The dynamic program finds the best plan by the formulas, and the local search the best one near it by the figure.
     Plans that take `useful_s` seconds per microbatch or more by the formulas, which are lower bounds, are of no use.
     With a `gap` of 0 all cuts are searched where there are many; otherwise those between repeated blocks, and the bound
     is then that of `least_step_s`.
@@ -136,9 +134,15 @@ def candidate_of(
     bound_s = min(max(best.bound_s, least_s), useful_s)
     if best.pace_s >= useful_s:
         return None, bound_s
-    start = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
-    found = improve(start, problem, deadline)
-    return Candidate(kind, problem, found.plan, found.figure, extrapolated), min(bound_s, found.step_s)
+    found = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
+    return Candidate(kind, problem, found.plan, found.figure), bound_s
+
+
+def improved(one: Candidate, deadline: Deadline) -> Candidate:
+    """The best plan by the figure near a candidate; the candidate itself if nothing near it is faster."""
+    score = evaluate(one.plan, one.problem)
+    found = improve(FiguredPlan(one.plan, score, one.figure), one.problem, deadline)
+    return replace(one, plan=found.plan, figure=found.figure)
 
 
 def _never_fits(problem: Problem) -> bool:
@@ -155,15 +159,11 @@ def least_step_s(problem: Problem) -> float:
     return max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
 
 
-def listed_candidates(
-    kind: str, problem: Problem, limit_s: float, deadline: Deadline, extrapolated: bool
-) -> list[Candidate]:
-    """The plans within the tolerance of the best one that is listed, or near one of these, below a limit."""
-    search = PlanSearch(problem, deadline)
-    search.listed(limit_s)
-    found = sorted(search.found.values(), key=lambda one: one.step_s)
-    limit_s = min(limit_s, found[0].step_s * (1 + TOLERANCE)) if found else 0.0
-    return [Candidate(kind, problem, one.plan, one.figure, extrapolated) for one in found if one.step_s < limit_s]
+def fastest_found(kind: str, search: PlanSearch, extrapolated: bool) -> list[Candidate]:
+    """The plans within the tolerance of the fastest one that a search has simulated."""
+    least_s = min((one.step_s for one in search.found.values()), default=0.0)
+    found = (one for one in search.found.values() if one.step_s <= least_s * (1 + TOLERANCE))
+    return [Candidate(kind, search.problem, one.plan, one.figure, extrapolated) for one in found]
 
 
 def virtual_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:

@@ -36,13 +36,15 @@ from pipeplan.planning.candidates import (
     Machines,
     best_of,
     candidate_of,
+    fastest_found,
+    improved,
     least_step_s,
-    listed_candidates,
     problem_of,
     sized,
     sizes_for,
     virtual_flushes,
 )
+from pipeplan.planning.local_search import PlanSearch
 from pipeplan.planning.simplicity import TOLERANCE, simplest_of
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
@@ -95,11 +97,14 @@ class Choice:
     """The synchronous candidate that is taken, and the best one of every other kind."""
     stale: Candidate | None
     """The fastest plan with old gradients, if it is faster than the synchronous ones by more than the tolerance."""
-    bound_sample_s: float
-    """No synchronous plan takes fewer seconds per sample: the least of a bound on plans that keep whole weights, and of
-    the figures of those that divide them, all of which are tried."""
+    sharded_sample_s: float
+    """Seconds per sample of the fastest plan that divides the weights and is allowed; infinite without one."""
+    widest: Candidate | None
+    """The fastest synchronous plan on the most workers that was found."""
     finished: bool
     """Whether all searches ended before the time limit."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended them."""
     bounds: Mapping[int, float] = field(default_factory=dict)
     """By microbatch size: no plan of 1f1b-flush takes fewer seconds per sample."""
     searched_all: bool = False
@@ -121,10 +126,10 @@ class Choice:
         return min(solved_s, self.sharded_sample_s * size, *(bound * size for bound in bounds.values()))
 
     @property
-    def sharded_sample_s(self) -> float:
-        """Seconds per sample of the fastest plan that divides the weights and is allowed; infinite without one."""
-        sharded = (one.sample_s for one in self.rivals if one.sharding.divides_weights and one.allowed)
-        return min(sharded, default=float("inf"))
+    def bound_sample_s(self) -> float:
+        """No synchronous plan takes fewer seconds per sample: the least of the bounds on plans that keep whole weights,
+        and of the figures of those that divide them, all of which are tried."""
+        return min(self.sharded_sample_s, min(self.bounds.values(), default=0.0))
 
     def rival(self, kind: str) -> Candidate | None:
         """The best candidate of a kind; None if it does not fit or was not searched for."""
@@ -154,7 +159,7 @@ def choose(question: Question, deadline: Deadline = NO_DEADLINE) -> Choice:
     try:
         search.run()
     except KeyboardInterrupt:
-        search.finished = False
+        search.finished, search.interrupted = False, True
         if not any(one.allowed for one in search.found) and search.stale is None:
             raise KeyboardInterrupt("no plan was found until then") from None
     return search.choice()
@@ -172,6 +177,7 @@ class _Chooser:
     bounds: dict[int, float] = field(default_factory=dict)
     """By microbatch size, a lower bound on the seconds per sample of all plans of 1f1b-flush."""
     finished: bool = True
+    interrupted: bool = False
     refused: TooFewLayersError | None = None
 
     def run(self) -> None:
@@ -187,7 +193,7 @@ class _Chooser:
         if not self.finished and not self.deadline.passed:
             # Searches that needed less than their share of the time have left it to those that were cut off.
             self.finished = True
-            self._pipelines(known)
+            self._best_of_sizes(PIPELINE, known, extrapolated=False, bounds=True)
         self.finished = self.finished and finished
         if not self._allowed:
             self._one_stage(others, extrapolated=True)
@@ -269,7 +275,11 @@ class _Chooser:
                 return
             fastest = best_of(self._allowed)
             limit_s = float("inf") if fastest is None else fastest.sample_s * size * (1 + TOLERANCE)
-            self.found += listed_candidates(kind, problem, limit_s, self.deadline.share(0.3), extrapolated)
+            search = PlanSearch(problem, self.deadline.share(0.3))
+            try:
+                search.listed(limit_s)
+            finally:
+                self.found += fastest_found(kind, search, extrapolated)
 
     def _best_of_sizes(
         self,
@@ -317,20 +327,16 @@ class _Chooser:
         gap: float = CHOICE_GAP,
     ) -> float:
         """Search for a problem's best plan, and keep it. Returns a lower bound in seconds per microbatch."""
-        ends = self.deadline.share(0.4)
+        ends, simulates = self.deadline.share(0.4), self.question.simulates
         one, bound_s = candidate_of(
-            kind,
-            problem,
-            self.question.maximum_cuts,
-            ends,
-            useful_s,
-            extrapolated=extrapolated,
-            simulates=self.question.simulates,
-            gap=gap,
+            kind, problem, self.question.maximum_cuts, ends, useful_s, simulates=simulates, gap=gap
         )
         self.finished = self.finished and not ends.passed
         if one is not None:
-            self.found.append(replace(one, allowed=allowed))
+            # Ctrl-C while it is improved leaves it as it is.
+            self.found.append(replace(one, allowed=allowed, extrapolated=extrapolated))
+            self.found[-1] = improved(self.found[-1], ends)
+            bound_s = min(bound_s, self.found[-1].figure.step_s)
         return bound_s
 
     # -- old gradients --
@@ -343,7 +349,6 @@ class _Chooser:
         useful_sample_s = float("inf") if fastest is None else fastest.sample_s
         machines = question.machines
         corrects = is_helped(machines.profile.optimizer_name, machines.profile.optimizer_state_ratio)
-        found: list[Candidate] = []
         for problem in self._stale_problems(tolerated):
             one = self._stale_plan(problem, useful_sample_s)
             if one is not None and corrects and one.delay <= CORRECTED_DELAY:
@@ -351,13 +356,13 @@ class _Chooser:
                 corrected = replace(problem, options=replace(problem.options, correction="ef"))
                 one = self._stale_plan(corrected, float("inf")) or one
             if one is not None and 0 < one.delay <= tolerated:
-                found.append(one)
-        self.stale = best_of(found)
+                self.stale = best_of([one, *([] if self.stale is None else [self.stale])])
 
     def _stale_plan(self, problem: Problem, useful_sample_s: float) -> Candidate | None:
         useful_s, cuts = useful_sample_s * problem.profile.minibatch, self.question.maximum_cuts
         simulates, ends = self.question.simulates, self.deadline.share(0.4)
-        return candidate_of(STALE, problem, cuts, ends, useful_s, simulates=simulates)[0]
+        one = candidate_of(STALE, problem, cuts, ends, useful_s, simulates=simulates)[0]
+        return None if one is None else improved(one, ends)
 
     def _stale_problems(self, tolerated: float) -> Iterator[Problem]:
         """The problems whose plans may have gradients up to so many updates old.
@@ -407,6 +412,7 @@ class _Chooser:
             taken if taken.kind == kind else best_of([one for one in self.found if one.kind == kind]) for kind in kinds
         ]
         sharded = (one.sample_s for one in self._allowed if one.sharding.divides_weights)
+        most = max((one.plan.busy for one in self._allowed), default=0)
         stale = self.stale
         if stale is not None and fastest is not None and stale.sample_s * (1 + TOLERANCE) >= fastest.sample_s:
             stale = None
@@ -419,8 +425,10 @@ class _Chooser:
             taken=taken,
             rivals=tuple(one for one in rivals if one is not None),
             stale=stale,
-            bound_sample_s=min([min(self.bounds.values(), default=0.0), *sharded]),
+            sharded_sample_s=min(sharded, default=float("inf")),
+            widest=best_of([one for one in self._allowed if one.plan.busy == most]),
             finished=self.finished,
+            interrupted=self.interrupted,
             bounds=self.bounds,
             searched_all=options == everything,
         )
