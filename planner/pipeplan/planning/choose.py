@@ -265,9 +265,9 @@ class _Chooser:
             self.found += virtual_flushes(best, self.deadline.share(0.8))
 
     def _listed(self, size: int, extrapolated: bool) -> None:
-        """Plans of every number of stages and workers, under 1f1b-flush and zb-h1."""
+        """Uniform plans of unequal servers, and plans of every number of stages and workers."""
         question = self.question
-        for kind, schedule in ((PIPELINE, FLUSH), (ZERO_BUBBLE, ZERO_BUBBLE)):
+        for kind, schedule in ((UNIFORM, FLUSH), (PIPELINE, FLUSH), (ZERO_BUBBLE, ZERO_BUBBLE)):
             changes: dict[str, Any] = {"schedule": schedule}
             try:
                 problem = problem_of(question.machines, question.options, size, question.samples, **changes)
@@ -277,7 +277,7 @@ class _Chooser:
             limit_s = float("inf") if fastest is None else fastest.sample_s * size * (1 + TOLERANCE)
             search = PlanSearch(problem, self.deadline.share(0.3))
             try:
-                search.listed(limit_s)
+                search.uniform(limit_s) if kind == UNIFORM else search.listed(limit_s)
             finally:
                 self.found += fastest_found(kind, search, extrapolated)
 

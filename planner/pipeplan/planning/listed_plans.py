@@ -24,6 +24,8 @@ from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 
 MOST_PLACES = 12
 """The most places between units at which plans are cut."""
+HALVINGS = 30
+"""Steps of the search for cuts at nearly equal times."""
 MOST_STEPS = 20_000
 """The most stages that the listing of one space tries, plans of few stages first."""
 
@@ -180,3 +182,78 @@ def _work(problem: Problem) -> list[float]:
     """The passes of one microbatch over the units before each place, in seconds, without the optimiser's step."""
     passes = (unit.forward_s + unit.backward_s - unit.update_s for unit in problem.units)
     return [0.0, *itertools.accumulate(passes)]
+
+
+def uniform_plans(problem: Problem) -> Iterator[Plan]:
+    """Uniform pipelines on servers that differ: of equal devices, all stages have the same number of replicas.
+
+    They are cut at nearly equal times by the devices' speeds, within the memory of these. The depths are still to be
+    assigned.
+    """
+    cluster, options = problem.cluster, problem.options
+    most = options.max_workers or cluster.workers
+    for shape in _uniform_shapes(problem):
+        if sum(map(len, shape)) > most or options.stages not in (None, len(shape)):
+            continue
+        for recomputes in (False, True):
+            ends = _balanced(problem, shape, recomputes=recomputes)
+            if ends is not None:
+                stages, first = list[Stage](), 0
+                for end, workers in zip(ends, shape, strict=True):
+                    names = tuple(name for unit in problem.units[first:end] for name in unit.layers)
+                    stages.append(Stage(names, tuple(workers), 1, 1, recomputes))
+                    first = end
+                yield Plan(tuple(stages), schedule=options.schedule, accumulate=options.accumulate)
+                break
+
+
+def _uniform_shapes(problem: Problem) -> Iterator[list[range]]:
+    """The workers of the stages of uniform pipelines. Devices of one kind may be left idle."""
+    cluster, count = problem.cluster, problem.options.accumulate or 1
+    if len(set(cluster.devices)) == 1:
+        return
+    ways, first = list[list[list[range]]](), 0
+    for _, run in itertools.groupby(cluster.devices):
+        size = len(list(run))
+        most = problem.options.max_replicas or size
+        each = [one for one in range(1, min(size, most) + 1) if size % one == 0 and count % one == 0]
+        ways.append([[], *([range(at, at + one) for at in range(first, first + size, one)] for one in each)])
+        first += size
+    for chosen in itertools.product(*ways):
+        stages = [workers for run in chosen for workers in run]
+        if 0 < len(stages) <= min(len(problem.units), problem.options.max_stages or len(stages)):
+            yield stages
+
+
+def _balanced(problem: Problem, shape: Sequence[range], *, recomputes: bool) -> list[int] | None:
+    """The number of units before the end of each stage, for the shortest longest stage that bisection finds."""
+    count, cluster = problem.options.accumulate or 1, problem.cluster
+    times = [unit.forward_s * (1 + recomputes) + unit.backward_s - unit.update_s for unit in problem.units]
+    state = [unit.parameter_bytes * (2 + problem.state_ratio) for unit in problem.units]
+    rates = [count / float(formulas.rounds(count, len(workers))) * cluster.speed_of(workers) for workers in shape]
+    capacities = [problem.memory_of(workers) if problem.options.memory else float("inf") for workers in shape]
+
+    def ends_for(limit_s: float) -> list[int] | None:
+        ends, unit = list[int](), 0
+        for number, (rate, capacity) in enumerate(zip(rates, capacities, strict=True)):
+            held = 0 if recomputes else min(len(shape) - number, count)
+            work_s = memory = 0.0
+            first, last = unit, len(times) - (len(shape) - number - 1)
+            while unit < last:
+                work_s += times[unit] / rate
+                memory += state[unit] + held * problem.units[unit].saved_bytes
+                if work_s > limit_s or memory > capacity:
+                    break
+                unit += 1
+            if unit == first:
+                return None
+            ends.append(unit)
+        return ends if unit == len(times) else None
+
+    high = sum(times) / min(rates)
+    best, low = ends_for(high), 0.0
+    for _ in range(HALVINGS if best else 0):
+        tried = (low + high) / 2
+        found = ends_for(tried)
+        best, low, high = (best, tried, high) if found is None else (found, low, tried)
+    return best

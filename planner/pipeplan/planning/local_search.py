@@ -19,7 +19,7 @@ from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import GPIPE
 from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.figure import FiguredPlan, figured, quick_step_s
-from pipeplan.planning.listed_plans import in_turns, listed_plans
+from pipeplan.planning.listed_plans import in_turns, listed_plans, uniform_plans
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
@@ -65,8 +65,15 @@ class PlanSearch:
 
     def listed(self, limit_s: float) -> FiguredPlan | None:
         """The best plan near those that are listed; None where none of these is below `limit_s` by the formulas."""
+        return self._near(itertools.islice(listed_plans(self.problem, limit_s), MOST_SCORED), limit_s)
+
+    def uniform(self, limit_s: float) -> FiguredPlan | None:
+        """The best plan near uniform pipelines on servers that differ; None where none is below `limit_s`."""
+        return self._near(uniform_plans(self.problem), limit_s)
+
+    def _near(self, plans: Iterable[Plan], limit_s: float) -> FiguredPlan | None:
         scored = list[tuple[Plan, Evaluation]]()
-        for plan in itertools.islice(listed_plans(self.problem, limit_s), MOST_SCORED):
+        for plan in plans:
             if self.deadline.passed:
                 break
             deep = _with_depths(plan, self.problem)
