@@ -18,7 +18,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import GPIPE
 from pipeplan.planning.baselines import satisfies_options
-from pipeplan.planning.figure import FiguredPlan, figured, quick_step_s
+from pipeplan.planning.figure import Figure, FiguredPlan, figured, quick_step_s
 from pipeplan.planning.listed_plans import in_turns, listed_plans, uniform_plans
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
@@ -33,8 +33,9 @@ MISSED = 0.08
 """Relative. The steady state may be so much faster than the first two updates."""
 MOST_FULL = 4
 """The most full simulations among the neighbours of one plan."""
-MOST_SCORED, MOST_LISTED, MOST_CLIMBS = 200, 48, 3
-"""The most listed plans that are scored by the formulas, that are simulated for two updates, and that are improved."""
+MOST_SCORED, MOST_LISTED, MOST_STARTS, MOST_CLIMBS = 200, 48, 6, 3
+"""The most listed plans that are scored by the formulas, simulated for two updates, improved by these simulations,
+and then improved by their figures."""
 
 
 @dataclass
@@ -80,9 +81,32 @@ class PlanSearch:
             scored += [] if deep is None or deep[1].pace_s >= limit_s else [deep]
         scored.sort(key=lambda one: one[1].pace_s)
         shapes = [(len(plan.stages), plan.busy) for plan, _ in scored]
-        chosen = [scored[number] for number in in_turns(shapes)[:MOST_LISTED]]
-        starts = list(self._simulated(chosen, limit_s, MOST_CLIMBS))
-        return min((self.climb(start) for start in starts), key=lambda one: one.step_s, default=None)
+        quick = [self._quickly(*scored[number]) for number in in_turns(shapes)[:MOST_LISTED] if not self._over]
+        quick.sort(key=lambda one: one.step_s)
+        # Plans of one shape lead to the same one: the best of every shape is improved.
+        starts = {(len(one.plan.stages), one.plan.busy): one for one in reversed(quick)}
+        ends = sorted(
+            map(self._quick_climb, sorted(starts.values(), key=lambda one: one.step_s)[:MOST_STARTS]),
+            key=lambda one: one.step_s,
+        )
+        full = self._simulated([(one.plan, one.score) for one in ends], limit_s, MOST_CLIMBS)
+        return min((self.climb(one) for one in list(full)), key=lambda one: one.step_s, default=None)
+
+    def _quick_climb(self, start: FiguredPlan) -> FiguredPlan:
+        """The best plan that hill climbing finds by the first two updates alone."""
+        best = start
+        while not self._over:
+            limit_s = best.step_s * (1 - LEAST_GAIN)
+            near = [self._quickly(*one) for one in self._scored(neighbours(best, self.problem), limit_s)]
+            following = min(near, key=lambda one: one.step_s, default=best)
+            if following.step_s >= limit_s:
+                break
+            best = following
+        return best
+
+    def _quickly(self, plan: Plan, score: Evaluation) -> FiguredPlan:
+        """The plan with the time of its first two updates as its figure."""
+        return FiguredPlan(plan, score, Figure(score.pace_s, self._quick_s(plan, score)))
 
     @property
     def _over(self) -> bool:
