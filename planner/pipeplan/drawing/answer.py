@@ -15,8 +15,8 @@ from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.candidates import Candidate, best_of
 from pipeplan.planning.choose import DDP, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
+from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line

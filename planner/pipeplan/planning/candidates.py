@@ -16,9 +16,8 @@ from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH, VIRTUAL
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.fast import best_in_time
-from pipeplan.planning.figure import Figure, FiguredPlan, figured
+from pipeplan.planning.figure import TOLERANCE, Figure, FiguredPlan, figured
 from pipeplan.planning.local_search import PlanSearch, improve
-from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.planning.virtual_stages.virtual_search import search_virtual
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem

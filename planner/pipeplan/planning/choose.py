@@ -13,7 +13,7 @@ that global batch in each update. The candidates are
     pipeline          any plan of 1f1b-flush, and of zb-h1, interleaved-1f1b and zb-v where these are faster
 
 each with its own best microbatch size, recomputation and depth. They are compared by their figure, the simulated time
-of the schedule (`figure.py`). The simplest one within 3% of the fastest is taken (`simplicity.py`).
+of the schedule (`figure.py`). The simplest one within 3% of the fastest is taken (`figure.py`).
 
 Plans with old gradients, of 1f1b-stashing and 2bw, are candidates only up to the delay that the question allows, and
 are taken only if they are more than 3% faster. The best of them is found in any case, so that the answer can say what
@@ -44,8 +44,8 @@ from pipeplan.planning.candidates import (
     sizes_for,
     virtual_flushes,
 )
+from pipeplan.planning.figure import TOLERANCE, simplest_of
 from pipeplan.planning.local_search import PlanSearch
-from pipeplan.planning.simplicity import TOLERANCE, simplest_of
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline

@@ -13,7 +13,7 @@ from commandline import Run
 
 import pipeplan
 from pipeplan.drawing.answer import LABEL, answer_lines
-from pipeplan.planning.simplicity import TOLERANCE
+from pipeplan.planning.figure import TOLERANCE
 
 SETTINGS = pipeplan.Settings(solver="dp", certify=False)
 LABELS = ["RUN", "ALSO", "WHY", "TRUST", "NEXT"]

@@ -14,7 +14,7 @@ from pipeplan.from_options.option_fields import options_for
 from pipeplan.planning import candidates
 from pipeplan.planning.candidates import Candidate, Machines, candidate_of, problem_of, sizes_for
 from pipeplan.planning.choose import ANY, DDP, ONE_SERVER, UNIFORM, ZERO_1, Choice, Question, choose
-from pipeplan.planning.simplicity import TOLERANCE
+from pipeplan.planning.figure import TOLERANCE
 from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.profile import Size
 from pipeplan.util.deadline import NO_DEADLINE

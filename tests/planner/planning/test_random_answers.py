@@ -26,9 +26,9 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.plan.updates import Updates
 from pipeplan.planning import figure
 from pipeplan.planning.candidates import Machines, problem_of
+from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
-from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pipeplan
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.simplicity import TOLERANCE, simplest_of
+from pipeplan.planning.figure import TOLERANCE, simplest_of
 from pipeplan.problem.options import Sharding
 
 
