@@ -256,7 +256,7 @@ PLANNER = (
     (
         "neighbours that do not fit",
         P + "planning/local_search.py",
-        "return score if score.fits or not problem.options.memory else None",
+        "return score if score.fits or not (fits and problem.options.memory) else None",
         "return score",
         (T + "planning",),
     ),

@@ -166,10 +166,10 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
 
 
 def _why_idle(outcome: Outcome) -> str:
-    """What is known about plans on more workers; empty where nothing is."""
+    """How fast the best plan on more workers is; empty where none is known, or the search was cut off."""
     choice, plan = outcome.choice, outcome.plan
     widest = None if choice is None else choice.widest
-    if widest is None or widest.plan.busy <= plan.busy or plan.inference:
+    if widest is None or widest.plan.busy <= plan.busy or _cut_off(outcome):
         return ""
     size = outcome.problem.profile.minibatch
     gain = outcome.predicted_s / size / widest.sample_s - 1

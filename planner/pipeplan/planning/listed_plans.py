@@ -75,7 +75,8 @@ class _Listing:
         self.work = [work[place] / self.fastest for place in self.places]
         self.forward = [forward[place] / self.fastest for place in self.places]
         # Under zb-h1 deferred gradients of weights fill the time of draining.
-        self.ahead = self.forward if options.schedule in SPLITTING else self.work
+        self.splits = options.schedule in SPLITTING
+        self.ahead = self.forward if self.splits else self.work
         parameters = [0, *itertools.accumulate(unit.parameter_bytes for unit in problem.units)]
         self.parameters = [parameters[place] for place in self.places]
         self.links, self.hidden_share = Links.of(self.cluster), problem.hidden_share
@@ -105,10 +106,13 @@ class _Listing:
         ends = range(place + 1, last - stages + 2) if stages > 1 else (last,)
         for end in ends:
             alone_s, begun_s = self.work[end] - self.work[place], self.ahead[place]
+            backward_s = alone_s - self.forward[end] + self.forward[place]
+            if place and self.splits:  # the last gradients of weights fill the time of draining, too
+                begun_s -= backward_s / 2
             behind_s = (self.work[last] - self.work[end]) * self.count
             for replicas in range(min(self.most_replicas, self.workers - worker - stages + 1), 0, -1):
-                busy_s = begun_s + float(formulas.rounds(self.count, replicas)) * alone_s
-                if max(busy_s, bound_s) >= self.limit_s or self.left <= 0:
+                own_s = float(formulas.rounds(self.count, replicas)) * alone_s
+                if max(begun_s + own_s, own_s, bound_s) >= self.limit_s or self.left <= 0:
                     break
                 for start in self._starts(worker, replicas):
                     behind = self.workers - start - replicas
@@ -116,23 +120,21 @@ class _Listing:
                         continue
                     self.left -= 1
                     # A stage begins when its own all-reduce has ended, and when the first minibatch arrives.
-                    exposed_s = self._exposed_s(place, end, start, replicas)
-                    waited_s = busy_s - begun_s + exposed_s
-                    passed_s = max(bound_s, waited_s, busy_s + (first_s if place else exposed_s))
+                    exposed_s = self._exposed_s(place, end, start, replicas, backward_s)
+                    passed_s = max(bound_s, own_s + exposed_s, begun_s + own_s + (first_s if place else exposed_s))
                     if passed_s >= self.limit_s:
                         continue
                     stage = end, range(start, start + replicas)
                     after = end, start + replicas, stages - 1, passed_s, first_s if place else exposed_s
                     yield from self._from(*after, (*before, stage))
 
-    def _exposed_s(self, place: int, end: int, start: int, replicas: int) -> float:
+    def _exposed_s(self, place: int, end: int, start: int, replicas: int, backward_s: float) -> float:
         """The exposed all-reduce of a stage, in seconds per update: a lower bound."""
         if replicas == 1:
             return 0.0
         rate = self.links.allreduce_among((start, start + replicas - 1))
         size = self.parameters[end] - self.parameters[place]
         allreduce_s = float(formulas.ring_allreduce_time(replicas, size, *rate))
-        backward_s = self.work[end] - self.work[place] - self.forward[end] + self.forward[place]
         return allreduce_s - self.hidden_share * min(allreduce_s, backward_s)
 
     def _starts(self, worker: int, replicas: int) -> Iterator[int]:

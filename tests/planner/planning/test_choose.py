@@ -137,6 +137,25 @@ def test_a_question_without_an_answer_says_that_nothing_fits() -> None:
         choose(Question(Machines(replace(profile, layers=layers), cluster), options_for("cuda")))
 
 
+def test_ctrl_c_leaves_the_candidate_that_is_being_improved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(candidates, "improve", stop)
+    machines = Machines(pipeplan.read_profile("mnist-v100"), pipeplan.cluster("C"))
+    choice = choose(Question(machines, options_for("cuda")))
+    assert choice.taken.kind == DDP, "the first candidate"
+    assert (choice.interrupted, choice.finished) == (True, False)
+
+
+def test_the_bounds_are_those_of_all_candidates() -> None:
+    choice = _choice("vgg16-v100", "A")
+    slow, fast = 1.0, min(choice.bounds.values()) / 2
+    divided = replace(choice, sharded_sample_s=fast)
+    assert divided.bound_sample_s == fast
+    assert divided.bound_s(slow) == fast * choice.taken.problem.profile.minibatch
+
+
 def test_plan_json_has_the_choice() -> None:
     document = _choice("vgg16-v100", "A").to_json()
     assert (document["batch"], document["assumed"], document["staleness"]) == (1024, True, 0)
