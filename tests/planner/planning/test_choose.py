@@ -10,6 +10,7 @@ import pytest
 
 import pipeplan
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.from_options.build_problem import Request, build_problem
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.planning import candidates
 from pipeplan.planning.candidates import Candidate, Machines, candidate_of, problem_of, sizes_for
@@ -128,6 +129,16 @@ def test_microbatches_divide_the_batch_and_measured_sizes_come_first() -> None:
         sizes_for(measured, 7, None)
     with pytest.raises(InputError, match="--batch must be at least 1"):
         pipeplan.solve(profile, pipeplan.cluster("C"), batch=0)
+
+
+def test_a_plan_for_a_trainer_has_the_best_microbatch() -> None:
+    profile, cluster = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("C")
+    size = profile.minibatch // 2
+    layers = tuple(replace(one, forward_s=one.forward_s / 9, backward_s=one.backward_s / 9) for one in profile.layers)
+    measured = replace(profile, sizes=(Size(size, layers, profile.rescaled(size).tensors),))
+    request = Request(measured, cluster, batch=8 * profile.minibatch, target="torch-pipelining")
+    assert build_problem(request).problem.profile.minibatch == size
+    assert build_problem(replace(request, microbatch=2 * size)).problem.profile.minibatch == 2 * size
 
 
 def test_a_question_without_an_answer_says_that_nothing_fits() -> None:
