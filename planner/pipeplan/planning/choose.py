@@ -52,6 +52,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "FSDP", "HSDP", "one server", "one worker"
 UNIFORM, PIPELINE, STALE = "uniform pipeline", "pipeline", "old gradients"
+LISTED_SIZES = 2
+"""The most microbatch sizes, those of the fastest candidates, for which plans are listed."""
 ANY = float("inf")
 """The staleness that allows gradients of any age."""
 
@@ -258,19 +260,24 @@ class _Chooser:
         self._best_of_sizes(PIPELINE, sizes, extrapolated, bounds=True)
         if options.grid or not self.question.simulates:
             return
-        for size in sizes:
+        for size in self._fastest_sizes(sizes)[:LISTED_SIZES]:
             self._listed(size, extrapolated)
         best = best_of([one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)])
         if best is not None:
             self.found += virtual_flushes(best, self.deadline.share(0.8))
 
+    def _fastest_sizes(self, sizes: list[int]) -> list[int]:
+        """The sizes of the candidates, fastest first; all sizes in their order where there is no candidate."""
+        fastest_first = sorted(self._allowed, key=lambda one: one.sample_s)
+        found = dict.fromkeys(one.problem.profile.minibatch for one in fastest_first)
+        return [size for size in found if size in sizes] or sizes
+
     def _listed(self, size: int, extrapolated: bool) -> None:
         """Uniform plans of unequal servers, and plans of every number of stages and workers."""
         question = self.question
         for kind, schedule in ((UNIFORM, FLUSH), (PIPELINE, FLUSH), (ZERO_BUBBLE, ZERO_BUBBLE)):
-            changes: dict[str, Any] = {"schedule": schedule}
             try:
-                problem = problem_of(question.machines, question.options, size, question.samples, **changes)
+                problem = problem_of(question.machines, question.options, size, question.samples, schedule=schedule)
             except InputError:
                 return
             fastest = best_of(self._allowed)
