@@ -29,8 +29,7 @@ from pipeplan.from_options.build_problem import Request, build_problem
 from pipeplan.from_options.option_fields import OptionKeywords, checked_keywords
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.progress import SolveProgress
-from pipeplan.planning.settings import Settings
+from pipeplan.planning.settings import Settings, SolveProgress
 from pipeplan.planning.solve import solve as solve_problem
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES, VIRTUAL
-from pipeplan.planning.progress import SolveProgress
-from pipeplan.planning.settings import Settings
+from pipeplan.planning.settings import Settings, SolveProgress
 from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

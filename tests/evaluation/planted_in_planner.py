@@ -245,10 +245,10 @@ PLANNER = (
         "return 0 + -((np.gcd",
         (COST, CHECK),
     ),
-    ("tolerance of 30%", P + "planning/simplicity.py", "TOLERANCE = 0.03", "TOLERANCE = 0.3", (T + "planning",)),
+    ("tolerance of 30%", P + "planning/figure.py", "TOLERANCE = 0.03", "TOLERANCE = 0.3", (T + "planning",)),
     (
         "the least simple plan is taken",
-        P + "planning/simplicity.py",
+        P + "planning/figure.py",
         "return min((one for one in plans if one.sample_s <= limit_s), key=_effort)",
         "return max((one for one in plans if one.sample_s <= limit_s), key=_effort)",
         (T + "planning",),
@@ -256,7 +256,7 @@ PLANNER = (
     (
         "neighbours that do not fit",
         P + "planning/local_search.py",
-        "return score if score.fits or not problem.options.memory else None",
+        "return score if score.fits or not (fits and problem.options.memory) else None",
         "return score",
         (T + "planning",),
     ),

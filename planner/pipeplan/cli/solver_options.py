@@ -15,9 +15,8 @@ from pipeplan.cli.output import live_line
 from pipeplan.errors import InputError
 from pipeplan.exports.target import TARGET_NAMES
 from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.progress import SolveProgress
 from pipeplan.planning.run_solvers import Disagreement
-from pipeplan.planning.settings import Settings
+from pipeplan.planning.settings import Settings, SolveProgress
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
 from pipeplan.util.units import show_time

@@ -5,7 +5,6 @@ All words of the answer stand in this file. `pipeplan explain` has the rest, pla
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -16,8 +15,8 @@ from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.candidates import Candidate, best_of
 from pipeplan.planning.choose import DDP, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
+from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
@@ -32,6 +31,8 @@ pair with which the answer has at most `MOST_LINES` lines is taken."""
 USUAL = (DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM)
 """Kinds that a user would run without a planner. Of FSDP and HSDP the faster one is shown."""
 LONGEST_CONFIG = 20
+LEAST_GAIN = 0.0005
+"""Plans that are less faster are no faster: a tenth of a percent is shown."""
 
 
 def answer_lines(outcome: Outcome, width: int, next_line: str = "") -> list[str]:
@@ -102,14 +103,15 @@ def _heading(outcome: Outcome) -> str:
     problem, plan = outcome.problem, outcome.plan
     name, cluster = one_line(problem.profile.model_name), problem.cluster
     where = f"{name} on {one_line(cluster.name)}: {describe_cluster(cluster)}."
-    cut = " The search was cut off by the time limit." if _cut_off(outcome) else ""
+    cause = "Ctrl-C" if outcome.choice is not None and outcome.choice.interrupted else "the time limit"
+    cut = f" The search was cut off by {cause}." if _cut_off(outcome) else ""
     if plan.inference:
         return f"{where} Inference, minibatch {problem.profile.minibatch}.{cut}"
     return f"{where} {_batch(outcome)} {_times(outcome)}{cut}"
 
 
 def _cut_off(outcome: Outcome) -> bool:
-    """Whether the time limit ended a search that may have found a faster plan, beyond the tolerance."""
+    """Whether the time limit or Ctrl-C ended a search that may have found a faster plan, beyond the tolerance."""
     return outcome.choice is not None and not outcome.choice.finished and outcome.gap > TOLERANCE
 
 
@@ -159,19 +161,20 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
         writer.row("", f"stage {number}  {one_line(layers)}{recomputed}", workers, memory)
     idle = problem.cluster.workers - plan.busy
     if idle:
-        reason = "" if _beaten(outcome) or _cut_off(outcome) else ": more gained less than 3%"
-        writer.paragraph(f"{MARGIN}{idle} of {problem.cluster.workers} workers idle{reason}", MARGIN)
+        writer.paragraph(f"{MARGIN}{idle} of {problem.cluster.workers} workers idle{_why_idle(outcome)}", MARGIN)
     _learning(writer, plan, problem)
 
 
-def _beaten(outcome: Outcome) -> bool:
-    """Whether another plan is faster, as data parallelism may be where constraints or a named schedule exclude it."""
-    size, choice = outcome.problem.profile.minibatch, outcome.choice
-    if choice is None:
-        others = [one.step_s / size for one in outcome.baselines if one.fits and one.step_s is not None]
-    else:
-        others = [one.sample_s for one in choice.rivals]
-    return min(others, default=math.inf) * (1 + TOLERANCE) < outcome.predicted_s / size
+def _why_idle(outcome: Outcome) -> str:
+    """How fast the best plan on more workers is; empty where none is known, or the search was cut off."""
+    choice, plan = outcome.choice, outcome.plan
+    widest = None if choice is None else choice.widest
+    if widest is None or widest.plan.busy <= plan.busy or _cut_off(outcome):
+        return ""
+    size = outcome.problem.profile.minibatch
+    gain = outcome.predicted_s / size / widest.sample_s - 1
+    faster = "no faster" if gain < LEAST_GAIN else f"{gain:.1%} faster"
+    return f"; the best plan found on {widest.plan.busy} is {faster}"
 
 
 def plan_name(plan: Plan, sharding: Sharding, microbatch: int, longest: int = LONGEST_CONFIG) -> str:

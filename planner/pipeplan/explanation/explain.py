@@ -13,12 +13,11 @@ from pipeplan.explanation.sensitivity import ChangeEffect, Robustness, change_ef
 from pipeplan.explanation.time_breakdown import ResourceLoad, TimeBreakdown, break_down_time, resource_loads
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import not_taken_because
+from pipeplan.planning.fast import reusing
 from pipeplan.planning.figure import figure_of
-from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.reuse import reusing
+from pipeplan.planning.outcome import TOLERANCE, Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
-from pipeplan.planning.verdict import TOLERANCE
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline

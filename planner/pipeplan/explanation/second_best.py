@@ -10,7 +10,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.fast import USEFUL, best_plan
 from pipeplan.planning.figure import figure_of
-from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.planning.outcome import TOLERANCE
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem

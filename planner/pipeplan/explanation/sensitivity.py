@@ -19,7 +19,7 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.fast import ScoredPlan, best_plan
-from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.planning.outcome import TOLERANCE
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer

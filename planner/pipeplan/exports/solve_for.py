@@ -11,8 +11,7 @@ from pipeplan.plan.schedules import FLUSHING, STASHING
 from pipeplan.planning.fast import best_plan
 from pipeplan.planning.figure import figured
 from pipeplan.planning.local_search import improve
-from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.planning.outcome import TOLERANCE, Outcome
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline

@@ -15,7 +15,15 @@ from pipeplan.exports.target import export_target
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, FLUSH, SCHEDULES, VIRTUAL
-from pipeplan.planning.candidates import Machines, candidate_of, problem_of, sized, sizes_for, virtual_candidate
+from pipeplan.planning.candidates import (
+    Machines,
+    candidate_of,
+    improved,
+    problem_of,
+    sized,
+    sizes_for,
+    virtual_candidate,
+)
 from pipeplan.planning.choose import ANY, Choice, Question, choose
 from pipeplan.planning.choose_order import OrderChoice, choose_order
 from pipeplan.planning.settings import MAXIMUM_CUTS, SHARES
@@ -182,34 +190,45 @@ def _named(request: Request) -> BuiltProblem:
     if accumulates and options.get("accumulate") is None and (request.batch is not None or schedule in ACCUMULATING):
         known, others = sizes_for(request.profile, request.samples, request.microbatch)
         size = size if size in (*known, *others) else [*known, *others][0]
-        if schedule in ACCUMULATING and request.target is None and len(known) > 1:
+        if len(known) > 1:
             size = _best_size(request, known, size)
         options = options | {"accumulate": request.samples // size}
     profile = request.profile if size == request.profile.minibatch else request.profile.rescaled(size)
     unrestricted = Problem(profile, request.cluster, options_for(request.cluster.device.kind, **options))
-    targeted = None if request.target is None else TargetedProblem(export_target(request.target), unrestricted)
+    targeted = _targeted(request, unrestricted)
     problem = unrestricted if targeted is None else targeted.problem
     request.before_search()
     return BuiltProblem(problem, targeted=targeted)
 
 
+def _targeted(request: Request, problem: Problem) -> TargetedProblem | None:
+    """The problem of the trainer that the request names; None where it names none."""
+    return None if request.target is None else TargetedProblem(export_target(request.target), problem)
+
+
 def _best_size(request: Request, sizes: list[int], usual: int) -> int:
-    """The microbatch size of the plan with the most samples per second under the named schedule; `usual` if none fits.
+    """The microbatch size of the plan with the most samples per second under the schedule that is named, or that the
+    target has; `usual` if none fits.
 
     All sizes share the time for a choice. Of equal sizes the usual one is taken.
     """
-    machines, schedule = Machines(request.profile, request.cluster), request.options["schedule"]
     ends = request.deadline.share(SHARES["choice"])
     best, best_sample_s = usual, math.inf
     for size in sorted(sizes, key=lambda one: one != usual):
-        options = request.checked_options(accumulate=request.samples // size)
-        problem = Problem(sized(machines.profile, size), machines.cluster, options)
-        share = ends.share(0.5)
+        options, share = request.checked_options(accumulate=request.samples // size), ends.share(0.5)
+        problem = Problem(sized(request.profile, size), request.cluster, options)
+        targeted = _targeted(request, problem)
+        try:
+            problem = problem if targeted is None else targeted.problem
+        except InputError:
+            continue  # The target has no plan of this size.
+        schedule = problem.options.schedule
         if schedule in VIRTUAL:
             one = virtual_candidate(problem, share)
         else:
             useful_s = best_sample_s * size
             one = candidate_of(schedule, problem, request.maximum_cuts, share, useful_s, simulates=request.simulate)[0]
+            one = None if one is None else improved(one, share)
         if one is not None and one.sample_s < best_sample_s * (1 - 1e-9):
             best, best_sample_s = size, one.sample_s
     return best

@@ -1,4 +1,4 @@
-"""The baselines that a plan is compared with: data parallelism and the best uniform grid."""
+"""Plans that need hardly any search: data parallelism, plain or with divided weights, and the best uniform grid."""
 
 from __future__ import annotations
 
@@ -6,18 +6,63 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pipeplan.cost.evaluate import evaluate, memory_excess_message
+from pipeplan.cost.evaluate import Evaluation, evaluate, memory_excess_message
+from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.cost.stage_times import grid_shape_of, plain_data_parallel
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.figure import Figure
 from pipeplan.problem.cuts import Cuts
+from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.cut_selection import cheap_cuts
 from pipeplan.solvers.result import Result
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
+
+
+def sharded_plan(problem: Problem) -> tuple[Plan, Evaluation] | None:
+    """The plan with its score; None where no number of workers can share the microbatches, or memory is too short.
+
+    Units recompute only where memory requires it.
+    """
+    plan = _on_most_workers(problem)
+    if plan is None:
+        return None
+    again = replace(plan, stages=(replace(plan.stages[0], recompute=True),))
+    for one in (plan, again) if problem.options.recompute else (plan,):
+        score = evaluate(one, problem)
+        if score.fits or not problem.options.memory:
+            return one, score
+    return None
+
+
+def _on_most_workers(problem: Problem) -> Plan | None:
+    """Data parallelism on the most workers that all have equally many microbatches; under HSDP on whole servers that
+    are equally large, two at least."""
+    microbatches = problem.options.accumulate or 1
+    for workers in range(min(problem.cluster.workers, microbatches), 1, -1):
+        if microbatches % workers:
+            continue
+        plan = plain_data_parallel(problem, workers)
+        sizes = {len(group) for group in shard_groups(plan, problem)}
+        alike = problem.options.sharding == Sharding.FULL or (len(sizes) == 1 and max(sizes) > 1)
+        if alike and satisfies_options(plan, problem):
+            return plan
+    return None
+
+
+def why_not_sharded(problem: Problem) -> str:
+    """Why a problem has no such plan, in one line."""
+    plan = _on_most_workers(problem)
+    if plan is None:
+        where = " of equally large servers" if problem.options.sharding == Sharding.HYBRID else ""
+        return f"{problem.options.sharding}: no two or more workers{where} have equally many of the microbatches"
+    if problem.options.recompute:
+        plan = replace(plan, stages=(replace(plan.stages[0], recompute=True),))
+    return f"{problem.options.sharding} on {plan.busy} workers: {memory_excess_message(evaluate(plan, problem))}"
+
 
 PARALLEL, UNIFORM_GRID = "data parallelism", "best uniform grid"
 NO_TIME = "there was no time left to search for it; give more with --time-limit"

@@ -7,18 +7,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cost import contention, depths
-from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost import contention
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.memory import worker_memory
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import FLUSH, VIRTUAL, ZERO_BUBBLE
+from pipeplan.plan.schedules import FLUSH, VIRTUAL
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.fast import best_in_time
-from pipeplan.planning.figure import Figure, figured
-from pipeplan.planning.local_search import improve
+from pipeplan.planning.figure import TOLERANCE, Figure, FiguredPlan, figured
+from pipeplan.planning.local_search import PlanSearch, improve
 from pipeplan.planning.virtual_stages.virtual_search import search_virtual
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
@@ -114,13 +113,11 @@ def candidate_of(
     deadline: Deadline,
     useful_s: float = float("inf"),
     *,
-    extrapolated: bool = False,
     simulates: bool = True,
     gap: float = CHOICE_GAP,
 ) -> tuple[Candidate | None, float]:
-    """(the best plan of a problem or None, a lower bound on the seconds per microbatch of all its plans).
+    """(the best plan of a problem by the formulas or None, a lower bound on the seconds per microbatch of all plans).
 
-    The dynamic program finds the best plan by the formulas, and the local search the best one near it by the figure.
     Plans that take `useful_s` seconds per microbatch or more by the formulas, which are lower bounds, are of no use.
     With a `gap` of 0 all cuts are searched where there are many; otherwise those between repeated blocks, and the bound
     is then that of `least_step_s`.
@@ -136,9 +133,15 @@ def candidate_of(
     bound_s = min(max(best.bound_s, least_s), useful_s)
     if best.pace_s >= useful_s:
         return None, bound_s
-    start = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
-    found = improve(start, problem, deadline)
-    return Candidate(kind, problem, found.plan, found.figure, extrapolated), min(bound_s, found.step_s)
+    found = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
+    return Candidate(kind, problem, found.plan, found.figure), bound_s
+
+
+def improved(one: Candidate, deadline: Deadline) -> Candidate:
+    """The best plan by the figure near a candidate; the candidate itself if nothing near it is faster."""
+    score = evaluate(one.plan, one.problem)
+    found = improve(FiguredPlan(one.plan, score, one.figure), one.problem, deadline)
+    return replace(one, plan=found.plan, figure=found.figure)
 
 
 def _never_fits(problem: Problem) -> bool:
@@ -155,24 +158,11 @@ def least_step_s(problem: Problem) -> float:
     return max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
 
 
-def candidate_from(kind: str, plan: Plan, problem: Problem, deadline: Deadline) -> Candidate | None:
-    """The best plan by the figure near the stages of another problem's plan; None if these do not fit here."""
-    start = _with_schedule(plan, problem, problem.work_s / problem.cluster.total_speed)
-    if start is None or not satisfies_options(start[0], problem):
-        return None
-    found = improve(figured(*start, problem, deadline), problem, deadline)
-    return Candidate(kind, problem, found.plan, found.figure)
-
-
-def zero_bubbles(start: Candidate, deadline: Deadline) -> list[Candidate]:
-    """zb-h1 with the stages of a plan of 1f1b-flush."""
-    problem = replace(start.problem, options=replace(start.problem.options, schedule=ZERO_BUBBLE))
-    split = _with_schedule(start.plan, problem, start.figure.formula_s) if _is_pipeline(start) else None
-    if split is None:
-        return []
-    one = improve(figured(*split, problem, deadline), problem, deadline.share(0.5))
-    found = Candidate(ZERO_BUBBLE, problem, one.plan, one.figure, start.extrapolated)
-    return [found] if _comparable(found, start) else []
+def fastest_found(kind: str, search: PlanSearch, extrapolated: bool) -> list[Candidate]:
+    """The plans within the tolerance of the fastest one that a search has simulated."""
+    least_s = min((one.step_s for one in search.found.values()), default=0.0)
+    found = (one for one in search.found.values() if one.step_s <= least_s * (1 + TOLERANCE))
+    return [Candidate(kind, search.problem, one.plan, one.figure, extrapolated) for one in found]
 
 
 def virtual_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
@@ -211,13 +201,6 @@ def _comparable(one: Candidate, start: Candidate) -> bool:
 def _is_pipeline(one: Candidate) -> bool:
     """Whether it is one pipeline under 1f1b-flush, which other schedules can run."""
     return len(one.plan.stages) > 1 and one.plan.copies == 1 and one.problem.options.schedule == FLUSH
-
-
-def _with_schedule(plan: Plan, problem: Problem, pace_s: float) -> tuple[Plan, Evaluation] | None:
-    """The same stages under the problem's schedule with their score, if they fit in memory."""
-    changed = depths.assign_depths(plan, problem, pace_s)
-    score = evaluate(changed, problem)
-    return (changed, score) if score.fits or not problem.options.memory else None
 
 
 def microbatches(batch: int, size: int) -> int:

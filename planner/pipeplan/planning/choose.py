@@ -13,7 +13,7 @@ that global batch in each update. The candidates are
     pipeline          any plan of 1f1b-flush, and of zb-h1, interleaved-1f1b and zb-v where these are faster
 
 each with its own best microbatch size, recomputation and depth. They are compared by their figure, the simulated time
-of the schedule (`figure.py`). The simplest one within 3% of the fastest is taken (`simplicity.py`).
+of the schedule (`figure.py`). The simplest one within 3% of the fastest is taken (`figure.py`).
 
 Plans with old gradients, of 1f1b-stashing and 2bw, are candidates only up to the delay that the question allows, and
 are taken only if they are more than 3% faster. The best of them is found in any case, so that the answer can say what
@@ -29,31 +29,31 @@ from typing import Any
 from pipeplan.cost.formulas import ROUNDING
 from pipeplan.errors import NO_PLAN_IN_TIME, InfeasibleError, InputError, NotFoundInTimeError, TooFewLayersError
 from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
-from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import DOUBLE_BUFFERED, STASHING
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING, ZERO_BUBBLE
 from pipeplan.planning.candidates import (
     CHOICE_GAP,
     Candidate,
     Machines,
     best_of,
-    candidate_from,
     candidate_of,
+    fastest_found,
+    improved,
     least_step_s,
     problem_of,
     sized,
     sizes_for,
     virtual_flushes,
-    zero_bubbles,
 )
-from pipeplan.planning.simplicity import TOLERANCE, simplest_of
+from pipeplan.planning.figure import TOLERANCE, simplest_of
+from pipeplan.planning.local_search import PlanSearch
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "FSDP", "HSDP", "one server", "one worker"
 UNIFORM, PIPELINE, STALE = "uniform pipeline", "pipeline", "old gradients"
-FEW_STAGES = (2, 3)
-MOST_STARTS = 2
+LISTED_SIZES = 2
+"""The most microbatch sizes, those of the fastest candidates, for which plans are listed."""
 ANY = float("inf")
 """The staleness that allows gradients of any age."""
 
@@ -99,11 +99,14 @@ class Choice:
     """The synchronous candidate that is taken, and the best one of every other kind."""
     stale: Candidate | None
     """The fastest plan with old gradients, if it is faster than the synchronous ones by more than the tolerance."""
-    bound_sample_s: float
-    """No synchronous plan takes fewer seconds per sample: the least of a bound on plans that keep whole weights, and of
-    the figures of those that divide them, all of which are tried."""
+    sharded_sample_s: float
+    """Seconds per sample of the fastest plan that divides the weights and is allowed; infinite without one."""
+    widest: Candidate | None
+    """The fastest synchronous plan on the most workers that was found."""
     finished: bool
     """Whether all searches ended before the time limit."""
+    interrupted: bool = False
+    """Whether Ctrl-C ended them."""
     bounds: Mapping[int, float] = field(default_factory=dict)
     """By microbatch size: no plan of 1f1b-flush takes fewer seconds per sample."""
     searched_all: bool = False
@@ -125,10 +128,10 @@ class Choice:
         return min(solved_s, self.sharded_sample_s * size, *(bound * size for bound in bounds.values()))
 
     @property
-    def sharded_sample_s(self) -> float:
-        """Seconds per sample of the fastest plan that divides the weights and is allowed; infinite without one."""
-        sharded = (one.sample_s for one in self.rivals if one.sharding.divides_weights and one.allowed)
-        return min(sharded, default=float("inf"))
+    def bound_sample_s(self) -> float:
+        """No synchronous plan takes fewer seconds per sample: the least of the bounds on plans that keep whole weights,
+        and of the figures of those that divide them, all of which are tried."""
+        return min(self.sharded_sample_s, min(self.bounds.values(), default=0.0))
 
     def rival(self, kind: str) -> Candidate | None:
         """The best candidate of a kind; None if it does not fit or was not searched for."""
@@ -158,7 +161,7 @@ def choose(question: Question, deadline: Deadline = NO_DEADLINE) -> Choice:
     try:
         search.run()
     except KeyboardInterrupt:
-        search.finished = False
+        search.finished, search.interrupted = False, True
         if not any(one.allowed for one in search.found) and search.stale is None:
             raise KeyboardInterrupt("no plan was found until then") from None
     return search.choice()
@@ -173,11 +176,10 @@ class _Chooser:
     found: list[Candidate] = field(default_factory=list)
     """Synchronous candidates."""
     stale: Candidate | None = None
-    steady: list[Plan] = field(default_factory=list)
-    """The best plans without a flush."""
     bounds: dict[int, float] = field(default_factory=dict)
     """By microbatch size, a lower bound on the seconds per sample of all plans of 1f1b-flush."""
     finished: bool = True
+    interrupted: bool = False
     refused: TooFewLayersError | None = None
 
     def run(self) -> None:
@@ -193,7 +195,7 @@ class _Chooser:
         if not self.finished and not self.deadline.passed:
             # Searches that needed less than their share of the time have left it to those that were cut off.
             self.finished = True
-            self._pipelines(known)
+            self._best_of_sizes(PIPELINE, known, extrapolated=False, bounds=True)
         self.finished = self.finished and finished
         if not self._allowed:
             self._one_stage(others, extrapolated=True)
@@ -256,33 +258,35 @@ class _Chooser:
         if options.stages != 1 and not options.grid:
             self._best_of_sizes(UNIFORM, sizes, extrapolated, grid=True, allow_copies=False)
         self._best_of_sizes(PIPELINE, sizes, extrapolated, bounds=True)
-        self._few_stages(sizes)
-        self._from_steady_state(sizes)
-        pipelines = [one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)]
-        if pipelines and self.question.simulates:
-            best, simplest = min(pipelines, key=lambda one: one.sample_s), simplest_of(pipelines)
-            for start in [best] if simplest is best else [best, simplest]:
-                self.found += zero_bubbles(start, self.deadline.share(0.2))
+        if options.grid or not self.question.simulates:
+            return
+        for size in self._fastest_sizes(sizes)[:LISTED_SIZES]:
+            self._listed(size, extrapolated)
+        best = best_of([one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)])
+        if best is not None:
             self.found += virtual_flushes(best, self.deadline.share(0.8))
 
-    def _few_stages(self, sizes: list[int]) -> None:
-        """The best pipelines of few stages by the formulas: simulated, one may beat the best of all."""
-        options = self.question.options
-        if options.stages is not None or options.grid or not self.question.simulates:
-            return
-        for count in FEW_STAGES:
-            if count <= min(options.max_stages or count, self.question.machines.cluster.workers):
-                self._best_of_sizes(PIPELINE, sizes[:1], False, stages=count, max_stages=None)
+    def _fastest_sizes(self, sizes: list[int]) -> list[int]:
+        """The sizes of the candidates, fastest first; all sizes in their order where there is no candidate."""
+        fastest_first = sorted(self._allowed, key=lambda one: one.sample_s)
+        found = dict.fromkeys(one.problem.profile.minibatch for one in fastest_first)
+        return [size for size in found if size in sizes] or sizes
 
-    def _from_steady_state(self, sizes: list[int]) -> None:
-        """The stages of the best plan without a flush, under a flush: where updates are rare it is near the best."""
-        if not (self.question.simulates and self.steady and sizes):
-            return
-        problem = problem_of(self.question.machines, self.question.options, sizes[0], self.question.samples)
-        for steady in self.steady[:MOST_STARTS]:
-            one = candidate_from(PIPELINE, steady, problem, self.deadline.share(0.3))
-            if one is not None:
-                self.found.append(one)
+    def _listed(self, size: int, extrapolated: bool) -> None:
+        """Uniform plans of unequal servers, and plans of every number of stages and workers."""
+        question = self.question
+        for kind, schedule in ((UNIFORM, FLUSH), (PIPELINE, FLUSH), (ZERO_BUBBLE, ZERO_BUBBLE)):
+            try:
+                problem = problem_of(question.machines, question.options, size, question.samples, schedule=schedule)
+            except InputError:
+                return
+            fastest = best_of(self._allowed)
+            limit_s = float("inf") if fastest is None else fastest.sample_s * size * (1 + TOLERANCE)
+            search = PlanSearch(problem, self.deadline.share(0.3))
+            try:
+                search.uniform(limit_s) if kind == UNIFORM else search.listed(limit_s)
+            finally:
+                self.found += fastest_found(kind, search, extrapolated)
 
     def _best_of_sizes(
         self,
@@ -330,20 +334,16 @@ class _Chooser:
         gap: float = CHOICE_GAP,
     ) -> float:
         """Search for a problem's best plan, and keep it. Returns a lower bound in seconds per microbatch."""
-        ends = self.deadline.share(0.4)
+        ends, simulates = self.deadline.share(0.4), self.question.simulates
         one, bound_s = candidate_of(
-            kind,
-            problem,
-            self.question.maximum_cuts,
-            ends,
-            useful_s,
-            extrapolated=extrapolated,
-            simulates=self.question.simulates,
-            gap=gap,
+            kind, problem, self.question.maximum_cuts, ends, useful_s, simulates=simulates, gap=gap
         )
         self.finished = self.finished and not ends.passed
         if one is not None:
-            self.found.append(replace(one, allowed=allowed))
+            # Ctrl-C while it is improved leaves it as it is.
+            self.found.append(replace(one, allowed=allowed, extrapolated=extrapolated))
+            self.found[-1] = improved(self.found[-1], ends)
+            bound_s = min(bound_s, self.found[-1].figure.step_s)
         return bound_s
 
     # -- old gradients --
@@ -356,23 +356,20 @@ class _Chooser:
         useful_sample_s = float("inf") if fastest is None else fastest.sample_s
         machines = question.machines
         corrects = is_helped(machines.profile.optimizer_name, machines.profile.optimizer_state_ratio)
-        found: list[Candidate] = []
         for problem in self._stale_problems(tolerated):
             one = self._stale_plan(problem, useful_sample_s)
-            if one is not None:
-                self.steady.append(one.plan)
             if one is not None and corrects and one.delay <= CORRECTED_DELAY:
                 # Where memory is too short for a correction, the plan goes without.
                 corrected = replace(problem, options=replace(problem.options, correction="ef"))
                 one = self._stale_plan(corrected, float("inf")) or one
             if one is not None and 0 < one.delay <= tolerated:
-                found.append(one)
-        self.stale = best_of(found)
+                self.stale = best_of([one, *([] if self.stale is None else [self.stale])])
 
     def _stale_plan(self, problem: Problem, useful_sample_s: float) -> Candidate | None:
         useful_s, cuts = useful_sample_s * problem.profile.minibatch, self.question.maximum_cuts
         simulates, ends = self.question.simulates, self.deadline.share(0.4)
-        return candidate_of(STALE, problem, cuts, ends, useful_s, simulates=simulates)[0]
+        one = candidate_of(STALE, problem, cuts, ends, useful_s, simulates=simulates)[0]
+        return None if one is None else improved(one, ends)
 
     def _stale_problems(self, tolerated: float) -> Iterator[Problem]:
         """The problems whose plans may have gradients up to so many updates old.
@@ -422,6 +419,7 @@ class _Chooser:
             taken if taken.kind == kind else best_of([one for one in self.found if one.kind == kind]) for kind in kinds
         ]
         sharded = (one.sample_s for one in self._allowed if one.sharding.divides_weights)
+        most = max((one.plan.busy for one in self._allowed), default=0)
         stale = self.stale
         if stale is not None and fastest is not None and stale.sample_s * (1 + TOLERANCE) >= fastest.sample_s:
             stale = None
@@ -434,8 +432,10 @@ class _Chooser:
             taken=taken,
             rivals=tuple(one for one in rivals if one is not None),
             stale=stale,
-            bound_sample_s=min([min(self.bounds.values(), default=0.0), *sharded]),
+            sharded_sample_s=min(sharded, default=float("inf")),
+            widest=best_of([one for one in self._allowed if one.plan.busy == most]),
             finished=self.finished,
+            interrupted=self.interrupted,
             bounds=self.bounds,
             searched_all=options == everything,
         )

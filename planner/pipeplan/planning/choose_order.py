@@ -15,8 +15,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError
 from pipeplan.planning.fast import best_in_time
-from pipeplan.planning.figure import Figure, figured
-from pipeplan.planning.simplicity import TOLERANCE
+from pipeplan.planning.figure import TOLERANCE, Figure, figured
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 

@@ -1,8 +1,13 @@
-"""Finds the best plan with the DP alone, for callers that solve many problems: no second solver, no baselines."""
+"""Finds the best plan with the DP alone, for callers that solve many problems: no second solver, no baselines.
+
+Sweeps and explanations solve many similar problems. The solvers can keep their answers (`solvers.known_answers`). How
+fast a known plan is under another problem says the evaluator, which no solver uses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,14 +15,39 @@ import numpy as np
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import satisfies_options, uniform_grid
-from pipeplan.planning.sharded import sharded_plan
+from pipeplan.planning.baselines import satisfies_options, sharded_plan, uniform_grid
 from pipeplan.problem.blocks import block_cuts
 from pipeplan.problem.cuts import Cuts, Flags, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.known_answers import KNOWN, KnownAnswers
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
+
+
+@contextmanager
+def reusing() -> Iterator[None]:
+    """Searches inside the block keep what they find, and use what is known; blocks inside others share it."""
+    token = KNOWN.set(KNOWN.get() or KnownAnswers(pace_of))
+    try:
+        yield
+    finally:
+        KNOWN.reset(token)
+
+
+def keep_answers() -> None:
+    """From now on, all searches of this process keep what they find, and use what is known."""
+    KNOWN.set(KnownAnswers(pace_of))
+
+
+def pace_of(plan: Plan, problem: Problem) -> float:
+    """The pace of a plan under a problem, in seconds per minibatch; infinite if it does not fit in memory."""
+    deep = depths.assign_depths(plan, problem, problem.work_s / problem.cluster.total_speed)
+    score = evaluate(deep, problem)
+    if problem.options.memory and not score.fits:
+        score = evaluate(depths.assign_depths(plan, problem, score.pace_s), problem)
+    return score.pace_s if score.fits or not problem.options.memory else float("inf")
+
 
 USEFUL = 1 + 1e-6
 """A plan whose pace is that of a known plan times this is of no use, but for rounding the known plan itself is."""

@@ -4,24 +4,89 @@ Plans are compared, chosen and printed by this figure. The solvers' formulas are
 where a simulation takes too long. A plan that divides the weights has the time of its recurrence instead
 (`cost/sharded_data_parallel.py`). A plan is simulated for a number of microbatches that depends on it alone, and the
 result is remembered, so that a plan has the same figure wherever it is named.
+
+The simplest plan within 3% of the fastest is taken. Data parallelism is simplest: plain, then with a divided optimiser,
+then with divided weights. A uniform pipeline, which has the same number of replicas in every stage, or in all stages on
+one kind of device, is simpler than one of unequal replicas. Of two plans of one kind the one with fewer busy workers is
+simpler, then the one with fewer stages, then the one whose stages lie in fewer servers, then the one whose idle workers
+come last.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
+from pipeplan.cluster_data.cluster import Cluster, Device
 from pipeplan.cost.evaluate import Evaluation
+from pipeplan.cost.formulas import ROUNDING
+from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
+from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
+from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches, round_length
 from pipeplan.simulation.scenario import Scenario
 from pipeplan.simulation.simulate import UPDATES, simulate, simulated_update_s, with_update
 from pipeplan.util.deadline import Deadline, OutOfTime
+
+TOLERANCE = 0.03
+"""Relative. A plan that is simpler, or has newer gradients, is taken if it is at most this much slower than another."""
+
+
+class Comparable(Protocol):
+    """A plan on a cluster, with a figure by which it is compared."""
+
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def cluster(self) -> Cluster: ...
+    @property
+    def sample_s(self) -> float: ...
+    @property
+    def sharding(self) -> Sharding: ...
+
+
+Some = TypeVar("Some", bound=Comparable)
+
+
+def simplest_of(found: Iterable[Some]) -> Some:
+    """The simplest of the plans within the tolerance of the fastest one. There must be at least one."""
+    plans: Sequence[Some] = list(found)
+    limit_s = min(one.sample_s for one in plans) * (1 + TOLERANCE)
+    return min((one for one in plans if one.sample_s <= limit_s), key=_effort)
+
+
+def _effort(one: Comparable) -> tuple[int, int, int, int, int, float]:
+    """A key that is less for simpler plans, and for faster ones of equal simplicity."""
+    plan = one.plan
+    servers = sum(len({one.cluster.server_of(worker) for worker in stage.workers}) for stage in plan.stages)
+    last = max(worker for stage in plan.stages for worker in stage.workers)
+    return _rank(one), plan.busy, len(plan.stages), servers, last, one.sample_s
+
+
+def _rank(one: Comparable) -> int:
+    if len(one.plan.stages) == 1:
+        return 2 if one.sharding.divides_weights else int(one.sharding == Sharding.OPTIMIZER)
+    return 3 if grid_shape_of(one.plan, one.cluster) or _uniform_by_device(one.plan, one.cluster) else 4
+
+
+def _uniform_by_device(plan: Plan, cluster: Cluster) -> bool:
+    """Whether devices differ, and all stages on devices of one kind have the same number of replicas."""
+    replicas: dict[Device, set[int]] = {}
+    for stage in plan.stages:
+        devices = {cluster.devices[worker] for worker in stage.workers}
+        if len(devices) > 1 or (plan.accumulate or 0) % stage.replicas:
+            return False
+        replicas.setdefault(devices.pop(), set()).add(stage.replicas)
+    different = len(set(cluster.devices)) > 1
+    return different and plan.copies == 1 and all(len(counts) == 1 for counts in replicas.values())
+
 
 USUAL_PASSES = 1_000
 """Passes of microbatches through stages, forward and backward, up to which a plan is simulated for as many microbatches
@@ -36,6 +101,9 @@ LEAST_FLUSHES = 3
 """The least number of updates before and after the steady part of a simulation with a flush."""
 LEAST_UPDATE = 2
 """The least length of a shortened update, as a multiple of the microbatches in flight."""
+PERIODIC_UPDATES = 5
+"""The updates that are simulated to see that the third and fourth take equally long. The last has none behind it, and
+is not measured."""
 REMEMBERED = 512
 """The number of simulations that are remembered."""
 
@@ -105,6 +173,8 @@ def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadlin
     try:
         if count is None:
             known = Figure(score.pace_s, by_updates_s(scenario, lengths, deadline), UPDATES * sum(lengths))
+        elif (periodic := periodic_s(scenario, deadline)) is not None:
+            known = Figure(score.pace_s, periodic, PERIODIC_UPDATES * (scenario.accumulate or 1))
         else:
             steady = simulate(scenario, count, deadline).report.steady
             note = "" if steady is not None else "too few microbatches for a steady state"
@@ -115,6 +185,21 @@ def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadlin
         return Figure(score.pace_s, note=str(error))
     _remember(key, known)
     return known
+
+
+def quick_step_s(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> float:
+    """About the figure of a plan, in seconds per microbatch, from a simulation of two updates.
+
+    It is the figure itself where that takes no longer, as for plans without a flush, and where it is known.
+    """
+    if problem.options.flushes and (problem, plan) not in _REMEMBERED:
+        scenario = scenario_of_plan(plan, problem, score)
+        if affordable(scenario, plan) is not None:
+            try:
+                return max(simulated_update_s(scenario, deadline) / (scenario.accumulate or 1), score.pace_s)
+            except (OutOfTime, InputError):
+                return score.pace_s
+    return figured(plan, score, problem, deadline).step_s
 
 
 _Key = tuple[Problem, Plan]
@@ -164,6 +249,25 @@ def lengths_of_updates(scenario: Scenario, plan: Plan) -> tuple[int, ...]:
     if short + longer < group and not (plan.virtual and group <= most):
         return (short, longer) if short + longer <= most else ()
     return (group,) if group <= most else ()
+
+
+def periodic_s(scenario: Scenario, deadline: Deadline) -> float | None:
+    """Seconds per microbatch of a plan with a flush whose third and fourth update take equally long at every stage.
+
+    All further updates are like these. None for other plans, and where replicas do not take the same turns in every
+    update. Raises `OutOfTime`.
+    """
+    group = scenario.accumulate
+    if not (scenario.drains and group) or round_length(scenario) != group:
+        return None
+    ends = [[0.0] * PERIODIC_UPDATES for _ in scenario.stages]
+    for done in simulate_schedule(scenario, PERIODIC_UPDATES * group, deadline).passes:
+        update = done.action.index // group
+        ends[done.stage][update] = max(ends[done.stage][update], done.end_s)
+    updates = [(third - second, fourth - third) for _, second, third, fourth, _ in ends]
+    update_s = updates[-1][1]
+    alike = all(math.isclose(one, update_s, rel_tol=ROUNDING) for update in updates for one in update)
+    return update_s / group if alike else None
 
 
 def by_updates_s(scenario: Scenario, lengths: Sequence[int], deadline: Deadline) -> float:

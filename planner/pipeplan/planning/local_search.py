@@ -1,13 +1,16 @@
-"""Improves a plan by simulation: moves a cut, a replica or the depth as long as the figure becomes smaller.
+"""Searches plans by simulation: those that are listed, and those one move away from the best, while the figure falls.
 
-The solvers find the plan that is best by the formulas. The plan that is fastest by the figure lies near it. A neighbour
-is simulated only if its lower bound, the time by the formulas, is below the best figure so far.
+The solvers find the plan that is best by the formulas. The plan that is fastest by the figure lies near it, or has
+another number of stages or workers. A plan is simulated only if its time by the formulas, a lower bound, is below the
+best figure so far, and first for two updates: a full simulation, which takes five times as long, is for those that
+seem to be faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
@@ -15,55 +18,165 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import GPIPE
 from pipeplan.planning.baselines import satisfies_options
-from pipeplan.planning.figure import FiguredPlan, figured
+from pipeplan.planning.figure import Figure, FiguredPlan, figured, quick_step_s
+from pipeplan.planning.listed_plans import in_turns, listed_plans, uniform_plans
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
 LEAST_GAIN = 1e-3
 """Relative. A neighbour replaces the plan if its figure is smaller by this share."""
-MOST_SIMULATIONS = 48
 MOST_PASSES = 200_000
-"""The most simulations of one search, and the most passes of all of them. A limit in time would make answers depend on
-the machine."""
+"""The most passes of all simulations of one search. A limit in time would make answers depend on the machine."""
 MOST_STAGES = 16
 """Plans of more stages have many neighbours, and differences of one unit matter little there."""
+MISSED = 0.08
+"""Relative. The steady state may be so much faster than the first two updates."""
+MOST_FULL = 4
+"""The most full simulations among the neighbours of one plan."""
+MOST_SCORED, MOST_LISTED, MOST_STARTS, MOST_CLIMBS = 200, 48, 6, 3
+"""The most listed plans that are scored by the formulas, simulated for two updates, improved by these simulations,
+and then improved by their figures."""
+
+
+@dataclass
+class PlanSearch:
+    """A search among the plans of a problem, by the figure."""
+
+    problem: Problem
+    deadline: Deadline
+    found: dict[Plan, FiguredPlan] = field(default_factory=dict)
+    """The plans that were simulated for as long as their figure takes."""
+    _quick: dict[Plan, float] = field(default_factory=dict)
+    _passes: int = 0
+
+    def climb(self, start: FiguredPlan) -> FiguredPlan:
+        """The best plan that hill climbing finds from a plan; the plan itself where nothing near it is faster."""
+        if start.figure.simulated_s is None or start.plan.virtual:
+            return start
+        best = start
+        while not self._over:
+            limit_s = best.step_s * (1 - LEAST_GAIN)
+            scored = self._scored(neighbours(best, self.problem), limit_s)
+            simulated = self._simulated(scored, limit_s, MOST_FULL)
+            following = next((one for one in simulated if one.step_s < limit_s), None)
+            if following is None:
+                break
+            best = following
+        return best
+
+    def listed(self, limit_s: float) -> FiguredPlan | None:
+        """The best plan near those that are listed; None where none of these is below `limit_s` by the formulas."""
+        return self._near(itertools.islice(listed_plans(self.problem, limit_s), MOST_SCORED), limit_s)
+
+    def uniform(self, limit_s: float) -> FiguredPlan | None:
+        """The best plan near uniform pipelines on servers that differ; None where none is below `limit_s`."""
+        return self._near(uniform_plans(self.problem), limit_s)
+
+    def _near(self, plans: Iterable[Plan], limit_s: float) -> FiguredPlan | None:
+        scored = list[tuple[Plan, Evaluation]]()
+        for plan in plans:
+            if self.deadline.passed:
+                break
+            deep = _with_depths(plan, self.problem)
+            scored += [] if deep is None or deep[1].pace_s >= limit_s else [deep]
+        scored.sort(key=lambda one: one[1].pace_s)
+        shapes = [(len(plan.stages), plan.busy) for plan, _ in scored]
+        quick = [self._quickly(*scored[number]) for number in in_turns(shapes)[:MOST_LISTED] if not self._over]
+        quick.sort(key=lambda one: one.step_s)
+        # Plans of one shape lead to the same one: the best of every shape is improved.
+        starts = {(len(one.plan.stages), one.plan.busy): one for one in reversed(quick)}
+        ends = sorted(
+            map(self._quick_climb, sorted(starts.values(), key=lambda one: one.step_s)[:MOST_STARTS]),
+            key=lambda one: one.step_s,
+        )
+        full = self._simulated([(one.plan, one.score) for one in ends], limit_s, MOST_CLIMBS)
+        return min((self.climb(one) for one in list(full)), key=lambda one: one.step_s, default=None)
+
+    def _quick_climb(self, start: FiguredPlan) -> FiguredPlan:
+        """The best plan that hill climbing finds by the first two updates alone."""
+        best = start
+        while not self._over:
+            limit_s = best.step_s * (1 - LEAST_GAIN)
+            near = [self._quickly(*one) for one in self._scored(neighbours(best, self.problem), limit_s)]
+            following = min(near, key=lambda one: one.step_s, default=best)
+            if following.step_s >= limit_s:
+                break
+            best = following
+        return best
+
+    def _quickly(self, plan: Plan, score: Evaluation) -> FiguredPlan:
+        """The plan with the time of its first two updates as its figure."""
+        return FiguredPlan(plan, score, Figure(score.pace_s, self._quick_s(plan, score)))
+
+    @property
+    def _over(self) -> bool:
+        return self._passes >= MOST_PASSES or self.deadline.passed
+
+    def _scored(self, plans: Iterable[Plan], limit_s: float) -> list[tuple[Plan, Evaluation]]:
+        """The plans of the problem that fit in memory, and are below a limit by the formulas, with their scores."""
+        found = []
+        for plan in plans:
+            score = None if plan in self.found else _score(plan, self.problem)
+            if score is not None and score.pace_s < limit_s:
+                found.append((plan, score))
+        return found
+
+    def _simulated(self, scored: Sequence[tuple[Plan, Evaluation]], limit_s: float, most: int) -> Iterator[FiguredPlan]:
+        """The plans with their figures: the few that are fastest in their first two updates, the fastest first."""
+        quick = []
+        for number, (plan, score) in enumerate(scored):
+            if not self._over:
+                quick.append((self._quick_s(plan, score), number))
+        for quick_s, number in sorted(quick)[:most]:
+            if self._over or quick_s >= limit_s * (1 + MISSED):
+                return
+            plan, score = scored[number]
+            found = self.found[plan] = figured(plan, score, self.problem, self.deadline)
+            self._passes += found.figure.minibatches * self.problem.passes * len(plan.stages)
+            if found.figure.simulated_s is not None:
+                yield found
+
+    def _quick_s(self, plan: Plan, score: Evaluation) -> float:
+        if plan not in self._quick:
+            self._quick[plan] = quick_step_s(plan, score, self.problem, self.deadline)
+            self._passes += 2 * (plan.accumulate or 0) * self.problem.passes * len(plan.stages)
+        return self._quick[plan]
 
 
 def improve(start: FiguredPlan, problem: Problem, deadline: Deadline) -> FiguredPlan:
     """The best plan that hill climbing finds from a plan; the plan itself where nothing near it is faster."""
-    best, tried, left, passes = start, {start.plan}, MOST_SIMULATIONS, 0
-    if start.figure.simulated_s is None or start.plan.virtual:
-        return start
-    improved = True
-    while improved and left > 0:
-        improved = False
-        for neighbour in neighbours(best, problem):
-            if left <= 0 or passes >= MOST_PASSES or deadline.passed:
-                return best
-            if neighbour in tried:
-                continue
-            tried.add(neighbour)
-            score = _score(neighbour, problem)
-            if score is None or score.pace_s >= best.step_s * (1 - LEAST_GAIN):
-                continue
-            left -= 1
-            found = figured(neighbour, score, problem, deadline)
-            passes += found.figure.minibatches * problem.passes * len(neighbour.stages)
-            if found.figure.simulated_s is not None and found.step_s < best.step_s * (1 - LEAST_GAIN):
-                best, improved = found, True
-                break
-    return best
+    return PlanSearch(problem, deadline).climb(start)
 
 
-def _score(plan: Plan, problem: Problem) -> Evaluation | None:
-    """The cost of a plan; None where it is no plan of the problem, or does not fit in memory."""
+def _score(plan: Plan, problem: Problem, *, fits: bool = True) -> Evaluation | None:
+    """The cost of a plan; None where it is no plan of the problem, or with `fits` does not fit in memory."""
     try:
         if not satisfies_options(plan, problem):
             return None
         score = evaluate(plan, problem)
     except InputError:
         return None
-    return score if score.fits or not problem.options.memory else None
+    return score if score.fits or not (fits and problem.options.memory) else None
+
+
+def _with_depths(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation] | None:
+    """The plan with its depths, and with recomputation in the stages that do not fit in memory without it."""
+    for _ in range(len(plan.stages) + 1):
+        try:
+            deep = depths.assign_depths(plan, problem, 0.0)
+        except InputError:
+            return None
+        if (score := _score(deep, problem, fits=False)) is None:
+            return None
+        costs = zip(deep.stages, score.stages, strict=True)
+        over = [cost.memory_bytes > cost.capacity_bytes and not stage.recompute for stage, cost in costs]
+        if score.fits or not problem.options.memory:
+            return deep, score
+        if not problem.options.recompute or not any(over):
+            return None
+        again = (replace(one, recompute=one.recompute or more) for one, more in zip(plan.stages, over, strict=True))
+        plan = replace(plan, stages=tuple(again))
+    return None
 
 
 def neighbours(found: FiguredPlan, problem: Problem) -> Iterator[Plan]:

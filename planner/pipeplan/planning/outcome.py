@@ -1,22 +1,193 @@
-"""The outcome of a solve: the plan, what is proven about it, and what it is compared with."""
+"""The outcome of a solve: the plan, what is proven about it, what it is compared with, and how Python shows it.
+
+Every plan that pipeplan recommends has passed the cross-check of both solvers' results. The words of the verdict are
+those of `pipeplan.checker.verdict_words`, from which `pipeplan check` derives them again.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
 
-from pipeplan.checker.verdict_words import gap_of
-from pipeplan.cost.evaluate import Evaluation
+from pipeplan.checker import verdict_words
+from pipeplan.checker.verdict_words import ProofState, SolverAnswer, gap_of
+from pipeplan.cost import contention
+from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.throughput import RunSize, Throughput, throughput_of
 from pipeplan.plan.plan import Plan
+from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.choose import Choice
 from pipeplan.planning.figure import Figure
-from pipeplan.planning.outcome_views import outcome_html, outcome_lines, stage_rows
-from pipeplan.planning.verdict import TOLERANCE, Verdict
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.certificate import Certificate
 from pipeplan.solvers.result import Result, Status
+from pipeplan.util.text import one_line
+from pipeplan.util.units import show_pace, show_size, show_time
+
+TOLERANCE = verdict_words.TOLERANCE
+"""Relative. Plans this close are equal for the verdict; both solvers work to a thousandth of this tolerance."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The statement of what is proven about a plan, with everything charged."""
+
+    agree: bool
+    """Whether the solvers' answers are free of contradictions. A plan with contradictions is not written."""
+    proven: bool
+    """Whether two solvers show the bound on faster plans, or a reason that needs none."""
+    text: str
+    """One sentence for the user."""
+    provers: tuple[str, ...] = ()
+    """The solvers that show the bound."""
+
+
+def state_verdict(problem: Problem, step_s: float, bound_s: float, results: Sequence[Result]) -> Verdict:
+    """The verdict on a plan with this step time.
+
+    `bound_s` is a lower bound on the step time of every plan of the searched space, in seconds per minibatch.
+    """
+    state = ProofState(
+        step_s=step_s,
+        bound_s=bound_s,
+        answers=tuple(_answer(result) for result in results),
+        cores_s=contention.least_pace_of_shared_cores_s(problem),
+    )
+    return Verdict(True, state.proven, state.text, state.provers)
+
+
+def _answer(result: Result) -> SolverAnswer:
+    return SolverAnswer(
+        result.solver, str(result.status), result.objective_s, result.bound_s, result.note, result.charged
+    )
+
+
+def contradiction(problem: Problem, results: Sequence[Result]) -> str:
+    """A complaint where one or two solvers contradict the evaluator or each other, else an empty text."""
+    scores = [None if result.plan is None else evaluate(result.plan, problem) for result in results]
+    for result, score in zip(results, scores, strict=True):
+        if score is not None and (complaint := _wrong_objective(result, score)):
+            return complaint
+    for rival in results:
+        for result, score in zip(results, scores, strict=True):
+            if result is not rival and score is not None and (complaint := _beaten_bound(result, score, rival)):
+                return complaint
+    return ""
+
+
+def _wrong_objective(result: Result, score: Evaluation) -> str:
+    """A complaint if a solver's objective differs from the evaluator's score of its plan, else an empty text."""
+    pace_s = score.pace_s if result.charged else score.alone_s
+    if abs(pace_s - result.objective_s) > TOLERANCE * pace_s:
+        return f"{result.solver} claims {result.objective_s:.9g} s per minibatch, but its plan takes {pace_s:.9g} s"
+    if not score.fits:
+        return f"{result.solver} returned a plan that does not fit in memory"
+    return ""
+
+
+def _beaten_bound(result: Result, score: Evaluation, rival: Result) -> str:
+    """A complaint if `result` has a plan, with this score, that `rival` proved impossible, else an empty text."""
+    if rival.status == Status.INFEASIBLE:
+        return (
+            f"{rival.solver} claims that there is no plan, but {result.solver} found one of {result.objective_s:.9g} s"
+        )
+    pace_s = score.pace_s if rival.charged else score.alone_s
+    if pace_s < rival.bound_s * (1 - TOLERANCE):
+        return (
+            f"{result.solver} found a plan of {pace_s:.9g} s per minibatch, faster than the bound that {rival.solver} "
+            f"claims, {rival.bound_s:.9g} s"
+        )
+    return ""
+
+
+class _Outcome(Protocol):
+    """The parts of an outcome that are shown (`pipeplan.planning.outcome`)."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def evaluation(self) -> Evaluation: ...
+    @property
+    def predicted_s(self) -> float: ...
+    @property
+    def baselines(self) -> tuple[Baseline, ...]: ...
+    @property
+    def verdict(self) -> Verdict: ...
+
+
+_COLUMNS = ("stage", "layers", "replicas", "servers", "depth", "compute", "sync", "to next", "memory")
+
+
+def outcome_lines(outcome: _Outcome) -> list[str]:
+    """The plan, its updates, its pace, its gains and the verdict: five lines without control characters."""
+    plan, score, problem = outcome.plan, outcome.evaluation, outcome.problem
+    minibatch, cluster = problem.profile.minibatch, problem.cluster
+    purpose = "inference" if plan.inference else "training"
+    updates = "Inference: the forward pass only." if plan.inference else Updates.of(plan, minibatch).text
+    gains = [(one.name, one.gain(outcome.predicted_s)) for one in outcome.baselines]
+    where = f"on cluster {cluster.name} ({plan.busy} of {cluster.workers} workers)"
+    rate = 1 / outcome.predicted_s if outcome.predicted_s > 0 else float("inf")
+    rates = f"{show_time(outcome.predicted_s)} each, {show_pace(rate * minibatch)} samples/s"
+    bound = f"bound by {score.bound}" if outcome.predicted_s == score.pace_s else "simulated"
+    known = ", ".join(f"{gain:.2f}x over {name}" for name, gain in gains if gain is not None)
+    lines = (
+        f"Plan {plan.config} for {purpose} {problem.profile.model_name}, minibatch {minibatch}, {where}",
+        updates,
+        f"Predicted: {show_pace(rate)} minibatches/s ({rates}), {bound}",
+        f"Gains: {known or 'none known'}",
+        f"Verdict: {outcome.verdict.text}",
+    )
+    return [one_line(line) for line in lines]
+
+
+def stage_rows(outcome: _Outcome) -> list[dict[str, Any]]:
+    """A row for each stage: its number from 1, its layers and workers, and its costs in seconds and bytes."""
+    cluster = outcome.problem.cluster
+    return [
+        {
+            "stage": number,
+            "layers": list(stage.layers),
+            "replicas": stage.replicas,
+            "workers": list(stage.workers),
+            "servers": sorted({cluster.server_of(worker) for worker in stage.workers}),
+            "depth": stage.depth,
+            "recompute": stage.recompute,
+            **asdict(cost),
+        }
+        for number, (stage, cost) in enumerate(zip(outcome.plan.stages, outcome.evaluation.stages, strict=True), 1)
+    ]
+
+
+def outcome_html(outcome: _Outcome) -> str:
+    """The five lines and a table of the stages, for a notebook."""
+    first, *others = map(html.escape, outcome_lines(outcome))
+    rows = [_cells("th", _COLUMNS), *(_cells("td", _shown(row)) for row in stage_rows(outcome))]
+    return f"<p><b>{first}</b><br>{'<br>'.join(others)}</p><table>{''.join(rows)}</table>"
+
+
+def _cells(tag: str, cells: Iterable[object]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(one_line(cell))}</{tag}>' for cell in cells)}</tr>"
+
+
+def _shown(row: dict[str, Any]) -> list[object]:
+    layers = row["layers"]
+    return [
+        row["stage"],
+        layers[0] if len(layers) == 1 else f"{layers[0]} … {layers[-1]} ({len(layers)})",
+        row["replicas"],
+        ", ".join(map(str, row["servers"])),
+        row["depth"],
+        show_time(row["compute_s"]),
+        show_time(row["synchronisation_s"]),
+        show_size(row["boundary_bytes"]) if row["boundary_level"] else "",
+        show_size(row["memory_bytes"]),
+    ]
+
 
 NO_CERTIFICATE = Certificate(None, "no certificate was requested")
 

@@ -11,9 +11,8 @@ from pipeplan.plan.plan import Plan
 from pipeplan.planning import fast
 from pipeplan.planning.fast import USEFUL, best_of_known, deepened
 from pipeplan.planning.infeasibility import why_infeasible
-from pipeplan.planning.progress import ProgressTracker
-from pipeplan.planning.settings import SHARES, Settings
-from pipeplan.planning.verdict import TOLERANCE, contradiction
+from pipeplan.planning.outcome import TOLERANCE, contradiction
+from pipeplan.planning.settings import SHARES, ProgressTracker, Settings
 from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program

@@ -1,8 +1,72 @@
-"""The settings of a solve: the solvers to run, the searches beside them, and the division of the time."""
+"""The settings of a solve, the division of its time, and the progress that it reports while it runs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class SolveProgress:
+    """The state of a solve. Paces are in seconds per minibatch, with everything charged."""
+
+    phase: str = ""
+    """The present phase: `cuts`, `DP`, `ILP`, `certificate`, `baselines`, or another short text."""
+    best_s: float | None = None
+    """The pace of the best plan so far; None while there is none."""
+    bound_s: float | None = None
+    """Lower bound on the pace of every plan; None while there is none."""
+    began: float = 0.0
+    """When the solve began, by `time.perf_counter`."""
+
+    @staticmethod
+    def started() -> SolveProgress:
+        """The state of a solve that begins now."""
+        return SolveProgress(began=time.perf_counter())
+
+    @property
+    def gap(self) -> float | None:
+        """Upper bound on how much faster, as a fraction, a better plan could be; None while one of both is unknown."""
+        if not self.best_s or self.bound_s is None:
+            return None
+        return max(0.0, 1.0 - self.bound_s / self.best_s)
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds since the solve began."""
+        return time.perf_counter() - self.began
+
+
+Report = Callable[[SolveProgress], None]
+"""Is called, in the thread of the solve, whenever the phase, the best plan or the bound changes."""
+
+
+class ProgressTracker:
+    """Keeps the state of a solve, and reports every change of it."""
+
+    def __init__(self, report: Report | None = None) -> None:
+        self._report = report
+        self._state = SolveProgress.started()
+
+    def phase(self, name: str) -> None:
+        """A phase begins."""
+        self._change(phase=name)
+
+    def narrowed(self, bound_s: float, best_s: float) -> None:
+        """A solver knows a lower bound and the pace of its best plan, which is infinite while it has none."""
+        known = (self._state.best_s or float("inf"), self._state.bound_s or 0.0)
+        best, bound = min(known[0], best_s), max(known[1], bound_s)
+        self._change(best_s=best if best < float("inf") else None, bound_s=bound if 0 < bound < float("inf") else None)
+
+    def _change(self, **fields: object) -> None:
+        if self._report is None:
+            return
+        state = replace(self._state, **fields)  # type: ignore[arg-type]
+        if state != self._state:
+            self._state = state
+            self._report(state)
+
 
 MAXIMUM_CUTS = 50_000
 """For a graph with more cuts the DP searches a selection of them; the ILP still sees the whole graph."""
@@ -42,7 +106,7 @@ class Settings:
     simulate: bool = True
     """Whether the figure of a plan is its simulated time; otherwise plans are compared by the formulas."""
     simplify: bool = False
-    """Whether to take the simplest plan within the tolerance of the fastest (`simplicity.py`), as the commands do."""
+    """Whether to take the simplest plan within the tolerance of the fastest (`figure.py`), as the commands do."""
     compare: bool = True
     """Whether to search for the best uniform pipeline where the plan is proven optimal by the formulas. It is shown,
     and taken if its figure is better. The search may take longer than the plan's own."""

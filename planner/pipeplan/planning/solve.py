@@ -15,17 +15,13 @@ from pipeplan.errors import InfeasibleError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import VIRTUAL
 from pipeplan.planning import baselines
-from pipeplan.planning.baselines import Baseline, satisfies_options
+from pipeplan.planning.baselines import Baseline, satisfies_options, sharded_plan, why_not_sharded
 from pipeplan.planning.choose import Choice
-from pipeplan.planning.figure import Figure, FiguredPlan, figured
+from pipeplan.planning.figure import Figure, FiguredPlan, figured, simplest_of
 from pipeplan.planning.local_search import compact, improve
-from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome
-from pipeplan.planning.progress import ProgressTracker, Report
+from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome, state_verdict
 from pipeplan.planning.run_solvers import Means, best_plan, certificate_of, refuse_contradiction, run_solvers
-from pipeplan.planning.settings import Settings
-from pipeplan.planning.sharded import sharded_plan, why_not_sharded
-from pipeplan.planning.simplicity import simplest_of
-from pipeplan.planning.verdict import state_verdict
+from pipeplan.planning.settings import ProgressTracker, Report, Settings
 from pipeplan.planning.virtual_stages.solve_virtual import NO_PROOF, solve_with_virtual_stages
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.options import Sharding
@@ -212,7 +208,7 @@ class _Search:
 
     def _with_figure(self, one: Baseline, deadline: Deadline) -> Baseline:
         """The baseline with its figure, for the comparison."""
-        if one.plan is None or one.pace_s is None:
+        if one.plan is None or one.pace_s is None or not one.fits:
             return one
         score = evaluate(one.plan, self._problem)
         found = figured(one.plan, score, self._problem, deadline, simulates=self._means.settings.simulate)

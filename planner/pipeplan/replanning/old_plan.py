@@ -15,8 +15,7 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.from_options.option_fields import default_overlap
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.progress import Report
-from pipeplan.planning.settings import Settings
+from pipeplan.planning.settings import Report, Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options

@@ -13,8 +13,8 @@ from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.plan.plan import Plan
+from pipeplan.planning.baselines import sharded_plan
 from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.sharded import sharded_plan
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem

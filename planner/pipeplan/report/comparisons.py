@@ -11,7 +11,7 @@ from pipeplan.checker.proof import NOT_SHOWN
 from pipeplan.checker.verdict_words import percent
 from pipeplan.drawing import tables
 from pipeplan.explanation.second_best import Alternatives
-from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.planning.outcome import TOLERANCE
 from pipeplan.report.document import Comparison
 from pipeplan.report.source import ReportSource
 from pipeplan.util.text import one_line

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pipeplan.explanation.second_best import Alternatives
-from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.planning.outcome import TOLERANCE
 from pipeplan.report.document import PlanReport
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation

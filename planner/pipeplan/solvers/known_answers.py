@@ -1,6 +1,6 @@
 """Results of searches that the next similar problems reuse: plans, bounds, and answers to the same question.
 
-Where `planning.reuse` says so, `dynamic_program.solve` keeps what it finds, and begins with what it knows. Problems are
+Where `planning.fast` says so, `dynamic_program.solve` keeps what it finds, and begins with what it knows. Problems are
 similar if they differ in the cluster alone. Then
 
   a plan    of one problem is a plan of the other where both clusters have the same components. Evaluated there, it is
@@ -145,7 +145,7 @@ class KnownAnswers:
 
 
 KNOWN: ContextVar[KnownAnswers | None] = ContextVar("known answers", default=None)
-"""The answers that are known here; None where searches do not reuse anything (`planning.reuse` sets it)."""
+"""The answers that are known here; None where searches do not reuse anything (`planning.fast` sets it)."""
 
 
 def question_of(problem: Problem, cuts: Cuts, gap: float, most_effort: float) -> Question:

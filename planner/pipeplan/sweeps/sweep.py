@@ -16,8 +16,8 @@ from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.from_options.build_problem import build_problem
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.choose import DDP
+from pipeplan.planning.fast import keep_answers, reusing
 from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.reuse import keep_answers, reusing
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.solvers.result import Status

@@ -19,10 +19,9 @@ from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.figure import figure_of
-from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.outcome import Outcome, state_verdict
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
-from pipeplan.planning.verdict import state_verdict
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_json

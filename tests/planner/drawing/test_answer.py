@@ -13,9 +13,9 @@ from commandline import Run
 
 import pipeplan
 from pipeplan.drawing.answer import LABEL, answer_lines
-from pipeplan.planning.simplicity import TOLERANCE
+from pipeplan.planning.figure import TOLERANCE
 
-SETTINGS = pipeplan.Settings(solver="dp", certify=False)
+SETTINGS = pipeplan.Settings(time_limit_s=None, solver="dp", certify=False)
 LABELS = ["RUN", "ALSO", "WHY", "TRUST", "NEXT"]
 NEXT = "plan/launch.sh --epochs 1  |  pipeplan explain plan"
 RATE = re.compile(r"([0-9.]+) samples/s")
@@ -95,7 +95,19 @@ def test_a_search_that_was_cut_off_is_said_in_the_heading() -> None:
         parts = _parts(answer_lines(cut, 80, NEXT))
         assert (said in " ".join(parts[""])) is stopped
         idle = next((line for line in parts["RUN"] if "workers idle" in line), "")
-        assert idle.endswith("workers idle" if stopped else "idle: more gained less than 3%") or not idle
+        assert idle.endswith("workers idle") is stopped or not idle
+
+
+def test_idle_workers_are_explained_by_the_best_plan_that_was_found_on_more() -> None:
+    outcome = _outcome("a pipeline with idle workers")
+    choice, size = outcome.choice, outcome.problem.profile.minibatch
+    assert choice is not None
+    widest = next(one for one in choice.rivals if one.plan.busy == outcome.problem.cluster.workers)
+    for factor, said in ((1.2, "no faster"), (0.98, "2.0% faster")):
+        figure = replace(widest.figure, formula_s=0.0, simulated_s=outcome.predicted_s / size * factor * size)
+        known = replace(choice, widest=replace(widest, figure=figure))
+        lines = answer_lines(replace(outcome, choice=known), 80, NEXT)
+        assert f"idle; the best plan found on {widest.plan.busy} is {said}" in " ".join(lines)
 
 
 def test_data_parallelism_is_listed_once() -> None:

@@ -10,11 +10,12 @@ import pytest
 
 import pipeplan
 from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.from_options.build_problem import Request, build_problem
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.planning import candidates
 from pipeplan.planning.candidates import Candidate, Machines, candidate_of, problem_of, sizes_for
 from pipeplan.planning.choose import ANY, DDP, ONE_SERVER, UNIFORM, ZERO_1, Choice, Question, choose
-from pipeplan.planning.simplicity import TOLERANCE
+from pipeplan.planning.figure import TOLERANCE
 from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.profile import Size
 from pipeplan.util.deadline import NO_DEADLINE
@@ -130,11 +131,40 @@ def test_microbatches_divide_the_batch_and_measured_sizes_come_first() -> None:
         pipeplan.solve(profile, pipeplan.cluster("C"), batch=0)
 
 
+def test_a_plan_for_a_trainer_has_the_best_microbatch() -> None:
+    profile, cluster = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("C")
+    size = profile.minibatch // 2
+    layers = tuple(replace(one, forward_s=one.forward_s / 9, backward_s=one.backward_s / 9) for one in profile.layers)
+    measured = replace(profile, sizes=(Size(size, layers, profile.rescaled(size).tensors),))
+    request = Request(measured, cluster, batch=8 * profile.minibatch, target="torch-pipelining")
+    assert build_problem(request).problem.profile.minibatch == size
+    assert build_problem(replace(request, microbatch=2 * size)).problem.profile.minibatch == 2 * size
+
+
 def test_a_question_without_an_answer_says_that_nothing_fits() -> None:
     profile, cluster = pipeplan.read_profile("vgg16-v100"), pipeplan.cluster("C")
     layers = tuple(replace(layer, parameter_bytes=layer.parameter_bytes * 1000) for layer in profile.layers)
     with pytest.raises(InfeasibleError, match="no plan fits in memory"):
         choose(Question(Machines(replace(profile, layers=layers), cluster), options_for("cuda")))
+
+
+def test_ctrl_c_leaves_the_candidate_that_is_being_improved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*_given: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(candidates, "improve", stop)
+    machines = Machines(pipeplan.read_profile("mnist-v100"), pipeplan.cluster("C"))
+    choice = choose(Question(machines, options_for("cuda")))
+    assert choice.taken.kind == DDP, "the first candidate"
+    assert (choice.interrupted, choice.finished) == (True, False)
+
+
+def test_the_bounds_are_those_of_all_candidates() -> None:
+    choice = _choice("vgg16-v100", "A")
+    slow, fast = 1.0, min(choice.bounds.values()) / 2
+    divided = replace(choice, sharded_sample_s=fast)
+    assert divided.bound_sample_s == fast
+    assert divided.bound_s(slow) == fast * choice.taken.problem.profile.minibatch
 
 
 def test_plan_json_has_the_choice() -> None:

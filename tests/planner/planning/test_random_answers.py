@@ -2,13 +2,16 @@
 
 The answer is compared with every plan that its own searches have simulated, with the plans of an independent random
 search, with the answers for clusters that have less or more of something, and with those to constrained questions.
-All 300 problems take half an hour: `pytest -m slow tests/planner/planning/test_random_answers.py`.
+All 300 problems take half an hour: `pytest -m slow tests/planner/planning/test_random_answers.py`. Other seeds, with
+the CPU seconds of each: `PYTHONPATH=tests/support python tests/planner/planning/test_random_answers.py 300 400`.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import sys
+import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,9 +26,9 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.plan.updates import Updates
 from pipeplan.planning import figure
 from pipeplan.planning.candidates import Machines, problem_of
+from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
-from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
@@ -103,11 +106,9 @@ def _constraints(machines: Machines) -> Iterator[dict[str, Any]]:
     yield {"recompute": False}
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_nothing_known_is_faster_than_the_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulated: OrderedDict[Any, figure.Figure] = OrderedDict()
-    monkeypatch.setattr(figure, "_REMEMBERED", simulated)
-    monkeypatch.setattr(figure, "REMEMBERED", 10**6)
+def failures(seed: int) -> Iterator[str]:
+    """What is wrong with the answer to a random problem, as lines that begin with the kind of the fault."""
+    figure.REMEMBERED, figure._REMEMBERED = 10**6, (simulated := OrderedDict[Any, figure.Figure]())
     machines, batch = _given(seed)
     answer = _answer(machines, batch)
     if answer is None:
@@ -117,16 +118,34 @@ def test_nothing_known_is_faster_than_the_answer(seed: int, monkeypatch: pytest.
         same = plan.accumulate is not None and plan.accumulate * problem.profile.minibatch == batch
         if same and Updates.of(plan, problem.profile.minibatch).synchronous:
             other_s = found.step_s / problem.profile.minibatch
-            assert other_s * (1 + TOLERANCE) >= answer_s * (1 - ROUNDING), (plan.config, plan.schedule)
+            if other_s * (1 + TOLERANCE) < answer_s * (1 - ROUNDING):
+                yield f"simulated: {plan.config}, {plan.schedule}: {other_s:.6g} < {answer_s:.6g} s"
     problem = problem_of(machines, answer.problem.options, size, batch, grid=False, sharding=Sharding.NONE)
     walk = RandomWalk(problem, random.Random(seed), answer_s / (1 + TOLERANCE) * size)
     walk.run(starts=2, moves=40)
-    assert walk.fastest_s >= walk.useful_s * (1 - ROUNDING), "the random search found a faster plan"
+    if walk.fastest_s < walk.useful_s * (1 - ROUNDING):
+        yield f"random search: {walk.fastest_s / size:.6g} < {answer_s:.6g} s"
     easier = list(_easier(machines.cluster))
     for cluster in easier if seed >= FEW else easier[seed % len(easier) :][:1]:
         more_s = _sample_s(_answer(Machines(machines.profile, cluster), batch))
-        assert more_s <= answer_s * (1 + TOLERANCE) * (1 + ROUNDING), cluster
+        if more_s > answer_s * (1 + TOLERANCE) * (1 + ROUNDING):
+            yield f"better cluster: {more_s:.6g} > {answer_s:.6g} s with {cluster}"
     harder = list(_constraints(machines))
     for options in harder if seed >= FEW else harder[seed % len(harder) :][:1]:
         held_s = _sample_s(_answer(machines, batch, **options))
-        assert held_s * (1 + TOLERANCE) * (1 + ROUNDING) >= answer_s, options
+        if held_s * (1 + TOLERANCE) * (1 + ROUNDING) < answer_s:
+            yield f"constraint: {held_s:.6g} < {answer_s:.6g} s with {options}"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_known_is_faster_than_the_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(figure, "_REMEMBERED", figure._REMEMBERED)
+    monkeypatch.setattr(figure, "REMEMBERED", figure.REMEMBERED)
+    assert list(failures(seed)) == []
+
+
+if __name__ == "__main__":
+    for number in range(int(sys.argv[1]), int(sys.argv[2])):
+        began = time.process_time()
+        wrong = list(failures(number))
+        print(number, f"{time.process_time() - began:.1f} s", *wrong or ["good"], sep="\t", flush=True)

@@ -21,9 +21,9 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.target import export_files, export_target
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.choose import FSDP, HSDP
+from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
-from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.plan_file import plan_from_document

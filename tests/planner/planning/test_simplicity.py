@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pipeplan
-from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.simplicity import TOLERANCE, simplest_of
+from pipeplan.planning.figure import TOLERANCE, simplest_of
 from pipeplan.problem.options import Sharding
 
 
@@ -16,10 +16,7 @@ class _One:
     plan: Plan
     sample_s: float
     sharding: Sharding = Sharding.NONE
-
-    @property
-    def cluster(self) -> Cluster:
-        return pipeplan.cluster("C")
+    cluster: Cluster = field(default_factory=lambda: pipeplan.cluster("C"))
 
 
 def _plan(*counts: int, first: int = 0) -> Plan:
@@ -53,3 +50,13 @@ def test_fewer_workers_and_fewer_stages_are_simpler() -> None:
 def test_idle_workers_come_last_where_that_costs_little() -> None:
     late = _One(_plan(2, first=2), 1.0)
     assert simplest_of([late, _One(_plan(2), 1.001)]).plan.stages[0].workers == (0, 1)
+
+
+def test_replicas_that_are_equal_on_each_kind_of_device_are_uniform() -> None:
+    fast, slow = (Device(name, "cuda", 10**9, speed=speed) for name, speed in (("fast", 1.0), ("slow", 0.5)))
+    servers = [Server(device, Level("server", 4, 1e9)) for device in (slow, fast)]
+    mixed = Cluster.of_servers("mixed", servers, (Level("cluster", 2, 1e9),))
+    uniform, unequal = _One(_plan(2, 2, 4), 1.02, cluster=mixed), _One(_plan(1, 3, 4), 1.0, cluster=mixed)
+    assert simplest_of([unequal, uniform]) is uniform
+    across = _One(_plan(2, 4, 2), 1.02, cluster=mixed)
+    assert simplest_of([unequal, across]) is unequal, "a stage on two kinds of device"

@@ -14,8 +14,7 @@ from long_chains import long_chain
 import pipeplan
 from pipeplan.cli import output
 from pipeplan.cli.solver_options import PHASES, progress_text, solve_line
-from pipeplan.planning.progress import ProgressTracker, SolveProgress
-from pipeplan.planning.settings import Settings
+from pipeplan.planning.settings import ProgressTracker, Settings, SolveProgress
 
 
 def test_a_solve_reports_its_phases_and_bounds_that_hold() -> None:

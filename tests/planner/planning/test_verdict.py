@@ -12,9 +12,9 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import DisagreementError
 from pipeplan.planning import solve
+from pipeplan.planning.outcome import contradiction
 from pipeplan.planning.run_solvers import Disagreement
 from pipeplan.planning.settings import Settings
-from pipeplan.planning.verdict import contradiction
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import load_profile

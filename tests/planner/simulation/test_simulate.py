@@ -23,10 +23,9 @@ from pipeplan.cost.formulas import overlapped
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.outcome import Outcome, Verdict
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
-from pipeplan.planning.verdict import Verdict
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor

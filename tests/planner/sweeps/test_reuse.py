@@ -10,7 +10,7 @@ from long_chains import calls_of, long_chain
 
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.planning.reuse import reusing
+from pipeplan.planning.fast import reusing
 from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options

@@ -13,7 +13,7 @@ from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.figure import Figure
-from pipeplan.planning.verdict import Verdict
+from pipeplan.planning.outcome import Verdict
 from pipeplan.planning.virtual_stages.virtual_search import search_virtual
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem

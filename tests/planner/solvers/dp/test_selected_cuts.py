@@ -13,7 +13,7 @@ from instances import drawn, mixed_instance
 from solver_contract import check_solvers
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.planning.progress import ProgressTracker, SolveProgress
+from pipeplan.planning.settings import ProgressTracker, SolveProgress
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
