@@ -30,11 +30,11 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.problem import Problem
-from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 MOST_GROUPS = 640
 """Cuts are grouped where there are more."""
-GRID = 8
+GRID = 3
 """On unequal devices, what workers count is rounded down to this part of the slowest worker."""
 SLACK = 1 + 1e-9
 STEPS = 4
@@ -152,7 +152,11 @@ class FastestLinks:
         """The links of a cluster."""
         links, workers = Links.of(cluster), cluster.workers
         bandwidth, latency = np.full(workers + 2, np.inf), np.zeros(workers + 2)
-        spans = [0, *(int(np.diff(cluster.starts(level)).max()) for level in range(1, len(cluster.levels))), workers + 1]
+        spans = [
+            0,
+            *(int(np.diff(cluster.starts(level)).max()) for level in range(1, len(cluster.levels))),
+            workers + 1,
+        ]
         for level, (below, span) in enumerate(zip([1, *spans[1:]], spans[1:], strict=False), start=1):
             rates = links.rates[level]
             bandwidth[below + 1 : span + 1] = rates.allreduce.max()
@@ -192,7 +196,6 @@ class UpdateBound:
     cuts: Cuts
     splits: bool = True
     """Whether gradients of weights may be put off, as under zb-h1."""
-    deadline: Deadline = NO_DEADLINE
 
     @cached_property
     def minibatches(self) -> int:
@@ -314,15 +317,15 @@ class UpdateBound:
 
     # -- the question for a limit --
 
-    def may_fit(self, limit_s: float) -> bool:
+    def may_fit(self, limit_s: float, deadline: Deadline = NO_DEADLINE) -> bool:
         """Whether an update may take at most so long. Raises `OutOfTime` at the deadline."""
         if limit_s < self.floor_s:
             return False
         stages = self._stages(limit_s)
-        behind = self._behind(stages)
+        behind = self._behind(stages, deadline)
         if not np.isfinite(behind[1:]).any():
             return False
-        return self._reaches_the_end(limit_s, stages, behind)
+        return self._reaches_the_end(limit_s, stages, behind, deadline)
 
     def _stages(self, limit_s: float) -> list[Stages]:
         """The stages of every class, with and without recomputation."""
@@ -343,7 +346,7 @@ class UpdateBound:
             fewest = np.minimum(workers / (depth - 1), self.minibatches / depth)
         return np.ceil(np.nan_to_num(fewest, nan=0.0) / SLACK)
 
-    def _behind(self, stages: list[Stages]) -> Floats:
+    def _behind(self, stages: list[Stages], deadline: Deadline) -> Floats:
         """For every group of cuts, what the workers count at least that hold the layers behind it.
 
         Stages get the number of replicas here that their depth needs.
@@ -351,17 +354,18 @@ class UpdateBound:
         last = len(self.groups.crossing) - 1
         needs = np.zeros(last + 1)
         for begin in range(last - 1, -1, -1):
-            if self.deadline.passed:
-                raise OutOfTime
+            deadline.check()
             behind, least = needs[begin + 1 :], np.inf
             for one in stages:
-                own = np.maximum(one.replicas[begin, begin + 1 :], self._for_memory(one.depth[begin, begin + 1 :], behind))
+                own = np.maximum(
+                    one.replicas[begin, begin + 1 :], self._for_memory(one.depth[begin, begin + 1 :], behind)
+                )
                 one.replicas[begin, begin + 1 :] = own
                 least = min(least, float((behind + one.kind.price_of(own)).min()))
             needs[begin] = least
         return needs
 
-    def _reaches_the_end(self, limit_s: float, stages: list[Stages], behind: Floats) -> bool:
+    def _reaches_the_end(self, limit_s: float, stages: list[Stages], behind: Floats, deadline: Deadline) -> bool:
         """Whether stages from the first layer to the last one fit in the limit with all workers.
 
         A state is a group of cuts with what the workers in front count, rounded down to a grid. Of all ways there, the
@@ -374,8 +378,7 @@ class UpdateBound:
         self._place_first(limit_s, delay, grid)
         room = np.minimum((self.budget * SLACK - behind) / grid, places - 1)
         for begin in range(1, last):
-            if self.deadline.passed:
-                raise OutOfTime
+            deadline.check()
             used = np.flatnonzero(np.isfinite(delay[begin]))
             used = used[used <= room[begin]]
             # Workers that do not shorten the delay are idle.
@@ -418,15 +421,3 @@ class UpdateBound:
             allowed[:, 0] = allowed[:, -1] = False
             row, column = np.nonzero(allowed)
             np.minimum.at(delay, (column, places[row].astype(np.intp)), exchange[row, column])
-
-
-def least_update_s(bound: UpdateBound, low_s: float, high_s: float, precision: float) -> float:
-    """The longest time, to a relative precision, that no update undercuts; `low_s` is one already."""
-    low_s = max(low_s, bound.floor_s)
-    while high_s > low_s * (1 + precision):
-        middle_s = (low_s * high_s) ** 0.5
-        try:
-            low_s, high_s = (low_s, middle_s) if bound.may_fit(middle_s) else (middle_s, high_s)
-        except OutOfTime:
-            break
-    return low_s
