@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -239,16 +240,16 @@ class UpdateBound:
         found["backward"] = self.groups.most_inside("work")
         return found
 
-    def exchange_s(self, replicas: Floats | Ints, speed: float, pick: object = ...) -> Floats:
+    def exchange_s(self, replicas: Floats | Ints, speed: float, pick: Any = ...) -> Floats:
         """The exposed exchange of stages with so many replicas, and the optimiser's step."""
         inside, options = self.inside, self.problem.options
         counts = np.minimum(replicas, len(self.links.ring_bandwidth) - 1).astype(np.intp)
         rates = self.links.ring_bandwidth[counts], self.links.ring_latency_s[counts]
-        ring = formulas.ring_allreduce_time(counts, inside["parameters"][pick], *rates)  # type: ignore[index]
+        ring = formulas.ring_allreduce_time(counts, inside["parameters"][pick], *rates)
         hidden = self.problem.hidden_share
-        backward = np.inf if self.problem.cluster.executor else inside["backward"][pick] / speed  # type: ignore[index]
+        backward = np.inf if self.problem.cluster.executor else inside["backward"][pick] / speed
         exposed = formulas.flush_exposed(ring, backward, hidden)
-        return np.asarray(exposed + inside["update"][pick] / speed * (options.accumulate or 1))  # type: ignore[index]
+        return np.asarray(exposed + inside["update"][pick] / speed * (options.accumulate or 1))
 
     @cached_property
     def messages(self) -> Floats:
