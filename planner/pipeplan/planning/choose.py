@@ -193,10 +193,10 @@ class _Chooser:
         self._alone()
         self._old_gradients()
         finished, self.finished = self.finished, True
-        self._relax(known, 0.3)
+        self._relax(known, 0.15)
         self._pipelines(known)
-        self._relax(known, 0.7)
         self._search_all(known)
+        self._relax(known, 0.9)
         if not self.finished and not self.deadline.passed:
             # Searches that needed less than their share of the time have left it to those that were cut off.
             self.finished = True
@@ -217,6 +217,10 @@ class _Chooser:
                 self.relaxed[splits] = Relaxation(*asked, splits)
         best_sample_s = float("inf") if fastest is None else fastest.sample_s
         both = not self.relaxed[True].bounds or (fastest is not None and fastest.plan.schedule == ZERO_BUBBLE)
+        if not both:
+            self.relaxed[both].learn(
+                {size: max(self.bounds.get(size, 0.0), self.relaxed[True].bounds.get(size, 0.0)) for size in sizes}
+            )
         self.relaxed[both].tighten(sizes, best_sample_s, self.deadline.share(share))
 
     def _relaxed_bounds(self, size: int, *, both: bool) -> float:

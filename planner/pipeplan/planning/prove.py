@@ -7,11 +7,12 @@ the bound is that of pipelines, or the fastest one-stage plan's where that is le
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeplan.errors import InputError
 from pipeplan.planning.candidates import Machines, problem_of
+from pipeplan.planning.simplicity import TOLERANCE
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.solvers.update_bound import UpdateBound
@@ -37,8 +38,12 @@ class Relaxation:
     bounds: dict[int, float] = field(default_factory=dict)
     _known: dict[int, UpdateBound] = field(default_factory=dict, repr=False)
 
+    def learn(self, bounds: Mapping[int, float]) -> None:
+        """Take over bounds that are proven otherwise."""
+        self.bounds |= {size: max(bound, self.bounds.get(size, 0.0)) for size, bound in bounds.items()}
+
     def tighten(self, sizes: Sequence[int], best_sample_s: float, deadline: Deadline) -> None:
-        """Raise the least bound towards the best figure that is known, until it stays or the deadline comes."""
+        """Raise the least bound until it stays, it is near the best figure that is known, or the deadline comes."""
         ends = dict.fromkeys(sizes, best_sample_s)
         try:
             for size in sizes:
@@ -48,7 +53,8 @@ class Relaxation:
             while True:
                 size = min(ends, key=self.bounds.__getitem__)
                 low, high = self.bounds[size], ends[size]
-                if high <= low * (1 + PRECISION) or not self._known[size].cuts.complete:
+                near = high <= low * (1 + PRECISION) or low * (1 + TOLERANCE) >= best_sample_s
+                if near or not self._known[size].cuts.complete:
                     return
                 # Most sizes cannot reach the best figure, which one question shows.
                 first = size in unasked and best_sample_s < float("inf")

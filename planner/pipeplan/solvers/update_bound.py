@@ -35,7 +35,7 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 MOST_GROUPS = 640
 """Cuts are grouped where there are more."""
-GRID = 3
+GRID = 2
 """On unequal devices, what workers count is rounded down to this part of the slowest worker."""
 SLACK = 1 + 1e-9
 STEPS = 4
