@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pipeplan.errors import InputError
 from pipeplan.planning.candidates import Machines, problem_of
 from pipeplan.planning.simplicity import TOLERANCE
-from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.solvers.main_cuts import cuts_for_bounds
 from pipeplan.problem.options import Options
 from pipeplan.solvers.update_bound import UpdateBound
 from pipeplan.util.deadline import Deadline, OutOfTime
@@ -70,6 +70,6 @@ class Relaxation:
     def _of(self, size: int, deadline: Deadline) -> UpdateBound:
         if size not in self._known:
             problem = problem_of(self.machines, self.options, size, self.samples)
-            cuts = enumerate_cuts(problem, self.maximum_cuts, deadline.share(0.5))
+            cuts = cuts_for_bounds(problem, self.maximum_cuts, deadline.share(0.5))
             self._known[size] = UpdateBound(problem, cuts, self.splits)
         return self._known[size]
