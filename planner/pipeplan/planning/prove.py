@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from pipeplan.errors import InputError
 from pipeplan.planning.candidates import Machines, problem_of
 from pipeplan.planning.simplicity import TOLERANCE
-from pipeplan.solvers.main_cuts import cuts_for_bounds
+from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
+from pipeplan.solvers.cut_groups import cuts_of_main_units
 from pipeplan.solvers.update_bound import UpdateBound
 from pipeplan.util.deadline import Deadline, OutOfTime
 
@@ -70,6 +72,14 @@ class Relaxation:
     def _of(self, size: int, deadline: Deadline) -> UpdateBound:
         if size not in self._known:
             problem = problem_of(self.machines, self.options, size, self.samples)
-            cuts = cuts_for_bounds(problem, self.maximum_cuts, deadline.share(0.5))
-            self._known[size] = UpdateBound(problem, cuts, self.splits)
+            self._known[size] = UpdateBound(problem, self._cuts(problem, deadline.share(0.5)), self.splits)
         return self._known[size]
+
+    def _cuts(self, problem: Problem, deadline: Deadline) -> Cuts:
+        """All cuts of a problem, or those of its main units where there are too many."""
+        found = None
+        if all(one.cuts.readers for one in self._known.values()):
+            found = enumerate_cuts(problem, self.maximum_cuts, deadline)
+        if found is None or not found.complete:
+            found = cuts_of_main_units(problem, deadline) or found or enumerate_cuts(problem, 1, deadline)
+        return found

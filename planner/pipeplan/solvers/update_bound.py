@@ -31,80 +31,14 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.problem import Problem
+from pipeplan.solvers.cut_groups import CutGroups
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
-MOST_GROUPS = 640
-"""Cuts are grouped where there are more."""
 GRID = 2
 """On unequal devices, what workers count is rounded down to this part of the slowest worker."""
 SLACK = 1 + 1e-9
 STEPS = 4
 """Steps towards the fewest replicas of a stage; each gives a lower bound."""
-
-
-@dataclass(frozen=True)
-class CutGroups:
-    """Groups of cuts with nearly the same work and parameters, and the least and the most of their totals.
-
-    A stage between cuts of two groups has at least the least of the one less the most of the other.
-    """
-
-    least: dict[str, Floats]
-    most: dict[str, Floats]
-    crossing: Floats
-    """Bytes of one minibatch that cross a cut of the group forward, at least."""
-    returned: Floats
-
-    @staticmethod
-    def of(cuts: Cuts) -> CutGroups:
-        """The groups: every cut alone if there are few."""
-        totals = {
-            "work": cuts.work_s - cuts.update_s,
-            "forward": cuts.forward_s,
-            "update": cuts.update_s,
-            "parameters": cuts.parameters,
-            "buffers": cuts.buffers,
-            "saved": cuts.saved,
-        }
-        group = _groups(totals["work"], totals["parameters"])
-        order = np.argsort(group, kind="stable")
-        begins = np.flatnonzero(np.diff(group[order], prepend=-1))
-
-        def extremes(values: Floats) -> tuple[Floats, Floats]:
-            ordered = values[order]
-            return np.minimum.reduceat(ordered, begins), np.maximum.reduceat(ordered, begins)
-
-        found = {name: extremes(values) for name, values in totals.items()}
-        return CutGroups(
-            {name: pair[0] for name, pair in found.items()},
-            {name: pair[1] for name, pair in found.items()},
-            extremes(cuts.sent)[0],
-            extremes(cuts.returned)[0],
-        )
-
-    def inside(self, name: str) -> Floats:
-        """At least so much of a total is between two groups: from rows to columns."""
-        return np.maximum(0.0, self.least[name][None, :] - self.most[name][:, None])
-
-    def most_inside(self, name: str) -> Floats:
-        """At most so much of a total is between two groups."""
-        return np.maximum(0.0, self.most[name][None, :] - self.least[name][:, None])
-
-
-def _groups(work: Floats, parameters: Floats) -> Ints:
-    """The group of every cut. Cuts that contain others are in no earlier group; the ends are alone."""
-    count = len(work)
-    if count <= MOST_GROUPS:
-        return np.arange(count)
-    inner_work, inner_parameters = work[1:-1], parameters[1:-1]
-    cells = 16 * MOST_GROUPS
-    while True:
-        rows = np.floor(inner_work / work[-1] * cells)
-        columns = np.floor(inner_parameters / max(float(parameters[-1]), 1.0) * min(cells, MOST_GROUPS))
-        found, group = np.unique(rows * (cells + MOST_GROUPS + 2) + columns, return_inverse=True)
-        if len(found) <= MOST_GROUPS:
-            return np.concatenate([[0], group + 1, [len(found) + 1]])
-        cells = int(cells / 1.4)
 
 
 @dataclass(frozen=True)
