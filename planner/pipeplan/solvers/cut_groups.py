@@ -21,7 +21,7 @@ LOOSEST = (0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02)
 MOST_LEFT_OUT = 0.15
 """The largest share of the whole work that may be left out."""
 MOST_CUTS = 12_000
-MOST_GROUPS = 640
+MOST_GROUPS = 400
 """Cuts are grouped where there are more."""
 
 
