@@ -193,7 +193,7 @@ class _Chooser:
         self._alone()
         self._old_gradients()
         finished, self.finished = self.finished, True
-        self._relax(known, 0.12)
+        self._relax(known, 0.2)
         self._pipelines(known)
         self._search_all(known)
         self._relax(known, 0.9)
@@ -207,21 +207,20 @@ class _Chooser:
             self._pipelines(others, extrapolated=True)
 
     def _relax(self, sizes: list[int], share: float) -> None:
-        """Bound the pipelines of all sizes. At first both schedules with a flush, then the one that is the fastest."""
-        question, fastest = self.question, best_of(self._allowed)
+        """Bound the pipelines of all sizes: those of 1f1b-flush and zb-h1 together, then those of 1f1b-flush alone."""
+        question, fastest, ends = self.question, best_of(self._allowed), self.deadline.share(share)
         if question.options.grid or question.options.stages == 1 or not (sizes and question.simulates):
             return
+        best_sample_s = float("inf") if fastest is None else fastest.sample_s
         for splits in (True, False):
             if splits not in self.relaxed:
-                asked = question.machines, question.options, question.samples, question.maximum_cuts
-                self.relaxed[splits] = Relaxation(*asked, splits)
-        best_sample_s = float("inf") if fastest is None else fastest.sample_s
-        both = not self.relaxed[True].bounds or (fastest is not None and fastest.plan.schedule == ZERO_BUBBLE)
-        if not both:
-            self.relaxed[both].learn(
-                {size: max(self.bounds.get(size, 0.0), self.relaxed[True].bounds.get(size, 0.0)) for size in sizes}
+                self.relaxed[splits] = Relaxation(question.machines, question.options, question.samples, splits)
+            one, both = self.relaxed[splits], self.relaxed[True]
+            one.main = both.main
+            one.learn(
+                {size: max(both.bounds.get(size, 0.0), not splits and self.bounds.get(size, 0.0)) for size in sizes}
             )
-        self.relaxed[both].tighten(sizes, best_sample_s, self.deadline.share(share))
+            one.tighten(sizes, best_sample_s, ends)
 
     def _relaxed_bounds(self, size: int, *, both: bool) -> float:
         """What the relaxations prove for a size, in seconds per sample; 0 where they prove nothing.

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field
 from pipeplan.errors import InputError
 from pipeplan.planning.candidates import Machines, problem_of
 from pipeplan.planning.simplicity import TOLERANCE
-from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.options import Options
-from pipeplan.problem.problem import Problem
-from pipeplan.solvers.cut_groups import cuts_of_main_units
+from pipeplan.solvers.cut_groups import MainUnits
 from pipeplan.solvers.update_bound import UpdateBound
 from pipeplan.util.deadline import Deadline, OutOfTime
 
@@ -34,10 +32,11 @@ class Relaxation:
     options: Options
     samples: int
     """The global batch."""
-    maximum_cuts: int
     splits: bool
     """Whether they hold for zb-h1 as well, and not for 1f1b-flush alone."""
     bounds: dict[int, float] = field(default_factory=dict)
+    main: MainUnits | None = None
+    """The units whose cuts are counted, once they are known."""
     _known: dict[int, UpdateBound] = field(default_factory=dict, repr=False)
 
     def learn(self, bounds: Mapping[int, float]) -> None:
@@ -50,13 +49,14 @@ class Relaxation:
         try:
             for size in sizes:
                 one = self._of(size, deadline)
+                if one is None:
+                    return
                 self.bounds[size] = max(self.bounds.get(size, 0.0), one.floor_s / self.samples)
-            unasked = {size for size in sizes if self._known[size].cuts.complete}
+            unasked = set(sizes)
             while True:
                 size = min(ends, key=self.bounds.__getitem__)
                 low, high = self.bounds[size], ends[size]
-                near = high <= low * (1 + PRECISION) or low * (1 + TOLERANCE) >= best_sample_s
-                if near or not self._known[size].cuts.complete:
+                if high <= low * (1 + PRECISION) or low * (1 + TOLERANCE) >= best_sample_s:
                     return
                 # Most sizes cannot reach the best figure, which one question shows.
                 first = size in unasked and best_sample_s < float("inf")
@@ -69,17 +69,12 @@ class Relaxation:
         except (OutOfTime, InputError):
             return
 
-    def _of(self, size: int, deadline: Deadline) -> UpdateBound:
+    def _of(self, size: int, deadline: Deadline) -> UpdateBound | None:
+        """The bound for one size; None where its cuts are too many."""
         if size not in self._known:
             problem = problem_of(self.machines, self.options, size, self.samples)
-            self._known[size] = UpdateBound(problem, self._cuts(problem, deadline.share(0.5)), self.splits)
+            self.main = self.main or MainUnits.of(problem, deadline)
+            if self.main is None:
+                return None
+            self._known[size] = UpdateBound(problem, self.main.cuts(problem), self.splits)
         return self._known[size]
-
-    def _cuts(self, problem: Problem, deadline: Deadline) -> Cuts:
-        """All cuts of a problem, or those of its main units where there are too many."""
-        found = None
-        if all(one.cuts.readers for one in self._known.values()):
-            found = enumerate_cuts(problem, self.maximum_cuts, deadline)
-        if found is None or not found.complete:
-            found = cuts_of_main_units(problem, deadline) or found or enumerate_cuts(problem, 1, deadline)
-        return found

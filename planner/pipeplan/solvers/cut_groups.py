@@ -11,34 +11,77 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeplan.problem.cuts import Cuts, Floats, Ints
+from pipeplan.problem.cuts import Cuts, Floats, Ints, membership
 from pipeplan.problem.problem import Problem
 from pipeplan.util import graph
 from pipeplan.util.deadline import Deadline
 
-LOOSEST = (0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02)
+LOOSEST = (1.0, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02)
 """Units are left out that may run beside more than this share of all units, tried in this order."""
 MOST_LEFT_OUT = 0.15
 """The largest share of the whole work that may be left out."""
 MOST_CUTS = 12_000
-MOST_GROUPS = 400
+MOST_GROUPS = 500
 """Cuts are grouped where there are more."""
 
 
-def cuts_of_main_units(problem: Problem, deadline: Deadline) -> Cuts | None:
-    """All cuts of a problem's main units; None where these have too many cuts as well."""
-    work = np.array([unit.forward_s + unit.backward_s for unit in problem.units])
-    beside = _units_beside(problem)
-    for share in LOOSEST:
-        main = np.flatnonzero(beside <= share * len(work)).tolist()
-        if work[main].sum() < (1 - MOST_LEFT_OUT) * work.sum():
-            return None
-        try:
-            ideals = graph.ideals(len(main), _edges_among(problem, main), MOST_CUTS, deadline)
-        except graph.TooManyIdeals:
-            continue
-        return _totals(problem, main, ideals)
-    return None
+@dataclass(frozen=True)
+class MainUnits:
+    """The main units of a model, whose cuts are listed once for all microbatch sizes."""
+
+    units: tuple[int, ...]
+    """Indices into the units of a problem."""
+    ideals: tuple[int, ...]
+    inside: Floats
+    """Zeros and ones of shape (ideals, main units): whether a cut holds a unit."""
+
+    @staticmethod
+    def of(problem: Problem, deadline: Deadline) -> MainUnits | None:
+        """The main units of a problem, all of them where their cuts are few; None where no choice has few cuts."""
+        work = np.array([unit.forward_s + unit.backward_s for unit in problem.units])
+        beside = _units_beside(problem)
+        for share in LOOSEST:
+            main = np.flatnonzero(beside <= share * len(work)).tolist()
+            if work[main].sum() < (1 - MOST_LEFT_OUT) * work.sum():
+                break
+            try:
+                ideals = graph.ideals(len(main), _edges_among(problem, main), MOST_CUTS, deadline)
+            except graph.TooManyIdeals:
+                continue
+            return MainUnits(tuple(main), tuple(ideals), membership(ideals, len(main)))
+        return None
+
+    def cuts(self, problem: Problem) -> Cuts:
+        """The cuts of the main units of a problem, with the totals of these alone."""
+        number = {unit: index for index, unit in enumerate(self.units)}
+        sent, returned = np.zeros((2, len(self.ideals)))
+        members = np.ascontiguousarray(self.inside.T != 0)
+        for flow in problem.flows:
+            readers = [number[unit] for unit in flow.consumers if unit in number]
+            if flow.producer in number and readers:
+                crossed = members[number[flow.producer]] & ~members[readers].all(axis=0)
+                sent[crossed] += flow.bytes
+                returned[crossed] += flow.gradient_bytes
+
+        def total(name: str) -> Floats:
+            return np.asarray(
+                self.inside @ np.array([getattr(problem.units[unit], name) for unit in self.units], float)
+            )
+
+        return Cuts(
+            ideals=self.ideals,
+            complete=True,
+            work_s=total("forward_s") + total("backward_s"),
+            forward_s=total("forward_s"),
+            update_s=total("update_s"),
+            parameters=total("parameter_bytes"),
+            buffers=total("buffer_bytes"),
+            saved=total("saved_bytes"),
+            sent=sent,
+            returned=returned,
+            readers=(),
+            workspace_bytes=(),
+        )
 
 
 def _units_beside(problem: Problem) -> Ints:
@@ -69,37 +112,6 @@ def _edges_among(problem: Problem, main: list[int]) -> list[tuple[int, int]]:
         if unit in number:
             edges |= {(source, number[unit]) for source in sources[unit]}
     return sorted(edges)
-
-
-def _totals(problem: Problem, main: list[int], ideals: list[int]) -> Cuts:
-    """The cuts of the main units, with the totals of these alone."""
-    inside = np.array([[ideal >> index & 1 for index in range(len(main))] for ideal in ideals], dtype=float)
-    number, units = {unit: index for index, unit in enumerate(main)}, [problem.units[unit] for unit in main]
-    sent, returned = np.zeros((2, len(ideals)))
-    for flow in problem.flows:
-        readers = [number[unit] for unit in flow.consumers if unit in number]
-        if flow.producer in number and readers:
-            crossed = (inside[:, number[flow.producer]] > 0) & ~(inside[:, readers] > 0).all(axis=1)
-            sent[crossed] += flow.bytes
-            returned[crossed] += flow.gradient_bytes
-
-    def total(name: str) -> Floats:
-        return np.asarray(inside @ np.array([getattr(unit, name) for unit in units], dtype=float))
-
-    return Cuts(
-        ideals=tuple(ideals),
-        complete=True,
-        work_s=total("forward_s") + total("backward_s"),
-        forward_s=total("forward_s"),
-        update_s=total("update_s"),
-        parameters=total("parameter_bytes"),
-        buffers=total("buffer_bytes"),
-        saved=total("saved_bytes"),
-        sent=sent,
-        returned=returned,
-        readers=(),
-        workspace_bytes=(),
-    )
 
 
 @dataclass(frozen=True)

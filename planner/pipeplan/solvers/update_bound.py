@@ -37,6 +37,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 GRID = 2
 """On unequal devices, what workers count is rounded down to this part of the slowest worker."""
 SLACK = 1 + 1e-9
+AT_ONCE = 16
+"""Groups of cuts between looks at the clock."""
 STEPS = 4
 """Steps towards the fewest replicas of a stage; each gives a lower bound."""
 
@@ -116,7 +118,10 @@ class Stages:
     """All stages of one class, with or without recomputation, as matrices over the groups of cuts at their ends."""
 
     kind: WorkerClass
-    recompute: bool
+    passes: Floats
+    """Seconds of both passes of one minibatch."""
+    tail: Floats
+    """What of the last ones fills the time in which stages in front drain, in seconds."""
     replicas: Floats
     """The fewest that suffice, or fewer."""
     depth: Floats
@@ -269,7 +274,8 @@ class UpdateBound:
             for recompute in (False, True) if self.problem.options.recompute else (False,):
                 replicas = self.replicas(limit_s, kind, recompute=recompute)
                 depth = self.deepest(replicas, kind, recompute=recompute)
-                found.append(Stages(kind, recompute, np.where(depth < 1, np.inf, replicas), depth))
+                passes, tail = self._passes(kind, recompute)
+                found.append(Stages(kind, passes, tail, np.where(depth < 1, np.inf, replicas), depth))
                 if bool((depth >= min(self.minibatches, 1 + self.problem.cluster.workers)).all()):
                     break
         return found
@@ -289,7 +295,8 @@ class UpdateBound:
         last = len(self.groups.crossing) - 1
         needs = np.zeros(last + 1)
         for begin in range(last - 1, -1, -1):
-            deadline.check()
+            if begin % AT_ONCE == 0:
+                deadline.check()
             behind, least = needs[begin + 1 :], np.inf
             for one in stages:
                 own = np.maximum(
@@ -313,7 +320,8 @@ class UpdateBound:
         self._place_first(limit_s, delay, grid)
         room = np.minimum((self.budget * SLACK - behind) / grid, places - 1)
         for begin in range(1, last):
-            deadline.check()
+            if begin % AT_ONCE == 0:
+                deadline.check()
             used = np.flatnonzero(np.isfinite(delay[begin]))
             used = used[used <= room[begin]]
             # Workers that do not shorten the delay are idle.
@@ -323,7 +331,7 @@ class UpdateBound:
             before_s = delay[begin, used] + self.way_s[begin]
             ends = slice(begin + 1, None)
             for one in stages:
-                passes, tail = (part[begin, ends] for part in self._passes(one.kind, one.recompute))
+                passes, tail = one.passes[begin, ends], one.tail[begin, ends]
                 own = one.replicas[begin, ends]
                 with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                     spare = limit_s * SLACK - (before_s + self.ahead_s[begin])[:, None] + tail

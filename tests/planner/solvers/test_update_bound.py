@@ -20,7 +20,7 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.simulate import simulated_update_s
-from pipeplan.solvers.cut_groups import CutGroups, cuts_of_main_units
+from pipeplan.solvers.cut_groups import CutGroups, MainUnits
 from pipeplan.solvers.update_bound import UpdateBound
 from pipeplan.util.deadline import NO_DEADLINE
 
@@ -58,21 +58,24 @@ CASES = {
 def test_the_bound_is_between_the_work_and_the_best_plan(machines: Machines, options: Options, least: float) -> None:
     choice = choose(Question(machines, options, batch=16))
     fastest = min(one.sample_s for one in choice.rivals if len(one.plan.stages) > 1)
-    bound = Relaxation(machines, options, 16, 1000, splits=True)
+    bound = Relaxation(machines, options, 16, splits=True)
     bound.tighten([1], fastest, NO_DEADLINE)
     assert 6.0 * least <= bound.bounds[1] <= fastest
     assert choice.bound_sample_s >= bound.bounds[1]
 
 
-def test_every_cut_has_a_cut_of_the_main_units_with_no_larger_totals() -> None:
+def test_every_cut_has_a_cut_of_the_main_units_with_no_larger_totals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeplan.solvers.cut_groups.MOST_CUTS", 100)
     names = [f"l{n}" for n in range(10)]
     layers = [*(Layer(name, 1.0, 2.0, 10, 5) for name in names), *(Layer(f"s{n}", 0.01, 0.02, 1, 1) for n in range(9))]
     tensors = [Tensor("in", "l0", ("l1", *(f"s{n}" for n in range(9))), 3, 3)]
     tensors += [Tensor(f"t{n}", f"l{n}", (f"l{n + 1}",), 4, 4) for n in range(1, 9)]
     tensors += [Tensor(f"side{n}", f"s{n}", ("l9",), 2, 2) for n in range(9)]
     problem = Problem(Profile(tuple(layers), tuple(tensors), 1), SERVERS, Options(schedule=FLUSH, accumulate=8))
-    every, main = enumerate_cuts(problem, 100_000), cuts_of_main_units(problem, NO_DEADLINE)
-    assert main is not None
+    every, found = enumerate_cuts(problem, 100_000), MainUnits.of(problem, NO_DEADLINE)
+    assert found is not None
+    assert len(found.units) == len(names)
+    main = found.cuts(problem)
     assert len(main.ideals) < 100 < len(every.ideals)
     names_of = ("work_s", "forward_s", "parameters", "saved", "sent", "returned")
     smaller = np.all(
