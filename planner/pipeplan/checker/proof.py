@@ -20,7 +20,9 @@ from pipeplan.util.units import show_time
 
 SEARCH = "search"
 """The search for plans whose workers run several stages, which proves nothing but a bound."""
-SOLVERS = ("DP", "ILP (HiGHS)", "ILP (CBC)", SEARCH)
+RELAXATION = "relaxation"
+"""The bound of the choice that led to the plan, on simulated times."""
+SOLVERS = ("DP", "ILP (HiGHS)", "ILP (CBC)", SEARCH, RELAXATION)
 STATUSES = (verdict_words.OPTIMAL, verdict_words.FEASIBLE, verdict_words.INFEASIBLE, "time limit")
 NOT_SHOWN = "stated, not shown"
 CONFIGURATION = re.compile(r"([1-9][0-9]*×\()?[1-9][0-9]*(-[1-9][0-9]*)*(\)| × [1-9][0-9]* stages)?", re.ASCII)
@@ -77,7 +79,7 @@ def check_claims(
     state = ProofState(
         step_s=step_s,
         bound_s=bound,
-        answers=tuple(_answer(node, pace) for node in verdict["solvers"].items()),
+        answers=tuple(_answer(node, pace, step_s) for node in verdict["solvers"].items()),
         cores_s=shared_cores_bound_s(document, model),
     )
     _check_origin(root["bound_s"], state)
@@ -110,7 +112,7 @@ def _check_search(document: PlanDocument, model: CheckedModel, pace: ChargedPace
     """`check_claims` for a plan whose workers run several stages: the bound follows from the work alone."""
     root = document.root
     verdict, bound_s = root["verdict"], root["bound_s"].number()
-    if [_answer(node, pace).solver for node in verdict["solvers"].items()] != [SEARCH]:
+    if [_answer(node, pace, document.step_s).solver for node in verdict["solvers"].items()] != [SEARCH]:
         verdict["solvers"].fail(f"plans of {document.schedule} are found by a search")
     work = model.forward_s + model.backward_s + model.update_s
     fastest = max(device.speed for device in document.cluster.devices)
@@ -123,7 +125,7 @@ def _check_search(document: PlanDocument, model: CheckedModel, pace: ChargedPace
     return f"a search found the plan; no plan of {document.schedule} is more than {gap:.1%} faster, by the work alone"
 
 
-def _answer(node: Node, pace: ChargedPace) -> SolverAnswer:
+def _answer(node: Node, pace: ChargedPace, step_s: float) -> SolverAnswer:
     """The record of one solver. Raises an `InputError` where it contradicts itself or this plan."""
     if node["solver"].text() not in SOLVERS:
         node["solver"].fail(f"there is no such solver: {node['solver'].value!r}")
@@ -150,7 +152,8 @@ def _answer(node: Node, pace: ChargedPace) -> SolverAnswer:
         gap.fail("there is no gap without a plan")
     if status == verdict_words.OPTIMAL and own_gap > TOLERANCE:
         node.fail("its bound does not reach its pace, so it is not optimal")
-    if bound_s > min(minibatch_s, pace.pace_s if charged else pace.alone_s) * (1 + TOLERANCE):
+    known_s = step_s if node["solver"].text() == RELAXATION else pace.pace_s if charged else pace.alone_s
+    if bound_s > min(minibatch_s, known_s) * (1 + TOLERANCE):
         node.fail(f"its bound is {bound_s!r} s, but there is a plan that takes less")
     return SolverAnswer(node["solver"].text(), status, minibatch_s, bound_s, note, charged)
 

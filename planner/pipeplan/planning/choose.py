@@ -46,6 +46,7 @@ from pipeplan.planning.candidates import (
 )
 from pipeplan.planning.figure import TOLERANCE, simplest_of
 from pipeplan.planning.local_search import PlanSearch
+from pipeplan.planning.prove import Relaxation
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
@@ -109,23 +110,25 @@ class Choice:
     """Whether Ctrl-C ended them."""
     bounds: Mapping[int, float] = field(default_factory=dict)
     """By microbatch size: no plan of 1f1b-flush takes fewer seconds per sample."""
+    bounds_of_both: Mapping[int, float] = field(default_factory=dict)
+    """The same for all plans of 1f1b-flush and of zb-h1."""
     searched_all: bool = False
-    """Whether the problem of the plan that is taken holds all plans of 1f1b-flush with its microbatch size."""
+    """Whether the problem of the plan that is taken holds all plans of its schedule with its microbatch size."""
 
     def bound_s(self, solved_s: float) -> float:
         """Seconds per microbatch of the taken plan's size that no plan of the question undercuts.
 
         `solved_s` is what the solvers have proven for the problem of the taken plan, which may be a part of the
         question: one stage, another schedule, one microbatch size. A plan with old gradients is compared with others of
-        its schedule alone.
+        its schedule alone, one of zb-h1 with those of 1f1b-flush too.
         """
         size = self.taken.problem.profile.minibatch
-        if self.taken.delay > 0 or not self.bounds:
+        bounds = dict(self.bounds_of_both if self.taken.problem.options.schedule == ZERO_BUBBLE else self.bounds)
+        if self.taken.delay > 0 or not bounds:
             return min(solved_s, self.sharded_sample_s * size)
-        bounds = dict(self.bounds)
         if self.searched_all:
             bounds[size] = max(bounds.get(size, 0.0), solved_s / size)
-        return min(solved_s, self.sharded_sample_s * size, *(bound * size for bound in bounds.values()))
+        return min(self.sharded_sample_s * size, *(bound * size for bound in bounds.values()))
 
     @property
     def bound_sample_s(self) -> float:
@@ -178,6 +181,8 @@ class _Chooser:
     stale: Candidate | None = None
     bounds: dict[int, float] = field(default_factory=dict)
     """By microbatch size, a lower bound on the seconds per sample of all plans of 1f1b-flush."""
+    relaxed: dict[bool, Relaxation] = field(default_factory=dict)
+    """The bounds of relaxations: for plans of 1f1b-flush and zb-h1 (True), and of 1f1b-flush alone (False)."""
     finished: bool = True
     interrupted: bool = False
     refused: TooFewLayersError | None = None
@@ -190,8 +195,10 @@ class _Chooser:
         self._alone()
         self._old_gradients()
         finished, self.finished = self.finished, True
+        self._relax(known, 0.2)
         self._pipelines(known)
-        self._prove(known)
+        self._search_all(known)
+        self._relax(known, 0.9)
         if not self.finished and not self.deadline.passed:
             # Searches that needed less than their share of the time have left it to those that were cut off.
             self.finished = True
@@ -201,7 +208,33 @@ class _Chooser:
             self._one_stage(others, extrapolated=True)
             self._pipelines(others, extrapolated=True)
 
-    def _prove(self, sizes: list[int]) -> None:
+    def _relax(self, sizes: list[int], share: float) -> None:
+        """Bound the pipelines of all sizes: those of 1f1b-flush and zb-h1 together, then those of 1f1b-flush alone."""
+        question, fastest, ends = self.question, best_of(self._allowed), self.deadline.share(share)
+        if question.options.grid or question.options.stages == 1 or not (sizes and question.simulates):
+            return
+        best_sample_s = float("inf") if fastest is None else fastest.sample_s
+        for splits in (True, False):
+            if splits not in self.relaxed:
+                self.relaxed[splits] = Relaxation(question.machines, question.options, question.samples, splits)
+            one, both = self.relaxed[splits], self.relaxed[True]
+            one.main = both.main
+            one.learn(
+                {size: max(both.bounds.get(size, 0.0), not splits and self.bounds.get(size, 0.0)) for size in sizes}
+            )
+            one.tighten(sizes, best_sample_s, ends)
+
+    def _relaxed_bounds(self, size: int, *, both: bool) -> float:
+        """What the relaxations prove for a size, in seconds per sample; 0 where they prove nothing.
+
+        Plans of one stage are proven by their formulas.
+        """
+        whole = (one for one in self.found if len(one.plan.stages) == 1 and not one.sharding.divides_weights)
+        alone_s = min((one.figure.formula_s / one.problem.profile.minibatch for one in whole), default=float("inf"))
+        kinds = [one for splits, one in self.relaxed.items() if splits or not both]
+        return min(alone_s, max((one.bounds.get(size, 0.0) for one in kinds), default=0.0))
+
+    def _search_all(self, sizes: list[int]) -> None:
         """Search all cuts of the sizes that were searched between blocks alone, for a bound and maybe a faster plan."""
         for size in sizes:
             fastest = best_of(self._allowed)
@@ -212,7 +245,7 @@ class _Chooser:
             except InputError:
                 continue
             least_sample_s, bound = least_step_s(problem) / size, self.bounds.get(size, 0.0)
-            open_gap = bound * (1 + TOLERANCE) < fastest.sample_s
+            open_gap = max(bound, self._relaxed_bounds(size, both=False)) * (1 + TOLERANCE) < fastest.sample_s
             if open_gap and bound <= least_sample_s * (1 + ROUNDING):
                 found = self._add(PIPELINE, problem, fastest.sample_s * size, extrapolated=False, gap=0.0)
                 self.bounds[size] = max(bound, found / size)
@@ -313,6 +346,9 @@ class _Chooser:
             useful_sample_s = best_sample_s
             if bounds and self._allowed:
                 useful_sample_s = min(useful_sample_s, *(one.sample_s for one in self._allowed))
+                if self._relaxed_bounds(size, both=True) >= useful_sample_s:
+                    self.bounds[size] = max(self.bounds.get(size, 0.0), useful_sample_s)
+                    continue
             bound_s = self._add(kind, problem, useful_sample_s * size, extrapolated=extrapolated, allowed=allowed)
             if bounds:
                 self.bounds[size] = max(self.bounds.get(size, 0.0), bound_s / size)
@@ -425,6 +461,12 @@ class _Chooser:
             stale = None
         size, options = taken.problem.profile.minibatch, taken.problem.options
         everything = problem_of(question.machines, question.options, size, question.samples).options
+        alike = replace(options, schedule=FLUSH) if options.schedule == ZERO_BUBBLE else options
+        best_s = fastest.sample_s if fastest is not None else float("inf")
+        bounds = {
+            size: min(best_s, max(bound, self._relaxed_bounds(size, both=False))) for size, bound in self.bounds.items()
+        }
+        both = {size: min(best_s, self._relaxed_bounds(size, both=True)) for size in self.bounds if self.relaxed}
         return Choice(
             samples=question.samples,
             assumed=question.batch is None,
@@ -436,6 +478,7 @@ class _Chooser:
             widest=best_of([one for one in self._allowed if one.plan.busy == most]),
             finished=self.finished,
             interrupted=self.interrupted,
-            bounds=self.bounds,
-            searched_all=options == everything,
+            bounds=bounds,
+            bounds_of_both=both,
+            searched_all=alike == everything,
         )

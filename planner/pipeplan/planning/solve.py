@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.formulas import ROUNDING
 from pipeplan.errors import InfeasibleError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import VIRTUAL
@@ -30,6 +31,8 @@ from pipeplan.solvers.dp.certificate import Certificate
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
 
+RELAXATION = "relaxation"
+"""The name of the bound of a choice (`prove.py`) among the solvers."""
 STOPPED_CERTIFICATE = Certificate(None, "Ctrl-C came before a certificate was made")
 
 
@@ -233,13 +236,16 @@ class _Search:
         certificate = self._certificate if self._means.settings.certify else NO_CERTIFICATE
         bound = max(result.bound_s for result in self._results)
         bound = min(bound if self._choice is None else self._choice.bound_s(bound), found.step_s)
+        results = self._results
+        if bound > max(result.bound_s for result in results) * (1 + ROUNDING):
+            results = (*results, Result(RELAXATION, Status.TIME_LIMIT, None, math.inf, bound, 0.0))
         bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
         return Outcome(
             problem,
             found.plan,
             found.score,
-            self._results,
-            state_verdict(problem, found.step_s, bound, self._results),
+            results,
+            state_verdict(problem, found.step_s, bound, results),
             self._baselines(),
             self._phases,
             bound,

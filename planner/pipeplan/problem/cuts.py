@@ -7,6 +7,7 @@ units is therefore the difference of two totals. `workspaces` has one that does 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -137,7 +138,7 @@ class Cuts:
 
     def retimed(self, problem: Problem) -> Cuts:
         """These cuts for a problem that differs in the times of its layers alone."""
-        inside = _membership(list(self.ideals), len(problem.units))
+        inside = membership(list(self.ideals), len(problem.units))
         # A copy keeps the cached values, which do not depend on times.
         cuts = copy(self)
         for name, totals in zip(("work_s", "forward_s", "update_s"), _times(problem, inside), strict=True):
@@ -177,7 +178,7 @@ def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLIN
     except (graph.TooManyIdeals, OutOfTime):
         ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE), deadline), False
     units = problem.units
-    inside = _membership(ideals, count)
+    inside = membership(ideals, count)
     work_s, forward_s, update_s = _times(problem, inside)
     sent, returned = _crossing(inside, problem)
     readers = [0] * count
@@ -208,7 +209,7 @@ def _times(problem: Problem, inside: Floats) -> tuple[Floats, Floats, Floats]:
     return inside @ (forward + backward), inside @ forward, inside @ update
 
 
-def _membership(ideals: list[int], count: int) -> Floats:
+def membership(ideals: Sequence[int], count: int) -> Floats:
     """Zeros and ones of shape (ideals, units): whether an ideal contains a unit."""
     width = max(1, -(-count // 8))
     raw = b"".join(ideal.to_bytes(width, "little") for ideal in ideals)

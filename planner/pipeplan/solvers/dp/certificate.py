@@ -193,7 +193,8 @@ def _states(search: PlacementSearch) -> list[list[float | int]]:
     for index, cut in enumerate(sorted(search.kept)):
         states = search.kept[cut]
         tables = [table for table in (states.times, states.loads) if table is not None]
-        parts = [column for table in tables for column in table.T]
+        # A stage of hardly any work may have a time right below 0, by rounding.
+        parts = [np.maximum(column, 0.0) for table in tables for column in table.T]
         chosen = [np.full(len(states), index), states.first, states.replicas, states.demand, *parts]
         if counting.stages or counting.exact_stages:
             chosen.append(states.stages)

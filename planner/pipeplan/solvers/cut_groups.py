@@ -1,0 +1,179 @@
+"""Fewer cuts for a bound: those of a model's main units, and groups of cuts with nearly the same totals.
+
+Units that may run beside many others are left out, such as the projections of a U-Net's time embedding. Every cut of
+the model has a cut of its main units that agrees with it on these. Work, parameters and traffic of the others are
+missing in its totals, so that a bound from these totals holds for the whole model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeplan.problem.cuts import Cuts, Floats, Ints, membership
+from pipeplan.problem.problem import Problem
+from pipeplan.util import graph
+from pipeplan.util.deadline import Deadline
+
+LOOSEST = (1.0, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02)
+"""Units are left out that may run beside more than this share of all units, tried in this order."""
+MOST_LEFT_OUT = 0.15
+"""The largest share of the whole work that may be left out."""
+MOST_CUTS = 12_000
+MOST_GROUPS = 500
+"""Cuts are grouped where there are more."""
+
+
+@dataclass(frozen=True)
+class MainUnits:
+    """The main units of a model, whose cuts are listed once for all microbatch sizes."""
+
+    units: tuple[int, ...]
+    """Indices into the units of a problem."""
+    ideals: tuple[int, ...]
+    inside: Floats
+    """Zeros and ones of shape (ideals, main units): whether a cut holds a unit."""
+
+    @staticmethod
+    def of(problem: Problem, deadline: Deadline) -> MainUnits | None:
+        """The main units of a problem, all of them where their cuts are few; None where no choice has few cuts."""
+        work = np.array([unit.forward_s + unit.backward_s for unit in problem.units])
+        beside = _units_beside(problem)
+        for share in LOOSEST:
+            main = np.flatnonzero(beside <= share * len(work)).tolist()
+            if work[main].sum() < (1 - MOST_LEFT_OUT) * work.sum():
+                break
+            try:
+                ideals = graph.ideals(len(main), _edges_among(problem, main), MOST_CUTS, deadline)
+            except graph.TooManyIdeals:
+                continue
+            return MainUnits(tuple(main), tuple(ideals), membership(ideals, len(main)))
+        return None
+
+    def cuts(self, problem: Problem) -> Cuts:
+        """The cuts of the main units of a problem, with the totals of these alone."""
+        number = {unit: index for index, unit in enumerate(self.units)}
+        sent, returned = np.zeros((2, len(self.ideals)))
+        members = np.ascontiguousarray(self.inside.T != 0)
+        for flow in problem.flows:
+            readers = [number[unit] for unit in flow.consumers if unit in number]
+            if flow.producer in number and readers:
+                crossed = members[number[flow.producer]] & ~members[readers].all(axis=0)
+                sent[crossed] += flow.bytes
+                returned[crossed] += flow.gradient_bytes
+
+        def total(name: str) -> Floats:
+            return np.asarray(
+                self.inside @ np.array([getattr(problem.units[unit], name) for unit in self.units], float)
+            )
+
+        return Cuts(
+            ideals=self.ideals,
+            complete=True,
+            work_s=total("forward_s") + total("backward_s"),
+            forward_s=total("forward_s"),
+            update_s=total("update_s"),
+            parameters=total("parameter_bytes"),
+            buffers=total("buffer_bytes"),
+            saved=total("saved_bytes"),
+            sent=sent,
+            returned=returned,
+            readers=(),
+            workspace_bytes=(),
+        )
+
+
+def _units_beside(problem: Problem) -> Ints:
+    """For every unit, the number of those that neither come before it nor after it."""
+    count = len(problem.units)
+    before = [0] * count
+    for producer, consumer in sorted(problem.edges, key=lambda edge: edge[1]):
+        before[consumer] |= before[producer] | 1 << producer
+    after = [0] * count
+    for producer, consumer in sorted(problem.edges, reverse=True):
+        after[producer] |= after[consumer] | 1 << consumer
+    return np.array(
+        [count - 1 - (one | two).bit_count() for one, two in zip(before, after, strict=True)], dtype=np.intp
+    )
+
+
+def _edges_among(problem: Problem, main: list[int]) -> list[tuple[int, int]]:
+    """The order of the main units: an edge wherever a path leads through other units alone."""
+    number = {unit: index for index, unit in enumerate(main)}
+    sources: list[set[int]] = [set() for _ in problem.units]
+    edges: set[tuple[int, int]] = set()
+    before: list[list[int]] = [[] for _ in problem.units]
+    for producer, consumer in problem.edges:
+        before[consumer].append(producer)
+    for unit, producers in enumerate(before):  # units are in topological order
+        for producer in producers:
+            sources[unit] |= {number[producer]} if producer in number else sources[producer]
+        if unit in number:
+            edges |= {(source, number[unit]) for source in sources[unit]}
+    return sorted(edges)
+
+
+@dataclass(frozen=True)
+class CutGroups:
+    """Groups of cuts with nearly the same work and parameters, and the least and the most of their totals.
+
+    A stage between cuts of two groups has at least the least of the one less the most of the other.
+    """
+
+    least: dict[str, Floats]
+    most: dict[str, Floats]
+    crossing: Floats
+    """Bytes of one minibatch that cross a cut of the group forward, at least."""
+    returned: Floats
+
+    @staticmethod
+    def of(cuts: Cuts) -> CutGroups:
+        """The groups: every cut alone if there are few."""
+        totals = {
+            "work": cuts.work_s - cuts.update_s,
+            "forward": cuts.forward_s,
+            "update": cuts.update_s,
+            "parameters": cuts.parameters,
+            "buffers": cuts.buffers,
+            "saved": cuts.saved,
+        }
+        group = _groups(totals["work"], totals["parameters"])
+        order = np.argsort(group, kind="stable")
+        begins = np.flatnonzero(np.diff(group[order], prepend=-1))
+
+        def extremes(values: Floats) -> tuple[Floats, Floats]:
+            ordered = values[order]
+            return np.minimum.reduceat(ordered, begins), np.maximum.reduceat(ordered, begins)
+
+        found = {name: extremes(values) for name, values in totals.items()}
+        return CutGroups(
+            {name: pair[0] for name, pair in found.items()},
+            {name: pair[1] for name, pair in found.items()},
+            extremes(cuts.sent)[0],
+            extremes(cuts.returned)[0],
+        )
+
+    def inside(self, name: str) -> Floats:
+        """At least so much of a total is between two groups: from rows to columns."""
+        return np.maximum(0.0, self.least[name][None, :] - self.most[name][:, None])
+
+    def most_inside(self, name: str) -> Floats:
+        """At most so much of a total is between two groups."""
+        return np.maximum(0.0, self.most[name][None, :] - self.least[name][:, None])
+
+
+def _groups(work: Floats, parameters: Floats) -> Ints:
+    """The group of every cut. Cuts that contain others are in no earlier group; the ends are alone."""
+    count = len(work)
+    if count <= MOST_GROUPS:
+        return np.arange(count)
+    inner_work, inner_parameters = work[1:-1], parameters[1:-1]
+    cells = 16 * MOST_GROUPS
+    while True:
+        rows = np.floor(inner_work / work[-1] * cells)
+        columns = np.floor(inner_parameters / max(float(parameters[-1]), 1.0) * min(cells, MOST_GROUPS))
+        found, group = np.unique(rows * (cells + MOST_GROUPS + 2) + columns, return_inverse=True)
+        if len(found) <= MOST_GROUPS:
+            return np.concatenate([[0], group + 1, [len(found) + 1]])
+        cells = int(cells / 1.4)

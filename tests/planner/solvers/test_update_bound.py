@@ -1,0 +1,98 @@
+"""No simulated plan is faster than the bound of the relaxation, which is far above the time in which all compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from extents import first_few
+from flush_plans import drawn_flush_plans
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.plan.schedules import FLUSH, ZERO_BUBBLE
+from pipeplan.planning.candidates import Machines
+from pipeplan.planning.choose import Question, choose
+from pipeplan.planning.prove import Relaxation
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.simulation.from_plan import scenario_of_plan
+from pipeplan.simulation.simulate import simulated_update_s
+from pipeplan.solvers.cut_groups import CutGroups, MainUnits
+from pipeplan.solvers.update_bound import UpdateBound
+from pipeplan.util.deadline import NO_DEADLINE
+
+AT_ONCE = 25
+SERVERS = Cluster("4x1", Device("d", "cuda", 10**9), (Level("server", 1, 1.0), Level("net", 4, 100.0)))
+
+
+@pytest.mark.parametrize("part", first_few(range(20), 4))
+@pytest.mark.parametrize("schedule", [FLUSH, ZERO_BUBBLE])
+def test_no_simulated_update_is_faster_than_the_relaxation_allows(schedule: str, part: range) -> None:
+    for number in part:
+        for seed, plan, problem in drawn_flush_plans(schedule, range(number * AT_ONCE, (number + 1) * AT_ONCE)):
+            if len(plan.stages) > 1:
+                simulated_s = simulated_update_s(scenario_of_plan(plan, problem, evaluate(plan, problem)))
+                bound = UpdateBound(problem, enumerate_cuts(problem, 1000), splits=schedule == ZERO_BUBBLE)
+                assert bound.may_fit(simulated_s * (1 + 1e-9)), seed
+
+
+def _chain(parameters: int, crossing: int, memory: int = 10**9, saved: int = 1) -> Machines:
+    """Eight equal layers on four servers of one worker."""
+    layers = tuple(Layer(f"l{n}", 1.0, 2.0, parameters, saved) for n in range(8))
+    tensors = tuple(Tensor(f"t{n}", f"l{n}", (f"l{n + 1}",), crossing, crossing) for n in range(7))
+    cluster = Cluster("4x1", Device("d", "cuda", memory), SERVERS.levels)
+    return Machines(Profile(layers, tensors, 1, optimizer_state_ratio=1.0), cluster)
+
+
+CASES = {
+    "filling": (_chain(0, 1), Options(max_replicas=1), 1.03),
+    "exchange and messages": (_chain(10_000, 400), Options(), 1.3),
+    "memory": (_chain(1_000, 1, memory=7_500, saved=500), Options(), 1.3),
+}
+
+
+@pytest.mark.parametrize(("machines", "options", "least"), CASES.values(), ids=CASES)
+def test_the_bound_is_between_the_work_and_the_best_plan(machines: Machines, options: Options, least: float) -> None:
+    choice = choose(Question(machines, options, batch=16))
+    fastest = min(one.sample_s for one in choice.rivals if len(one.plan.stages) > 1)
+    bound = Relaxation(machines, options, 16, splits=True)
+    bound.tighten([1], fastest, NO_DEADLINE)
+    assert 6.0 * least <= bound.bounds[1] <= fastest
+    assert choice.bound_sample_s >= bound.bounds[1]
+
+
+def test_every_cut_has_a_cut_of_the_main_units_with_no_larger_totals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeplan.solvers.cut_groups.MOST_CUTS", 100)
+    names = [f"l{n}" for n in range(10)]
+    layers = [*(Layer(name, 1.0, 2.0, 10, 5) for name in names), *(Layer(f"s{n}", 0.01, 0.02, 1, 1) for n in range(9))]
+    tensors = [Tensor("in", "l0", ("l1", *(f"s{n}" for n in range(9))), 3, 3)]
+    tensors += [Tensor(f"t{n}", f"l{n}", (f"l{n + 1}",), 4, 4) for n in range(1, 9)]
+    tensors += [Tensor(f"side{n}", f"s{n}", ("l9",), 2, 2) for n in range(9)]
+    problem = Problem(Profile(tuple(layers), tuple(tensors), 1), SERVERS, Options(schedule=FLUSH, accumulate=8))
+    every, found = enumerate_cuts(problem, 100_000), MainUnits.of(problem, NO_DEADLINE)
+    assert found is not None
+    assert len(found.units) == len(names)
+    main = found.cuts(problem)
+    assert len(main.ideals) < 100 < len(every.ideals)
+    names_of = ("work_s", "forward_s", "parameters", "saved", "sent", "returned")
+    smaller = np.all(
+        [getattr(main, one)[None] <= getattr(every, one)[:, None] * (1 + 1e-9) for one in names_of], axis=0
+    )
+    near = main.work_s[None] >= every.work_s[:, None] - 9 * 0.03 - 1e-9
+    assert (smaller & near).any(axis=1).all()
+
+
+def test_groups_keep_the_order_of_cuts_and_their_extremes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeplan.solvers.cut_groups.MOST_GROUPS", 5)
+    machines = _chain(100, 1)
+    problem = Problem(machines.profile, machines.cluster, Options(schedule=FLUSH, accumulate=8))
+    cuts = enumerate_cuts(problem, 1000)
+    groups = CutGroups.of(cuts)
+    assert 2 < len(groups.crossing) <= 7 < len(cuts.ideals)
+    assert (groups.least["work"][1:] > groups.most["work"][:-1] - 1e-9).all()
+    assert groups.inside("work")[0, -1] == pytest.approx(cuts.work_s[-1])
+    assert UpdateBound(problem, cuts).may_fit(1000.0)
+    assert not UpdateBound(problem, cuts).may_fit(47.9)
