@@ -3,7 +3,7 @@
     python tests/evaluation/files_of_a_solve.py [COMMAND …]
     python tests/evaluation/files_of_a_solve.py imports [COMMAND …]
 
-The default command is `solve vgg16-v100 --cluster A --no-write`. Code that runs when a module is imported does not count.
+The default command is `solve vgg16-v100 --cluster A --no-write`. Code that runs on import does not count.
 """
 
 from __future__ import annotations

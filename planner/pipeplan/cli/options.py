@@ -2,6 +2,7 @@
 
 -o         the file or folder to write
 --force    replace an existing file; without it a command replaces only its own older output
+--no-write print the answer without writing files
 --json     print the answer as one JSON document on standard output
 -q         print nothing but errors and what --json asks for
 --seed     seed of the random numbers
@@ -70,6 +71,11 @@ def _output(text: str, metavar: str, default: Path | None, note: str) -> Callabl
 def force_option(function: Function) -> Function:
     """`--force`, a bool named `force`."""
     return click.option("--force", is_flag=True, help=FORCE)(function)
+
+
+def no_write_option(function: Function) -> Function:
+    """`--no-write`, a bool named `no_write`."""
+    return click.option("--no-write", is_flag=True, help="Print the answer without writing files.")(function)
 
 
 def json_option(function: Function) -> Function:

@@ -1,7 +1,6 @@
 """Everything that the command line prints: answers on standard output, notes and progress on standard error.
 
-Errors alone are printed elsewhere, in `pipeplan.cli`, which also decides the exit code. rich is imported where it is
-needed, so that commands that print plain lines start quickly.
+Errors alone are printed elsewhere, in `pipeplan.cli`, which also decides the exit code.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, TextIO
 
 import click
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from pipeplan.util.text import escaped_json, one_line, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from pipeplan.cluster_data.cluster import Cluster
     from pipeplan.profile_data.profile import Profile
 
@@ -31,6 +30,16 @@ LINE_EVERY_S = 10.0
 _UNLIMITED = 10_000
 _asked_for: list[TextIO] = []
 """The standard output for what is printed although `silenced`; empty while everything is printed."""
+
+
+class SafeConsole(Console):
+    """Replaces control characters and bidirectional overrides in everything that is printed on it."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of a renderable, with printable text."""
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else printable(segment.text)
+            yield segment if text == segment.text else Segment(text, segment.style, segment.control)
 
 
 def answer_console() -> Console:
@@ -163,8 +172,6 @@ def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, in
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from pipeplan.cli.safe_console import SafeConsole
-
     # The stream is bound now, because what runs inside may redirect sys.stderr.
     console = SafeConsole(file=sys.stderr)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -185,6 +192,4 @@ def silenced() -> Iterator[None]:
 
 
 def _console(*, stderr: bool = False, width: int | None = None) -> Console:
-    from pipeplan.cli.safe_console import SafeConsole
-
     return SafeConsole(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)

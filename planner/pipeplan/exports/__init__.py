@@ -4,3 +4,6 @@ Each target is one module that says what the trainer can express and writes its 
 plan in a trainer's terms: uniform degrees, module stacks, chains of layers, and orders of microbatches. `solve_for`
 finds the best plan that a target can express.
 """
+
+TARGET_NAMES = ("deepspeed", "megatron", "torch-pipelining", "torchtitan")
+"""Names of the targets. Each is the name of a module with a `TARGET`, which is imported on demand."""

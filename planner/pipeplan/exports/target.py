@@ -12,6 +12,7 @@ from typing import Protocol
 from pipeplan._version import __version__
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
+from pipeplan.exports import TARGET_NAMES
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
@@ -19,9 +20,6 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.util.files import refuse_to_overwrite, write_together
 from pipeplan.util.text import did_you_mean, one_line
-
-TARGET_NAMES = ("deepspeed", "megatron", "torch-pipelining", "torchtitan")
-"""Names of the targets. Each is the name of a module with a `TARGET`, which is imported on demand."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +95,14 @@ def write_export(folder: Path, files: Mapping[str, ExportFile], *, force: bool =
     """Write all files into a folder, or none. With `force` they replace existing ones. Raises `InputError`."""
     refuse_to_overwrite_export(folder, files, force)
     write_together(folder, {name: (file.text, file.mode) for name, file in files.items()})
+
+
+def export_lines(
+    target: ExportTarget, folder: Path, files: Mapping[str, ExportFile], problem: Problem, plan: Plan
+) -> list[str]:
+    """A line for each file that was written, and one on the next step."""
+    lines = [f"written: {folder / name}  {file.about}" for name, file in files.items()]
+    return [*lines, f"next: {target.next_step(problem, plan, str(folder))}"]
 
 
 def keep_ties(profile: Profile, options: Options) -> Options:

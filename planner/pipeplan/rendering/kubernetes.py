@@ -179,32 +179,40 @@ KUBERNETES = Launcher(
     "trainjob.yaml",
     "kubernetes.yaml.j2",
     settings=(
-        LauncherSetting("image", "The image, which has pipeplan, torch and your model.", default="pipeplan:latest"),
         LauncherSetting(
-            "claim", "The PersistentVolumeClaim of plan and runs; all pods write to it.", default="pipeplan"
-        ),
-        LauncherSetting("folder", "The plan folder inside the claim.", default="plan", metavar="PATH"),
-        LauncherSetting(
-            "config_map", "Take the plan from this ConfigMap, not from the claim; at most 1 MiB.", metavar="NAME"
-        ),
-        LauncherSetting("mount", "The path at which pods see the claim.", default="/mnt/pipeplan", metavar="PATH"),
-        LauncherSetting("name", "Name of the TrainJob.  [default: made of the model's name and the plan]"),
-        LauncherSetting("namespace", "Namespace of the TrainJob.  [default: that of kubectl]"),
-        LauncherSetting("runtime", "The ClusterTrainingRuntime.", default="torch-distributed", metavar="NAME"),
-        LauncherSetting("gpu_resource", "The resource name of a GPU.", default="nvidia.com/gpu", metavar="NAME"),
-        LauncherSetting(
-            "cpu", "Processor cores of a pod.  [default on CPUs: the threads of its workers]", metavar="QUANTITY"
-        ),
-        LauncherSetting("memory", "Memory of a pod, such as 64Gi.", metavar="QUANTITY"),
-        LauncherSetting(
-            "env", "An environment variable of the workers. Can be repeated.", many=True, metavar="NAME=VALUE"
+            "image", "Run this image, which has pipeplan, torch and your model.", default="pipeplan:latest"
         ),
         LauncherSetting(
-            "node_selector", "Use only nodes with this label. Can be repeated.", many=True, metavar="KEY=VALUE"
+            "claim", "Keep plan and runs in this PersistentVolumeClaim, to which all pods write.", default="pipeplan"
         ),
-        LauncherSetting("options", "Options of launch.sh, such as '--epochs 90'.", metavar="TEXT"),
-        LauncherSetting("grace", "Time for a checkpoint when a pod is ended.", "count", default=300, metavar="SECONDS"),
-        LauncherSetting("pod_per_worker", "A pod for each worker, not for each server.", "flag", default=False),
+        LauncherSetting("folder", "Read the plan from this folder inside the claim.", default="plan", metavar="PATH"),
+        LauncherSetting(
+            "config_map", "Take the plan from this ConfigMap of at most 1 MiB, not from the claim.", metavar="NAME"
+        ),
+        LauncherSetting("mount", "Mount the claim at this path.", default="/mnt/pipeplan", metavar="PATH"),
+        LauncherSetting("name", "Give the TrainJob this name  [default: made of the model's name and the plan]"),
+        LauncherSetting("namespace", "Create the TrainJob in this namespace  [default: that of kubectl]"),
+        LauncherSetting("runtime", "Use this ClusterTrainingRuntime.", default="torch-distributed", metavar="NAME"),
+        LauncherSetting(
+            "gpu_resource", "Ask for GPUs by this resource name.", default="nvidia.com/gpu", metavar="NAME"
+        ),
+        LauncherSetting(
+            "cpu",
+            "Give a pod this number of processor cores  [default on CPUs: the threads of its workers]",
+            metavar="QUANTITY",
+        ),
+        LauncherSetting("memory", "Give a pod this memory, such as 64Gi.", metavar="QUANTITY"),
+        LauncherSetting(
+            "env", "Set an environment variable of the workers; can be repeated.", many=True, metavar="NAME=VALUE"
+        ),
+        LauncherSetting(
+            "node_selector", "Use only nodes with this label; can be repeated.", many=True, metavar="KEY=VALUE"
+        ),
+        LauncherSetting("options", "Pass on these options of launch.sh, such as '--epochs 90'.", metavar="TEXT"),
+        LauncherSetting(
+            "grace", "Wait this long for a checkpoint when a pod is ended.", "count", default=300, metavar="SECONDS"
+        ),
+        LauncherSetting("pod_per_worker", "Start a pod for each worker, not for each server.", "flag", default=False),
     ),
     more=_kubernetes_variables,
 )

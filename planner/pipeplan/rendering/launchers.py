@@ -18,9 +18,7 @@ LOCAL = Launcher(
     "launch.sh.j2",
     mode=0o755,
     settings=(
-        LauncherSetting(
-            "python", "The interpreter that will run the plan.  [default: this interpreter]", metavar="PATH"
-        ),
+        LauncherSetting("python", "Run the plan with this interpreter  [default: this interpreter]", metavar="PATH"),
     ),
 )
 

@@ -25,7 +25,8 @@ from reported import source_of, write_run
 import pipeplan
 from pipeplan import cli as commands
 from pipeplan.cli import options
-from pipeplan.exports.target import TARGET_NAMES
+from pipeplan.cli.problem_options import ESSENTIAL, GROUPS
+from pipeplan.exports import TARGET_NAMES
 from pipeplan.first_steps import init
 
 SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}
@@ -52,6 +53,27 @@ MUST = {
 }
 """The shared options of every command. It writes: -o, and --force where it may refuse. It answers: --json. It draws
 numbers: --seed. Scripts of `export` have RENDERS, and exports for trainers EXPORTS."""
+VERBS = {
+    *("Accept", "Add", "Allow", "Ask", "Assume", "Charge", "Compare", "Compute", "Create", "Cut", "Describe", "Divide"),
+    *("Draw", "Drop", "End", "Estimate", "Give", "Keep", "Leave", "Limit", "Measure", "Mount", "Never", "Pass", "Plan"),
+    *(
+        "Print",
+        "Put",
+        "Read",
+        "Record",
+        "Refuse",
+        "Render",
+        "Replace",
+        "Resume",
+        "Run",
+        "Search",
+        "Seed",
+        "Send",
+        "Set",
+    ),
+    *("Show", "Simulate", "Start", "State", "Submit", "Take", "Train", "Use", "Wait", "Write"),
+}
+"""The words with which the help of options begins."""
 RUN = "plan/runs/20260131T120000Z"
 TOO_LONG = (
     "pipeplan profile --links --servers",
@@ -104,7 +126,28 @@ def test_a_command_has_its_shared_options_in_the_same_words(path: str) -> None:
         assert own["output"].opts == ["-o", "--output"]
         assert (own["output"].help or "").partition("  [default")[0] in (options.FILE, options.FOLDER)
     for option in own.values():
-        assert option.help or option.name in ("solver", "ilp_solver"), f"{option.opts} says nothing"
+        sentence = (option.help or "").partition("  [default")[0]
+        assert sentence.split()[0] in VERBS, f"{option.opts}: {sentence}"
+        assert sentence.endswith(".") or "[default" in (option.help or ""), f"{option.opts}: {sentence}"
+        assert not re.search(r"\. [A-Z]", sentence), f"{option.opts}: {sentence}"
+
+
+@pytest.mark.parametrize("path", ["solve", "explain", "sweep", "replan"])
+def test_options_stand_under_headings_and_the_short_help_has_the_essential_ones(path: str, run: Run) -> None:
+    own = {max(option.opts, key=len) for option in options_of(path).values()} - {"-h"} | {"--help"}
+    shown = _sections(run(path, "--help").out)
+    for heading, names in GROUPS.items():
+        assert shown[heading] == [name for name in names if name in own]
+    assert sorted(name for names in shown.values() for name in names) == sorted(own)
+    assert (path == "solve") is ("Options" not in shown)
+    short = _sections(run(path, "-h").out)
+    assert {name for names in short.values() for name in names} == own & {*ESSENTIAL} < own
+
+
+def _sections(text: str) -> dict[str, list[str]]:
+    """The names of the options under each heading of a help text."""
+    sections = re.findall(r"^(\w[\w ]*):\n((?:  .*\n?|\n)+)", text, re.MULTILINE)
+    return {heading: re.findall(r"^  (?:-\w, )?(--[\w-]+)", body, re.MULTILINE) for heading, body in sections}
 
 
 @pytest.mark.parametrize("path", every_command())

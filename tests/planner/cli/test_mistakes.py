@@ -399,7 +399,7 @@ def test_a_plan_that_ctrl_c_cut_short_is_written_and_no_script_goes_on(
         return solve(problem, settings, **more)
 
     if late:
-        monkeypatch.setattr("pipeplan.cli.commands.solve.solve", cut_short)
+        monkeypatch.setattr("pipeplan.cli.solve_and_write.solve", cut_short)
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     done = run("solve", "--workers", "2", "-o", "new")
     assert (tmp_path / "new" / "launch.sh").exists()

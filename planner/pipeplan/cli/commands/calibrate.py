@@ -20,7 +20,14 @@ from pipeplan.calibration.result import (
     cluster_of,
     profile_of,
 )
-from pipeplan.cli.options import force_option, json_option, output_file, plan_profile_option, quiet_option
+from pipeplan.cli.options import (
+    force_option,
+    json_option,
+    no_write_option,
+    output_file,
+    plan_profile_option,
+    quiet_option,
+)
 from pipeplan.cli.output import note, print_answer, print_json, print_warning
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
@@ -61,17 +68,17 @@ class _PlannedRun:
     "--plan",
     "home",
     type=click.Path(path_type=Path),
-    help="The folder of the plan that ran  [default: the one that holds RUN]",
+    help="Read the plan that ran from this folder  [default: the one that holds RUN]",
 )
 @plan_profile_option
 @output_file(Path("calibrated.json"))
 @click.option(
     "--cluster-output",
     type=click.Path(path_type=Path),
-    help="The new cluster file  [default: the output file with the suffix .toml]",
+    help="Write the new cluster to this file  [default: the output file with the suffix .toml]",
 )
 @force_option
-@click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
+@no_write_option
 @json_option
 @quiet_option
 def command(

@@ -23,7 +23,7 @@ from pipeplan.util.units import parse_share
 @click.argument("plan", type=click.Path(path_type=Path), default=Path("plan"))
 @plan_profile_option
 @click.option("--require-proof", is_flag=True, help="Refuse a plan that plan.json does not show to be optimal.")
-@click.option("--within", metavar="1%", help="With --require-proof: accept a gap that is shown to be at most this.")
+@click.option("--within", metavar="1%", help="Accept a gap that is shown to be at most this, with --require-proof.")
 @json_option
 @quiet_option
 def command(plan: Path, profile_file: Path | None, require_proof: bool, within: str | None, as_json: bool) -> None:

@@ -22,7 +22,7 @@ STYLES = {OK: "green", WARNING: "yellow", MISSING: "bold red"}
 @click.command("doctor")
 @click.argument("plan", required=False, metavar="[PLAN]", type=click.Path(path_type=Path))
 @click.option(
-    "--selftest", is_flag=True, help="Also train small plans on this machine's workers, for one or two minutes."
+    "--selftest", is_flag=True, help="Train small plans on this machine's workers as well, for one or two minutes."
 )
 @json_option
 @quiet_option

@@ -13,8 +13,8 @@ import click
 from pipeplan.checker.verify import check_readable_plan
 from pipeplan.cli.options import json_option, quiet_option, seed_option
 from pipeplan.cli.output import note, print_answer, print_json, print_warning, status
-from pipeplan.cli.problem_options import GroupedCommand, problem_arguments, problem_of
-from pipeplan.cli.solver_options import solver_option
+from pipeplan.cli.problem_options import GroupedCommand, problem_options, solver_option
+from pipeplan.cli.solving import problem_of
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.explanation import infeasible
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan, explanation_json
@@ -31,7 +31,7 @@ from pipeplan.util.units import parse_share
 
 
 @click.command("explain", cls=GroupedCommand)
-@problem_arguments()
+@problem_options()
 @click.option(
     "--profile",
     "profile_option",

@@ -20,7 +20,8 @@ from pipeplan.cli.options import (
 )
 from pipeplan.cli.output import note, print_file, print_json
 from pipeplan.errors import InputError
-from pipeplan.exports.target import TARGET_NAMES, ExportFile, ExportTarget, export_files, export_target, write_export
+from pipeplan.exports import TARGET_NAMES
+from pipeplan.exports.target import ExportFile, ExportTarget, export_files, export_lines, export_target, write_export
 from pipeplan.plan.plan import Plan
 from pipeplan.problem import plan_file
 from pipeplan.problem.plan_profile import profile_of_plan
@@ -131,7 +132,7 @@ def _setting_option(setting: LauncherSetting) -> Callable[[Callable[..., Any]], 
     "assigned",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Set a variable of the template. Can be repeated.",
+    help="Set a variable of the template; can be repeated.",
 )
 @output_file(note="the template's name without .j2, in the plan's folder")
 @force_option
@@ -187,20 +188,12 @@ def _trainer_command(target: ExportTarget) -> click.Command:
             print_json(_document(target, folder, files, solved), indent=None)
             return
         write_export(folder, files, force=force)
-        for line in export_lines(target, folder, files, solved):
+        for line in export_lines(target, folder, files, *solved):
             note(line)
 
     text = f"Write PLAN for {target.title}, as files that it reads. With --json no file is written."
     text += f"\n\n\b\npipeplan export {target.name} plan -o {target.name} --force"
     return click.command(target.name, help=text, short_help=target.title)(run)
-
-
-def export_lines(
-    target: ExportTarget, folder: Path, files: Mapping[str, ExportFile], solved: tuple[Problem, Plan]
-) -> list[str]:
-    """A line for each file that was written, and one on the next step."""
-    lines = [f"written: {folder / name}  {file.about}" for name, file in files.items()]
-    return [*lines, f"next: {target.next_step(*solved, str(folder))}"]
 
 
 def _document(

@@ -29,19 +29,23 @@ _PROFILE_OPTIONS = ("microbatch", "device_name")
     "--format",
     "kind",
     type=click.Choice(FORMATS),
-    help="The tool that wrote FILE  [default: recognised from its content]",
+    help="Read FILE as this tool writes it  [default: recognised from its content]",
+)
+@click.option("--microbatch", type=int, metavar="N", help="Take times as those of a microbatch of N samples.")
+@click.option("--bandwidth", metavar="RATE", help="State efficiencies relative to this nominal bandwidth.")
+@click.option("--device-name", default="", metavar="NAME", help="Record this name of the device that was measured.")
+@click.option(
+    "--operation",
+    type=click.Choice(["all_reduce", "sendrecv"]),
+    help="Read a file that names no operation as one of this.",
 )
 @click.option(
-    "--microbatch", type=int, metavar="N", help="Samples in the microbatch that the profile was measured with."
+    "--into", type=click.Path(path_type=Path), metavar="CLUSTER", help="Put the links into a copy of this cluster file."
 )
-@click.option("--bandwidth", metavar="RATE", help="Nominal bandwidth of the measured links.")
-@click.option("--device-name", default="", metavar="NAME", help="Name of the device that the profile was measured on.")
 @click.option(
-    "--operation", type=click.Choice(["all_reduce", "sendrecv"]), help="Operation of a file that does not name it."
-)
-@click.option("--into", type=click.Path(path_type=Path), metavar="CLUSTER", help="A cluster file to put links into.")
-@click.option(
-    "--level", metavar="NAME", help="The cluster file's level.  [default: the outermost; the innermost for one host]"
+    "--level",
+    metavar="NAME",
+    help="Replace this level of the cluster file  [default: the outermost; the innermost for one host]",
 )
 @output_file(note="profile.json")
 @force_option

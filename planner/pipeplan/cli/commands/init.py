@@ -19,7 +19,7 @@ from pipeplan.first_steps import init
     "--workers",
     type=int,
     metavar="N",
-    help="Workers on this machine  [default: one for each GPU, or for each processor core]",
+    help="Describe this number of workers  [default: one for each GPU, or for each processor core]",
 )
 @output_folder(note="FOLDER, or the current folder")
 @force_option

@@ -32,7 +32,7 @@ LATEST = "latest"
 @click.option(
     "--microbatches",
     type=click.IntRange(1, MOST_MINIBATCHES),
-    help="Number of microbatches  [default: enough for a steady state]",
+    help="Simulate this number of microbatches  [default: enough for a steady state]",
 )
 @click.option(
     "--transport",
@@ -40,7 +40,7 @@ LATEST = "latest"
     default=GLOO,
     show_default=True,
     shell_complete=complete_words(*TRANSPORTS),
-    help="How messages travel between stages, as in launch.sh: nccl keeps one order on all workers.",
+    help="Send messages between stages as launch.sh does: nccl keeps one order on all workers.",
 )
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto to this file.")
 @force_option
@@ -53,7 +53,9 @@ LATEST = "latest"
     help="Add the measured timeline of this run, or of the latest one, to the drawing and the trace.",
 )
 @click.option(
-    "--width", type=click.IntRange(40, 1000), help="Width of the timeline in columns  [default: the terminal's, or 80]"
+    "--width",
+    type=click.IntRange(40, 1000),
+    help="Draw the timeline in this number of columns  [default: the terminal's, or 80]",
 )
 def command(
     plan_folder: Path,

@@ -13,8 +13,8 @@ import click
 from pipeplan.api import cluster
 from pipeplan.cli.options import NumberRange, force_option, json_option, quiet_option, refuse_output
 from pipeplan.cli.output import note, print_answer, print_json, print_warning, progress_bar
-from pipeplan.cli.problem_options import GroupedCommand, checked_option_fields, problem_arguments, read_profile
-from pipeplan.cli.solver_options import positive_time_limit, solver_option
+from pipeplan.cli.problem_options import GroupedCommand, problem_options, solver_option
+from pipeplan.cli.solving import checked_option_fields, positive_time_limit, read_profile
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.planning.settings import Settings
 from pipeplan.profile_data.profile import Profile
@@ -42,7 +42,7 @@ class _Outputs:
 
 
 @click.command("sweep", cls=GroupedCommand)
-@problem_arguments("servers", "workers", "microbatch", "schedule")
+@problem_options("servers", "workers", "microbatch", "schedule")
 @click.option("--servers", metavar="1,2,4", help="Plan for these numbers of servers.")
 @click.option(
     "--workers", metavar="1,2,4", help="Plan for these numbers of workers, on a cluster of one server such as local."

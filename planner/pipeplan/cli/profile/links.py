@@ -43,25 +43,28 @@ class _Links(click.Command):
 
 
 @click.command("links", cls=_Links)
-@click.option("--workers", type=int, metavar="N", help="Workers on this machine  [default: those of --cluster local]")
+@click.option(
+    "--workers", type=int, metavar="N", help="Start this number of workers here  [default: those of --cluster local]"
+)
 @click.option(
     "--servers",
     type=int,
     default=1,
     metavar="N",
-    help="Measure N machines with --workers on each. On every machine, NODE_RANK (from 0) gives its number, and "
-    "MASTER_ADDR and MASTER_PORT the rendezvous.",
+    help="Measure N machines, each of which has NODE_RANK (its number from 0), MASTER_ADDR and MASTER_PORT set.",
 )
 @output_file(Path("cluster.toml"))
-@click.option("--name", help="Name of the cluster  [default: that of the file]")
+@click.option("--name", help="Give the cluster this name  [default: that of the file]")
 @click.option(
-    "--device", type=click.Choice(("cpu", "cuda")), help="Device of the workers  [default: cuda if there is a GPU]"
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    help="Measure between devices of this kind  [default: cuda if there is a GPU]",
 )
 @click.option(
-    "--budget", type=float, default=45.0, metavar="S", show_default=True, help="Seconds that measuring should take."
+    "--budget", type=float, default=45.0, metavar="S", show_default=True, help="Measure for about this many seconds."
 )
 @click.option(
-    "--timeout", type=float, default=60.0, metavar="S", show_default=True, help="Seconds to wait for a worker."
+    "--timeout", type=float, default=60.0, metavar="S", show_default=True, help="Wait this many seconds for a worker."
 )
 @force_option
 @json_option

@@ -23,12 +23,12 @@ from pipeplan.cli.options import (
     seed_option,
 )
 from pipeplan.cli.output import note, print_answer, print_json, progress_bar
-from pipeplan.cli.problem_options import DEFAULT_PROFILE
 from pipeplan.cli.profile.table import measured_profile
 from pipeplan.cluster_data.local import local_processors
 from pipeplan.cluster_data.machine_costs import enabled, machine_costs, save
 from pipeplan.errors import InputError
 from pipeplan.first_steps.init import CLUSTER
+from pipeplan.problem.plan_profile import PROFILE
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.profile_document import GRANULARITIES
 from pipeplan.util.text import shell_path
@@ -50,13 +50,13 @@ class _Measure(click.Command):
     "--microbatch",
     "sizes",
     metavar="N[,N…]",
-    help="Samples in a microbatch, or several sizes, which are measured in one run  [default: the model's own]",
+    help="Measure a microbatch of N samples, or several sizes in one run  [default: the model's own]",
 )
 @click.option(
     "--halvings",
     type=int,
     metavar="N",
-    help="Also measure the microbatch halved up to N times, briefly  [default: 3, or 0 with several sizes]",
+    help="Measure the microbatch halved up to N times as well, briefly  [default: 3, or 0 with several sizes]",
 )
 @click.option(
     "--device",
@@ -66,20 +66,20 @@ class _Measure(click.Command):
     show_default=True,
     help="Measure on this device; or estimate for a device: v100, a100, h100, h200, titan-x, or a TOML file.",
 )
-@output_file(DEFAULT_PROFILE)
+@output_file(Path(PROFILE))
 @force_option
 @click.option(
-    "--threads", type=int, default=1, metavar="N", show_default=True, help="Number of threads to compute with."
+    "--threads", type=int, default=1, metavar="N", show_default=True, help="Compute with this number of threads."
 )
 @click.option(
     "--granularity",
     type=click.Choice(GRANULARITIES),
     default="layer",
     show_default=True,
-    help="Size of one layer: a member of a list of modules, the call of a leaf module, or one operator.",
+    help="Divide the model into members of lists of modules, calls of leaf modules, or single operators.",
 )
 @click.option(
-    "--repeats", type=int, metavar="N", help="Number of measured passes  [default: until the spread is small]"
+    "--repeats", type=int, metavar="N", help="Measure this number of passes  [default: until the spread is small]"
 )
 @click.option(
     "--processes",
@@ -87,13 +87,13 @@ class _Measure(click.Command):
     default=1,
     metavar="N",
     show_default=True,
-    help="Number of processes that measure at the same time, for plans whose workers share this machine.",
+    help="Measure in this number of processes at once, for plans whose workers share this machine.",
 )
 @click.option(
     "--load/--no-load",
     default=True,
     show_default=True,
-    help="On a CPU, also measure with all cores busy, for plans whose workers share this machine.",
+    help="Measure with all cores of a CPU busy as well, for plans whose workers share this machine.",
 )
 @click.option(
     "--executor-costs/--no-executor-costs",
@@ -106,7 +106,7 @@ class _Measure(click.Command):
     "--self-check/--no-self-check",
     default=True,
     show_default=True,
-    help="First compare two training steps of the model alone with those of its stages, and stop if they differ.",
+    help="Compare two training steps of the model alone with those of its stages first, and stop if they differ.",
 )
 @seed_option
 @json_option
@@ -180,7 +180,7 @@ def _measure_with_executor(model: str, options: dict[str, Any], output: Path) ->
 
 def _next(profile: Profile, output: Path) -> str:
     """The command that plans with this profile."""
-    file = "" if output == DEFAULT_PROFILE else f" {shell_path(output)}"
+    file = "" if output == Path(PROFILE) else f" {shell_path(output)}"
     measured = profile.provenance.kind == "measured"
     beside = output.parent / CLUSTER
     cluster = shell_path(beside) if beside.is_file() else "local --workers 3" if measured else "YOURS.toml"

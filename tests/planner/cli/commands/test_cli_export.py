@@ -10,7 +10,8 @@ from commandline import Run
 
 from pipeplan.cli.commands.export import TARGETS
 from pipeplan.errors import InputError
-from pipeplan.exports.target import TARGET_NAMES, ExportFile, export_target, write_export
+from pipeplan.exports import TARGET_NAMES
+from pipeplan.exports.target import ExportFile, export_target, write_export
 
 SOLVE = (
     "solve",

@@ -219,7 +219,7 @@ def test_the_folder_comes_before_any_search(run: Run, asked: list[str], monkeypa
         raise AssertionError("a search began")
 
     monkeypatch.setattr("pipeplan.planning.candidates.best_in_time", search)
-    monkeypatch.setattr("pipeplan.cli.commands.solve.solve", search)
+    monkeypatch.setattr("pipeplan.cli.solve_and_write.solve", search)
     _save()
     Path("plan").mkdir()
     Path("plan", "plan.json").write_text("{}")

@@ -1,27 +1,38 @@
-"""Arguments of the solvers, the line on a running search, and the lines on written files."""
+"""What commands that solve a problem share: the profile, the request, the settings, and the lines around a search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from pipeplan.cli.options import Function
+from pipeplan.api import cluster
 from pipeplan.cli.output import live_line
+from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
-from pipeplan.exports.target import TARGET_NAMES
+from pipeplan.exports import TARGET_NAMES
+from pipeplan.from_options.build_problem import BuiltProblem, Request, build_problem
+from pipeplan.from_options.option_fields import option_fields
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.progress import SolveProgress
 from pipeplan.planning.run_solvers import Disagreement
 from pipeplan.planning.settings import Settings
+from pipeplan.problem.plan_profile import PROFILE
+from pipeplan.profile_data.bundled import bundled_profile_paths, load_profile
+from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
+from pipeplan.util.deadline import Deadline
+from pipeplan.util.text import one_line
 from pipeplan.util.units import show_time
 
+EXAMPLE = "vgg16-v100"
+"""The bundled profile that stands in where there is no other."""
 PHASES = {
     "": "choosing what to solve",
     "cuts": "listing the model's cuts",
@@ -35,34 +46,67 @@ PHASES = {
 """The words for every phase in the line."""
 
 
-def solver_option(default: str) -> Callable[[Function], Function]:
-    """The option `--solver`, with the solvers that run without it."""
-    return click.option(
-        "--solver",
-        type=click.Choice(["dp", "ilp", "both"]),
-        default=default,
-        show_default=True,
-        help="Run these solvers; both check each other.",
+@dataclass(frozen=True)
+class ProfileSource:
+    """A profile, and a line that says where it comes from."""
+
+    profile: Profile
+    text: str
+    example: bool = False
+    """Whether it is the bundled profile that stands in where none is named and there is no ./profile.json."""
+
+
+def problem_of(arguments: dict[str, Any], deadline: Deadline) -> tuple[BuiltProblem, str]:
+    """The problem that the arguments describe, and a line on where its profile comes from.
+
+    The choice between synchronous and asynchronous plans, where the arguments leave it open, has a share of the time
+    until the deadline.
+    """
+    source = read_profile(arguments.get("profile"))
+    machines = cluster(arguments["cluster_name"], servers=arguments.get("servers"), workers=arguments.get("workers"))
+    return build_problem(request_of(arguments, source.profile, machines, deadline=deadline)), source.text
+
+
+def request_of(arguments: dict[str, Any], profile: Profile, machines: Cluster, **more: Any) -> Request:
+    """The request that the arguments describe; `more` are further fields of it. Raises `InputError`."""
+    return Request(
+        profile,
+        machines,
+        batch=arguments.get("batch"),
+        microbatch=arguments.get("microbatch"),
+        staleness=arguments.get("staleness"),
+        options=checked_option_fields(arguments),
+        **more,
     )
 
 
-_ARGUMENTS = (
-    solver_option("both"),
-    click.option(
-        "--time-limit",
-        type=float,
-        default=60.0,
-        show_default=True,
-        help="Search for at most this many seconds; unless given, the second solver has 4 of them to confirm a proof.",
-    ),
-)
+def checked_option_fields(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `Options` that the arguments set. Raises `InputError` where they contradict each other."""
+    if arguments.get("inference") and arguments.get("schedule"):
+        raise InputError("--schedule is for training: leave it out with --inference")
+    least, most = arguments.get("stages") or (None, None)
+    exact = {"stages": least} if least == most else {"stages": None, "max_stages": most}
+    return option_fields(arguments | exact)
 
 
-def search_arguments(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator that gives a command all arguments that `settings_of` reads."""
-    for argument in reversed(_ARGUMENTS):
-        function = argument(function)
-    return function
+def read_profile(path: Path | None) -> ProfileSource:
+    """The profile at `path`; without one ./profile.json, or the bundled VGG-16 where there is no such file."""
+    here = Path(PROFILE)
+    example = path is None and not here.exists()
+    if path is None:
+        path, why = (
+            (Path(EXAMPLE), "bundled, as there is no profile.json here")
+            if example
+            else (here, f"{here} in this folder")
+        )
+    else:
+        why = "bundled" if str(path) in bundled_profile_paths() and not path.is_file() else str(path)
+    profile = load_profile(str(path))
+    origin = profile.provenance
+    text = f"profile: {profile.model_name} ({why}); {origin.kind} on {origin.device_name or 'an unnamed device'}"
+    if origin.kind == "modelled":
+        text += ", not measured"
+    return ProfileSource(profile, one_line(text), example)
 
 
 def settings_of(arguments: dict[str, Any]) -> Settings:
@@ -128,13 +172,9 @@ def written_lines(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()
     """
     runnable = "" if outcome.problem.profile.model_ref else " (its profile names no model that could be run)"
     line = f"written: {folder}/plan.json, stages/, launch.sh{runnable}"
-    older = [name for name in _written_into_plan_folder() if name not in fresh and (folder / name).exists()]
+    launchers = [launcher.file_name for launcher in LAUNCHERS.values() if launcher is not LOCAL]
+    makeable = [*launchers, *TARGET_NAMES, "report.html"]
+    older = [name for name in makeable if name not in fresh and (folder / name).exists()]
     if not older:
         return line
     return f"{line}\nstill of the older plan, to be made anew: {', '.join(older)} in {folder}"
-
-
-def _written_into_plan_folder() -> list[str]:
-    """Names of the files and folders that `render`, `export` and `report` write into a plan folder by default."""
-    launchers = [launcher.file_name for launcher in LAUNCHERS.values() if launcher is not LOCAL]
-    return [*launchers, *TARGET_NAMES, "report.html"]
