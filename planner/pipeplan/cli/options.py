@@ -1,4 +1,4 @@
-"""Options that commands share under the same name, their completion in a shell, and checks before a file is replaced.
+"""Options that commands share under the same name, and their completion in a shell.
 
 -o         the file or folder to write
 --force    replace an existing file; without it a command replaces only its own older output
@@ -20,11 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from pipeplan.cli import output
-from pipeplan.errors import InputError
-from pipeplan.util.files import read_bytes, refuse_unwritable
 
-HEAD = 2**12
-"""Bytes at the beginning of a file that are searched for the mark of its kind."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 FILE, FOLDER = "Write to this file; missing folders are made.", "Write to this folder; missing ones are made."
@@ -124,11 +120,11 @@ def complete_names(names: Callable[[], Iterable[str]], suffix: str = "") -> Comp
     return complete
 
 
-def bundled_models() -> list[str]:
-    """Names of the bundled models."""
+def model_words() -> list[str]:
+    """Words that may follow `pipeplan profile`: a bundled model, or a subcommand."""
     from pipeplan_launch.job.bundled_models import BUNDLED
 
-    return list(BUNDLED)
+    return [*BUNDLED, "show", "diff"]
 
 
 def bundled_clusters() -> list[str]:
@@ -159,29 +155,3 @@ def complete_words(*names: str) -> Complete:
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
     return complete
-
-
-def model_words() -> list[str]:
-    """Words that may follow `pipeplan profile`: a bundled model, or a subcommand."""
-    return [*bundled_models(), "show", "diff"]
-
-
-def refuse_output(path: Path, mark: bytes, what: str, force: bool, option: str = "-o") -> None:
-    """Raise an `InputError` if `path` cannot be written, or is a file that is not `what`, which has a mark in its first
-    bytes; for use before long work."""
-    refuse_unwritable(path, option)
-    if force or not path.is_file() or not path.stat().st_size or mark in _begin(path):
-        return
-    raise InputError(f"{path} exists and is not {what}: give another file with {option}, or --force to replace it")
-
-
-def refuse_existing(path: Path, force: bool) -> None:
-    """Raise an `InputError` if `path` is a folder, or an existing file and `force` is not set."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name the file to write with -o")
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; give another file with -o, or --force to replace it")
-
-
-def _begin(path: Path) -> bytes:
-    return read_bytes(path)[:HEAD]

@@ -25,7 +25,7 @@ from pipeplan.cluster_data.local import LOCAL
 from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
 from pipeplan.exports.solve_for import TargetedProblem
-from pipeplan.exports.target import export_lines, refuse_to_overwrite_export, write_export
+from pipeplan.exports.target import export_lines, write_export
 from pipeplan.from_options.build_problem import BuiltProblem, build_problem
 from pipeplan.planning.choose_order import OrderChoice
 from pipeplan.planning.outcome import Outcome
@@ -39,6 +39,7 @@ from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.rendering.launchers import LAUNCHERS
 from pipeplan.util import processes
 from pipeplan.util.deadline import Deadline
+from pipeplan.util.files import refuse_to_overwrite
 from pipeplan.util.text import shell_path, shell_program
 
 _EXAMPLE_HEADING = "An example: there is no profile.json here, so this is VGG-16 on V100, which pipeplan has with it."
@@ -81,7 +82,7 @@ def solve_and_write(
         # Raises for what the trainer cannot express or cannot be written, before anything is written.
         files = built.targeted.files(outcome)
         if not no_write:
-            refuse_to_overwrite_export(output / built.targeted.target.name, files, replaces)
+            refuse_to_overwrite(output / built.targeted.target.name, files, replaces)
     # Written before the answer is printed, so that `| head`, which closes our output early, does not lose the plan.
     written_files = [] if no_write else _write(outcome, built.targeted, output, replaces)
     # Notes come after everything that may fail, because an error is to be the only line on standard error.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -18,7 +18,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
-from pipeplan.util.files import refuse_to_overwrite, write_together
+from pipeplan.util.files import write_together
 from pipeplan.util.text import did_you_mean, one_line
 
 
@@ -86,15 +86,9 @@ def export_files(target: ExportTarget, problem: Problem, plan: Plan) -> Mapping[
     return target.files(problem, plan)
 
 
-def refuse_to_overwrite_export(folder: Path, names: Collection[str], force: bool) -> None:
-    """Raise `InputError` if files of these names cannot, or must not, be written to `folder`."""
-    refuse_to_overwrite(folder, names, force, " with -o")
-
-
 def write_export(folder: Path, files: Mapping[str, ExportFile], *, force: bool = False) -> None:
     """Write all files into a folder, or none. With `force` they replace existing ones. Raises `InputError`."""
-    refuse_to_overwrite_export(folder, files, force)
-    write_together(folder, {name: (file.text, file.mode) for name, file in files.items()})
+    write_together(folder, {name: (file.text, file.mode) for name, file in files.items()}, force=force)
 
 
 def export_lines(

@@ -10,7 +10,7 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.cluster_toml import LOCAL_COSTS
 from pipeplan.cluster_data.local import local_cluster
-from pipeplan.util.files import bundled_folder, read_text, refuse_to_overwrite, write_together
+from pipeplan.util.files import bundled_folder, read_text, write_together
 from pipeplan.util.text import shell_path
 from pipeplan.util.units import parse_size, show_size
 
@@ -85,5 +85,4 @@ def next_commands(folder: Path, kind: str) -> list[str]:
 
 def write_starter_files(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> None:
     """Write all of the files, or none. `force` replaces existing ones. Raises `InputError`."""
-    refuse_to_overwrite(folder, texts, force)
-    write_together(folder, {name: (text, 0o666) for name, text in texts.items()})
+    write_together(folder, {name: (text, 0o666) for name, text in texts.items()}, force=force)

@@ -19,7 +19,7 @@ from pipeplan.rendering.launcher import Launcher, TemplateContext
 from pipeplan.rendering.launchers import LOCAL
 from pipeplan.rendering.plan_json import FORMAT_VERSION, plan_document, result_document, stage_documents
 from pipeplan.rendering.templates import load_template, render_user_template
-from pipeplan.util.files import Node, read_text, write_json, write_text
+from pipeplan.util.files import Node, read_text, refuse_to_replace, write_json, write_text
 from pipeplan_launch.checked_json import with_checksum
 
 if TYPE_CHECKING:
@@ -159,10 +159,8 @@ def write_launch_file(
     path: Path, content: str, launcher: Launcher | None, template: Path | None = None, *, force: bool = False
 ) -> None:
     """Write the file, in full or not at all. Raises `InputError` if another one exists, unless `force` is given."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name the file to write with -o")
-    if path.exists() and not force and path.is_file() and path.read_bytes() != content.encode():
-        raise InputError(f"{path} exists with another content: give another file with -o, or --force")
+    same = path.is_file() and path.read_bytes() == content.encode()
+    refuse_to_replace(path, force=force or same)
     if template is not None:
         # A template that can be run becomes a file that can be run.
         mode = stat.S_IMODE(template.stat().st_mode) if template.exists() else 0o644

@@ -37,7 +37,7 @@ def test_never_overwrites_unless_it_is_told_to(run: Run, tmp_path: Path) -> None
     (tmp_path / "cluster.toml").write_text("mine")
     done = run("init")
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "cluster.toml exists: give another folder, or --force" in done.err
+    assert "cluster.toml exists: give another folder with -o, or --force" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.toml"]
     assert (tmp_path / "cluster.toml").read_text() == "mine"
     assert run("init", "--force", "-q").err == ""

@@ -39,7 +39,7 @@ from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.run_data.run_folder import MeasuredRun, read_run
-from pipeplan.util.files import refuse_unwritable
+from pipeplan.util.files import refuse_to_replace
 from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
@@ -188,13 +188,9 @@ def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> 
     if profile.absolute() == cluster.absolute():
         raise InputError(f"the profile and the cluster cannot both be {profile}: give another --cluster-output")
     for path, option in ((profile, "-o"), (cluster, "--cluster-output")):
-        refuse_unwritable(path, option)
-        if not path.is_file():
-            continue
-        if not force:
-            raise InputError(f"{path} is there already: give another file with {option}, or --force to replace it")
-        if path == cluster and not path.read_text(encoding="utf-8", errors="replace").startswith(f"# {_REMARK}"):
-            raise InputError(f"{path} was not written by `pipeplan calibrate`: give another file with {option}")
+        refuse_to_replace(path, option, force=force)
+    if cluster.is_file() and not cluster.read_text(encoding="utf-8", errors="replace").startswith(f"# {_REMARK}"):
+        raise InputError(f"{cluster} was not written by `pipeplan calibrate`: give another file with --cluster-output")
     if profile.is_file():
         old = Profile.load(profile)
         if old.provenance.kind != "calibrated" or old.digest() in made_from:

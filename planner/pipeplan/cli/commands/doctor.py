@@ -11,8 +11,7 @@ from rich.text import Text
 
 from pipeplan.cli.options import json_option, quiet_option
 from pipeplan.cli.output import print_answer, print_json
-from pipeplan.first_steps.doctor import examine_machine, run_self_test
-from pipeplan.first_steps.doctor_machine import MISSING, OK, WARNING, DoctorFinding
+from pipeplan.first_steps.doctor import MISSING, OK, WARNING, DoctorFinding, examine_machine, run_self_test
 
 LACKING = 2
 """The exit code if something that is needed is missing."""

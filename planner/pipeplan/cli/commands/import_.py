@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pipeplan.cli.options import force_option, json_option, output_file, quiet_option, refuse_existing
+from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
 from pipeplan.cli.output import note, print_json, print_line
 from pipeplan.cluster_data import cluster_edit
 from pipeplan.cluster_data.cluster import Level
@@ -16,6 +16,7 @@ from pipeplan.errors import InputError
 from pipeplan.importers import nccl_tests, pipedream
 from pipeplan.importers.nccl_tests import MeasuredLevel, level_from_runs
 from pipeplan.importers.recognise import FORMATS, NCCL_TESTS, recognise_format
+from pipeplan.util.files import refuse_to_replace
 from pipeplan.util.text import one_line
 from pipeplan.util.units import parse_rate, show_rate, show_size, show_time
 
@@ -76,7 +77,7 @@ def _refuse(options: dict[str, Any], names: tuple[str, ...], what: str, files: t
 
 
 def _import_profile(file: Path, output: Path, force: bool, options: dict[str, Any]) -> None:
-    refuse_existing(output, force)
+    refuse_to_replace(output, force=force)
     profile = pipedream.read_pipedream_profile(file, options["microbatch"], options["device_name"])
     profile.save(output)
     if options["as_json"]:
@@ -102,7 +103,7 @@ def _import_links(files: tuple[Path, ...], output: Path | None, force: bool, opt
     runs = [nccl_tests.read_nccl_tests(file, options["operation"]) for file in files]
     nominal = None if options["bandwidth"] is None else parse_rate(options["bandwidth"], "--bandwidth")
     if into is not None and output is not None:
-        refuse_existing(output, force)
+        refuse_to_replace(output, force=force)
         _put_level(runs, nominal, into, level_name, output, options["as_json"])
         return
     level = level_from_runs(runs, nominal)

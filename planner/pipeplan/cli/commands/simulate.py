@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pipeplan.api import simulate
-from pipeplan.cli.options import complete_words, force_option, json_option, quiet_option, refuse_output
+from pipeplan.cli.options import complete_words, force_option, json_option, quiet_option
 from pipeplan.cli.output import answer_console, answer_width, note, print_json, print_line, print_warning
 from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.errors import InputError
@@ -19,7 +19,7 @@ from pipeplan.simulation import terminal
 from pipeplan.simulation.message_order import GLOO, TRANSPORTS
 from pipeplan.simulation.perfetto import overlaid_document, trace_document
 from pipeplan.simulation.simulate import MOST_MINIBATCHES
-from pipeplan.util.files import write_text
+from pipeplan.util.files import refuse_to_replace, write_text
 
 TRACE_MARK = b'"traceEvents"'
 """The field of a trace by which its file is recognised."""
@@ -81,7 +81,7 @@ def command(
     if as_json and run_folder is not None and trace_file is None:
         raise InputError("--run adds to the drawing and to a trace, which --json leaves out: leave out --run")
     if trace_file is not None:
-        refuse_output(trace_file, TRACE_MARK, "a trace", force, "--trace")
+        refuse_to_replace(trace_file, "--trace", force=force, mark=TRACE_MARK, what="a trace")
     run = None
     if run_folder is not None:
         run = read_run_of_plan(plan_folder, None if run_folder == LATEST else Path(run_folder))

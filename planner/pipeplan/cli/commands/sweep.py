@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from pipeplan.api import cluster
-from pipeplan.cli.options import NumberRange, force_option, json_option, quiet_option, refuse_output
+from pipeplan.cli.options import NumberRange, force_option, json_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json, print_warning, progress_bar
 from pipeplan.cli.problem_options import GroupedCommand, problem_options, solver_option
 from pipeplan.cli.solving import checked_option_fields, positive_time_limit, read_profile
@@ -24,7 +24,7 @@ from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_p
 from pipeplan.sweeps.rows import SweepRow
 from pipeplan.sweeps.sweep import PointAnswer, solve_points
 from pipeplan.sweeps.terminal import sweep_table
-from pipeplan.util.files import write_text
+from pipeplan.util.files import refuse_to_replace, write_text
 from pipeplan.util.units import parse_rate, parse_size
 
 CSV_MARK, SVG_MARK = b"cost_per_million_samples,pareto", b"samples per second, by number of workers"
@@ -137,9 +137,9 @@ def _refuse_outputs(csv_file: Path | None, svg_file: Path | None, force: bool) -
     if csv_file is not None and svg_file is not None and csv_file.absolute() == svg_file.absolute():
         raise InputError(f"--csv and --svg cannot both be {csv_file}: give another file for one of them")
     if csv_file is not None:
-        refuse_output(csv_file, CSV_MARK, "the table of a sweep", force, "--csv")
+        refuse_to_replace(csv_file, "--csv", force=force, mark=CSV_MARK, what="the table of a sweep")
     if svg_file is not None:
-        refuse_output(svg_file, SVG_MARK, "the plot of a sweep", force, "--svg")
+        refuse_to_replace(svg_file, "--svg", force=force, mark=SVG_MARK, what="the plot of a sweep")
 
 
 def _points(

@@ -24,6 +24,7 @@ from pipeplan.errors import InputError
 from pipeplan.link_fit.alpha_beta import AlphaBetaFit, LinkSeries
 from pipeplan.link_fit.find_levels import Nesting, find_levels
 from pipeplan.link_fit.to_cluster import ClusterFromLinks, MeasuredLink, build_cluster
+from pipeplan.util.files import refuse_to_replace
 from pipeplan.util.text import shell_path
 from pipeplan.util.typed import shortened, whole_number
 from pipeplan.util.units import show_size, show_time
@@ -178,13 +179,10 @@ def _share(servers: int) -> ServerShare | None:
 
 def _refusal(output: Path, force: bool) -> str:
     """Why the file cannot be written; empty if it can."""
-    if output.is_dir():
-        return f"{output} is a folder: name the file to write, as in -o {output / 'cluster.toml'}"
-    if output.exists() and not force:
-        return f"{output} exists; give another file with -o, or --force to replace it"
-    folder = output.absolute().parent
-    if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK)):
-        return f"cannot write {output}: {folder} is not a folder that can be written to"
+    try:
+        refuse_to_replace(output, force=force)
+    except InputError as error:
+        return str(error)
     return ""
 
 

@@ -19,7 +19,6 @@ from pipeplan.cli.options import (
     model_words,
     output_file,
     quiet_option,
-    refuse_output,
     seed_option,
 )
 from pipeplan.cli.output import note, print_answer, print_json, progress_bar
@@ -31,6 +30,7 @@ from pipeplan.first_steps.init import CLUSTER
 from pipeplan.problem.plan_profile import PROFILE
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.profile_document import GRANULARITIES
+from pipeplan.util.files import refuse_to_replace
 from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
@@ -132,7 +132,7 @@ def command(
     pipeplan profile job.py:build --microbatch 16,32 --granularity module
     pipeplan profile mnist --device v100 -o mnist-v100.json
     """
-    refuse_output(output, b'"pipeplan-profile"', "a profile", force)
+    refuse_to_replace(output, force=force, mark=b'"pipeplan-profile"', what="a profile")
     measuring = {"microbatch": _sizes(sizes), **options}
     if executor_costs and options["device"] == "cpu" and _unknown_costs():
         measured = _measure_with_executor(model, measuring, output)

@@ -15,7 +15,6 @@ from pipeplan.cli.options import (
     force_option,
     json_option,
     quiet_option,
-    refuse_output,
 )
 from pipeplan.cli.output import answer_width, note, print_answer, print_json
 from pipeplan.cli.profile.table import layer_table, profile_totals
@@ -24,7 +23,7 @@ from pipeplan.drawing.terminal import dag_lines
 from pipeplan.profile_data.bundled import load_profile
 from pipeplan.profile_data.layers import LOADED_TIMES
 from pipeplan.profile_data.profile import Profile
-from pipeplan.util.files import write_text
+from pipeplan.util.files import refuse_to_replace, write_text
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_size, show_time
 
@@ -83,7 +82,7 @@ def command(
     loaded = load_profile(profile)
     for path, mark, option in ((svg_file, SVG_MARK, "--svg"), (dot_file, DOT_MARK, "--dot")):
         if path is not None:
-            refuse_output(path, mark, "a drawing of a profile", force, option)
+            refuse_to_replace(path, option, force=force, mark=mark, what="a drawing of a profile")
     _draw(loaded, svg_file, dot_file)
     if as_json:
         print_json(profile_summary(loaded, top))

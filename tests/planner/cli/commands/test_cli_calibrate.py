@@ -121,8 +121,8 @@ def test_nothing_is_replaced_unasked(run: Call, plan_folder: Path, tmp_path: Pat
     a_run(plan_folder)
     assert run("calibrate", "plan").code == 0
     for options, complaint in (
-        ((), "calibrated.json is there already"),
-        (("-o", "new.json", "--cluster-output", "calibrated.toml"), "calibrated.toml is there already"),
+        ((), "calibrated.json exists: give"),
+        (("-o", "new.json", "--cluster-output", "calibrated.toml"), "calibrated.toml exists: give"),
         (("-o", "profile.json", "--cluster-output", "new.toml", "--force"), "profile.json is a profile that plans are"),
         (("-o", "new.json", "--cluster-output", "here.toml", "--force"), "here.toml was not written by `pipeplan cal"),
         (("-o", "same", "--cluster-output", "same"), "cannot both be same"),

@@ -143,7 +143,7 @@ def test_the_latest_run_is_put_beside_it_unless_another_is_named(run: Run, plann
         (["plan", "other-run"], "is a run of another plan"),
         (["plan", "--profile", "nowhere.json"], "cannot read nowhere.json"),
         (["plan", "--profile", "other.json"], "their digests differ"),
-        (["plan", "-o", "empty"], "is a folder: name the file to write, as in -o empty/report.html"),
+        (["plan", "-o", "empty"], "is a folder: name the file to write with -o"),
         (["plan", "-o", "profile.json/report.html"], "cannot write profile.json/report.html"),
         (["truncated"], "is not valid JSON"),
         (["newer"], "this pipeplan reads up to 1"),

@@ -52,7 +52,7 @@ def test_a_file_that_solve_takes(run: Run, tmp_path: Path) -> None:
     code, _, err = run("solve", "vgg16-v100", "--cluster", "here.toml", "--ignore-memory", "--solver", "dp")
     assert code == 0, err
     code, _, err = run("profile", "--links", "--workers", "2", "-o", "here.toml")
-    assert (code, err) == (2, "error: here.toml exists; give another file with -o, or --force to replace it\n")
+    assert (code, err) == (2, "error: here.toml exists: give another file with -o, or --force to replace it\n")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_file_that_solve_takes(run: Run, tmp_path: Path) -> None:
         (["--workers", "0"], "there is no link with 0 workers: give --workers 2 or more"),
         (["--budget", "0"], "--budget takes a number of seconds above 0, not 0"),
         (["--timeout", "nan"], "--timeout takes a number of seconds above 0, not nan"),
-        (["-o", "."], ". is a folder: name the file to write, as in -o cluster.toml"),
+        (["-o", "."], ". is a folder: name the file to write with -o"),
         (["-o", "file/cluster.toml"], "cannot write file/cluster.toml: "),
         (["--device", "tpu"], "--device: there is no 'tpu'; did you mean 'cpu'?"),
         (["MODEL"], "pipeplan profile: got unexpected extra argument (MODEL)"),
@@ -233,7 +233,7 @@ def test_a_file_that_is_there_ends_all_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     ends = Workers(tmp_path, [0, 1], 2).ends()
     assert time.monotonic() - began < 50, "nobody waits for a timeout"
-    assert ends[0] == (2, ["error: made.toml exists; give another file with -o, or --force to replace it"])
+    assert ends[0] == (2, ["error: made.toml exists: give another file with -o, or --force to replace it"])
     assert ends[1] == (2, [])
     assert (tmp_path / "made.toml").read_text() == "mine"
 
