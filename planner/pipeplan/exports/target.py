@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -68,6 +69,15 @@ def export_target(name: str) -> ExportTarget:
         raise InputError(f"there is no export for {name!r}; {did_you_mean(name, TARGET_NAMES)}")
     target_module: ExportTarget = importlib.import_module(f"pipeplan.exports.{name.replace('-', '_')}").TARGET
     return target_module
+
+
+@contextmanager
+def prefixed_errors(text: str) -> Iterator[None]:
+    """Begin every `InputError` raised inside with a text."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{text}: {error}") from None
 
 
 def refusal(target: ExportTarget, plan: Plan, reason: str) -> InputError:
@@ -155,12 +165,8 @@ def python_number_list(values: list[int] | tuple[int, ...], indent: int = 4) -> 
 
 def workers_per_used_server(cluster: Cluster, count: int) -> list[int]:
     """The number of the first `count` workers on each server, without the servers that have none."""
-    ends = itertools.accumulate(cluster.server_sizes)
-    return [
-        min(end, count) - (end - size)
-        for end, size in zip(ends, cluster.server_sizes, strict=True)
-        if end - size < count
-    ]
+    starts = itertools.accumulate((0, *cluster.server_sizes[:-1]))
+    return [min(size, count - start) for start, size in zip(starts, cluster.server_sizes, strict=True) if start < count]
 
 
 def torchrun_commands(cluster: Cluster, workers: int, script: str, *, before: str = "") -> list[str]:

@@ -119,13 +119,17 @@ def refuse_irregular(
                 raise refusal(target, plan, f"stage {number} holds a part of {part} only")
 
 
-def restrict_to_synchronous_grid(target: ExportTarget, options: Options, *, several: bool = False) -> Options:
+def restrict_to_synchronous_grid(
+    target: ExportTarget, options: Options, *, several: bool = False, unknown: Collection[str] = ()
+) -> Options:
     """The options restricted to plans that `grid_degrees` accepts: a flush before every update, and a uniform grid.
 
     The schedule becomes 1F1B with a flush, unless the user asked for another one with a flush. Raises `InputError` if
     the minibatches per update are not given, or for another schedule. `several`: whether the target has the schedules
-    whose workers run several stages each.
+    whose workers run several stages each. `unknown` are the schedules that it does not have.
     """
+    if options.schedule in unknown:
+        raise InputError(f"{target.title} has no schedule {options.schedule}: leave out --schedule")
     if options.inference:
         raise InputError(f"the export to {target.title} is for training: leave out --inference")
     if options.accumulate is None:

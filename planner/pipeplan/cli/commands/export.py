@@ -90,7 +90,8 @@ def _launcher_command(launcher: Launcher) -> click.Command:
     @quiet_option
     def run(plan: Path, output: Path | None, force: bool, template: Path | None, **options: Any) -> None:
         settings = {name: value for name, value in options.items() if value is not None}
-        _render(launcher, plan, settings, template, output, force)
+        chosen = launcher if template is None else launcher.from_template(template)
+        _render(plan, chosen, settings, output, force)
 
     force = " --force" if launcher.file_name == "launch.sh" else ""  # `pipeplan solve` has written one
     text = f"Write {launcher.file_name}, which launches PLAN: {launcher.title}."
@@ -103,25 +104,18 @@ def _setting_options(settings: tuple[LauncherSetting, ...]) -> Callable[[Callabl
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for setting in reversed(settings):
-            function = _setting_option(setting)(function)
+            default = f"  [default: {setting.default}]" if setting.default not in (None, "", False) else ""
+            kind: dict[str, Any] = {"type": click.IntRange(1) if setting.type == "count" else str}
+            if setting.type == "flag":
+                kind = {"is_flag": True, "default": None}
+            name, words = f"--{setting.name.replace('_', '-')}", setting.help + default
+            option = click.option(
+                name, setting.name, multiple=setting.many, metavar=setting.metavar, help=words, **kind
+            )
+            function = option(function)
         return function
 
     return decorate
-
-
-def _setting_option(setting: LauncherSetting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    name = f"--{setting.name.replace('_', '-')}"
-    if setting.type == "flag":
-        return click.option(name, setting.name, is_flag=True, default=None, help=setting.help)
-    default = f"  [default: {setting.default}]" if setting.default not in (None, "") else ""
-    return click.option(
-        name,
-        setting.name,
-        type=click.IntRange(1) if setting.type == "count" else str,
-        multiple=setting.many,
-        metavar=setting.metavar,
-        help=setting.help + default,
-    )
 
 
 @click.command(TEMPLATE, short_help="your own jinja2 template")
@@ -147,26 +141,17 @@ def _template_command(template: Path, plan: Path, assigned: tuple[str, ...], out
     for name, equals, _ in pairs:
         if not equals or not name.isidentifier():
             raise InputError(f"--set takes NAME=VALUE, not {name + equals!r}")
-    _render(None, plan, {name: value for name, _, value in pairs}, template, output, force)
+    launcher = Launcher(TEMPLATE, "your own jinja2 template", "", template, any_setting=True).from_template(template)
+    _render(plan, launcher, {name: value for name, _, value in pairs}, output, force)
 
 
-def _render(
-    launcher: Launcher | None,
-    plan: Path,
-    settings: Mapping[str, Any],
-    template: Path | None,
-    output: Path | None,
-    force: bool,
-) -> None:
-    """Write a script from the launcher's template, or from the user's; to standard output with `-o -`."""
-    to_screen = output == Path("-")
-    path = plan_folder.launch_file_path(plan, launcher, template, None if to_screen else output)
+def _render(plan: Path, launcher: Launcher, settings: Mapping[str, Any], output: Path | None, force: bool) -> None:
+    """Write a script from the launcher's template; to standard output with `-o -`."""
     command_line = shlex.join(["pipeplan", *sys.argv[1:]])
-    text = plan_folder.launch_file_text(plan, launcher, settings, template=template, output=path, command=command_line)
-    if to_screen:
-        print_file(text)
+    if output == Path("-"):
+        print_file(plan_folder.launch_file_text(plan, launcher, settings, command=command_line))
         return
-    plan_folder.write_launch_file(path, text, launcher, template, force=force)
+    path = plan_folder.write_launch_file(plan, launcher, settings, output=output, command=command_line, force=force)
     note(f"written: {path}")
 
 
