@@ -47,23 +47,24 @@ def test_what_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> No
             refuse_unwritable(path)
 
 
-@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
-def test_permissions_follow_the_umask(tmp_path: Path, mask: int, mode: int) -> None:
-    before = os.umask(mask)
+def test_permissions_follow_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
     try:
-        write_text(tmp_path / "file", "text")
-        write_text(tmp_path / "script", "text", mode=0o777)
-        assert os.umask(mask) == mask
+        for mask in (0o022, 0o077, 0o002):
+            os.umask(mask)
+            write_text(tmp_path / "file", "text")
+            write_text(tmp_path / "script", "text", mode=0o777)
+            assert os.umask(mask) == mask
+            assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~mask
+            assert (tmp_path / "script").stat().st_mode & 0o777 == 0o777 & ~mask
     finally:
         os.umask(before)
-    assert (tmp_path / "file").stat().st_mode & 0o777 == mode
-    assert (tmp_path / "script").stat().st_mode & 0o777 == 0o777 & ~mask
 
 
-@pytest.mark.parametrize("number", ["0x" + "f" * 4300, "0o" + "7" * 9000, "0b" + "1" * 20000, "9" * 4400, "1e99999"])
-def test_a_number_with_too_many_digits_is_one_line(number: str, tmp_path: Path) -> None:
+def test_a_number_with_too_many_digits_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
-    path.write_text(f'format = "a"\nversion = {number}\n')
-    with pytest.raises(InputError, match=r"too many digits|at most 9.22337e\+18") as found:
-        read_toml(path, "a", 1)
-    assert len(str(found.value)) < 300
+    for number in ("0x" + "f" * 4300, "0o" + "7" * 9000, "0b" + "1" * 20000, "9" * 4400, "1e99999"):
+        path.write_text(f'format = "a"\nversion = {number}\n')
+        with pytest.raises(InputError, match=r"too many digits|at most 9.22337e\+18") as found:
+            read_toml(path, "a", 1)
+        assert len(str(found.value)) < 300
