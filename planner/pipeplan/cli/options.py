@@ -24,6 +24,7 @@ from pipeplan.cli import output
 Function = TypeVar("Function", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 FILE, FOLDER = "Write to this file; missing folders are made.", "Write to this folder; missing ones are made."
+PATH = click.Path(path_type=Path)
 FORCE = "Replace existing files."
 JSON = "Print the answer as one JSON document."
 QUIET = "Print nothing but errors and what --json asks for."
@@ -56,10 +57,9 @@ def _output(text: str, metavar: str, default: Path | None, note: str) -> Callabl
     return click.option(
         "-o",
         "--output",
-        type=click.Path(path_type=Path),
+        type=PATH,
         default=default,
         metavar=metavar,
-        show_default=default is not None,
         help=text + (f"  [default: {note}]" if note else ""),
     )
 
@@ -81,13 +81,13 @@ def json_option(function: Function) -> Function:
 
 def plan_profile_option(function: Function) -> Function:
     """`--profile FILE`, a Path named `profile_file`, or None."""
-    option = click.option("--profile", "profile_file", type=click.Path(path_type=Path), help=PLAN_PROFILE)
+    option = click.option("--profile", "profile_file", type=PATH, help=PLAN_PROFILE)
     return option(function)
 
 
 def seed_option(function: Function) -> Function:
     """`--seed N`, an int named `seed`, 0 unless given."""
-    return click.option("--seed", type=int, default=0, metavar="N", show_default=True, help=SEED)(function)
+    return click.option("--seed", type=int, default=0, metavar="N", help=SEED)(function)
 
 
 def quiet_option(function: Callable[..., Any]) -> Callable[..., Any]:

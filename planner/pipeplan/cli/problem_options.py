@@ -13,7 +13,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from pipeplan.cli.options import Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
+from pipeplan.cli.options import PATH, Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
 from pipeplan.cli.output import print_line
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import SCHEDULES
@@ -86,14 +86,13 @@ _OPTIONS = (
     click.argument(
         "profile",
         required=False,
-        type=click.Path(path_type=Path),
+        type=PATH,
         shell_complete=complete_names(bundled_profiles, ".json"),
     ),
     click.option(
         "--cluster",
         "cluster_name",
         default="local",
-        show_default=True,
         shell_complete=complete_names(bundled_clusters, ".toml"),
         help="Plan for this cluster: A, B, C, local, or a TOML file.",
     ),
@@ -122,12 +121,7 @@ _OPTIONS = (
         help=f"Use this training schedule: {', '.join(SCHEDULES)}  [default: the best; in `replan` that of the plan]",
     ),
     click.option("--inference", is_flag=True, help="Plan the forward pass only."),
-    click.option(
-        "--stages",
-        metavar="N|1-M",
-        callback=_parse_stages,
-        help="Use exactly N stages, or 1 to M.",
-    ),
+    click.option("--stages", metavar="N|1-M", callback=_parse_stages, help="Use exactly N stages, or 1 to M."),
     click.option("--max-replicas", type=int, help="Limit the replicas of a stage; 1 gives an unreplicated pipeline."),
     click.option("--max-workers", type=int, help="Limit the busy workers; the others stay idle."),
     click.option("--grid", is_flag=True, help="Give every stage the same number of replicas."),
@@ -231,7 +225,6 @@ def solver_option(default: str) -> Callable[[Function], Function]:
         "--solver",
         type=click.Choice(["dp", "ilp", "both"]),
         default=default,
-        show_default=True,
         help="Run these solvers; both check each other.",
     )
 
@@ -242,7 +235,6 @@ def search_options(function: Function) -> Function:
         "--time-limit",
         type=float,
         default=60.0,
-        show_default=True,
         help="Search for at most this many seconds; unless given, the second solver has 4 of them to confirm a proof.",
     )
     return solver_option("both")(time_limit(function))

@@ -21,6 +21,7 @@ from pipeplan.calibration.result import (
     profile_of,
 )
 from pipeplan.cli.options import (
+    PATH,
     force_option,
     json_option,
     no_write_option,
@@ -63,18 +64,15 @@ class _PlannedRun:
 
 
 @click.command("calibrate")
-@click.argument("run_folders", metavar="RUN…", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("run_folders", metavar="RUN…", nargs=-1, required=True, type=PATH)
 @click.option(
-    "--plan",
-    "home",
-    type=click.Path(path_type=Path),
-    help="Read the plan that ran from this folder  [default: the one that holds RUN]",
+    "--plan", "home", type=PATH, help="Read the plan that ran from this folder  [default: the one that holds RUN]"
 )
 @plan_profile_option
 @output_file(Path("calibrated.json"))
 @click.option(
     "--cluster-output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Write the new cluster to this file  [default: the output file with the suffix .toml]",
 )
 @force_option

@@ -9,7 +9,7 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.options import PATH, json_option, quiet_option
 from pipeplan.cli.output import print_answer, print_json
 from pipeplan.first_steps.doctor import MISSING, OK, WARNING, DoctorFinding, examine_machine, run_self_test
 
@@ -19,7 +19,7 @@ STYLES = {OK: "green", WARNING: "yellow", MISSING: "bold red"}
 
 
 @click.command("doctor")
-@click.argument("plan", required=False, metavar="[PLAN]", type=click.Path(path_type=Path))
+@click.argument("plan", required=False, metavar="[PLAN]", type=PATH)
 @click.option(
     "--selftest", is_flag=True, help="Train small plans on this machine's workers as well, for one or two minutes."
 )

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from pipeplan.checker.verify import check_readable_plan
-from pipeplan.cli.options import json_option, quiet_option, seed_option
+from pipeplan.cli.options import PATH, json_option, quiet_option, seed_option
 from pipeplan.cli.output import note, print_answer, print_json, print_warning, status
 from pipeplan.cli.problem_options import GroupedCommand, problem_options, solver_option
 from pipeplan.cli.solving import problem_of
@@ -32,18 +32,9 @@ from pipeplan.util.units import parse_share
 
 @click.command("explain", cls=GroupedCommand)
 @problem_options()
+@click.option("--profile", "profile_option", type=PATH, help="Read this profile, which a plan was made from.")
 @click.option(
-    "--profile",
-    "profile_option",
-    type=click.Path(path_type=Path),
-    help="Read this profile, which a plan was made from.",
-)
-@click.option(
-    "--samples",
-    type=click.IntRange(0, 10_000),
-    default=20,
-    show_default=True,
-    help="Draw the layers' times at random so many times.",
+    "--samples", type=click.IntRange(0, 10_000), default=20, help="Draw the layers' times at random so many times."
 )
 @seed_option
 @click.option("--spread", metavar="5%", help="Assume this interquartile range of every time  [default: as measured]")

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from pipeplan.cli.options import (
+    PATH,
     force_option,
     json_option,
     output_file,
@@ -35,8 +36,7 @@ FORMAT, VERSION = "pipeplan-export", 1
 TEMPLATE = "template"
 """The target that renders a template of the user's."""
 TARGETS = (*LAUNCHERS, TEMPLATE, *TARGET_NAMES)
-_FILE = click.Path(path_type=Path)
-plan_argument = click.argument("plan", metavar="[PLAN]", type=_FILE, default=Path("plan"))
+plan_argument = click.argument("plan", metavar="[PLAN]", type=PATH, default=Path("plan"))
 
 
 class _Targets(click.Group):
@@ -84,7 +84,7 @@ def _launcher_command(launcher: Launcher) -> click.Command:
 
     @plan_argument
     @_setting_options(launcher.settings)
-    @click.option("--template", type=_FILE, metavar="FILE", help="Render your own jinja2 template.")
+    @click.option("--template", type=PATH, metavar="FILE", help="Render your own jinja2 template.")
     @output_file(note=f"{launcher.file_name} in the plan's folder")
     @force_option
     @quiet_option
@@ -119,14 +119,10 @@ def _setting_options(settings: tuple[LauncherSetting, ...]) -> Callable[[Callabl
 
 
 @click.command(TEMPLATE, short_help="your own jinja2 template")
-@click.argument("template", metavar="FILE", type=_FILE)
+@click.argument("template", metavar="FILE", type=PATH)
 @plan_argument
 @click.option(
-    "--set",
-    "assigned",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Set a variable of the template; can be repeated.",
+    "--set", "assigned", multiple=True, metavar="NAME=VALUE", help="Set a variable of the template; can be repeated."
 )
 @output_file(note="the template's name without .j2, in the plan's folder")
 @force_option

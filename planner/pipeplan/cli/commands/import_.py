@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
+from pipeplan.cli.options import PATH, force_option, json_option, output_file, quiet_option
 from pipeplan.cli.output import note, print_json, print_line
 from pipeplan.cluster_data import cluster_edit
 from pipeplan.cluster_data.cluster import Level
@@ -25,7 +25,7 @@ _PROFILE_OPTIONS = ("microbatch", "device_name")
 
 
 @click.command("import")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=PATH)
 @click.option(
     "--format",
     "kind",
@@ -34,15 +34,19 @@ _PROFILE_OPTIONS = ("microbatch", "device_name")
 )
 @click.option("--microbatch", type=int, metavar="N", help="Take times as those of a microbatch of N samples.")
 @click.option("--bandwidth", metavar="RATE", help="State efficiencies relative to this nominal bandwidth.")
-@click.option("--device-name", default="", metavar="NAME", help="Record this name of the device that was measured.")
+@click.option(
+    "--device-name",
+    default="",
+    show_default=False,
+    metavar="NAME",
+    help="Record this name of the device that was measured.",
+)
 @click.option(
     "--operation",
     type=click.Choice(["all_reduce", "sendrecv"]),
     help="Read a file that names no operation as one of this.",
 )
-@click.option(
-    "--into", type=click.Path(path_type=Path), metavar="CLUSTER", help="Put the links into a copy of this cluster file."
-)
+@click.option("--into", type=PATH, metavar="CLUSTER", help="Put the links into a copy of this cluster file.")
 @click.option(
     "--level",
     metavar="NAME",

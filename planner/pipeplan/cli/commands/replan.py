@@ -10,6 +10,7 @@ import click
 
 from pipeplan.api import cluster as named_cluster
 from pipeplan.cli.options import (
+    PATH,
     force_option,
     json_option,
     no_write_option,
@@ -55,7 +56,7 @@ def _servers_and_workers(context: click.Context) -> list[str]:
 
 
 @click.command("replan", cls=GroupedCommand)
-@click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
+@click.argument("plan_folder", type=PATH, default=Path("plan"))
 @click.option(
     "--lost",
     multiple=True,
@@ -69,9 +70,7 @@ def _servers_and_workers(context: click.Context) -> list[str]:
 )
 @click.option("--servers", type=int, help="Use this number of servers, with --cluster.")
 @click.option("--workers", type=int, help="Use this number of workers, on a --cluster of one server such as local.")
-@click.option(
-    "--run", "run_folder", type=click.Path(path_type=Path), help="Resume from this run  [default: the latest]"
-)
+@click.option("--run", "run_folder", type=PATH, help="Resume from this run  [default: the latest]")
 @plan_profile_option
 @click.option(
     "--relax",

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from pipeplan.cli.options import (
+    PATH,
     force_option,
     json_option,
     output_file,
@@ -28,8 +29,8 @@ MARK = b'<meta name="generator" content="pipeplan report">'
 
 
 @click.command("report")
-@click.argument("plan_folder", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan"))
-@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.argument("plan_folder", metavar="[PLAN]", type=PATH, default=Path("plan"))
+@click.argument("run", required=False, type=PATH)
 @output_file(note=f"{REPORT} in the plan's folder")
 @force_option
 @plan_profile_option

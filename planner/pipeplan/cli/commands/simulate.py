@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pipeplan.api import simulate
-from pipeplan.cli.options import complete_words, force_option, json_option, quiet_option
+from pipeplan.cli.options import PATH, complete_words, force_option, json_option, quiet_option
 from pipeplan.cli.output import answer_console, answer_width, note, print_json, print_line, print_warning
 from pipeplan.cluster_data.cluster_json import cluster_from_json
 from pipeplan.errors import InputError
@@ -28,7 +28,7 @@ LATEST = "latest"
 
 
 @click.command("simulate")
-@click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
+@click.argument("plan_folder", type=PATH, default=Path("plan"))
 @click.option(
     "--microbatches",
     type=click.IntRange(1, MOST_MINIBATCHES),
@@ -38,11 +38,10 @@ LATEST = "latest"
     "--transport",
     metavar="NAME",
     default=GLOO,
-    show_default=True,
     shell_complete=complete_words(*TRANSPORTS),
     help="Send messages between stages as launch.sh does: nccl keeps one order on all workers.",
 )
-@click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto to this file.")
+@click.option("--trace", "trace_file", type=PATH, help="Write a trace for Perfetto to this file.")
 @force_option
 @json_option
 @quiet_option

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from pipeplan.api import cluster
-from pipeplan.cli.options import NumberRange, force_option, json_option, quiet_option
+from pipeplan.cli.options import PATH, NumberRange, force_option, json_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json, print_warning, progress_bar
 from pipeplan.cli.problem_options import GroupedCommand, problem_options, solver_option
 from pipeplan.cli.solving import checked_option_fields, positive_time_limit, read_profile
@@ -68,12 +68,8 @@ class _Outputs:
 @click.option(
     "--jobs", type=click.IntRange(min=1), help="Run this number of processes  [default: one for each processor]"
 )
-@click.option(
-    "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to this file."
-)
-@click.option(
-    "--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the scaling plot to this file."
-)
+@click.option("--csv", "csv_file", type=PATH, help="Write all figures to this file.")
+@click.option("--svg", "svg_file", type=PATH, help="Write the scaling plot to this file.")
 @force_option
 @json_option
 @quiet_option

@@ -35,14 +35,7 @@ SIZE_RATIOS = {"weights\nB/A": "parameter_bytes", "kept\nB/A": "saved_bytes", "o
 @click.command("diff")
 @click.argument("first", metavar="A", shell_complete=complete_names(bundled_profiles, ".json"))
 @click.argument("second", metavar="B", shell_complete=complete_names(bundled_profiles, ".json"))
-@click.option(
-    "--top",
-    type=click.IntRange(min=1),
-    default=ROWS,
-    metavar="N",
-    show_default=True,
-    help="Show this number of layers.",
-)
+@click.option("--top", type=click.IntRange(min=1), default=ROWS, metavar="N", help="Show this number of layers.")
 @json_option
 @quiet_option
 def command(first: str, second: str, top: int, as_json: bool) -> None:

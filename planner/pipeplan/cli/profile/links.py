@@ -61,12 +61,8 @@ class _Links(click.Command):
     type=click.Choice(("cpu", "cuda")),
     help="Measure between devices of this kind  [default: cuda if there is a GPU]",
 )
-@click.option(
-    "--budget", type=float, default=45.0, metavar="S", show_default=True, help="Measure for about this many seconds."
-)
-@click.option(
-    "--timeout", type=float, default=60.0, metavar="S", show_default=True, help="Wait this many seconds for a worker."
-)
+@click.option("--budget", type=float, default=45.0, metavar="S", help="Measure for about this many seconds.")
+@click.option("--timeout", type=float, default=60.0, metavar="S", help="Wait this many seconds for a worker.")
 @force_option
 @json_option
 @quiet_option

@@ -63,19 +63,15 @@ class _Measure(click.Command):
     default="cpu",
     metavar="cpu|cuda|NAME",
     shell_complete=complete_names(device_names, ".toml"),
-    show_default=True,
     help="Measure on this device; or estimate for a device: v100, a100, h100, h200, titan-x, or a TOML file.",
 )
 @output_file(Path(PROFILE))
 @force_option
-@click.option(
-    "--threads", type=int, default=1, metavar="N", show_default=True, help="Compute with this number of threads."
-)
+@click.option("--threads", type=int, default=1, metavar="N", help="Compute with this number of threads.")
 @click.option(
     "--granularity",
     type=click.Choice(GRANULARITIES),
     default="layer",
-    show_default=True,
     help="Divide the model into members of lists of modules, calls of leaf modules, or single operators.",
 )
 @click.option(
@@ -86,26 +82,22 @@ class _Measure(click.Command):
     type=int,
     default=1,
     metavar="N",
-    show_default=True,
     help="Measure in this number of processes at once, for plans whose workers share this machine.",
 )
 @click.option(
     "--load/--no-load",
     default=True,
-    show_default=True,
     help="Measure with all cores of a CPU busy as well, for plans whose workers share this machine.",
 )
 @click.option(
     "--executor-costs/--no-executor-costs",
     default=True,
-    show_default=True,
     help="Measure what the executor itself costs on this machine, once for each version, for plans on its CPUs.",
 )
 @click.option("--measure-all", is_flag=True, help="Measure each layer, even if several are the same computation.")
 @click.option(
     "--self-check/--no-self-check",
     default=True,
-    show_default=True,
     help="Compare two training steps of the model alone with those of its stages first, and stop if they differ.",
 )
 @seed_option

@@ -10,6 +10,7 @@ import click
 from rich.console import RenderableType
 
 from pipeplan.cli.options import (
+    PATH,
     bundled_profiles,
     complete_names,
     force_option,
@@ -46,18 +47,8 @@ ORIGINS = {
     help="Show only the N most expensive layers, most expensive first.",
 )
 @click.option("--no-picture", is_flag=True, help="Leave out the drawing of the graph.")
-@click.option(
-    "--svg",
-    "svg_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a drawing of the whole graph to this file.",
-)
-@click.option(
-    "--dot",
-    "dot_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the graph for Graphviz to this file.",
-)
+@click.option("--svg", "svg_file", type=PATH, help="Write a drawing of the whole graph to this file.")
+@click.option("--dot", "dot_file", type=PATH, help="Write the graph for Graphviz to this file.")
 @force_option
 @json_option
 @quiet_option
