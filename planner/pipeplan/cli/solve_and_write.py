@@ -24,9 +24,8 @@ from pipeplan.cli.solving import (
 from pipeplan.cluster_data.local import LOCAL
 from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
-from pipeplan.exports.solve_for import TargetedProblem
 from pipeplan.exports.target import export_lines, write_export
-from pipeplan.from_options.build_problem import BuiltProblem, build_problem
+from pipeplan.from_options.build_problem import BuiltProblem, TargetedProblem, build_problem
 from pipeplan.planning.choose_order import OrderChoice
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.solve import solve

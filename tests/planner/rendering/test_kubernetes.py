@@ -154,7 +154,7 @@ def test_values_of_options_cannot_break_the_manifest() -> None:
         ({"claim": "My Claim"}, "--claim 'My Claim' is no name"),
         ({"namespace": "a.b"}, "--namespace 'a.b' is no name"),
         ({"config_map": ""}, "--config-map"),
-        ({"image": "a b"}, "--image must be one word"),
+        ({"image": "a b"}, "--image 'a b' must be one word"),
         ({"mount": "data"}, "--mount must be an absolute path"),
         ({"folder": "../plan"}, "--folder must be a path inside the claim"),
         ({"memory": "64 GB"}, "--memory '64 GB' is no quantity"),

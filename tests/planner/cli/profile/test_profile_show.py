@@ -14,8 +14,8 @@ import pytest
 from commandline import Run, refused
 
 from pipeplan.drawing import svg
-from pipeplan.drawing.dag_layout import layout_dag
 from pipeplan.drawing.fold_chains import fold_chains, most_expensive_layers
+from pipeplan.drawing.model_graph import layout_dag
 from pipeplan.drawing.terminal import MAX_DRAWN_LANES, dag_lines, graph_lanes
 from pipeplan.importers import pipedream
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
