@@ -36,7 +36,7 @@ def explain(
     settings: Settings = SEARCH,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Explanation:
-    """Explain a plan: what bounds its pace, the second best plan, and what other machines would gain.
+    """Explain a plan: what bounds its step time, the second best plan, and what other machines would gain.
 
     The plan is an outcome, or a plan folder or plan.json, whose profile is searched for, or read from the file
     `profile`. The layers' times are drawn at random `samples` times, with the interquartile range that was measured,

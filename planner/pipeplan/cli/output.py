@@ -89,8 +89,10 @@ def print_line(text: str, *, newline: bool = True) -> None:
 
 
 def print_warning(profile: Profile, cluster: Cluster | None = None, *, as_json: bool = False) -> None:
-    """Print what makes an answer doubtful, before the answer or beside a JSON document: a profile that leaves work out,
-    and one that was made for none of the cluster's devices."""
+    """Print warnings on the profile: it leaves work out, or was made for none of the cluster's devices.
+
+    They come before the answer; those beside a JSON document go to standard error.
+    """
     if profile.provenance.warning:
         (note if as_json else print_line)(one_line(profile.provenance.warning))
     from pipeplan.cluster_data.devices import device_mismatch  # slow to import, and few commands need it

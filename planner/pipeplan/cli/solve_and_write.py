@@ -178,6 +178,6 @@ def _order_line(orders: Sequence[OrderChoice]) -> str:
     listed = next(one for one in orders if one.order == tuple(sorted(one.order)))
     if best is listed or best.pace_s is None:
         return f"  servers as listed ({tried})"
-    gain = "which has no plan" if listed.pace_s is None else f"{listed.pace_s / best.pace_s:.2f} x the pace"
+    gain = "which has no plan" if listed.pace_s is None else f"{listed.pace_s / best.pace_s:.2f} x the throughput"
     numbers = ", ".join(str(server) for server in best.order)
     return f"  servers in the order {numbers} of the cluster file: {gain} of the listed order ({tried})"

@@ -1,4 +1,4 @@
-"""What commands that solve a problem share: the profile, the request, the settings, and the lines around a search."""
+"""The parts that commands which solve share: profile, request, settings, the line on a search, lines on files."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def check_shared_memory(place: Path = Path("/dev/shm")) -> DoctorFinding:
 
 
 def _room(finding: partial[DoctorFinding], found: str, free: int, todo: str) -> DoctorFinding:
-    """The finding on a folder with so many free bytes."""
+    """The finding on a folder with `free` bytes left."""
     return finding(WARNING, found, todo) if free < LEAST_FREE else finding(OK, found)
 
 

@@ -32,7 +32,7 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean
 
 MOST_EXTRAPOLATED = 64
-"""Times of larger microbatches than so many times the largest measured one are not extrapolated."""
+"""Largest ratio of a microbatch to the largest measured one, beyond which times are not extrapolated."""
 
 
 SIMULATING_S = 5.0
@@ -121,7 +121,7 @@ class TargetedProblem:
         return export_files(self.target, outcome.problem, outcome.plan)
 
     def cost(self, outcome: Outcome, maximum_cuts: int) -> str:
-        """The cost of the restriction as a sentence: the best plans without it, and how much faster they are stated.
+        """The cost of the restriction as a sentence: the best plans without it, and how much faster they are.
 
         One has the schedule of the target, the other pipeplan's default one. Only the dynamic program looks for them.
         """

@@ -66,7 +66,7 @@ class TemplateContext:
     """`cuda` or `cpu`."""
     device_name: str
     threads: int
-    """Threads of a worker (OMP_NUM_THREADS): as many as the profile was measured with, so that predictions hold."""
+    """Threads of a worker (OMP_NUM_THREADS): those of the profile, so that predictions hold."""
     python: str
     """The interpreter that runs pipeplan now. Where the file runs it may be another one."""
     version: str
@@ -88,11 +88,11 @@ class TemplateContext:
         *,
         command: str = "pipeplan solve",
         plan_folder: str = "",
-        beside: bool = True,
+        in_folder: bool = True,
     ) -> TemplateContext:
         """Read the variables from a plan.json. Raises `InputError`.
 
-        `beside`: whether the file is written into the plan folder.
+        `in_folder`: whether the file is written into the plan folder.
         """
         plan, cluster = Plan.from_json(root["plan"]), cluster_json.cluster_from_json(root["cluster"])
         model, busy = root["profile"]["model"].text(), [worker for stage in plan.stages for worker in stage.workers]
@@ -125,7 +125,7 @@ class TemplateContext:
             version=__version__,
             command=" ".join(one_line(command).split()),
             digest=plan.digest(root["profile"]["digest"].text(), root["cluster"]["digest"].text()),
-            folder="" if beside else plan_folder,
+            folder="" if in_folder else plan_folder,
             plan_folder=plan_folder,
         )
 

@@ -127,8 +127,8 @@ def launch_file_text(
     command that wrote it, for a comment. Raises `InputError`.
     """
     root, folder = plan_file.read_plan_document(plan), plan_file.plan_file(plan).parent.resolve()
-    beside = output is None or output.parent.resolve() == folder
-    context = TemplateContext.of(root, command=command, plan_folder=str(folder), beside=beside)
+    in_folder = output is None or output.parent.resolve() == folder
+    context = TemplateContext.of(root, command=command, plan_folder=str(folder), in_folder=in_folder)
     variables = launcher.variables(context, settings)
     if isinstance(launcher.template, Path):
         return render_user_template(launcher.template, variables)

@@ -230,10 +230,10 @@ def _calibration_table(
         yield f"{fitted.operation} efficiency of level {fitted.level}: {change} ({fitted.why})"
     if calibrated.unexplained:
         bound = calibrated.unexplained
-        yield f"The pace is bound by {bound}, whose figures do not follow from the runs: they stay as they were."
+        yield f"The step time is bound by {bound}, whose figures do not follow from the runs: they stay as they were."
     else:
         yield f"All layers × {calibrated.slack:.3g}, for the time in which stages wait for each other."
     for run, calibrated_s in zip(runs, calibrated.paces_s, strict=True):
-        paces = ((run.predicted_s, "predicted"), (run.pace_s, "measured"), (calibrated_s, "calibrated"))
-        rates = ", ".join(f"{origin} {1 / pace_s:.4g}" for pace_s, origin in paces if pace_s > 0)
+        times = ((run.predicted_s, "predicted"), (run.pace_s, "measured"), (calibrated_s, "calibrated"))
+        rates = ", ".join(f"{origin} {1 / step_s:.4g}" for step_s, origin in times if step_s > 0)
         yield f"{run.plan.config}, microbatches/s: {rates}"

@@ -31,8 +31,8 @@ def command(plan: Path | None, selftest: bool, as_json: bool) -> int:
     With PLAN, a plan folder, also say whether this machine can run its part of the plan. Nothing is changed; the checks
     take some seconds. The exit code is 2 if something that is needed is missing.
 
-    With --selftest, also run small plans here: every schedule, and every way in which messages travel, compared with
-    one process; a worker that is killed; how fast messages are. On GPUs it remembers which way launch.sh is to use.
+    With --selftest, also run small plans here: every schedule and every transport, compared with one process; a worker
+    that is killed; the speed of messages. On GPUs it remembers which transport launch.sh is to use.
 
     \b
     pipeplan doctor

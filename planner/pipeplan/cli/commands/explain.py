@@ -34,7 +34,7 @@ from pipeplan.util.units import parse_share
 @problem_options()
 @click.option("--profile", "profile_option", type=PATH, help="Read this profile, which a plan was made from.")
 @click.option(
-    "--samples", type=click.IntRange(0, 10_000), default=20, help="Draw the layers' times at random so many times."
+    "--samples", type=click.IntRange(0, 10_000), default=20, help="Draw the layers' times at random this many times."
 )
 @seed_option
 @click.option("--spread", metavar="5%", help="Assume this interquartile range of every time  [default: as measured]")
@@ -50,7 +50,7 @@ def command(
     as_json: bool,
     **arguments: Any,
 ) -> None:
-    """Explain the best plan: what bounds its pace, which plan comes second, and what other machines would gain.
+    """Explain the best plan: what bounds its step time, which plan comes second, and what other machines would gain.
 
     PROFILE is a profile as for `solve`; or a plan folder or plan.json, which excludes the options that describe a
     problem.
@@ -60,9 +60,9 @@ def command(
     pipeplan explain profile.json --cluster local --workers 3
     pipeplan explain plan
     """
-    wishes = RobustnessSettings(samples, seed, None if spread is None else parse_share(spread, "--spread"))
-    if wishes.spread is not None:
-        check_spread(wishes.spread)
+    robustness = RobustnessSettings(samples, seed, None if spread is None else parse_share(spread, "--spread"))
+    if robustness.spread is not None:
+        check_spread(robustness.spread)
     settings = replace(SEARCH, solver=solver)
     with status("choosing the schedule and the microbatch size …"):
         problem, plan, origin, (proof, step_s) = _subject(
@@ -75,7 +75,7 @@ def command(
                 interrupted()
                 show_status(f"{text} …")
 
-            explanation = explain_plan(problem, settings, wishes, plan, progress, proof=proof, step_s=step_s)
+            explanation = explain_plan(problem, settings, robustness, plan, progress, proof=proof, step_s=step_s)
             interrupted()
     except InfeasibleError:
         _note_origin(origin)
@@ -99,7 +99,7 @@ def _subject(
     profile: Path | None, arguments: dict[str, Any], deadline: Deadline
 ) -> tuple[Problem, Plan | None, list[str], tuple[str | None, float | None]]:
     """The problem, the plan to explain (None: the one that a solve takes), lines on where they come from, what is shown
-    of the plan, and its stated pace in seconds per minibatch."""
+    of the plan, and its simulated step time in seconds per microbatch."""
     path: Path | None = arguments["profile"]
     if path is not None and plan_file.is_plan(path):
         _refuse_problem_options(path)

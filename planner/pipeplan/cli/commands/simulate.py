@@ -24,7 +24,7 @@ from pipeplan.util.files import refuse_to_replace, write_text
 TRACE_MARK = b'"traceEvents"'
 """The field of a trace by which its file is recognised."""
 LATEST = "latest"
-"""What `--run` takes for the latest run of the plan."""
+"""Value of `--run` for the latest run of the plan."""
 
 
 @click.command("simulate")

@@ -63,7 +63,7 @@ def _heading(diff: ProfileDiff, first: str, second: str) -> list[str]:
     else:
         graphs = f"{diff.graph} by their hashes" + ("" if diff.graph == SAME else f", {structure}")
     counts = Counter(layer.by for layer in diff.matched)
-    matched = ", ".join(f"{count} by {way}" for way, count in counts.items()) or "none"
+    matched = ", ".join(f"{count} by {rule}" for rule, count in counts.items()) or "none"
     lines = [
         f"A: {first}: {_origin(diff.first)}",
         f"B: {second}: {_origin(diff.second)}",

@@ -174,8 +174,8 @@ def _next(profile: Profile, output: Path) -> str:
     """The command that plans with this profile."""
     file = "" if output == Path(PROFILE) else f" {shell_path(output)}"
     measured = profile.provenance.kind == "measured"
-    beside = output.parent / CLUSTER
-    cluster = shell_path(beside) if beside.is_file() else "local --workers 3" if measured else "YOURS.toml"
+    cluster_file = output.parent / CLUSTER
+    cluster = shell_path(cluster_file) if cluster_file.is_file() else "local --workers 3" if measured else "YOURS.toml"
     return f"pipeplan solve{file} --cluster {cluster}"
 
 

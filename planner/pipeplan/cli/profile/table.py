@@ -19,7 +19,7 @@ PLAINLY = "torch.export"
 """The tracer of models that contain no opaque modules."""
 MIB, GIB = 2**20, 2**30
 WIDE = 10 * GIB
-"""Columns with a total of at least so many bytes are in GiB."""
+"""Least total of a column, in bytes, that is shown in GiB."""
 LEAST_SHARE = 0.05
 """Share of the time from which a layer is named for how much other busy cores slow it down."""
 MUCH_READING = 0.1
