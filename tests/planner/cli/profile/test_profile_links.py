@@ -177,9 +177,7 @@ def test_a_server_that_never_comes(tmp_path: Path, number: int, line: str) -> No
 @pytest.mark.slow
 def test_a_file_that_is_there_ends_all_at_once(tmp_path: Path) -> None:
     (tmp_path / "made.toml").write_text("mine")
-    began = time.monotonic()
-    ends = Workers(tmp_path, [0, 1], 2).ends()
-    assert time.monotonic() - began < 50, "nobody waits for a timeout"
+    ends = Workers(tmp_path, [0, 1], 2, "--timeout", "600").ends()  # raises where a worker waits for the timeout
     assert ends[0] == (2, ["error: made.toml exists: give another file with -o, or --force to replace it"])
     assert ends[1] == (2, [])
     assert (tmp_path / "made.toml").read_text() == "mine"
