@@ -43,51 +43,20 @@ class NumberRange(click.FloatRange):
         return number
 
 
-def output_file(default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
-    """`-o FILE`, a Path named `output`; `note` describes a default that is no fixed name."""
-    return _output(FILE, "FILE", default, note)
+def _output(text: str, metavar: str, default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
+    words = text + (f"  [default: {note}]" if note else "")
+    return click.option("-o", "--output", type=PATH, default=default, metavar=metavar, help=words)
 
 
-def output_folder(default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
-    """`-o FOLDER`, a Path named `output`; `note` describes a default that is no fixed name."""
-    return _output(FOLDER, "FOLDER", default, note)
-
-
-def _output(text: str, metavar: str, default: Path | None, note: str) -> Callable[[Function], Function]:
-    return click.option(
-        "-o",
-        "--output",
-        type=PATH,
-        default=default,
-        metavar=metavar,
-        help=text + (f"  [default: {note}]" if note else ""),
-    )
-
-
-def force_option(function: Function) -> Function:
-    """`--force`, a bool named `force`."""
-    return click.option("--force", is_flag=True, help=FORCE)(function)
-
-
-def no_write_option(function: Function) -> Function:
-    """`--no-write`, a bool named `no_write`."""
-    return click.option("--no-write", is_flag=True, help="Print the answer without writing files.")(function)
-
-
-def json_option(function: Function) -> Function:
-    """`--json`, a bool named `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help=JSON)(function)
-
-
-def plan_profile_option(function: Function) -> Function:
-    """`--profile FILE`, a Path named `profile_file`, or None."""
-    option = click.option("--profile", "profile_file", type=PATH, help=PLAN_PROFILE)
-    return option(function)
-
-
-def seed_option(function: Function) -> Function:
-    """`--seed N`, an int named `seed`, 0 unless given."""
-    return click.option("--seed", type=int, default=0, metavar="N", help=SEED)(function)
+output_file = functools.partial(_output, FILE, "FILE")
+"""`-o FILE`, a Path named `output`; `note` describes a default that is no fixed name."""
+output_folder = functools.partial(_output, FOLDER, "FOLDER")
+"""The same for a folder."""
+force_option = click.option("--force", is_flag=True, help=FORCE)
+no_write_option = click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
+json_option = click.option("--json", "as_json", is_flag=True, help=JSON)
+plan_profile_option = click.option("--profile", "profile_file", type=PATH, help=PLAN_PROFILE)
+seed_option = click.option("--seed", type=int, default=0, metavar="N", help=SEED)
 
 
 def quiet_option(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -231,13 +231,8 @@ def solver_option(default: str) -> Callable[[Function], Function]:
 
 def search_options(function: Function) -> Function:
     """`--solver` and `--time-limit`, as `pipeplan.cli.solving.settings_of` reads them."""
-    time_limit = click.option(
-        "--time-limit",
-        type=float,
-        default=60.0,
-        help="Search for at most this many seconds; unless given, the second solver has 4 of them to confirm a proof.",
-    )
-    return solver_option("both")(time_limit(function))
+    words = "Search for at most this many seconds; unless given, the second solver has 4 of them to confirm a proof."
+    return solver_option("both")(click.option("--time-limit", type=float, default=60.0, help=words)(function))
 
 
 def problem_options(*without: str) -> Callable[[Function], Function]:
