@@ -93,14 +93,12 @@ def read_profile(path: Path | None) -> ProfileSource:
     """The profile at `path`; without one ./profile.json, or the bundled VGG-16 where there is no such file."""
     here = Path(PROFILE)
     example = path is None and not here.exists()
-    if path is None:
-        path, why = (
-            (Path(EXAMPLE), "bundled, as there is no profile.json here")
-            if example
-            else (here, f"{here} in this folder")
-        )
-    else:
+    if path is not None:
         why = "bundled" if str(path) in bundled_profile_paths() and not path.is_file() else str(path)
+    elif example:
+        path, why = Path(EXAMPLE), f"bundled, as there is no {here} here"
+    else:
+        path, why = here, f"{here} in this folder"
     profile = load_profile(str(path))
     origin = profile.provenance
     text = f"profile: {profile.model_name} ({why}); {origin.kind} on {origin.device_name or 'an unnamed device'}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 from dataclasses import replace
@@ -192,39 +191,3 @@ def test_runs_of_other_models_and_clusters_are_refused(run: Call, plan_folder: P
         write_run(tmp_path / folder, "one", summary_of(tmp_path / folder, 0.8, [MEASURED[0]] * stages))
     assert "is for another cluster than" in run("calibrate", "plan", "wide").err
     assert "is a plan of another model than" in run("calibrate", "plan", "short").err
-
-
-ODD = [None, -1.0, 0, 0.0, 1e300, 1e-300, float("inf"), float("nan"), "x", "", [], {}, True, 3, 10**30]
-
-
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container in a document with every key or index of it."""
-    found: list[tuple[Any, Any]] = []
-    if isinstance(value, dict | list):
-        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-        found = [(value, key) for key in keys]
-        for key in keys:
-            found += places(value[key])
-    return found
-
-
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 300))])
-def test_damaged_summaries_end_in_files_or_in_a_line(run: Call, plan_folder: Path, tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    summary = summary_of(plan_folder, 0.8, MEASURED)
-    for _ in range(rng.randint(1, 3)):
-        container, key = rng.choice(places(summary))
-        if rng.random() < 0.2:
-            container.pop(key)
-        else:
-            container[key] = rng.choice(ODD)
-    write_run(plan_folder, "one", summary)
-    ran = run("calibrate", "plan/runs/one")
-    assert ran.code in (0, 2)
-    if ran.code == 2:
-        assert (ran.out, ran.err.count("\n"), ran.err[:7]) == ("", 1, "error: ")
-    written = {"calibrated.json", "calibrated.toml"} & {path.name for path in tmp_path.iterdir()}
-    assert len(written) == (2 if ran.code == 0 else 0)
-    if written:
-        Profile.load(tmp_path / "calibrated.json")
-        cluster_toml.load_cluster(str(tmp_path / "calibrated.toml"))

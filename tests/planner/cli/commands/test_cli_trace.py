@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from commandline import Run, check_refusals, refused, run_once
+from runs import GIB, chain
 
-from pipeplan.profile_data.layers import Layer, Tensor
-from pipeplan.profile_data.profile import Profile
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.cluster_toml import write_cluster
 
 FORWARD_S, BACKWARD_S, UPDATE_S, MOVE_S = 1.0, 2.0, 0.5, 0.25
 """Of both stages, but the update of the first alone, and what lies between them."""
@@ -23,20 +24,9 @@ Rows = Sequence[tuple[str, int, float, float]]
 @pytest.fixture
 def planned(run: Run) -> Path:
     """A plan of two stages, 1-1, by which every time is a multiple of a quarter of a second."""
-    Path("two.toml").write_text(
-        'format = "pipeplan-cluster"\nversion = 1\nname = "two"\n[device]\nname = "x"\nkind = "cpu"\nmemory = "9 GiB"\n'
-        '[[level]]\nname = "server"\ncount = 1\nbandwidth = "8 B/s"\n'
-        '[[level]]\nname = "cluster"\ncount = 2\nbandwidth = "8 B/s"\n'
-    )
-    Profile(
-        layers=(
-            Layer("a", FORWARD_S, BACKWARD_S, 1000, 10, update_s=UPDATE_S),
-            Layer("b", FORWARD_S, BACKWARD_S, 1000, 10),
-        ),
-        tensors=(Tensor("x", "a", ("b",), 2, 2),),
-        minibatch=4,
-        model_name="small",
-    ).save(Path("profile.json"))
+    levels = (Level("server", 1, 32.0), Level("cluster", 2, 32.0))
+    write_cluster(Cluster("two", Device("x", "cpu", 9 * GIB), levels), Path("two.toml"))
+    chain([(FORWARD_S, BACKWARD_S, UPDATE_S), (FORWARD_S, BACKWARD_S, 0.0)]).save(Path("profile.json"))
     done = run_once(run, "solve", "--cluster", "two.toml", "--solver", "dp", "--schedule", "1f1b-stashing")
     assert done.code == 0, done.err
     assert json.loads(Path("plan/plan.json").read_text())["plan"]["config"] == "1-1"

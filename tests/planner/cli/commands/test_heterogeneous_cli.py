@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from commandline import Run, refused
+from runs import chain
 
 from pipeplan.cluster_data.cluster_toml import read_cluster
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem.plan_file import read_plan
-from pipeplan.profile_data.layers import Layer, Tensor
-from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_folder import write_plan
 from pipeplan.simulation.scenario import read_scenario
 from pipeplan_launch.plan.stage_files import load_plan
@@ -55,13 +54,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cluster and a profile in the current folder."""
     monkeypatch.chdir(tmp_path)
     Path("mixed.toml").write_text(MIXED)
-    Profile(
-        layers=tuple(Layer(f"l{number}", 0.1, 0.2, 1000, 1000) for number in range(9)),
-        tensors=tuple(Tensor(f"t{n}", f"l{n}", (f"l{n + 1}",), 1000, 1000) for n in range(8)),
-        minibatch=4,
-        model_ref="/model.py:build",
-        model_name="chain",
-    ).save(Path("profile.json"))
+    replace(chain([(0.1, 0.2, 0.0)] * 9), model_name="chain").save(Path("profile.json"))
 
 
 def test_a_plan_gives_every_worker_what_it_can_do(run: Run) -> None:
