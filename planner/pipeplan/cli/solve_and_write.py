@@ -14,11 +14,10 @@ from pipeplan.cli.output import answer_width, note, print_json, print_line, prin
 from pipeplan.cli.solving import (
     EXAMPLE,
     ProfileSource,
-    keep_disagreement,
     read_profile,
     request_of,
     settings_of,
-    solve_line,
+    watched_search,
     written_lines,
 )
 from pipeplan.cluster_data.local import LOCAL
@@ -36,7 +35,6 @@ from pipeplan.profile_data.ties import APART, held_layers
 from pipeplan.profile_data.training_needs import job_notes, lacking_text, unchecked_text
 from pipeplan.rendering import plan_folder, plan_json
 from pipeplan.rendering.launchers import LAUNCHERS
-from pipeplan.util import processes
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.files import refuse_to_overwrite
 from pipeplan.util.text import shell_path, shell_program
@@ -71,12 +69,11 @@ def solve_and_write(
         # After everything that may be mistyped, so that --force is not the first thing that a user has to add.
         before_search=lambda: None if no_write else plan_folder.refuse_to_overwrite_plan(output, replaces),
     )
-    with processes.remember_interrupt() as interrupted, solve_line() as report:
+    with watched_search(None if no_write else output) as (report, interrupted):
         built = build_problem(request)
-        with keep_disagreement(None if no_write else output):
-            outcome = solve(
-                built.problem, settings, report=report, deadline=deadline, known=built.known, choice=built.choice
-            )
+        outcome = solve(
+            built.problem, settings, report=report, deadline=deadline, known=built.known, choice=built.choice
+        )
     if built.targeted is not None:
         # Raises for what the trainer cannot express or cannot be written, before anything is written.
         files = built.targeted.files(outcome)

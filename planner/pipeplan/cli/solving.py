@@ -27,6 +27,7 @@ from pipeplan.profile_data.bundled import bundled_profile_paths, load_profile
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
+from pipeplan.util import processes
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_time
@@ -152,10 +153,16 @@ def solve_line() -> Iterator[Callable[[SolveProgress], None]]:
 
 
 @contextmanager
-def keep_disagreement(folder: Path | None) -> Iterator[None]:
-    """If the solvers contradict each other, write both plans beside `folder` (None: nowhere) and name the files."""
+def watched_search(folder: Path | None) -> Iterator[tuple[Callable[[SolveProgress], None], Callable[[], None]]]:
+    """Show the line while the block solves, whose plan is for `folder` (None: it is not written).
+
+    Yields the function that a solve reports its progress to, and one that raises `KeyboardInterrupt` if Ctrl-C came
+    in the block. If the solvers contradict each other, both plans are written beside the folder, and the error names
+    the files.
+    """
     try:
-        yield
+        with processes.remember_interrupt() as interrupted, solve_line() as report:
+            yield report, interrupted
     except Disagreement as error:
         if folder is None:
             raise

@@ -153,6 +153,7 @@ def test_values_of_options_cannot_break_the_manifest() -> None:
         ({"name": "9a"}, "such as plan-9a"),
         ({"claim": "My Claim"}, "--claim 'My Claim' is no name"),
         ({"namespace": "a.b"}, "--namespace 'a.b' is no name"),
+        ({"namespace": "a" * 64}, "is no name that Kubernetes takes"),
         ({"config_map": ""}, "--config-map"),
         ({"image": "a b"}, "--image 'a b' must be one word"),
         ({"mount": "data"}, "--mount must be an absolute path"),

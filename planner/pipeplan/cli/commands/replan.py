@@ -22,9 +22,8 @@ from pipeplan.cli.output import answer_width, note, print_answer, print_json, pr
 from pipeplan.cli.problem_options import GroupedCommand, complete_last, first_path, problem_options, search_options
 from pipeplan.cli.solving import (
     checked_option_fields,
-    keep_disagreement,
     settings_of,
-    solve_line,
+    watched_search,
     written_lines,
 )
 from pipeplan.cluster_data.cluster import Cluster
@@ -41,7 +40,6 @@ from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, repla
 from pipeplan.replanning.replan import RELAXED, ReplanReport, relax_options
 from pipeplan.replanning.terminal import changes_table, resume_lines
 from pipeplan.run_data import latest_run
-from pipeplan.util import processes
 
 MOST_NAMES = 64
 """Most servers, and most workers, that a completion lists."""
@@ -123,11 +121,7 @@ def command(
     if not no_write:
         refuse_to_overwrite_plan(output, force)  # after what may be mistyped, as in `solve`
     note(f"plan: {plan_file.plan_file(plan_folder)}; profile: {problem.profile.model_name}", dim=True)
-    with (
-        processes.remember_interrupt() as interrupted,
-        keep_disagreement(None if no_write else output),
-        solve_line() as progress,
-    ):
+    with watched_search(None if no_write else output) as (progress, interrupted):
         outcome = solve_again(problem, settings, progress)
     if not no_write:
         # Written before the table is printed, as in `solve`.
