@@ -47,12 +47,6 @@ def answer_console() -> Console:
     return _console()
 
 
-def narrow_console() -> Console:
-    """Like `answer_console`, but `PIPED_WIDTH` columns wide where standard output is no terminal."""
-    console = _console()
-    return console if console.is_terminal else _console(width=PIPED_WIDTH)
-
-
 def answer_width() -> int:
     """Columns for a drawing: those of the terminal, else at most `PIPED_WIDTH`."""
     console = _console()
@@ -72,7 +66,9 @@ def print_answer(
     from rich.measure import Measurement
     from rich.table import Table
 
-    console = narrow_console() if narrow else answer_console()
+    console = _console()
+    if narrow and not console.is_terminal:
+        console = _console(width=PIPED_WIDTH)
     for part in parts:
         if not isinstance(part, Table):
             console.print(part, soft_wrap=not fold)

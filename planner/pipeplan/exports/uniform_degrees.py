@@ -71,7 +71,15 @@ def grid_degrees(
         raise refusal(target, plan, f"its schedule {plan.schedule} is asynchronous, and keeps versions of the weights")
     if plan.virtual and not several:
         raise refusal(target, plan, "its workers run several stages each, which this export does not write yet")
-    aligned = plan.devices if plan.virtual else _aligned(plan)
+    # The workers of every stage, grouped by copy of the pipeline.
+    aligned = (
+        plan.devices
+        if plan.virtual
+        else tuple(
+            tuple(worker for copy in range(plan.copies) for worker in stage.workers[copy :: plan.copies])
+            for stage in plan.stages
+        )
+    )
     counts = [len(workers) for workers in aligned]
     for number, count in enumerate(counts, start=1):
         if count != counts[0]:
@@ -154,14 +162,6 @@ def refuse_divided_state(target: ExportTarget, problem: Problem, plan: Plan) -> 
     """Raise `InputError` for a plan whose replicas divide the optimiser's state, for a target that does not do so."""
     if problem.options.shard_optimizer:
         raise refusal(target, plan, "its replicas divide the optimiser's state, which this export does not write")
-
-
-def _aligned(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """The workers of every stage, grouped by copy of the pipeline."""
-    return tuple(
-        tuple(worker for copy in range(plan.copies) for worker in stage.workers[copy :: plan.copies])
-        for stage in plan.stages
-    )
 
 
 def in_flight_difference(problem: Problem, plan: Plan, grid: GridDegrees) -> str:

@@ -50,7 +50,9 @@ def starter_files(workers: int | None = None) -> dict[str, str]:
 def cluster_text(cluster: Cluster) -> str:
     """A cluster file with explanatory comments, for a cluster of one server."""
     workers = cluster.workers
-    device = replace(cluster.device, memory_bytes=_rounded(cluster.device.memory_bytes))
+    device, tenths = cluster.device, cluster.device.memory_bytes * 10 >> 30
+    if tenths >= 10:  # readers prefer a tenth of a GiB
+        device = replace(device, memory_bytes=parse_size(f"{tenths / 10} GiB", CLUSTER))
     noun = "GPU" if device.kind == "cuda" else "worker"
     summary = f"{workers} {noun}{'' if workers == 1 else 's'} of {show_size(device.memory_bytes)}, {device.name}"
     remarks = [f"This machine, as pipeplan found it: {summary}.", "`pipeplan solve --cluster` takes this file."]
@@ -60,12 +62,6 @@ def cluster_text(cluster: Cluster) -> str:
     for table, lines in (("[device]", _DEVICE), ("[[level]]", _WORKERS)):
         text = text.replace(f"\n{table}\n", "\n" + "".join(f"# {line}\n" for line in lines) + f"{table}\n", 1)
     return text + _SERVERS
-
-
-def _rounded(memory_bytes: int) -> int:
-    """The size rounded down to a tenth of a GiB for readers, or unchanged if it is below 1 GiB."""
-    tenths = memory_bytes * 10 >> 30
-    return parse_size(f"{tenths / 10} GiB", CLUSTER) if tenths >= 10 else memory_bytes
 
 
 def next_commands(folder: Path, kind: str) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import stat
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -181,10 +181,6 @@ class LauncherSetting:
         return value
 
 
-def _no_more_variables(_context: TemplateContext, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Launcher:
     """One kind of file that starts a plan."""
@@ -201,7 +197,7 @@ class Launcher:
     settings: tuple[LauncherSetting, ...] = ()
     any_setting: bool = False
     """Whether every setting is a variable of the template, as for a template of the user's."""
-    more: Callable[[TemplateContext, Mapping[str, Any]], Mapping[str, Any]] = field(default=_no_more_variables)
+    more: Callable[[TemplateContext, Mapping[str, Any]], Mapping[str, Any]] = lambda context, settings: {}
     """Function that derives further variables of the template from the plan and the settings. It raises `InputError`
     for a plan or settings that cannot be rendered."""
 

@@ -126,7 +126,8 @@ def command(
     """
     refuse_to_replace(output, force=force, mark=b'"pipeplan-profile"', what="a profile")
     measuring = {"microbatch": _sizes(sizes), **options}
-    if executor_costs and options["device"] == "cpu" and _unknown_costs():
+    known = machine_costs()
+    if executor_costs and options["device"] == "cpu" and enabled() and (known is None or known.disturbed):
         measured = _measure_with_executor(model, measuring, output)
     else:
         measured = _measure(model, measuring)
@@ -138,12 +139,6 @@ def command(
         note(f"written: {output}\nnext: {_next(measured, output)}")
         if options["device"] == "cpu" and options["threads"] > (cores := local_processors().cores):
             note(f"note: {options['threads']} threads share {cores} cores: fewer would be as quick")
-
-
-def _unknown_costs() -> bool:
-    """Whether the executor's costs on this machine are to be measured: they are unknown, or were disturbed."""
-    known = machine_costs()
-    return enabled() and (known is None or known.disturbed)
 
 
 def _measure_with_executor(model: str, options: dict[str, Any], output: Path) -> Profile:
