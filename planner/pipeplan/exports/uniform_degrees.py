@@ -84,7 +84,7 @@ def grid_degrees(
     for number, count in enumerate(counts, start=1):
         if count != counts[0]:
             first = f"stage 1 has {counts[0]} worker{'s' * (counts[0] > 1)}"
-            reason = f"{first} and stage {number} has {count}, where all must have the same number"
+            reason = f"{first} and stage {number} has {count}, where all must have as many"
             raise refusal(target, plan, reason)
     minibatches, replicas = plan.accumulate or plan.stages[0].replicas, plan.stages[0].replicas
     if minibatches % replicas:
