@@ -6,9 +6,9 @@ What the options stand for is made by `pipeplan.cli.solving`. This module import
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -185,10 +185,13 @@ def _print_short_help(context: click.Context, parameter: click.Parameter, asked:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options under the headings of `GROUPS`, and further ones under "Options".
+    """A command whose help lists its options under the headings of `groups`, and further ones under "Options".
 
-    `--help` lists all of them, `-h` only the essential ones.
+    `--help` lists all of them, `-h` only the `essential` ones.
     """
+
+    groups: ClassVar[Mapping[str, Sequence[str]]] = GROUPS
+    essential: ClassVar[Collection[str]] = ESSENTIAL
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -210,10 +213,10 @@ class GroupedCommand(click.Command):
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         records = {option.opts[-1]: record for option in options if (record := option.get_help_record(ctx))}
         records["--help"] = ("-h, --help", "Show the essential options with -h, all of them with --help.")
-        grouped = {name for names in GROUPS.values() for name in names}
-        groups = {"Options": [name for name in records if name not in grouped]} | GROUPS
-        for heading, names in groups.items():
-            shown = [name for name in names if name in records and (name in ESSENTIAL or _SHORT not in ctx.meta)]
+        grouped = {name for names in self.groups.values() for name in names}
+        further = [name for name in records if name not in grouped]
+        for heading, names in {"Options": further, **self.groups}.items():
+            shown = [name for name in names if name in records and (name in self.essential or _SHORT not in ctx.meta)]
             if shown:
                 with formatter.section(heading):
                     formatter.write_dl([records[name] for name in shown])

@@ -25,7 +25,7 @@ from reported import source_of, write_run
 import pipeplan
 from pipeplan import cli as commands
 from pipeplan.cli import options
-from pipeplan.cli.problem_options import ESSENTIAL, GROUPS
+from pipeplan.cli.problem_options import GroupedCommand
 from pipeplan.exports import TARGET_NAMES
 from pipeplan.first_steps import init
 
@@ -130,16 +130,19 @@ def test_commands_have_their_shared_options_in_the_same_words_and_say_what_optio
             assert not re.search(r"\. [A-Z]", sentence), f"{path} {option.opts}: {sentence}"
 
 
-@pytest.mark.parametrize("path", ["solve", "explain", "sweep", "replan"])
+@pytest.mark.parametrize("path", ["solve", "explain", "sweep", "replan", "profile measure"])
 def test_options_stand_under_headings_and_the_short_help_has_the_essential_ones(path: str, run: Run) -> None:
+    command = every_command()[path][0]
+    assert isinstance(command, GroupedCommand)
     own = {max(option.opts, key=len) for option in options_of(path).values()} - {"-h"} | {"--help"}
-    shown = _sections(run(path, "--help").out)
-    for heading, names in GROUPS.items():
+    words = path.removesuffix(" measure")
+    shown = _sections(run(words, "--help").out)
+    for heading, names in command.groups.items():
         assert shown[heading] == [name for name in names if name in own]
     assert sorted(name for names in shown.values() for name in names) == sorted(own)
-    assert (path == "solve") is ("Options" not in shown)
-    short = _sections(run(path, "-h").out)
-    assert {name for names in short.values() for name in names} == own & {*ESSENTIAL} < own
+    assert (path in ("solve", "profile measure")) is ("Options" not in shown)
+    short = _sections(run(words, "-h").out)
+    assert {name for names in short.values() for name in names} == own & {*command.essential} < own
 
 
 def _sections(text: str) -> dict[str, list[str]]:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -22,6 +22,7 @@ from pipeplan.cli.options import (
     seed_option,
 )
 from pipeplan.cli.output import note, print_answer, print_json, progress_bar
+from pipeplan.cli.problem_options import GROUPS, GroupedCommand
 from pipeplan.cli.profile.table import measured_profile
 from pipeplan.cluster_data.local import local_processors
 from pipeplan.cluster_data.machine_costs import enabled, machine_costs, save
@@ -38,7 +39,14 @@ FIRST_PASS = "first pass"
 """The step of the profiler with which it begins to run the model."""
 
 
-class _Measure(click.Command):
+class _Measure(GroupedCommand):
+    groups: ClassVar = {
+        "What is measured": ("--microbatch", "--halvings", "--granularity", "--device", "--seed"),
+        "How": ("--threads", "--repeats", "--processes", "--load", "--executor-costs", "--measure-all", "--self-check"),
+        "Output": GROUPS["Output"],
+    }
+    essential: ClassVar = ("--microbatch", "--granularity", "--device", "--output", "--force", "--help")
+
     def format_usage(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         # `measure` is the default command of `profile`, so its usage is that of the group.
         formatter.write_usage("pipeplan profile", "MODEL [OPTIONS] | --links [OPTIONS] | show FILE | diff FILE FILE")
