@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def solve_and_write(
         print_json(plan_json.plan_document(outcome, None if no_write else output), ascii_only=True)
     else:
         if source.example:
-            print_line(_EXAMPLE_HEADING)
+            print_line(textwrap.fill(_EXAMPLE_HEADING, answer_width()))
         following = "" if source.example or no_write or built.targeted else _next_commands(outcome, output)
         for line in answer_lines(outcome, answer_width(), following):
             print_line(line)
