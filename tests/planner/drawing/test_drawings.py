@@ -119,7 +119,6 @@ def _fits(printed: str) -> None:
     "arguments",
     [
         ["simulate", "plan"],
-        pytest.param(["solve", "--cluster", "A", "--solver", "dp", "--force"], marks=pytest.mark.slow),
         pytest.param(["explain", "--cluster", "A", "--samples", "0"], marks=pytest.mark.slow),
     ],
     ids=lambda arguments: arguments[0],
