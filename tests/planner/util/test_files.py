@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeplan.errors import InputError
-from pipeplan.util.files import read_toml, refuse_unwritable, write_text
+from pipeplan.util.files import read_toml, refuse_unwritable, write_text, write_together
 
 
 def test_what_a_link_points_to_is_replaced(tmp_path: Path) -> None:
@@ -21,6 +21,39 @@ def test_what_a_link_points_to_is_replaced(tmp_path: Path) -> None:
     assert link.is_symlink()
     assert target.read_text() == "new"
     assert os.listdir(target.parent) == ["target"]
+
+
+TEXTS = {"a.py": ("a", 0o644), "b.sh": ("b", 0o755)}
+
+
+def test_files_that_belong_together_are_all_written_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_together(tmp_path / "made" / "here", TEXTS)
+    made = {path.name: (path.read_text(), path.stat().st_mode & 0o777) for path in (tmp_path / "made/here").iterdir()}
+    assert made == TEXTS
+    with pytest.raises(InputError, match=r"a\.py exists: give another folder with -o, or --force"):
+        write_together(tmp_path / "made" / "here", TEXTS)
+    (tmp_path / "in" / "b.sh").mkdir(parents=True)
+    for place, said in (
+        (tmp_path / "made/here/a.py/inner", "a.py is not a folder"),
+        (tmp_path / "in", "b.sh is a fol"),
+    ):
+        with pytest.raises(InputError, match=said):
+            write_together(place, TEXTS, force=True)
+    assert not (tmp_path / "in" / "a.py").exists()
+    usual = Path.write_text
+
+    def full(path: Path, text: str, **given: str) -> int:
+        if path.name == "b.sh":
+            raise OSError(28, "No space left on device")
+        return usual(path, text, **given)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    for folder in ("new/folder", "made/here"):
+        with pytest.raises(InputError, match=rf"cannot write .*{folder}: No space left"):
+            write_together(tmp_path / folder, {name: ("other", mode) for name, (_, mode) in TEXTS.items()}, force=True)
+    assert not (tmp_path / "new").exists()
+    assert (tmp_path / "made" / "here" / "a.py").read_text() == "a"
+    assert len(list((tmp_path / "made" / "here").iterdir())) == 2
 
 
 def test_a_pipe_stays_one(tmp_path: Path) -> None:

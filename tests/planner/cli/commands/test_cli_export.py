@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from commandline import Run, check_refusals, refused
 
 from pipeplan.cli.commands.export import TARGETS
-from pipeplan.errors import InputError
 from pipeplan.exports import TARGET_NAMES
-from pipeplan.exports.target import ExportFile, export_target, write_export
+from pipeplan.exports.target import export_target
 
 SOLVE = (*("solve", "mnist-v100", "--cluster", "local", "--workers", "2"), "--solver", "dp", "--stages")
 FLUSH = ("2", "--schedule", "1f1b-flush", "--batch", "128")
@@ -72,44 +70,3 @@ def test_mistakes_end_in_one_line(run: Run) -> None:
             "export torchtitan nowhere": "nowhere has no plan.json; `pipeplan solve` writes plan folders",
         },
     )
-
-
-TEXTS = {"a.py": ExportFile("a", "one"), "b.sh": ExportFile("b", "two", 0o755)}
-
-
-def test_files_have_their_modes_and_folders_are_made(tmp_path: Path) -> None:
-    write_export(tmp_path / "x" / "y", TEXTS)
-    assert {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "x" / "y").iterdir()} == {
-        "a.py": 0o644,
-        "b.sh": 0o755,
-    }
-
-
-def test_all_files_are_written_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_text = Path.write_text
-
-    def full(path: Path, text: str, **given: str) -> int:
-        if path.name == "b.sh":
-            raise OSError(28, "No space left on device")
-        return write_text(path, text, **given)
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(InputError, match=r"cannot write .*x/y: No space left"):
-        write_export(tmp_path / "x" / "y", TEXTS)
-    assert not (tmp_path / "x").exists()
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "a.py").write_text("before")
-    with pytest.raises(InputError):
-        write_export(tmp_path / "old", TEXTS, force=True)
-    assert [path.name for path in (tmp_path / "old").iterdir()] == ["a.py"]
-    assert (tmp_path / "old" / "a.py").read_text() == "before"
-
-
-def test_a_file_or_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"file is not a folder: give another one with -o"):
-        write_export(tmp_path / "file" / "inner", TEXTS, force=True)
-    (tmp_path / "in" / "b.sh").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"b\.sh is a folder"):
-        write_export(tmp_path / "in", TEXTS, force=True)
-    assert not (tmp_path / "in" / "a.py").exists()
