@@ -257,12 +257,8 @@ def render_launcher(
     `pipeplan export TARGET --help` lists, such as `partition="gpu"`. Raises `InputError`.
     """
     plan, launcher = Path(folder), launcher_by_name(kind)
-    path = plan_folder.launch_file_path(plan, launcher, None, None if output is None else Path(output))
-    text = plan_folder.launch_file_text(
-        plan, launcher, settings, output=path, command=f"pipeplan.render_launcher({kind!r})"
-    )
-    plan_folder.write_launch_file(path, text, launcher, force=force)
-    return path
+    path, command = None if output is None else Path(output), f"pipeplan.render_launcher({kind!r})"
+    return plan_folder.write_launch_file(plan, launcher, settings, output=path, command=command, force=force)
 
 
 def export(target: str, outcome: Outcome, folder: str | os.PathLike[str] | None = None, *, force: bool = False) -> Path:

@@ -15,8 +15,10 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.explanation.explain import Explanation, RobustnessSettings, explain_plan
 from pipeplan.from_options.option_fields import OptionKeywords, checked_keywords
+from pipeplan.plan.plan import Plan
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replanning.replan import RELAXED, ReplanReport
 from pipeplan.util.text import did_you_mean
@@ -36,24 +38,28 @@ def explain(
     settings: Settings = SEARCH,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Explanation:
-    """Explain a plan: what bounds its pace, the second best plan, and what other machines would gain.
+    """Explain a plan: what bounds its step time, the second best plan, and what other machines would gain.
 
     The plan is an outcome, or a plan folder or plan.json, whose profile is searched for, or read from the file
     `profile`. The layers' times are drawn at random `samples` times, with the interquartile range that was measured,
     or the relative one of `spread`. Raises `InputError`.
     """
+    robustness = RobustnessSettings(samples, seed, spread)
+    if isinstance(plan, Outcome):
+        proof, step_s = plan.verdict.text, plan.predicted_s
+        return explain_plan(plan.problem, settings, robustness, plan.plan, progress, proof=proof, step_s=step_s)
+    problem, read, proof, step_s = read_checked_plan(Path(plan), None if profile is None else Path(profile))
+    return explain_plan(problem, settings, robustness, read, progress, proof=proof, step_s=step_s)
+
+
+def read_checked_plan(path: Path, profile: Path | None) -> tuple[Problem, Plan, str, float]:
+    """The problem and the plan of a plan folder or plan.json, what is proven of it, and its step time in seconds."""
     from pipeplan.checker.verify import check_readable_plan
     from pipeplan.problem import plan_file
 
-    wishes = RobustnessSettings(samples, seed, spread)
-    if isinstance(plan, Outcome):
-        proof, step_s = plan.verdict.text, plan.predicted_s
-        return explain_plan(plan.problem, settings, wishes, plan.plan, progress, proof=proof, step_s=step_s)
-    path = Path(plan)
-    problem, read = plan_file.read_plan(path, None if profile is None else Path(profile))
+    problem, plan = plan_file.read_plan(path, profile)
     root = plan_file.read_plan_document(path)
-    proof, step_s = check_readable_plan(root, problem.profile).proof, plan_file.step_time_s(root)
-    return explain_plan(problem, settings, wishes, read, progress, proof=proof, step_s=step_s)
+    return problem, plan, check_readable_plan(root, problem.profile).proof, plan_file.step_time_s(root)
 
 
 def sweep(

@@ -71,9 +71,7 @@ def small_plan(folder: Path, job: Path, sizes: Sequence[int] = (1, 1), device: s
 def rendered(plan: Path, kind: str, **settings: object) -> Path:
     """Render a launcher of that kind into the plan folder; returns its path."""
     one = launcher_by_name(kind)
-    path = plan_folder.launch_file_path(plan, one, None, None)
-    plan_folder.write_launch_file(path, plan_folder.launch_file_text(plan, one, settings), one)
-    return path
+    return plan_folder.write_launch_file(plan, one, settings)
 
 
 def checkpoints(run: Path) -> list[str]:

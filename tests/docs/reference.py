@@ -34,7 +34,7 @@ def command_line() -> str:
         f"{NOTE}\n\n# Command line\n",
         "Every command prints this with `--help`. Results go to standard output, notes and errors to standard error.\n",
     ]
-    top = click.Context(cli, info_name="pipeplan")
+    top = click.Context(cli, info_name="pipeplan", **cli.context_settings)
     parts += _command(top, 2)
     parts += _launcher()
     return "\n".join(parts)
@@ -42,7 +42,7 @@ def command_line() -> str:
 
 def commands() -> Iterator[click.Context]:
     """The context of every command, in the order of `pipeplan --help`, those inside others after them."""
-    yield from _inside(click.Context(cli, info_name="pipeplan"))
+    yield from _inside(click.Context(cli, info_name="pipeplan", **cli.context_settings))
 
 
 def _inside(context: click.Context) -> Iterator[click.Context]:

@@ -91,8 +91,12 @@ def _parsed(words: list[str]) -> None:
         worker_parser("launch.sh").parse_args(["plan", *words[1:]])
 
 
-@pytest.mark.parametrize("block", ALL, ids=lambda block: block.where)
-def test_the_block_is_marked_as_can_be(block: Block) -> None:
+def test_blocks_are_marked_as_they_can_be() -> None:
+    for block in ALL:
+        _check_marks(block)
+
+
+def _check_marks(block: Block) -> None:
     assert block.commands, f"{block.where}: a block of commands without one"
     assert {kind for kind, _ in block.marks} <= {*KINDS}, block.marks
     assert {*block.marked("folder")} <= {*FOLDERS, "goes on"}
@@ -114,49 +118,40 @@ def _bare(command: str) -> str:
     return re.sub(r"\s+#.*", "", command)
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_page_names_commands_and_options_that_there_are(page: Path) -> None:
-    for block in shell_blocks(page):
+def test_pages_name_commands_and_options_that_there_are() -> None:
+    for block in (block for block in ALL if not block.marked("fails")):
         for words in invocations(block):
             try:
                 _parsed(words)
             except (click.ClickException, PipeplanError, SystemExit) as error:
-                if block.marked("fails"):
-                    continue
                 message = error.format_message() if isinstance(error, click.ClickException) else error
                 pytest.fail(f"{block.where}: {shlex.join(words)}: {message}")
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_sentences_name_commands_and_options_that_there_are(page: Path) -> None:
-    if page.name in WRONG_ON_PURPOSE:
-        return
-    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
-    for text in re.findall(r"`(pipeplan [a-z][^`]*)`", prose):
-        words = shlex.split(" ".join(text.replace("\\|", " ").split()))
-        try:
-            _parsed(words)
-        except (click.UsageError, PipeplanError) as error:
-            # A sentence may leave out what does not matter to it.
-            if isinstance(error, click.NoSuchOption) or re.search("there is no (command|option)", str(error)):
-                pytest.fail(f"{page.name}: {text}: {error}")
+def test_sentences_name_commands_and_options_that_there_are() -> None:
+    for page in (page for page in pages() if page.name not in WRONG_ON_PURPOSE):
+        prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+        for text in re.findall(r"`(pipeplan [a-z][^`]*)`", prose):
+            words = shlex.split(" ".join(text.replace("\\|", " ").split()))
+            try:
+                _parsed(words)
+            except (click.UsageError, PipeplanError) as error:
+                # A sentence may leave out what does not matter to it.
+                if isinstance(error, click.NoSuchOption) or re.search("there is no (command|option)", str(error)):
+                    pytest.fail(f"{page.name}: {text}: {error}")
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_page_has_no_command_that_is_not_seen(page: Path) -> None:
+def test_no_page_hides_a_command_and_its_python_compiles() -> None:
     """A fence that does not end, or a language that nobody knows, would hide commands."""
-    text = page.read_text(encoding="utf-8")
-    assert text.count("```") == 2 * len(FENCE.findall(text))
-    for block in blocks(page):
-        assert block.language in {*SHELL, "", "text", "python", "toml", "json", "yaml", "dockerfile", "ini", "csv"}
-        if block.language not in SHELL:
-            assert not re.search(r"^\$ ", block.text, re.MULTILINE), block.where
-
-
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_the_python_of_the_page_compiles(page: Path) -> None:
-    for block in python_blocks(page):
-        compile(block.text, block.where, "exec")
+    known = {*SHELL, "", "text", "python", "toml", "json", "yaml", "dockerfile", "ini", "csv"}
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        assert text.count("```") == 2 * len(FENCE.findall(text)), page
+        for block in blocks(page):
+            assert block.language in known, block.where
+            assert block.language in SHELL or not re.search(r"^\$ ", block.text, re.MULTILINE), block.where
+        for block in python_blocks(page):
+            compile(block.text, block.where, "exec")
 
 
 @pytest.fixture(scope="session")

@@ -75,9 +75,9 @@ def options(command: click.Command, rng: random.Random, share: float, layers: li
     """A few random options of a command, most of them with a value that makes sense."""
     drawn: list[str] = []
     for parameter in command.params:
-        if not isinstance(parameter, click.Option) or parameter.name in LEFT_ALONE or rng.random() > share:
+        if not isinstance(parameter, click.Option) or parameter.hidden or parameter.name in LEFT_ALONE:
             continue
-        if parameter.name in SELDOM and rng.random() < 0.7:
+        if rng.random() > share or (parameter.name in SELDOM and rng.random() < 0.7):
             continue
         drawn.append(max(parameter.opts, key=len))
         if not parameter.is_flag:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,22 @@ class Ran(NamedTuple):
 
 
 Run = Callable[..., Ran]
+
+
+def refused(run: Run, *arguments: str) -> str:
+    """The line of an error, with which a command ends without any other output and without changing a file."""
+    before = {path: path.stat().st_mtime_ns for path in Path().rglob("*")}
+    done = run(*arguments)
+    assert (done.code, done.out, done.err.count("\n"), done.err[:7]) == (2, "", 1, "error: "), (arguments, done)
+    assert {path: path.stat().st_mtime_ns for path in Path().rglob("*")} == before, arguments
+    return done.err[7:-1]
+
+
+def check_refusals(run: Run, cases: Mapping[str, str]) -> None:
+    """Check that each command line ends in one line with the words beside it."""
+    for line, said in cases.items():
+        assert said in refused(run, *shlex.split(line)), line
+
 
 _Files = dict[str, tuple[bytes, int]]
 """Content and mode of every file below a folder, by its path."""

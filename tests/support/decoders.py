@@ -6,8 +6,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
+
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.virtual_stages import with_depths
+from pipeplan.errors import InputError
+from pipeplan.exports.target import ExportTarget, export_files
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import FLUSH
 from pipeplan.problem.options import Options
@@ -86,6 +90,14 @@ def folded(profile: Profile, cuts: Sequence[str], schedule: str, accumulate: int
         for (a, b), place in zip(itertools.pairwise(ends), places, strict=True)
     ]
     return with_depths(Plan(tuple(stages), schedule=schedule, accumulate=accumulate))
+
+
+def refusal(target: ExportTarget, made_of: Problem, plan: Plan) -> str:
+    """The line with which a target refuses a plan."""
+    with pytest.raises(InputError) as error:
+        export_files(target, made_of, plan)
+    assert "\n" not in str(error.value)
+    return str(error.value)
 
 
 def _layer(name: str, op: str, weights: int, module: str | None = None) -> Layer:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
+import operator
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,15 @@ def document_of(
 def report_of(source: ReportSource, *, thorough: bool = False) -> Document:
     """The document of its report."""
     return build_report(source, thorough=thorough).to_json()
+
+
+def changed(source: ReportSource, known: Profile | None, change: Document) -> ReportSource:
+    """The source with other fields in its plan.json, by their names with dots, and with or without its profile."""
+    root = json.loads(json.dumps(source.root.value))
+    for path, value in change.items():
+        *parents, last = path.split(".")
+        functools.reduce(operator.getitem, parents, root)[last] = value
+    return read_report_source(Node(root, "plan.json"), known)
 
 
 def rows(columns: dict[str, list[Any]]) -> list[tuple[Any, ...]]:

@@ -20,9 +20,9 @@ from pipeplan.util.text import did_you_mean, one_line
 
 LONGEST = 1000
 """Most characters of an error message."""
-DONE, MENDABLE, DISAGREED, INTERRUPTED = 0, 2, 3, 130
+DONE, FIXABLE, DISAGREED, INTERRUPTED = 0, 2, 3, 130
 EXIT_CODES = (
-    f"Exit codes: {DONE} done; {MENDABLE} an error that you can fix; {DISAGREED} the solvers disagree, which is a "
+    f"Exit codes: {DONE} done; {FIXABLE} an error that you can fix; {DISAGREED} the solvers disagree, which is a "
     f"defect; {INTERRUPTED} interrupted."
 )
 START = f"""\
@@ -106,7 +106,7 @@ class _Commands(click.Group):
 
 @click.command(
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     invoke_without_command=True,
     epilog=EXIT_CODES,
 )
@@ -138,10 +138,10 @@ def main() -> None:
         sys.stdout.flush()
     except PipeplanError as error:
         _print_error(str(error))
-        status = DISAGREED if isinstance(error, DisagreementError) else MENDABLE
+        status = DISAGREED if isinstance(error, DisagreementError) else FIXABLE
     except click.ClickException as error:
         _print_error(usage_message(error))
-        status = MENDABLE
+        status = FIXABLE
     except (click.Abort, KeyboardInterrupt, _Interrupted) as interrupt:
         if sys.stderr.isatty():
             click.echo(err=True)  # below the ^C
@@ -150,7 +150,7 @@ def main() -> None:
     except OSError as error:
         if not isinstance(error, BrokenPipeError):
             _print_error(f"cannot write the answer: {error.strerror or error}")
-            sys.exit(MENDABLE)
+            sys.exit(FIXABLE)
         # The reader of our output is gone, as with `| head`, so an error message would be noise.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 0

@@ -1,7 +1,8 @@
-"""Options that commands share under the same name, their completion in a shell, and checks before a file is replaced.
+"""Options that commands share under the same name, and their completion in a shell.
 
 -o         the file or folder to write
 --force    replace an existing file; without it a command replaces only its own older output
+--no-write print the answer without writing files
 --json     print the answer as one JSON document on standard output
 -q         print nothing but errors and what --json asks for
 --seed     seed of the random numbers
@@ -19,14 +20,11 @@ import click
 from click.shell_completion import CompletionItem
 
 from pipeplan.cli import output
-from pipeplan.errors import InputError
-from pipeplan.util.files import read_bytes, refuse_unwritable
 
-HEAD = 2**12
-"""Bytes at the beginning of a file that are searched for the mark of its kind."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 FILE, FOLDER = "Write to this file; missing folders are made.", "Write to this folder; missing ones are made."
+PATH = click.Path(path_type=Path)
 FORCE = "Replace existing files."
 JSON = "Print the answer as one JSON document."
 QUIET = "Print nothing but errors and what --json asks for."
@@ -45,47 +43,20 @@ class NumberRange(click.FloatRange):
         return number
 
 
-def output_file(default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
-    """`-o FILE`, a Path named `output`; `note` describes a default that is no fixed name."""
-    return _output(FILE, "FILE", default, note)
+def _output(text: str, metavar: str, default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
+    words = text + (f"  [default: {note}]" if note else "")
+    return click.option("-o", "--output", type=PATH, default=default, metavar=metavar, help=words)
 
 
-def output_folder(default: Path | None = None, *, note: str = "") -> Callable[[Function], Function]:
-    """`-o FOLDER`, a Path named `output`; `note` describes a default that is no fixed name."""
-    return _output(FOLDER, "FOLDER", default, note)
-
-
-def _output(text: str, metavar: str, default: Path | None, note: str) -> Callable[[Function], Function]:
-    return click.option(
-        "-o",
-        "--output",
-        type=click.Path(path_type=Path),
-        default=default,
-        metavar=metavar,
-        show_default=default is not None,
-        help=text + (f"  [default: {note}]" if note else ""),
-    )
-
-
-def force_option(function: Function) -> Function:
-    """`--force`, a bool named `force`."""
-    return click.option("--force", is_flag=True, help=FORCE)(function)
-
-
-def json_option(function: Function) -> Function:
-    """`--json`, a bool named `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help=JSON)(function)
-
-
-def plan_profile_option(function: Function) -> Function:
-    """`--profile FILE`, a Path named `profile_file`, or None."""
-    option = click.option("--profile", "profile_file", type=click.Path(path_type=Path), help=PLAN_PROFILE)
-    return option(function)
-
-
-def seed_option(function: Function) -> Function:
-    """`--seed N`, an int named `seed`, 0 unless given."""
-    return click.option("--seed", type=int, default=0, metavar="N", show_default=True, help=SEED)(function)
+output_file = functools.partial(_output, FILE, "FILE")
+"""`-o FILE`, a Path named `output`; `note` describes a default that is no fixed name."""
+output_folder = functools.partial(_output, FOLDER, "FOLDER")
+"""The same for a folder."""
+force_option = click.option("--force", is_flag=True, help=FORCE)
+no_write_option = click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
+json_option = click.option("--json", "as_json", is_flag=True, help=JSON)
+plan_profile_option = click.option("--profile", "profile_file", type=PATH, help=PLAN_PROFILE)
+seed_option = click.option("--seed", type=int, default=0, metavar="N", help=SEED)
 
 
 def quiet_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -118,11 +89,11 @@ def complete_names(names: Callable[[], Iterable[str]], suffix: str = "") -> Comp
     return complete
 
 
-def bundled_models() -> list[str]:
-    """Names of the bundled models."""
+def model_words() -> list[str]:
+    """Words that may follow `pipeplan profile`: a bundled model, or a subcommand."""
     from pipeplan_launch.job.bundled_models import BUNDLED
 
-    return list(BUNDLED)
+    return [*BUNDLED, "show", "diff"]
 
 
 def bundled_clusters() -> list[str]:
@@ -153,29 +124,3 @@ def complete_words(*names: str) -> Complete:
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
     return complete
-
-
-def model_words() -> list[str]:
-    """Words that may follow `pipeplan profile`: a bundled model, or a subcommand."""
-    return [*bundled_models(), "show", "diff"]
-
-
-def refuse_output(path: Path, mark: bytes, what: str, force: bool, option: str = "-o") -> None:
-    """Raise an `InputError` if `path` cannot be written, or is a file that is not `what`, which has a mark in its first
-    bytes; for use before long work."""
-    refuse_unwritable(path, option)
-    if force or not path.is_file() or not path.stat().st_size or mark in _begin(path):
-        return
-    raise InputError(f"{path} exists and is not {what}: give another file with {option}, or --force to replace it")
-
-
-def refuse_existing(path: Path, force: bool) -> None:
-    """Raise an `InputError` if `path` is a folder, or an existing file and `force` is not set."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name the file to write with -o")
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; give another file with -o, or --force to replace it")
-
-
-def _begin(path: Path) -> bytes:
-    return read_bytes(path)[:HEAD]

@@ -1,7 +1,6 @@
 """Everything that the command line prints: answers on standard output, notes and progress on standard error.
 
-Errors alone are printed elsewhere, in `pipeplan.cli`, which also decides the exit code. rich is imported where it is
-needed, so that commands that print plain lines start quickly.
+Errors alone are printed elsewhere, in `pipeplan.cli`, which also decides the exit code.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from typing import TYPE_CHECKING, TextIO
 
 import click
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 from pipeplan.util.text import escaped_json, one_line, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-
     from pipeplan.cluster_data.cluster import Cluster
     from pipeplan.profile_data.profile import Profile
 
@@ -33,15 +32,19 @@ _asked_for: list[TextIO] = []
 """The standard output for what is printed although `silenced`; empty while everything is printed."""
 
 
+class SafeConsole(Console):
+    """Replaces control characters and bidirectional overrides in everything that is printed on it."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """The segments of a renderable, with printable text."""
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else printable(segment.text)
+            yield segment if text == segment.text else Segment(text, segment.style, segment.control)
+
+
 def answer_console() -> Console:
     """The console of standard output, which prints text as it is: without markup, emoji codes and highlighting."""
     return _console()
-
-
-def narrow_console() -> Console:
-    """Like `answer_console`, but `PIPED_WIDTH` columns wide where standard output is no terminal."""
-    console = _console()
-    return console if console.is_terminal else _console(width=PIPED_WIDTH)
 
 
 def answer_width() -> int:
@@ -63,7 +66,9 @@ def print_answer(
     from rich.measure import Measurement
     from rich.table import Table
 
-    console = narrow_console() if narrow else answer_console()
+    console = _console()
+    if narrow and not console.is_terminal:
+        console = _console(width=PIPED_WIDTH)
     for part in parts:
         if not isinstance(part, Table):
             console.print(part, soft_wrap=not fold)
@@ -80,8 +85,10 @@ def print_line(text: str, *, newline: bool = True) -> None:
 
 
 def print_warning(profile: Profile, cluster: Cluster | None = None, *, as_json: bool = False) -> None:
-    """Print what makes an answer doubtful, before the answer or beside a JSON document: a profile that leaves work out,
-    and one that was made for none of the cluster's devices."""
+    """Print warnings on the profile: it leaves work out, or was made for none of the cluster's devices.
+
+    They come before the answer; those beside a JSON document go to standard error.
+    """
     if profile.provenance.warning:
         (note if as_json else print_line)(one_line(profile.provenance.warning))
     from pipeplan.cluster_data.devices import device_mismatch  # slow to import, and few commands need it
@@ -163,8 +170,6 @@ def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, in
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from pipeplan.cli.safe_console import SafeConsole
-
     # The stream is bound now, because what runs inside may redirect sys.stderr.
     console = SafeConsole(file=sys.stderr)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -185,6 +190,4 @@ def silenced() -> Iterator[None]:
 
 
 def _console(*, stderr: bool = False, width: int | None = None) -> Console:
-    from pipeplan.cli.safe_console import SafeConsole
-
     return SafeConsole(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)

@@ -1,51 +1,54 @@
-"""The arguments that describe a problem on the command line, shared by all commands that solve one, and their help."""
+"""The options that describe a problem and its search, shared by all commands that solve one, and their help.
+
+What the options stand for is made by `pipeplan.cli.solving`. This module imports no solver, so that help comes at once.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from pipeplan.api import cluster
-from pipeplan.cli.options import Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
-from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cli.options import PATH, Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
+from pipeplan.cli.output import print_line
 from pipeplan.errors import InputError
-from pipeplan.from_options.build_problem import BuiltProblem, Request, build_problem
-from pipeplan.from_options.option_fields import option_fields, parse_pin
 from pipeplan.plan.schedules import SCHEDULES
-from pipeplan.planning.choose import ANY
-from pipeplan.problem.plan_profile import PROFILE
-from pipeplan.profile_data.profile import Profile, bundled_profile_paths, load_profile
-from pipeplan.util.deadline import Deadline
-from pipeplan.util.text import one_line
 
-DEFAULT_PROFILE = Path(PROFILE)
-EXAMPLE = "vgg16-v100"
-"""The bundled profile that stands in where there is no other."""
+Function = Callable[..., Any]
 
 
-def _complete_layers(ending: str = "") -> Complete:
-    """A completion to the names of the profile's layers, each with this ending; of names with commas to the last."""
+def complete_last(names: Callable[[click.Context], Sequence[str]]) -> Complete:
+    """A completion to these names, of several with commas the last one; to none where a file cannot be read."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        # Click leaves the arguments before an option without a value in `args`.
-        named = context.params.get("profile") or next(map(Path, context.args), None)
+        before, comma, begun = incomplete.rpartition(",")
         try:
-            profile = read_profile(named).profile
+            return [CompletionItem(f"{before}{comma}{name}") for name in names(context) if name.startswith(begun)]
         except InputError:
             return []
-        before, comma, begun = incomplete.rpartition(",")
-        names = [layer.name for layer in profile.layers if layer.name.startswith(begun)]
-        return [CompletionItem(f"{before}{comma}{name}{ending}") for name in names]
 
     return complete
 
 
+def first_path(context: click.Context, parameter: str) -> Path | None:
+    """The first argument of a command that is being completed. Click leaves it in `args` before a lone option."""
+    return context.params.get(parameter) or next(map(Path, context.args), None)
+
+
+def _layers(context: click.Context) -> list[str]:
+    """The names of the profile's layers."""
+    from pipeplan.cli.solving import read_profile
+
+    return [layer.name for layer in read_profile(first_path(context, "profile")).profile.layers]
+
+
 def _parse_pins(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
+    from pipeplan.from_options.option_fields import parse_pin
+
     return tuple(parse_pin(text) for text in texts)
 
 
@@ -73,24 +76,23 @@ def _parse_staleness(context: click.Context, parameter: click.Parameter, text: s
     if text is None:
         return None
     if text.lower() == "any":
-        return ANY
+        return math.inf
     if not text.isdecimal():
         raise InputError(f"--staleness: expected a number of updates or any, found {text!r}")
     return int(text)
 
 
-_ARGUMENTS = (
+_OPTIONS = (
     click.argument(
         "profile",
         required=False,
-        type=click.Path(path_type=Path),
+        type=PATH,
         shell_complete=complete_names(bundled_profiles, ".json"),
     ),
     click.option(
         "--cluster",
         "cluster_name",
         default="local",
-        show_default=True,
         shell_complete=complete_names(bundled_clusters, ".toml"),
         help="Plan for this cluster: A, B, C, local, or a TOML file.",
     ),
@@ -119,12 +121,7 @@ _ARGUMENTS = (
         help=f"Use this training schedule: {', '.join(SCHEDULES)}  [default: the best; in `replan` that of the plan]",
     ),
     click.option("--inference", is_flag=True, help="Plan the forward pass only."),
-    click.option(
-        "--stages",
-        metavar="N|1-M",
-        callback=_parse_stages,
-        help="Use exactly N stages, or 1 to M.",
-    ),
+    click.option("--stages", metavar="N|1-M", callback=_parse_stages, help="Use exactly N stages, or 1 to M."),
     click.option("--max-replicas", type=int, help="Limit the replicas of a stage; 1 gives an unreplicated pipeline."),
     click.option("--max-workers", type=int, help="Limit the busy workers; the others stay idle."),
     click.option("--grid", is_flag=True, help="Give every stage the same number of replicas."),
@@ -134,7 +131,7 @@ _ARGUMENTS = (
         multiple=True,
         callback=_parse_pins,
         metavar="LAYER=STAGE",
-        shell_complete=_complete_layers("="),
+        shell_complete=complete_last(lambda context: [f"{name}=" for name in _layers(context)]),
         help="Put a layer in a stage, counted from 1; can be repeated.",
     ),
     click.option(
@@ -142,7 +139,7 @@ _ARGUMENTS = (
         multiple=True,
         callback=_parse_groups,
         metavar="A,B,…",
-        shell_complete=_complete_layers(),
+        shell_complete=complete_last(_layers),
         help="Keep these layers in one stage; can be repeated.",
     ),
     click.option(
@@ -172,96 +169,84 @@ GROUPS = {
     "Output": ("--output", "--force", "--no-write", "--json", "--quiet", "--for", "--help"),
 }
 """The options under each heading, in the order of the help."""
+ESSENTIAL = (
+    *("--batch", "--microbatch", "--staleness", "--cluster", "--servers", "--workers", "--max-workers", "--stages"),
+    *("--lost", "--run", "--time-limit", "--output", "--force", "--json", "--for", "--help"),
+)
+"""The options that `-h` lists."""
+_SHORT = "pipeplan.short help"
+
+
+def _print_short_help(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
+    if asked and not context.resilient_parsing:
+        context.meta[_SHORT] = True
+        print_line(context.get_help())
+        context.exit()
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options under the headings of `GROUPS`, and further ones under "Options"."""
+    """A command whose help lists its options under the headings of `groups`, and further ones under "Options".
+
+    `--help` lists all of them, `-h` only the `essential` ones.
+    """
+
+    groups: ClassVar[Mapping[str, Sequence[str]]] = GROUPS
+    essential: ClassVar[Collection[str]] = ESSENTIAL
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        # A parameter of its own takes the name -h from click's option for help.
+        self.params.append(
+            click.Option(
+                ["-h"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                hidden=True,
+                callback=_print_short_help,
+                help="Show the essential options.",
+            )
+        )
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options to the help."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
-        records = {option.opts[-1]: option.get_help_record(ctx) for option in options}
-        grouped = {name for names in GROUPS.values() for name in names}
-        groups = {"Options": [name for name in records if name not in grouped]} | GROUPS
-        for heading, names in groups.items():
-            rows = [record for name in names if (record := records.get(name)) is not None]
-            if rows:
+        records = {option.opts[-1]: record for option in options if (record := option.get_help_record(ctx))}
+        records["--help"] = ("-h, --help", "Show the essential options with -h, all of them with --help.")
+        grouped = {name for names in self.groups.values() for name in names}
+        further = [name for name in records if name not in grouped]
+        for heading, names in {"Options": further, **self.groups}.items():
+            shown = [name for name in names if name in records and (name in self.essential or _SHORT not in ctx.meta)]
+            if shown:
                 with formatter.section(heading):
-                    formatter.write_dl(rows)
+                    formatter.write_dl([records[name] for name in shown])
 
 
-@dataclass(frozen=True)
-class ProfileSource:
-    """A profile, and a line that says where it comes from."""
-
-    profile: Profile
-    text: str
-    example: bool = False
-    """Whether it is the bundled profile that stands in where none is named and there is no ./profile.json."""
-
-
-Function = Callable[..., Any]
-
-
-def problem_arguments(*without: str) -> Callable[[Function], Function]:
-    """A decorator that gives a command all arguments of `problem_of` except for those named in `without`."""
-
-    def decorate(function: Function) -> Function:
-        # Decorators apply from the last to the first. Each is applied to a dummy to learn the name of its parameter.
-        for argument in reversed(_ARGUMENTS):
-            dummy: Any = argument(lambda: None)
-            if dummy.__click_params__[0].name not in without:
-                function = argument(function)
-        return function
-
-    return decorate
-
-
-def problem_of(arguments: dict[str, Any], deadline: Deadline) -> tuple[BuiltProblem, str]:
-    """The problem that the arguments describe, and a line on where its profile comes from.
-
-    The choice between synchronous and asynchronous plans, where the arguments leave it open, has a share of the time
-    until the deadline.
-    """
-    source = read_profile(arguments.get("profile"))
-    machines = cluster(arguments["cluster_name"], servers=arguments.get("servers"), workers=arguments.get("workers"))
-    return build_problem(request_of(arguments, source.profile, machines, deadline=deadline)), source.text
-
-
-def request_of(arguments: dict[str, Any], profile: Profile, machines: Cluster, **more: Any) -> Request:
-    """The request that the arguments describe; `more` are further fields of it. Raises `InputError`."""
-    return Request(
-        profile,
-        machines,
-        batch=arguments.get("batch"),
-        microbatch=arguments.get("microbatch"),
-        staleness=arguments.get("staleness"),
-        options=checked_option_fields(arguments),
-        **more,
+def solver_option(default: str) -> Callable[[Function], Function]:
+    """The option `--solver`, with the solvers that run without it."""
+    return click.option(
+        "--solver",
+        type=click.Choice(["dp", "ilp", "both"]),
+        default=default,
+        help="Run these solvers; both check each other.",
     )
 
 
-def checked_option_fields(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `Options` that the arguments set. Raises `InputError` where they contradict each other."""
-    if arguments.get("inference") and arguments.get("schedule"):
-        raise InputError("--schedule is for training: leave it out with --inference")
-    least, most = arguments.get("stages") or (None, None)
-    exact = {"stages": least} if least == most else {"stages": None, "max_stages": most}
-    return option_fields(arguments | exact)
+def search_options(function: Function) -> Function:
+    """`--solver` and `--time-limit`, as `pipeplan.cli.solving.settings_of` reads them."""
+    words = "Search for at most this many seconds; unless given, the second solver has 4 of them to confirm a proof."
+    return solver_option("both")(click.option("--time-limit", type=float, default=60.0, help=words)(function))
 
 
-def read_profile(path: Path | None) -> ProfileSource:
-    """The profile at `path`; without one ./profile.json, or the bundled VGG-16 where there is no such file."""
-    example = path is None and not DEFAULT_PROFILE.exists()
-    if path is None and DEFAULT_PROFILE.exists():
-        path, why = DEFAULT_PROFILE, "profile.json in this folder"
-    elif path is None:
-        path, why = Path(EXAMPLE), "bundled, as there is no profile.json here"
-    else:
-        why = "bundled" if str(path) in bundled_profile_paths() and not path.is_file() else str(path)
-    profile = load_profile(str(path))
-    origin = profile.provenance
-    text = f"profile: {profile.model_name} ({why}); {origin.kind} on {origin.device_name or 'an unnamed device'}"
-    if origin.kind == "modelled":
-        text += ", not measured"
-    return ProfileSource(profile, one_line(text), example)
+def problem_options(*without: str) -> Callable[[Function], Function]:
+    """A decorator that gives a command all options that describe a problem except for those named in `without`."""
+
+    def decorate(function: Function) -> Function:
+        # Decorators apply from the last to the first. Each is applied to a dummy to learn the name of its parameter.
+        for option in reversed(_OPTIONS):
+            dummy: Any = option(lambda: None)
+            if dummy.__click_params__[0].name not in without:
+                function = option(function)
+        return function
+
+    return decorate

@@ -56,7 +56,7 @@ GONE_ELSEWHERE = {
 }
 """Options that earlier versions of other commands had, or that would be expected, by command."""
 NEAR = 0.6
-"""How similar an option must be to be suggested, as a ratio of `difflib`."""
+"""Least similarity of an option that is suggested, as a ratio of `difflib`."""
 
 
 def usage_message(error: click.ClickException) -> str:

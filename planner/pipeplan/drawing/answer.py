@@ -46,7 +46,7 @@ def answer_lines(outcome: Outcome, width: int, next_line: str = "") -> list[str]
 
 
 def _lines(outcome: Outcome, writer: _Writer, next_line: str) -> list[str]:
-    """The answer with as many stages and rivals as the writer lists."""
+    """The answer with the stages and rivals that the writer has room for."""
     writer.paragraph(_heading(outcome))
     writer.blank()
     _run(writer, outcome)
@@ -192,7 +192,7 @@ def plan_name(plan: Plan, sharding: Sharding, microbatch: int, longest: int = LO
 
 
 def training_manner(plan: Plan, microbatch: int) -> str:
-    """How the plan trains, compared with one process."""
+    """The training of the plan, compared with one process."""
     if plan.inference:
         return "the forward pass only"
     oldest = max(Updates.of(plan, microbatch).stale_by)

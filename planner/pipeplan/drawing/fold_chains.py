@@ -115,7 +115,7 @@ class RepeatedBlock:
 
 
 def repeated_blocks(chains: Sequence[Chain]) -> list[RepeatedBlock]:
-    """Repeated blocks from the first chain on. Each covers as many chains as possible."""
+    """Repeated blocks from the first chain on. Each covers the most chains that it can."""
     blocks: list[RepeatedBlock] = []
     position = 0
     while position < len(chains):

@@ -2,6 +2,10 @@
 
 Layers are drawn in groups: chains if a model has many layers, equal blocks if it has very many. The layers of a group
 are consecutive in a topological order and in one stage, so that no arrow can point backwards.
+
+The layout is that of Sugiyama, Tagawa and Toda (Methods for visual understanding of hierarchical system structures,
+1981). A node lies one rank after the last of its inputs. An edge over several ranks has a point in each of them. Each
+rank is ordered by the mean position of its neighbours before, then after, several times.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeplan.drawing.dag_layout import DagLayout, layout_dag
 from pipeplan.drawing.fold_chains import Chain, fold_chains, most_expensive_layers, repeated_blocks
 from pipeplan.profile_data.layers import Layer, edges
 from pipeplan.profile_data.profile import Profile
@@ -26,6 +29,10 @@ NODE_DISTANCE = (182.0, 50.0)
 """Distance between ranks, and between the nodes of a rank."""
 LINE_GAP = 44.0
 """Distance between two lines of ranks."""
+_SWEEPS = 8
+"""Number of times that the ranks are ordered, forwards and backwards in turn."""
+PointKey = tuple[str, str, int]
+"""Key of a layer (its name twice, and -1) or of a point of an edge (the edge's ends, and the point's rank)."""
 RANKS_IN_LINE = 6
 """Ranks side by side, which are as wide as the page."""
 _NAMES = ("name", "op", "layers", "stage", "x", "y", "forward_s", "backward_s", "parameter_bytes", "output_bytes")
@@ -97,6 +104,88 @@ def _packed(nodes: Sequence[LayerGroup], most: int) -> Iterator[LayerGroup]:
         members = list(same_stage)
         for at in range(0, len(members), most):
             yield LayerGroup(tuple(layer for group in members[at : at + most] for layer in group.layers), stage)
+
+
+@dataclass(frozen=True)
+class DagLayout:
+    """Positions of layers and edges, as ranks and places within a rank, both counted from 0."""
+
+    place: dict[str, tuple[float, int]]
+    """Place and rank of every layer. The places of a narrow rank are centred."""
+    paths: dict[tuple[str, str], list[tuple[float, int]]]
+    """Points of every edge, from its producer to its consumer."""
+    width: int
+    """Largest number of layers and edge points in one rank."""
+    ranks: int
+    """Number of ranks."""
+
+
+def layout_dag(names: Sequence[str], arrows: Sequence[tuple[str, str]]) -> DagLayout:
+    """Place the nodes and edges (producer, consumer) of a DAG."""
+    rank = _ranks(names, arrows)
+    rows: list[list[PointKey]] = [[] for _ in range(max(rank.values()) + 1)]
+    for name in names:
+        rows[rank[name]].append((name, name, -1))
+    above: dict[PointKey, list[PointKey]] = defaultdict(list)
+    below: dict[PointKey, list[PointKey]] = defaultdict(list)
+    routes = {}
+    for source, target in arrows:
+        points: list[PointKey] = [(source, target, position) for position in range(rank[source] + 1, rank[target])]
+        for point in points:
+            rows[point[2]].append(point)
+        route = [(source, source, -1), *points, (target, target, -1)]
+        routes[source, target] = route
+        for upper, lower in itertools.pairwise(route):
+            below[upper].append(lower)
+            above[lower].append(upper)
+    _untangle(rows, above, below)
+    width = max(map(len, rows))
+    position = {
+        key: (place + (width - len(row)) / 2, number)
+        for number, row in enumerate(rows)
+        for place, key in enumerate(row)
+    }
+    return DagLayout(
+        place={name: position[name, name, -1] for name in names},
+        paths={arrow: [position[key] for key in route] for arrow, route in routes.items()},
+        width=width,
+        ranks=len(rows),
+    )
+
+
+def _ranks(names: Sequence[str], arrows: Sequence[tuple[str, str]]) -> dict[str, int]:
+    """The rank of each node: the length of the longest path to it.
+
+    The search repeats until nothing changes, in case the nodes are not in a topological order.
+    """
+    rank = dict.fromkeys(names, 0)
+    changed = True
+    while changed:
+        changed = False
+        for source, target in arrows:
+            if rank[target] <= rank[source]:
+                rank[target], changed = rank[source] + 1, True
+    read = {target for _, target in arrows}
+    first: dict[str, int] = {}
+    for source, target in arrows:
+        first[source] = min(first.get(source, rank[target]), rank[target])
+    # A layer without inputs is placed one rank above its first consumer, not at the top.
+    return {name: first[name] - 1 if name in first and name not in read else at for name, at in rank.items()}
+
+
+def _untangle(
+    rows: list[list[PointKey]], above: dict[PointKey, list[PointKey]], below: dict[PointKey, list[PointKey]]
+) -> None:
+    """Order each rank by the mean position of its neighbours, in place."""
+    where: dict[PointKey, float] = {}
+    for row in rows:
+        where.update({key: place - (len(row) - 1) / 2 for place, key in enumerate(row)})
+    for sweep in range(_SWEEPS):
+        joined = above if sweep % 2 == 0 else below
+        for row in rows if sweep % 2 == 0 else reversed(rows):
+            mean = {key: sum(where[other] for other in joined[key]) / len(joined[key]) for key in row if joined[key]}
+            row.sort(key=lambda key: mean.get(key, where[key]))
+            where.update({key: place - (len(row) - 1) / 2 for place, key in enumerate(row)})
 
 
 class _Lines:

@@ -8,7 +8,6 @@ from typing import Any
 
 from pipeplan.drawing.fold_chains import layer_time_s
 from pipeplan.drawing.model_graph import LayerGroup, model_graph
-from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering import templates
 from pipeplan.util.text import one_line
@@ -103,7 +102,7 @@ def dag_dot(profile: Profile) -> str:
         "  node [shape=box, style=filled, fontname=sans, fontsize=10];",
     ]
     for layer in profile.layers:
-        label = f"{layer.name}\n{_time_label(layer, shares[layer.name])}"
+        label = f"{layer.name}\n{show_time(layer_time_s(layer))}, {shares[layer.name]:.1%}"
         colour = _colour(shares[layer.name] / largest)
         lines.append(f"  {number[layer.name]} [label={_quoted(label)}, fillcolor={_quoted(colour)}];")
     for tensor in profile.tensors:
@@ -125,10 +124,6 @@ def _shares(profile: Profile) -> dict[str, float]:
 
 def _title(profile: Profile) -> str:
     return f"{profile.model_name}, microbatch {profile.minibatch}: {show_time(profile.total_s)} forward and backward"
-
-
-def _time_label(layer: Layer, share: float) -> str:
-    return f"{show_time(layer_time_s(layer))}, {share:.1%}"
 
 
 def _colour(share: float) -> str:

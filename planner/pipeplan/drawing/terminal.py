@@ -9,7 +9,9 @@ It is drawn as `git log --graph` draws commits: one line per node, and a lane pe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -106,68 +108,53 @@ def graph_lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[
     and `┤` are lanes that this and later nodes read, and `╰` and `╯` are lanes that end here. `┼` is a lane that the
     node reads, crossed by the line to another; `│` is a lane that it does not read.
     """
-    readers = [0] * len(reads)
-    for node in reads:
-        for source in node:
-            readers[source] += 1
-    columns: list[_Lane | None] = []
+    readers = Counter(source for sources in reads for source in sources)
+    lanes: dict[int, _Lane] = {}  # by column
     lines = []
     ended = -1
     for number, sources in enumerate(reads):
-        inputs = [column for column, lane in enumerate(columns) if lane is not None and lane.producer in sources]
+        inputs = sorted(column for column, lane in lanes.items() if lane.producer in sources)
         for column in inputs:
-            _lane(columns, column).left -= 1
-        ending = [column for column in inputs if not _lane(columns, column).left]
-        place = _place(columns, inputs, ending, ended)
-        lines.append(_line(columns, place, inputs, EXPENSIVE_NODE_MARK if marked[number] else NODE_MARK))
+            lanes[column].left -= 1
+        ending = [column for column in inputs if not lanes[column].left]
+        place = _place(lanes, inputs, ending, ended)
+        lines.append(_line(lanes, place, inputs, EXPENSIVE_NODE_MARK if marked[number] else NODE_MARK))
         for column in ending:
-            columns[column] = None
-        columns[place] = _Lane(number, readers[number]) if readers[number] else None
+            del lanes[column]
+        if readers[number]:
+            lanes[place] = _Lane(number, readers[number])
         ended = -1 if readers[number] else place
-        while columns and columns[-1] is None:
-            columns.pop()
     return lines
 
 
-def _lane(columns: list[_Lane | None], column: int) -> _Lane:
-    lane = columns[column]
-    assert lane is not None
-    return lane
-
-
-def _place(columns: list[_Lane | None], inputs: list[int], ending: list[int], ended: int) -> int:
-    """The column of a node: the leftmost lane that ends with it, else a free one, added if there is none.
+def _place(lanes: Mapping[int, _Lane], inputs: list[int], ending: list[int], ended: int) -> int:
+    """The column of a node: the leftmost lane that ends with it, else the first free one after its first input.
 
     A lane that ended in the line above is not reused, because the node would seem to read it.
     """
     if ending:
         return ending[0]
-    column = inputs[0] + 1 if inputs else 0
-    while column == ended or (column < len(columns) and columns[column] is not None):
-        column += 1
-    columns += [None] * (column + 1 - len(columns))
-    return column
+    free = (column for column in itertools.count(inputs[0] + 1 if inputs else 0) if column not in lanes)
+    return next(column for column in free if column != ended)
 
 
-def _line(columns: list[_Lane | None], place: int, inputs: list[int], mark: str) -> str:
-    left, right = min([place, *inputs]), max([place, *inputs])
+def _line(lanes: Mapping[int, _Lane], place: int, inputs: list[int], mark: str) -> str:
+    left, right, width = min([place, *inputs]), max([place, *inputs]), max([place, *lanes]) + 1
     cells = []
-    for column in range(min(len(columns), MAX_DRAWN_LANES)):
-        cells.append(_cell(columns, column, place, inputs, left, right) if column != place else mark)
+    for column in range(min(width, MAX_DRAWN_LANES)):
+        cells.append(_cell(lanes.get(column), column, place, inputs) if column != place else mark)
         cells.append("─" if left <= column < right else " ")
-    if len(columns) > MAX_DRAWN_LANES:
+    if width > MAX_DRAWN_LANES:
         cells[-1] = f"{mark}…" if place >= MAX_DRAWN_LANES else "…"
     return "".join(cells).rstrip()
 
 
-def _cell(columns: list[_Lane | None], column: int, place: int, inputs: list[int], left: int, right: int) -> str:
-    lane = columns[column]
-    if column not in inputs:
+def _cell(lane: _Lane | None, column: int, place: int, inputs: list[int]) -> str:
+    """The mark of a column other than the node's, which has this lane, or none."""
+    left, right = min([place, *inputs]), max([place, *inputs])
+    if lane is None or column not in inputs:
         return "│" if lane is not None else "─" if left < column < right else " "
-    assert lane is not None
-    # No input lies beyond an outermost column, seen from the node.
-    outermost = column == (min(inputs) if column < place else max(inputs))
-    if left < column < right and not outermost:
+    if left < column < right:
         return "┼" if lane.left else "┴"
     if column < place:
         return "├" if lane.left else "╰"

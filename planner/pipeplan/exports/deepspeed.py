@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pipeplan.errors import InputError
 from pipeplan.exports.layer_chains import ChainItem, chain_of
 from pipeplan.exports.target import (
     ExportFile,
     header_lines,
     keep_ties,
+    prefixed_errors,
     python_literal,
     ranks_text,
     refuse_split_ties,
@@ -42,26 +42,22 @@ UNKNOWN = (GPIPE, ZERO_BUBBLE)
 MODULE, CONFIG, HOSTS = "planned_pipeline.py", "ds_config.json", "hostfile"
 
 
-@dataclass(frozen=True)
 class DeepSpeed:
     """The target DeepSpeed 0.19.8."""
 
-    name: str = "deepspeed"
-    title: str = "DeepSpeed 0.19.8"
+    name = "deepspeed"
+    title = "DeepSpeed 0.19.8"
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to cuts that a single output crosses, to a uniform grid, and to 1F1B with a flush."""
-        items = _chain(self, profile)
-        if options.schedule in UNKNOWN:
-            raise InputError(f"{self.title} has no schedule {options.schedule}: leave out --schedule")
-        groups = tuple(item.layers for item in items if len(item.layers) > 1)
-        options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
+        groups = tuple(item.layers for item in self._chain(profile) if len(item.layers) > 1)
+        options = keep_ties(profile, restrict_to_synchronous_grid(self, options, unknown=UNKNOWN))
         return replace(options, together=(*options.together, *groups))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` if DeepSpeed cannot cut the model like this plan, or would run it differently."""
         refuse_split_ties(self, problem.profile.tied, plan)
-        items = _chain(self, problem.profile) if len(plan.stages) > 1 else ()
+        items = self._chain(problem.profile) if len(plan.stages) > 1 else ()
         grid = grid_degrees(self, problem, plan)
         parts = {item.label: item.layers for item in items}
         refuse_irregular(self, plan, grid, parts, unknown=UNKNOWN, recompute=True)
@@ -99,16 +95,13 @@ class DeepSpeed:
             f"{shlex.quote(f'{folder}/{MODULE}')} from your list of layers"
         )
 
+    def _chain(self, profile: Profile) -> tuple[ChainItem, ...]:
+        """The model as a list of layers. Raises `InputError` in the name of the target."""
+        with prefixed_errors(f"{self.title} cannot cut this model"):
+            return chain_of(profile)
+
 
 TARGET = DeepSpeed()
-
-
-def _chain(target: DeepSpeed, profile: Profile) -> tuple[ChainItem, ...]:
-    """The model as a list of layers. Raises `InputError` in the name of the target."""
-    try:
-        return chain_of(profile)
-    except InputError as error:
-        raise InputError(f"{target.title} cannot cut this model: {error}") from None
 
 
 def _starts(problem: Problem, plan: Plan) -> list[ChainItem | None]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -21,7 +21,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.fsdp_units import list_member
-from pipeplan.profile_data.layers import Layer
+from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 
 
@@ -61,7 +61,7 @@ class ModuleBoundaries:
     @cached_property
     def crossing(self) -> dict[int, frozenset[str]]:
         """The names of the tensors that cross each place in `splits`."""
-        spans = [(tensor.name, *self._span(tensor.producer, tensor.consumers)) for tensor in self.profile.tensors]
+        spans = [(tensor.name, *_span(tensor, self.place_of)) for tensor in self.profile.tensors]
         return {place: frozenset(name for name, first, last in spans if first < place <= last) for place in self.splits}
 
     def place(self, before: Sequence[str]) -> int | None:
@@ -96,15 +96,15 @@ class ModuleBoundaries:
             if path not in repeated and places[-1] - places[0] + 1 == len(places)
         }
 
-    def _span(self, producer: str, consumers: Sequence[str]) -> tuple[int, int]:
-        return self.place_of[producer], max(map(self.place_of.__getitem__, consumers), default=-1)
 
-
-def _around(path: str) -> Iterator[str]:
+def _around(path: str) -> list[str]:
     """The paths of the modules around a module, outermost first, and its own."""
-    parts = path.split(".") if path else []
-    for count in range(1, len(parts) + 1):
-        yield ".".join(parts[:count])
+    return list(itertools.accumulate(path.split("."), "{}.{}".format)) if path else []
+
+
+def _span(tensor: Tensor, place_of: Mapping[str, int]) -> tuple[int, int]:
+    """The places of the layer that makes a tensor, and of the last one that reads it; -1 if none does."""
+    return place_of[tensor.producer], max(map(place_of.__getitem__, tensor.consumers), default=-1)
 
 
 def cut_places(target: ExportTarget, boundaries: ModuleBoundaries, problem: Problem, plan: Plan) -> list[int]:
@@ -222,10 +222,7 @@ class _Cuts:
         self._together = [sorted((place[name], name) for name in group) for group in groups if group]
         sources = [place[layer.name] for layer in profile.layers if layer.name not in read]
         self._last_source = max(source for source in sources if source <= self.last_weighty)
-        self._spans = [
-            (place[tensor.producer], max(map(place.__getitem__, tensor.consumers), default=-1), tensor.gradient_bytes)
-            for tensor in profile.tensors
-        ]
+        self._spans = [(*_span(tensor, place), tensor.gradient_bytes) for tensor in profile.tensors]
 
     def _crossing(self, place: int) -> tuple[list[str], list[str]]:
         """The layers whose outputs cross a place: first those that need a gradient, then the others."""

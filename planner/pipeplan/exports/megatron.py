@@ -9,11 +9,18 @@ size is interleaved: its stages go round the ranks, as in pipeplan's interleaved
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pipeplan.errors import InputError
 from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weights, stack_of
-from pipeplan.exports.target import ExportFile, header_lines, ranks_text, refuse_split_ties, workers_per_used_server
+from pipeplan.exports.target import (
+    ExportFile,
+    header_lines,
+    prefixed_errors,
+    ranks_text,
+    refuse_split_ties,
+    workers_per_used_server,
+)
 from pipeplan.exports.uniform_degrees import (
     grid_degrees,
     in_flight_difference,
@@ -34,34 +41,31 @@ UNKNOWN = (GPIPE, ZERO_BUBBLE, ZERO_BUBBLE_V)
 """Synchronous schedules that Megatron-LM does not have."""
 
 
-@dataclass(frozen=True)
 class Megatron:
     """The target Megatron-LM with Megatron Core 0.16.1."""
 
-    name: str = "megatron"
-    title: str = "Megatron-LM core_v0.16.1"
+    name = "megatron"
+    title = "Megatron-LM core_v0.16.1"
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to cuts between blocks, to a uniform grid, to 1F1B with a flush, and to no recomputation.
 
         The embedding and the head may share weights, whose gradients Megatron-LM sums over the first and last stage.
         """
-        stack = _stack(self, profile)
+        stack = self._stack(profile)
         if shared := shared_weights(profile.together, stack):
             raise InputError(
                 f"{shared[0]} and {shared[1]} share their weights or memory, and the profile keeps the whole model in "
                 "one stage for that: profile it anew, which tells the two apart, or without tied weights "
                 f"(`tie_word_embeddings=False`); the export tells {self.title} not to share them either"
             )
-        if options.schedule in UNKNOWN:
-            raise InputError(f"{self.title} has no schedule {options.schedule}: leave out --schedule")
-        restricted = restrict_to_synchronous_grid(self, options, several=True)
+        restricted = restrict_to_synchronous_grid(self, options, several=True, unknown=UNKNOWN)
         ties = tuple(tie.layers for tie in _other_ties(profile, stack))
         return replace(restricted, recompute=False, together=(*options.together, *stack.groups(), *ties))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` if a plan has no layout, or Megatron-LM would run it differently."""
-        stack = _stack(self, problem.profile)
+        stack = self._stack(problem.profile)
         grid = grid_degrees(self, problem, plan, several=True)
         refuse_irregular(self, plan, grid, stack.named_parts(), unknown=UNKNOWN)
         refuse_split_ties(self, _other_ties(problem.profile, stack), plan)
@@ -86,16 +90,13 @@ class Megatron:
         """How to pass the arguments to Megatron-LM."""
         return f'source {shell_path(f"{folder}/{FILE}")}, then pass "${{PIPEPLAN_ARGS[@]}}" to pretrain_gpt.py'
 
+    def _stack(self, profile: Profile) -> BlockStack:
+        """The model as a list of blocks. Raises `InputError` in the name of the target."""
+        with prefixed_errors(f"{self.title} cannot train this model"):
+            return stack_of(profile)
+
 
 TARGET = Megatron()
-
-
-def _stack(target: Megatron, profile: Profile) -> BlockStack:
-    """The model as a list of blocks. Raises `InputError` in the name of the target."""
-    try:
-        return stack_of(profile)
-    except InputError as error:
-        raise InputError(f"{target.title} cannot train this model: {error}") from None
 
 
 def _other_ties(profile: Profile, stack: BlockStack) -> list[TiedWeights]:

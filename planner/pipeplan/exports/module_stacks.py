@@ -6,7 +6,7 @@ The paths of the modules alone decide: `transformer.h.3.ln_1` is a layer of bloc
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeplan.errors import InputError
@@ -102,7 +102,7 @@ def _why_not(profile: Profile, path: str, blocks: list[list[Layer]]) -> str:
 def _strays(profile: Profile, blocks: list[list[Layer]]) -> str:
     """A layer between the blocks, or an output that skips a block, in words; empty if there is none."""
     place = {layer.name: index for index, block in enumerate(blocks) for layer in block}
-    before, after = _reaching(profile, set(place)), _reached(profile, set(place))
+    before, after = _reaching(profile, set(place)), _closure(set(place), edges(profile.tensors))
     for layer in profile.layers:
         if layer.name not in place and layer.name in before and layer.name in after:
             return f"{layer.name} lies between its blocks"
@@ -124,19 +124,13 @@ def _around(profile: Profile, blocks: list[list[Layer]]) -> tuple[tuple[str, ...
 
 def _reaching(profile: Profile, names: set[str]) -> set[str]:
     """All layers that one of these depends on, and these."""
-    return _closure(names, edges(profile.tensors), lambda edge: (edge[1], edge[0]))
+    return _closure(names, [(reader, producer) for producer, reader in edges(profile.tensors)])
 
 
-def _reached(profile: Profile, names: set[str]) -> set[str]:
-    """All layers that depend on one of these, and these."""
-    return _closure(names, edges(profile.tensors), lambda edge: edge)
-
-
-def _closure(
-    names: set[str], arrows: Iterable[tuple[str, str]], along: Callable[[tuple[str, str]], tuple[str, str]]
-) -> set[str]:
+def _closure(names: set[str], arrows: Iterable[tuple[str, str]]) -> set[str]:
+    """All layers that arrows lead to from one of these, and these."""
     following: dict[str, list[str]] = {}
-    for source, target in map(along, arrows):
+    for source, target in arrows:
         following.setdefault(source, []).append(target)
     closed, waiting = set(names), list(names)
     while waiting:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -12,16 +13,14 @@ from typing import Protocol
 from pipeplan._version import __version__
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
+from pipeplan.exports import TARGET_NAMES
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
-from pipeplan.util.files import refuse_to_overwrite, write_together
+from pipeplan.util.files import write_together
 from pipeplan.util.text import did_you_mean, one_line
-
-TARGET_NAMES = ("deepspeed", "megatron", "torch-pipelining", "torchtitan")
-"""Names of the targets. Each is the name of a module with a `TARGET`, which is imported on demand."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,15 @@ def export_target(name: str) -> ExportTarget:
     return target_module
 
 
+@contextmanager
+def prefixed_errors(text: str) -> Iterator[None]:
+    """Begin every `InputError` raised inside with a text."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{text}: {error}") from None
+
+
 def refusal(target: ExportTarget, plan: Plan, reason: str) -> InputError:
     """The error for a plan that a target cannot express: `reason` is a clause without a full stop."""
     # `solve --for` needs the global batch.
@@ -88,15 +96,17 @@ def export_files(target: ExportTarget, problem: Problem, plan: Plan) -> Mapping[
     return target.files(problem, plan)
 
 
-def refuse_to_overwrite_export(folder: Path, names: Collection[str], force: bool) -> None:
-    """Raise `InputError` if files of these names cannot, or must not, be written to `folder`."""
-    refuse_to_overwrite(folder, names, force, " with -o")
-
-
 def write_export(folder: Path, files: Mapping[str, ExportFile], *, force: bool = False) -> None:
     """Write all files into a folder, or none. With `force` they replace existing ones. Raises `InputError`."""
-    refuse_to_overwrite_export(folder, files, force)
-    write_together(folder, {name: (file.text, file.mode) for name, file in files.items()})
+    write_together(folder, {name: (file.text, file.mode) for name, file in files.items()}, force=force)
+
+
+def export_lines(
+    target: ExportTarget, folder: Path, files: Mapping[str, ExportFile], problem: Problem, plan: Plan
+) -> list[str]:
+    """A line for each file that was written, and one on the next step."""
+    lines = [f"written: {folder / name}  {file.about}" for name, file in files.items()]
+    return [*lines, f"next: {target.next_step(problem, plan, str(folder))}"]
 
 
 def keep_ties(profile: Profile, options: Options) -> Options:
@@ -155,12 +165,8 @@ def python_number_list(values: list[int] | tuple[int, ...], indent: int = 4) -> 
 
 def workers_per_used_server(cluster: Cluster, count: int) -> list[int]:
     """The number of the first `count` workers on each server, without the servers that have none."""
-    ends = itertools.accumulate(cluster.server_sizes)
-    return [
-        min(end, count) - (end - size)
-        for end, size in zip(ends, cluster.server_sizes, strict=True)
-        if end - size < count
-    ]
+    starts = itertools.accumulate((0, *cluster.server_sizes[:-1]))
+    return [min(size, count - start) for start, size in zip(starts, cluster.server_sizes, strict=True) if start < count]
 
 
 def torchrun_commands(cluster: Cluster, workers: int, script: str, *, before: str = "") -> list[str]:

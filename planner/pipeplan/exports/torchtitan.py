@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.errors import InputError
@@ -18,6 +18,7 @@ from pipeplan.exports.target import (
     ExportFile,
     header_lines,
     keep_ties,
+    prefixed_errors,
     python_literal,
     refuse_split_ties,
     torchrun_commands,
@@ -36,12 +37,11 @@ JOBS: Mapping[int, str] = {32: "llama3_8b", 80: "llama3_70b", 126: "llama3_405b"
 SMALL = "llama3_debugmodel"
 
 
-@dataclass(frozen=True)
 class Torchtitan:
     """The target torchtitan, whose configuration names the modules of every stage."""
 
-    name: str = "torchtitan"
-    title: str = "torchtitan 0.3.0"
+    name = "torchtitan"
+    title = "torchtitan 0.3.0"
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to a uniform grid with a flush, cuts between blocks, and no recomputation."""
@@ -51,10 +51,7 @@ class Torchtitan:
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` for any other plan."""
-        grid, stack = (
-            self._degrees(problem, plan),
-            self._stack(problem.profile, stages=len(plan.stages)),
-        )
+        grid, stack = self._degrees(problem, plan), self._stack(problem.profile, stages=len(plan.stages))
         refuse_split_ties(self, problem.profile.tied, plan)
         uniform_degrees.refuse_divided_state(self, problem, plan)
         uniform_degrees.refuse_irregular(self, plan, grid, stack.named_parts())
@@ -100,10 +97,8 @@ class Torchtitan:
 
     def _stack(self, profile: Profile, *, stages: int) -> BlockStack:
         """The model as a list of blocks. Raises `InputError`, also if its ends share weights and `stages` exceeds 1."""
-        try:
+        with prefixed_errors(f"{self.title} has no such model"):
             stack = stack_of(profile)
-        except InputError as error:
-            raise InputError(f"{self.title} has no such model: {error}") from None
         if stages > 1 and (shared := shared_weights(all_groups(profile), stack)):
             raise InputError(
                 f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage here: "

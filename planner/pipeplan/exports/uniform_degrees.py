@@ -71,7 +71,15 @@ def grid_degrees(
         raise refusal(target, plan, f"its schedule {plan.schedule} is asynchronous, and keeps versions of the weights")
     if plan.virtual and not several:
         raise refusal(target, plan, "its workers run several stages each, which this export does not write yet")
-    aligned = plan.devices if plan.virtual else _aligned(plan)
+    # The workers of every stage, grouped by copy of the pipeline.
+    aligned = (
+        plan.devices
+        if plan.virtual
+        else tuple(
+            tuple(worker for copy in range(plan.copies) for worker in stage.workers[copy :: plan.copies])
+            for stage in plan.stages
+        )
+    )
     counts = [len(workers) for workers in aligned]
     for number, count in enumerate(counts, start=1):
         if count != counts[0]:
@@ -119,13 +127,17 @@ def refuse_irregular(
                 raise refusal(target, plan, f"stage {number} holds a part of {part} only")
 
 
-def restrict_to_synchronous_grid(target: ExportTarget, options: Options, *, several: bool = False) -> Options:
+def restrict_to_synchronous_grid(
+    target: ExportTarget, options: Options, *, several: bool = False, unknown: Collection[str] = ()
+) -> Options:
     """The options restricted to plans that `grid_degrees` accepts: a flush before every update, and a uniform grid.
 
     The schedule becomes 1F1B with a flush, unless the user asked for another one with a flush. Raises `InputError` if
     the minibatches per update are not given, or for another schedule. `several`: whether the target has the schedules
-    whose workers run several stages each.
+    whose workers run several stages each. `unknown` are the schedules that it does not have.
     """
+    if options.schedule in unknown:
+        raise InputError(f"{target.title} has no schedule {options.schedule}: leave out --schedule")
     if options.inference:
         raise InputError(f"the export to {target.title} is for training: leave out --inference")
     if options.accumulate is None:
@@ -150,14 +162,6 @@ def refuse_divided_state(target: ExportTarget, problem: Problem, plan: Plan) -> 
     """Raise `InputError` for a plan whose replicas divide the optimiser's state, for a target that does not do so."""
     if problem.options.shard_optimizer:
         raise refusal(target, plan, "its replicas divide the optimiser's state, which this export does not write")
-
-
-def _aligned(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    """The workers of every stage, grouped by copy of the pipeline."""
-    return tuple(
-        tuple(worker for copy in range(plan.copies) for worker in stage.workers[copy :: plan.copies])
-        for stage in plan.stages
-    )
 
 
 def in_flight_difference(problem: Problem, plan: Plan, grid: GridDegrees) -> str:

@@ -10,7 +10,7 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.cluster_toml import LOCAL_COSTS
 from pipeplan.cluster_data.local import local_cluster
-from pipeplan.util.files import bundled_folder, read_text, refuse_to_overwrite, write_together
+from pipeplan.util.files import bundled_folder, read_text, write_together
 from pipeplan.util.text import shell_path
 from pipeplan.util.units import parse_size, show_size
 
@@ -50,7 +50,9 @@ def starter_files(workers: int | None = None) -> dict[str, str]:
 def cluster_text(cluster: Cluster) -> str:
     """A cluster file with explanatory comments, for a cluster of one server."""
     workers = cluster.workers
-    device = replace(cluster.device, memory_bytes=_rounded(cluster.device.memory_bytes))
+    device, tenths = cluster.device, cluster.device.memory_bytes * 10 >> 30
+    if tenths >= 10:  # readers prefer a tenth of a GiB
+        device = replace(device, memory_bytes=parse_size(f"{tenths / 10} GiB", CLUSTER))
     noun = "GPU" if device.kind == "cuda" else "worker"
     summary = f"{workers} {noun}{'' if workers == 1 else 's'} of {show_size(device.memory_bytes)}, {device.name}"
     remarks = [f"This machine, as pipeplan found it: {summary}.", "`pipeplan solve --cluster` takes this file."]
@@ -60,12 +62,6 @@ def cluster_text(cluster: Cluster) -> str:
     for table, lines in (("[device]", _DEVICE), ("[[level]]", _WORKERS)):
         text = text.replace(f"\n{table}\n", "\n" + "".join(f"# {line}\n" for line in lines) + f"{table}\n", 1)
     return text + _SERVERS
-
-
-def _rounded(memory_bytes: int) -> int:
-    """The size rounded down to a tenth of a GiB for readers, or unchanged if it is below 1 GiB."""
-    tenths = memory_bytes * 10 >> 30
-    return parse_size(f"{tenths / 10} GiB", CLUSTER) if tenths >= 10 else memory_bytes
 
 
 def next_commands(folder: Path, kind: str) -> list[str]:
@@ -85,5 +81,4 @@ def next_commands(folder: Path, kind: str) -> list[str]:
 
 def write_starter_files(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> None:
     """Write all of the files, or none. `force` replaces existing ones. Raises `InputError`."""
-    refuse_to_overwrite(folder, texts, force)
-    write_together(folder, {name: (text, 0o666) for name, text in texts.items()})
+    write_together(folder, {name: (text, 0o666) for name, text in texts.items()}, force=force)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.machine_costs import as_charged, with_one_worker
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.exports.solve_for import TargetedProblem
-from pipeplan.exports.target import export_target
+from pipeplan.exports.target import ExportFile, ExportTarget, export_files, export_target
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import ACCUMULATING, FLUSH, SCHEDULES, VIRTUAL
+from pipeplan.plan.schedules import ACCUMULATING, FLUSH, FLUSHING, SCHEDULES, STASHING, VIRTUAL
 from pipeplan.planning.candidates import (
     Machines,
     candidate_of,
@@ -26,7 +26,13 @@ from pipeplan.planning.candidates import (
 )
 from pipeplan.planning.choose import ANY, Choice, Question, choose
 from pipeplan.planning.choose_order import OrderChoice, choose_order
+from pipeplan.planning.fast import best_plan
+from pipeplan.planning.figure import figured
+from pipeplan.planning.local_search import improve
+from pipeplan.planning.outcome import TOLERANCE as PROVEN_EQUAL
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import MAXIMUM_CUTS, SHARES
+from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import LARGEST_MINIBATCH, Profile
@@ -34,7 +40,11 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean
 
 MOST_EXTRAPOLATED = 64
-"""Times of larger microbatches than so many times the largest measured one are not extrapolated."""
+"""Largest ratio of a microbatch to the largest measured one, beyond which times are not extrapolated."""
+
+
+SIMULATING_S = 5.0
+"""Seconds to simulate a plan without the restriction."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,58 @@ class Request:
     def checked_options(self, **changes: Any) -> Options:
         """The options with these changes. Raises `InputError`."""
         return options_for(self.cluster.device.kind, **self.options | changes)
+
+
+@dataclass(frozen=True)
+class TargetedProblem:
+    """A target, and the problem without the restrictions of the target."""
+
+    target: ExportTarget
+    unrestricted: Problem
+
+    @property
+    def problem(self) -> Problem:
+        """The problem restricted to plans that the target can express. Raises `InputError` if there are none."""
+        problem = self.unrestricted
+        return replace(problem, options=self.target.restrict(problem.profile, problem.options))
+
+    def files(self, outcome: Outcome) -> Mapping[str, ExportFile]:
+        """The files that the target reads. Raises `InputError` if it cannot express the plan after all."""
+        return export_files(self.target, outcome.problem, outcome.plan)
+
+    def cost(self, outcome: Outcome, maximum_cuts: int) -> str:
+        """The cost of the restriction as a sentence: the best plans without it, and how much faster they are.
+
+        One has the schedule of the target, the other pipeplan's default one. Only the dynamic program looks for them.
+        """
+        # The user's limit on workers holds for these plans too: it is no cost of the target.
+        restricted = outcome.problem.options
+        unrestricted = replace(self.unrestricted.options, max_workers=restricted.max_workers)
+        target_schedule = replace(unrestricted, schedule=restricted.schedule, accumulate=restricted.accumulate)
+        default = unrestricted
+        if unrestricted.schedule not in FLUSHING:  # weight stashing, unless the user asked for a schedule with a flush
+            default = replace(unrestricted, schedule=STASHING, accumulate=None)
+        alternatives = []
+        for options in dict.fromkeys((target_schedule, default)):
+            problem = replace(outcome.problem, options=options)
+            best = best_plan(problem, enumerate_cuts(problem, maximum_cuts))
+            if best is None:
+                continue
+            ends = Deadline.after(SIMULATING_S)
+            start = figured(best.plan, evaluate(best.plan, problem), problem, ends)
+            step_s = improve(start, problem, ends).step_s
+            gain = speedup_text(outcome.predicted_s / step_s)
+            alternatives.append(f"{best.plan.config} by {options.schedule}, {gain}")
+        return (
+            f"Restricted to what {self.target.title} can express. Without the restriction: {'; '.join(alternatives)}."
+        )
+
+
+def speedup_text(gain: float) -> str:
+    """A speedup in words: `no faster`, `less than 1% faster` or `1.23x faster`."""
+    if gain <= 1 + PROVEN_EQUAL:
+        return "no faster"
+    return "less than 1% faster" if gain < 1.005 else f"{gain:.2f}x faster"
 
 
 @dataclass(frozen=True)

@@ -63,19 +63,13 @@ def option_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     names = {field.name for field in fields(Options)}
     set_arguments = {name: value for name, value in arguments.items() if value is not None and value is not False}
     chosen = {name: value for name, value in set_arguments.items() if name in names and value not in ("", ())}
-    for flag in FLAGS:
-        if flag in set_arguments:
-            _refuse_contradiction(flag, chosen)
-            chosen |= FLAGS[flag]
+    for flag in (flag for flag in FLAGS if flag in set_arguments):
+        for name, value in FLAGS[flag].items():
+            if chosen.get(name, value) != value:
+                options = f"--{flag.replace('_', '-')} and --{name.replace('_', '-')} {chosen[name]}"
+                raise InputError(f"{options} contradict each other: leave out one of them")
+        chosen |= FLAGS[flag]
     return chosen
-
-
-def _refuse_contradiction(flag: str, chosen: Mapping[str, Any]) -> None:
-    """Raise an `InputError` where a field that the flag sets has another value already."""
-    for name, value in FLAGS[flag].items():
-        if chosen.get(name, value) != value:
-            options = f"--{flag.replace('_', '-')}", f"--{name.replace('_', '-')} {chosen[name]}"
-            raise InputError(f"{' and '.join(options)} contradict each other: leave out one of them")
 
 
 def parse_pin(text: str) -> tuple[str, int]:

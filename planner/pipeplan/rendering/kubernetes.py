@@ -21,12 +21,9 @@ _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?", re.ASCII)
 _QUALIFIED = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-_LONGEST = 63  # characters of a DNS label
-
-
-def _longest_name(pods: int) -> int:
-    """Longest name of a TrainJob: JobSet wants the name of a pod, `NAME-node-0-INDEX-abcde`, to be a DNS label."""
-    return _LONGEST - len(f"-node-0-{pods - 1}-abcde")
+_WORD = re.compile(r"\S+")
+_LONGEST = {_LABEL: 63, _SUBDOMAIN: 253}
+"""Most characters of a DNS label and of a DNS subdomain."""
 
 
 def _slug(text: str, longest: int) -> str:
@@ -40,11 +37,6 @@ def _slug(text: str, longest: int) -> str:
 def _escaped(text: str) -> str:
     """Escape a text for commands and variables, where Kubernetes expands `$(NAME)` and replaces `$$` by `$`."""
     return re.sub(r"\$(?=[$(])", "$$", text)
-
-
-def _quoted(text: str) -> str:
-    """A JSON string, which YAML reads too. Printable characters stay as they are."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _kubernetes_variables(context: TemplateContext, settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -66,13 +58,11 @@ def _kubernetes_variables(context: TemplateContext, settings: Mapping[str, Any])
     name = _name(context, settings["name"], pods)
     folder = f"{_mount(settings)}/{_inside(settings['folder'])}"
     return {
-        "q": _quoted,
+        "q": lambda text: json.dumps(text, ensure_ascii=False),  # YAML reads strings of JSON
         "name": name,
-        "namespace": _checked("namespace", settings["namespace"], _LABEL),
-        "image": _image(settings["image"]),
-        "runtime": _checked("runtime", settings["runtime"], _SUBDOMAIN),
-        "claim": _checked("claim", settings["claim"], _SUBDOMAIN),
-        "config_map": _checked("config-map", settings["config_map"], _SUBDOMAIN),
+        "namespace": _matching(settings, "namespace", _LABEL, _NAME),
+        "image": _matching(settings, "image", _WORD, "must be one word"),
+        **{name: _matching(settings, name, _SUBDOMAIN, _NAME) for name in ("runtime", "claim", "config_map")},
         "mount": _mount(settings),
         "pods": pods,
         "per_pod": per_pod,
@@ -88,7 +78,8 @@ def _kubernetes_variables(context: TemplateContext, settings: Mapping[str, Any])
 
 
 def _name(context: TemplateContext, name: str | None, pods: int) -> str:
-    longest = _longest_name(pods)
+    """The name of the TrainJob. JobSet wants the name of a pod, `NAME-node-0-INDEX-abcde`, to be a DNS label."""
+    longest = _LONGEST[_LABEL] - len(f"-node-0-{pods - 1}-abcde")
     if name is None:
         return _slug(f"{context.model} {context.config}", longest)
     if not _LABEL.fullmatch(name) or len(name) > longest:
@@ -99,17 +90,15 @@ def _name(context: TemplateContext, name: str | None, pods: int) -> str:
     return name
 
 
-def _checked(option: str, value: str | None, pattern: re.Pattern[str]) -> str | None:
-    if value is None:
-        return None
-    if not pattern.fullmatch(value) or len(value) > (_LONGEST if pattern is _LABEL else 253):
-        raise InputError(f"--{option} {value!r} is no name that Kubernetes takes: small letters, digits and - only")
-    return value
+_NAME = "is no name that Kubernetes takes: small letters, digits and - only"
+_AMOUNT = "is no quantity: a number with a unit, such as 8, 500m or 64Gi"
 
 
-def _image(value: str) -> str:
-    if not value or any(character.isspace() for character in value):
-        raise InputError(f"--image must be one word, not {value!r}")
+def _matching(settings: Mapping[str, Any], name: str, pattern: re.Pattern[str], wrong: str) -> str | None:
+    """The value of a setting, or None. Raises `InputError` unless it matches a pattern; `wrong` says what it is not."""
+    value: str | None = settings[name]
+    if value is not None and (not pattern.fullmatch(value) or len(value) > _LONGEST.get(pattern, len(value))):
+        raise InputError(f"--{name.replace('_', '-')} {value!r} {wrong}")
     return value
 
 
@@ -128,15 +117,12 @@ def _inside(path: str) -> str:
 
 def _resources(context: TemplateContext, settings: Mapping[str, Any], per_pod: int) -> list[tuple[str, str]]:
     """Resources of one pod, as (name, quantity)."""
-    cpu = settings["cpu"] or (str(per_pod * context.threads) if context.device == "cpu" else None)
-    resources = [("cpu", cpu), ("memory", settings["memory"])]
-    for option, quantity in resources:
-        if quantity is not None and not _QUANTITY.fullmatch(quantity):
-            raise InputError(f"--{option} {quantity!r} is no quantity: a number with a unit, such as 8, 500m or 64Gi")
+    cores = str(per_pod * context.threads) if context.device == "cpu" else None
+    resources = [("cpu", _matching(settings, "cpu", _QUANTITY, _AMOUNT) or cores)]
+    resources.append(("memory", _matching(settings, "memory", _QUANTITY, _AMOUNT)))
     if context.device == "cuda":
-        if not _QUALIFIED.fullmatch(settings["gpu_resource"]):
-            raise InputError(f"--gpu-resource {settings['gpu_resource']!r} is no resource, such as nvidia.com/gpu")
-        resources.insert(0, (settings["gpu_resource"], str(per_pod)))
+        resource = _matching(settings, "gpu_resource", _QUALIFIED, "is no resource, such as nvidia.com/gpu")
+        resources.insert(0, (str(resource), str(per_pod)))
     return [(name, quantity) for name, quantity in resources if quantity is not None]
 
 
@@ -179,32 +165,40 @@ KUBERNETES = Launcher(
     "trainjob.yaml",
     "kubernetes.yaml.j2",
     settings=(
-        LauncherSetting("image", "The image, which has pipeplan, torch and your model.", default="pipeplan:latest"),
         LauncherSetting(
-            "claim", "The PersistentVolumeClaim of plan and runs; all pods write to it.", default="pipeplan"
-        ),
-        LauncherSetting("folder", "The plan folder inside the claim.", default="plan", metavar="PATH"),
-        LauncherSetting(
-            "config_map", "Take the plan from this ConfigMap, not from the claim; at most 1 MiB.", metavar="NAME"
-        ),
-        LauncherSetting("mount", "The path at which pods see the claim.", default="/mnt/pipeplan", metavar="PATH"),
-        LauncherSetting("name", "Name of the TrainJob.  [default: made of the model's name and the plan]"),
-        LauncherSetting("namespace", "Namespace of the TrainJob.  [default: that of kubectl]"),
-        LauncherSetting("runtime", "The ClusterTrainingRuntime.", default="torch-distributed", metavar="NAME"),
-        LauncherSetting("gpu_resource", "The resource name of a GPU.", default="nvidia.com/gpu", metavar="NAME"),
-        LauncherSetting(
-            "cpu", "Processor cores of a pod.  [default on CPUs: the threads of its workers]", metavar="QUANTITY"
-        ),
-        LauncherSetting("memory", "Memory of a pod, such as 64Gi.", metavar="QUANTITY"),
-        LauncherSetting(
-            "env", "An environment variable of the workers. Can be repeated.", many=True, metavar="NAME=VALUE"
+            "image", "Run this image, which has pipeplan, torch and your model.", default="pipeplan:latest"
         ),
         LauncherSetting(
-            "node_selector", "Use only nodes with this label. Can be repeated.", many=True, metavar="KEY=VALUE"
+            "claim", "Keep plan and runs in this PersistentVolumeClaim, to which all pods write.", default="pipeplan"
         ),
-        LauncherSetting("options", "Options of launch.sh, such as '--epochs 90'.", metavar="TEXT"),
-        LauncherSetting("grace", "Time for a checkpoint when a pod is ended.", "count", default=300, metavar="SECONDS"),
-        LauncherSetting("pod_per_worker", "A pod for each worker, not for each server.", "flag", default=False),
+        LauncherSetting("folder", "Read the plan from this folder inside the claim.", default="plan", metavar="PATH"),
+        LauncherSetting(
+            "config_map", "Take the plan from this ConfigMap of at most 1 MiB, not from the claim.", metavar="NAME"
+        ),
+        LauncherSetting("mount", "Mount the claim at this path.", default="/mnt/pipeplan", metavar="PATH"),
+        LauncherSetting("name", "Give the TrainJob this name  [default: made of the model's name and the plan]"),
+        LauncherSetting("namespace", "Create the TrainJob in this namespace  [default: that of kubectl]"),
+        LauncherSetting("runtime", "Use this ClusterTrainingRuntime.", default="torch-distributed", metavar="NAME"),
+        LauncherSetting(
+            "gpu_resource", "Ask for GPUs by this resource name.", default="nvidia.com/gpu", metavar="NAME"
+        ),
+        LauncherSetting(
+            "cpu",
+            "Give a pod this number of processor cores  [default on CPUs: the threads of its workers]",
+            metavar="QUANTITY",
+        ),
+        LauncherSetting("memory", "Give a pod this memory, such as 64Gi.", metavar="QUANTITY"),
+        LauncherSetting(
+            "env", "Set an environment variable of the workers; can be repeated.", many=True, metavar="NAME=VALUE"
+        ),
+        LauncherSetting(
+            "node_selector", "Use only nodes with this label; can be repeated.", many=True, metavar="KEY=VALUE"
+        ),
+        LauncherSetting("options", "Pass on these options of launch.sh, such as '--epochs 90'.", metavar="TEXT"),
+        LauncherSetting(
+            "grace", "Wait this long for a checkpoint when a pod is ended.", "count", default=300, metavar="SECONDS"
+        ),
+        LauncherSetting("pod_per_worker", "Start a pod for each worker, not for each server.", "flag", default=False),
     ),
     more=_kubernetes_variables,
 )

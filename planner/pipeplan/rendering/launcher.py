@@ -5,9 +5,10 @@ docs/servers.md lists the variables.
 
 from __future__ import annotations
 
+import stat
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -65,7 +66,7 @@ class TemplateContext:
     """`cuda` or `cpu`."""
     device_name: str
     threads: int
-    """Threads of a worker (OMP_NUM_THREADS): as many as the profile was measured with, so that predictions hold."""
+    """Threads of a worker (OMP_NUM_THREADS): those of the profile, so that predictions hold."""
     python: str
     """The interpreter that runs pipeplan now. Where the file runs it may be another one."""
     version: str
@@ -87,11 +88,11 @@ class TemplateContext:
         *,
         command: str = "pipeplan solve",
         plan_folder: str = "",
-        beside: bool = True,
+        in_folder: bool = True,
     ) -> TemplateContext:
         """Read the variables from a plan.json. Raises `InputError`.
 
-        `beside`: whether the file is written into the plan folder.
+        `in_folder`: whether the file is written into the plan folder.
         """
         plan, cluster = Plan.from_json(root["plan"]), cluster_from_json(root["cluster"])
         model, busy = root["profile"]["model"].text(), [worker for stage in plan.stages for worker in stage.workers]
@@ -124,7 +125,7 @@ class TemplateContext:
             version=__version__,
             command=" ".join(one_line(command).split()),
             digest=plan.digest(root["profile"]["digest"].text(), root["cluster"]["digest"].text()),
-            folder="" if beside else plan_folder,
+            folder="" if in_folder else plan_folder,
             plan_folder=plan_folder,
         )
 
@@ -168,21 +169,16 @@ class LauncherSetting:
         return self.default if value is None else self._one(value)
 
     def _one(self, value: Any) -> Any:
-        valid = {
-            "text": isinstance(value, str),
-            "count": isinstance(value, int) and not isinstance(value, bool) and value >= 1,
-            "flag": isinstance(value, bool),
+        valid, expected = {
+            "text": (isinstance(value, str), "text"),
+            "count": (type(value) is int and value >= 1, "a whole number of at least 1"),
+            "flag": (isinstance(value, bool), "true or false"),
         }[self.type]
         if not valid:
-            expected = {"text": "text", "count": "a whole number of at least 1", "flag": "true or false"}[self.type]
             raise InputError(f"{self.name} must be {expected}, not {value!r}")
         if isinstance(value, str) and not value.isprintable():
             raise InputError(f"{self.name} must be on one line, without control characters: {value!r}")
         return value
-
-
-def _no_more_variables(_context: TemplateContext, _settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {}
 
 
 @dataclass(frozen=True)
@@ -192,19 +188,30 @@ class Launcher:
     name: str
     """Name on the command line, such as `slurm`."""
     title: str
-    """Description in a line of `--list`."""
+    """Description in the help of `pipeplan export`."""
     file_name: str
     """Name of the file in the plan folder, unless the user gives another path."""
-    template: str
-    """File in the bundled folder of templates."""
+    template: str | Path
+    """File in the bundled folder of templates, or the path of the user's own template."""
     mode: int = 0o644
     settings: tuple[LauncherSetting, ...] = ()
-    more: Callable[[TemplateContext, Mapping[str, Any]], Mapping[str, Any]] = field(default=_no_more_variables)
+    any_setting: bool = False
+    """Whether every setting is a variable of the template, as for a template of the user's."""
+    more: Callable[[TemplateContext, Mapping[str, Any]], Mapping[str, Any]] = lambda context, settings: {}
     """Function that derives further variables of the template from the plan and the settings. It raises `InputError`
     for a plan or settings that cannot be rendered."""
 
+    def from_template(self, template: Path) -> Launcher:
+        """The launcher with a template of the user's in place of its own. The file is named after the template."""
+        name = template.name.removesuffix(".j2").removesuffix(".jinja2").removesuffix(".jinja")
+        # A template that can be run becomes a file that can be run.
+        mode = stat.S_IMODE(template.stat().st_mode) if template.exists() else 0o644
+        return replace(self, file_name=name, template=template, mode=mode)
+
     def variables(self, context: TemplateContext, settings: Mapping[str, Any]) -> dict[str, Any]:
         """All variables of the template. Raises `InputError` for settings that this launcher does not have."""
+        if self.any_setting:
+            return context.variables() | dict(settings)
         known = {setting.name: setting for setting in self.settings}
         for name in settings:
             if name not in known:

@@ -7,7 +7,6 @@ Launch files of other kinds are rendered from plan.json alone; they need neither
 from __future__ import annotations
 
 import shutil
-import stat
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from pipeplan.rendering.launcher import Launcher, TemplateContext
 from pipeplan.rendering.launchers import LOCAL
 from pipeplan.rendering.plan_json import FORMAT_VERSION, plan_document, result_document, stage_documents
 from pipeplan.rendering.templates import load_template, render_user_template
-from pipeplan.util.files import Node, read_text, write_json, write_text
+from pipeplan.util.files import Node, read_text, refuse_to_replace, write_json, write_text
 from pipeplan_launch.files import with_checksum
 
 if TYPE_CHECKING:
@@ -120,58 +119,44 @@ def write_disagreement(results: tuple[Result, ...], folder: Path) -> list[Path]:
 
 
 def launch_file_text(
-    plan: Path,
-    launcher: Launcher | None,
-    settings: Mapping[str, Any],
-    *,
-    template: Path | None = None,
-    output: Path | None = None,
-    command: str = "pipeplan export",
+    plan: Path, launcher: Launcher, settings: Mapping[str, Any], *, output: Path | None = None, command: str
 ) -> str:
-    """The text of a file that starts the plan of a folder, rendered from the template of `launcher` or of the user.
+    """The text of a file that starts the plan of a folder, rendered from the template of `launcher`.
 
-    `template` is the user's. `settings` are those of `launcher`; without one they are any variables for `template`.
-    `output` is where the text will be written: outside the plan folder it has to name that folder. Raises `InputError`.
+    `output` is where the text will be written: outside the plan folder it has to name that folder. `command` is the
+    command that wrote it, for a comment. Raises `InputError`.
     """
-    path = plan_file.plan_file(plan)
-    root, folder = plan_file.read_plan_document(plan), path.parent.resolve()
-    beside = output is None or output.parent.resolve() == folder
-    context = TemplateContext.of(root, command=command, plan_folder=str(folder), beside=beside)
-    variables = launcher.variables(context, settings) if launcher else context.variables() | dict(settings)
-    if template is not None:
-        return render_user_template(template, variables)
-    assert launcher is not None, "a kind or a template must be given"
+    root, folder = plan_file.read_plan_document(plan), plan_file.plan_file(plan).parent.resolve()
+    in_folder = output is None or output.parent.resolve() == folder
+    context = TemplateContext.of(root, command=command, plan_folder=str(folder), in_folder=in_folder)
+    variables = launcher.variables(context, settings)
+    if isinstance(launcher.template, Path):
+        return render_user_template(launcher.template, variables)
     return load_template(launcher.template).render(variables)
 
 
-def launch_file_path(plan: Path, launcher: Launcher | None, template: Path | None, output: Path | None) -> Path:
-    """Path of the file: `output`, else a file in the plan folder named after the user's template or the kind."""
-    if output is not None:
-        return output
-    if template is not None:
-        name = template.name.removesuffix(".j2").removesuffix(".jinja2").removesuffix(".jinja")
-        return plan_file.plan_file(plan).parent / name
-    assert launcher is not None
-    return plan_file.plan_file(plan).parent / launcher.file_name
-
-
 def write_launch_file(
-    path: Path, content: str, launcher: Launcher | None, template: Path | None = None, *, force: bool = False
-) -> None:
-    """Write the file, in full or not at all. Raises `InputError` if another one exists, unless `force` is given."""
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: name the file to write with -o")
-    if path.exists() and not force and path.is_file() and path.read_bytes() != content.encode():
-        raise InputError(f"{path} exists with another content: give another file with -o, or --force")
-    if template is not None:
-        # A template that can be run becomes a file that can be run.
-        mode = stat.S_IMODE(template.stat().st_mode) if template.exists() else 0o644
-    else:
-        mode = launcher.mode if launcher else 0o644
-    write_text(path, content, mode=mode)
+    plan: Path,
+    launcher: Launcher,
+    settings: Mapping[str, Any],
+    *,
+    output: Path | None = None,
+    command: str = "pipeplan export",
+    force: bool = False,
+) -> Path:
+    """Write the file to `output`, by default into the plan folder, in full or not at all; returns its path.
+
+    Raises `InputError` if another file is there, unless `force` is given.
+    """
+    path = output or plan_file.plan_file(plan).parent / launcher.file_name
+    text = launch_file_text(plan, launcher, settings, output=path, command=command)
+    same = path.is_file() and path.read_bytes() == text.encode()
+    refuse_to_replace(path, force=force or same)
+    write_text(path, text, mode=launcher.mode)
+    return path
 
 
 def launch_script(plan: Node) -> str:
     """The text of launch.sh for a plan.json. Every value in it is quoted for the shell."""
     context = TemplateContext.of(plan)
-    return load_template(LOCAL.template).render(LOCAL.variables(context, {}))
+    return load_template(str(LOCAL.template)).render(LOCAL.variables(context, {}))

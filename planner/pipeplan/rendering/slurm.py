@@ -21,28 +21,34 @@ CORES_PER_GPU = 4
 _LONGEST_NAME = 40
 
 SETTINGS = (
-    LauncherSetting("partition", "Partition.", metavar="NAME"),
-    LauncherSetting("account", "Account to charge.", metavar="NAME"),
-    LauncherSetting("qos", "Quality of service.", metavar="NAME"),
-    LauncherSetting("time", "Time limit: 12:00:00, 2-00:00:00, minutes.", metavar="LIMIT"),
-    LauncherSetting("constraint", "Features that nodes must have.", metavar="FEATURES"),
+    LauncherSetting("partition", "Submit to this partition.", metavar="NAME"),
+    LauncherSetting("account", "Charge this account.", metavar="NAME"),
+    LauncherSetting("qos", "Ask for this quality of service.", metavar="NAME"),
+    LauncherSetting("time", "Limit the time: 12:00:00, 2-00:00:00, or minutes.", metavar="LIMIT"),
+    LauncherSetting("constraint", "Use only nodes with these features.", metavar="FEATURES"),
     LauncherSetting(
         "gpu_type",
-        "Type of the GPUs, as the cluster calls it; where servers differ, DEVICE=TYPE for each device.",
+        "Ask for GPUs of this type; where servers differ, give DEVICE=TYPE for each device.",
         many=True,
         metavar="TYPE",
     ),
-    LauncherSetting("cpus", f"Cores of a worker.  [default: its threads; on a GPU at least {CORES_PER_GPU}]", "count"),
-    LauncherSetting("mem", "Memory of a node: 64G; 0: all.", metavar="SIZE"),
-    LauncherSetting("sbatch", "Any other option of sbatch, such as --sbatch=--exclusive.", many=True, metavar="OPTION"),
     LauncherSetting(
-        "setup", "A line of shell to run first on every node, such as 'module load cuda'.", many=True, metavar="LINE"
+        "cpus",
+        f"Give a worker this number of cores  [default: its threads; on a GPU at least {CORES_PER_GPU}]",
+        "count",
+    ),
+    LauncherSetting("mem", "Ask for this memory of a node: 64G, or 0 for all.", metavar="SIZE"),
+    LauncherSetting(
+        "sbatch", "Pass on any other option of sbatch, such as --sbatch=--exclusive.", many=True, metavar="OPTION"
     ),
     LauncherSetting(
-        "grace", "Seconds before the time limit to end at a checkpoint.", "count", default=120, metavar="S"
+        "setup", "Run this line of shell first on every node, such as 'module load cuda'.", many=True, metavar="LINE"
     ),
     LauncherSetting(
-        "no_requeue", "Do not queue the job again after the time limit, preemption or the loss of a node.", "flag"
+        "grace", "End at a checkpoint this many seconds before the time limit.", "count", default=120, metavar="S"
+    ),
+    LauncherSetting(
+        "no_requeue", "Never queue the job again after the time limit, preemption or the loss of a node.", "flag"
     ),
 )
 TIME_LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)

@@ -66,7 +66,7 @@ def build_report(source: ReportSource, run: MeasuredRun | None = None, *, thorou
         graph=_graph(source),
         placement=stages.placement_rows(source),
         timeline=shown,
-        memory=stages.memory_rows(source, simulated, shown.end_s, {} if run is None else _measured_peaks(run)),
+        memory=stages.memory_rows(source, simulated, shown.end_s, run),
         loads=loads.load_rows(source, simulated, {} if run is None else _allreduce_shares(run)),
         comparisons=comparisons.comparison_rows(source, others),
         certificate=comparisons.certificate_section(source),
@@ -183,12 +183,6 @@ def _allreduce_shares(run: MeasuredRun) -> dict[int, float]:
         busy_s = sum(interval.duration_s for interval in recorded.intervals if interval.kind == ALL_REDUCE)
         shares.setdefault(recorded.stage, []).append(busy_s / end_s if end_s else 0.0)
     return {stage: sum(of_workers) / len(of_workers) for stage, of_workers in shares.items()}
-
-
-def _measured_peaks(run: MeasuredRun) -> dict[int, int]:
-    """Measured peak memory of the fullest worker of every stage, in bytes, by stage."""
-    sizes = {stage.stage: stage.memory_bytes.measured for stage in run.summary.stages}
-    return {stage: round(size) for stage, size in sizes.items() if size is not None}
 
 
 def script_safe_json(document: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Comparison of the plan with other ways to use the cluster, and what is shown of faster plans."""
+"""Comparison of the plan with its alternatives, and the proof that none is faster."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class PlanBaseline(Struct):
     gain: Amount | None = None
 
     @property
-    def pace_s(self) -> float | None:
+    def microbatch_s(self) -> float | None:
         """Its step time, in seconds per minibatch; in older plans that of the formulas."""
         return self.minibatch_s if self.step_s is None else self.step_s
 
 
 class PlanUpdates(Struct, frozen=True):
-    """How old the gradients of a rival are, by stage, in updates."""
+    """The age of a rival's gradients, by stage, in updates."""
 
     stale_by: tuple[int, ...] = ()
 
@@ -99,17 +99,17 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
     else:
         for one in decode(source.root["baselines"], tuple[PlanBaseline, ...]):
             name = one_line(one.name.removeprefix(BEST))
-            rows.append(Comparison(name, short_config(one.config), one.pace_s, one.gain, _remark(one)))
+            rows.append(Comparison(name, short_config(one.config), one.microbatch_s, one.gain, _remark(one)))
     if others is not None and others.second is not None:
         second = others.second
         remark = "the best plan of another configuration" if others.exact else "the best other plan that was found"
         if abs(second.behind) <= TOLERANCE:
             remark = "as fast, in another configuration"
-        pace_s = second.pace_s if second.step_s is None else second.step_s
-        if pace_s != second.pace_s or source.step_s != source.pace_s:
+        step_s = second.pace_s if second.step_s is None else second.step_s
+        if step_s != second.pace_s or source.step_s != source.pace_s:
             remark += ", by the formulas"
-        config, gain = short_config(second.plan.config), pace_s / source.step_s
-        rows.append(Comparison("runner-up", config, pace_s, gain, remark))
+        config, gain = short_config(second.plan.config), step_s / source.step_s
+        rows.append(Comparison("runner-up", config, step_s, gain, remark))
     return rows
 
 
@@ -126,13 +126,13 @@ def _rivals(source: ReportSource, choice: PlanChoice) -> Iterator[Comparison]:
 
 
 def data_parallel(source: ReportSource) -> str:
-    """How the executor trains the plan on the whole model: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for others."""
+    """The engine that trains the plan on the whole model: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for others."""
     stated = source.root.get("data_parallel")
     return "" if stated is None else one_line(stated.text())
 
 
 def _remark(baseline: PlanBaseline) -> str:
-    """The remark on a baseline, with what is stated and not shown."""
+    """The remark on a baseline, which no check verifies."""
     remarks = [one_line(baseline.not_taken), one_line(baseline.remark)]
     if baseline.name.startswith(BEST) and baseline.minibatch_s is not None:
         remarks.append("stated to be the best")

@@ -21,7 +21,7 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class LoadRow:
-    """How long a minibatch keeps one resource busy, and the traffic over it if it is a link."""
+    """The time for which a minibatch keeps one resource busy, and the traffic over it if it is a link."""
 
     name: str
     seconds: float
@@ -105,7 +105,7 @@ class StageMemory:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The plan itself, or another way to use the cluster."""
+    """The plan itself, or an alternative to it."""
 
     name: str
     config: str

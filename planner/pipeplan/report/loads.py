@@ -21,7 +21,7 @@ MAX_LOADS = 100
 
 @dataclass(frozen=True)
 class _Traffic:
-    """What crosses a link, or a network card."""
+    """The traffic over a link or a network card."""
 
     rate: float
     bytes_per_minibatch: float
@@ -46,7 +46,7 @@ def load_rows(source: ReportSource, simulated: ReportSimulation, measured: Mappi
         seconds.setdefault(name, busy_s)
         traffic[name] = _Traffic(rate, busy_s * rate)
     if not any(_binds(name, bound) for name in seconds):
-        # The bound is a wait, a card or a depth. plan.json states no time for it, but since it binds that is the pace.
+        # The bound is a wait, a card or a depth. plan.json has no time for it; as it binds, it is the step time.
         seconds[bound] = step_s
     rows = [
         LoadRow(

@@ -44,7 +44,7 @@ def section_sentences(
 
 
 def _summary(report: PlanReport) -> Iterator[str]:
-    """What the plan is, and where its figure comes from."""
+    """The plan in one sentence, and the source of its step time."""
     made, prediction, stages = report.made, report.prediction, len(report.stages)
     purpose = "inference" if made["mode"] == "inference" else "training"
     copies = f" in {made['copies']} copies of the pipeline" if made["copies"] > 1 else ""
@@ -87,7 +87,7 @@ def _graph(report: PlanReport) -> Iterator[str]:
 
 
 def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulation) -> Iterator[str]:
-    """How the pipeline fills, when it is steady, and how busy its workers are from then on."""
+    """The fill of the pipeline, its steady state, and the share of time that workers compute in that."""
     shown, metrics = report.timeline, simulated.report
     yield "This is a simulation of the schedule that the executor runs, with the predicted times."
     yield "A trace for Perfetto has all of a long one."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pipeplan.cost import formulas
 from pipeplan.cost.sharded_data_parallel import shard_groups
@@ -12,6 +12,7 @@ from pipeplan.report import comparisons
 from pipeplan.report.document import StageMemory, StageRow, table_columns
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
+from pipeplan.run_data.run_folder import MeasuredRun
 from pipeplan.simulation.memory import memory_over_time
 from pipeplan.simulation.scenario import PredictedStage
 from pipeplan.util.text import one_line
@@ -136,12 +137,13 @@ def placement_rows(source: ReportSource) -> list[dict[str, object]]:
 
 
 def memory_rows(
-    source: ReportSource, simulated: ReportSimulation, end_s: float, measured: Mapping[int, int]
+    source: ReportSource, simulated: ReportSimulation, end_s: float, run: MeasuredRun | None
 ) -> list[StageMemory]:
     """Memory of one worker per stage until `end_s`. Of very many stages, an evenly spaced selection is shown.
 
-    `measured` has the measured peaks of a run in bytes, by stage.
+    The peaks of a run are those of the fullest worker of every stage.
     """
+    measured = {} if run is None else {stage.stage: stage.memory_bytes.measured for stage in run.summary.stages}
     stages = source.scenario.stages
     count = min(len(stages), MAX_MEMORY_STAGES)
     shown = sorted({round(at * (len(stages) - 1) / max(count - 1, 1)) for at in range(count)})
@@ -169,7 +171,7 @@ def memory_rows(
                 planned_bytes=load.memory_bytes,
                 peak_bytes=max(peak, at_first),
                 predicted=table_columns(("t", "bytes"), points),
-                measured_peak_bytes=measured.get(stage),
+                measured_peak_bytes=None if (size := measured.get(stage)) is None else round(size),
             )
         )
     return rows

@@ -19,7 +19,7 @@ class Deadline:
 
     @staticmethod
     def after(seconds: float | None) -> Deadline:
-        """The deadline so many seconds from now; None for no limit."""
+        """The deadline that many `seconds` from now; None for no limit."""
         return Deadline(None if seconds is None else time.perf_counter() + seconds)
 
     @property
@@ -38,7 +38,7 @@ class Deadline:
             raise OutOfTime
 
     def share(self, part: float, most_s: float | None = None) -> Deadline:
-        """The deadline of a phase that may take this part of the time that is left, and at most so many seconds."""
+        """The deadline of a phase that may take this part of the time that is left, and at most `most_s` seconds."""
         own_s = None if self.left_s is None else self.left_s * part
         limits = [seconds for seconds in (own_s, most_s) if seconds is not None]
         return Deadline.after(min(limits, default=None))

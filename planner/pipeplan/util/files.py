@@ -23,6 +23,8 @@ from pipeplan_launch.typed_document import refuse_half_characters, shortened
 
 LARGEST_FILE = 2**28
 """Most bytes of a file that is read."""
+HEAD = 2**12
+"""Bytes at the beginning of a file that are searched for the mark of its kind."""
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
@@ -78,26 +80,42 @@ def refuse_unwritable(path: Path, option: str = "-o") -> None:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def refuse_to_overwrite(folder: Path, names: Collection[str], force: bool, how: str = "") -> None:
-    """Raise an `InputError` if files of these names cannot, or without `force` must not, be written to `folder`.
+def refuse_to_replace(
+    path: Path, option: str = "-o", *, force: bool = False, mark: bytes | None = None, what: str = ""
+) -> None:
+    """Raise an `InputError` if a file cannot, or without `force` must not, be written; for use before long work.
 
-    `how` is the clause on how to give another folder, such as ` with -o`.
+    A file with `mark` in its first bytes is `what` the caller writes, and is replaced without `force`; so is an empty
+    one. Without a mark every file is refused.
     """
+    refuse_unwritable(path, option)
+    if force or not path.is_file():
+        return
+    if mark is not None and (not path.stat().st_size or mark in read_bytes(path)[:HEAD]):
+        return
+    kind = f" and is not {what}" if what else ""
+    raise InputError(f"{path} exists{kind}: give another file with {option}, or --force to replace it")
+
+
+def refuse_to_overwrite(folder: Path, names: Collection[str], force: bool) -> None:
+    """Raise an `InputError` if files of these names cannot, or without `force` must not, be written to `folder`."""
     place = next(parent for parent in (folder, *folder.parents) if parent.exists() or parent.is_symlink())
     if not place.is_dir():
-        raise InputError(f"{place} is not a folder: give another one{how}")
+        raise InputError(f"{place} is not a folder: give another one with -o")
     for path in (folder / name for name in names):
         if path.is_dir():
-            raise InputError(f"{path} is a folder, and a file of that name is to be written: give another folder{how}")
+            raise InputError(f"{path} is a folder, where a file is to be written: give another folder with -o")
         if (path.exists() or path.is_symlink()) and not force:
-            raise InputError(f"{path} exists: give another folder{how}, or --force to replace it")
+            raise InputError(f"{path} exists: give another folder with -o, or --force to replace it")
 
 
-def write_together(folder: Path, contents: Mapping[str, tuple[str, int]]) -> None:
-    """Write texts with their permissions to a folder under these names: all of them or none, replacing older files.
+def write_together(folder: Path, contents: Mapping[str, tuple[str, int]], *, force: bool = False) -> None:
+    """Write texts with their permissions to a folder under these names: all of them or none.
 
-    Raises an `InputError` where the folder cannot be written; new folders are then removed again.
+    With `force` they replace older files. Raises an `InputError` where they must not, or the folder cannot be written;
+    new folders are then removed again.
     """
+    refuse_to_overwrite(folder, contents, force)
     created = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

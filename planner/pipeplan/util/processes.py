@@ -1,4 +1,4 @@
-"""Processes that compute beside this one, and Ctrl-C while several problems are solved.
+"""Worker processes of this one, and Ctrl-C while several problems are solved.
 
 Processes are spawned, not forked, so that all platforms behave alike and no thread is copied. They ignore Ctrl-C; the
 process that started them ends them. A solver that is interrupted returns the best plan so far. Code that solves further
@@ -27,7 +27,7 @@ def processors() -> int:
 def spawned(
     most: int, initializer: Callable[[], None] | None = None, *, at_once: bool = False
 ) -> Iterator[ProcessPoolExecutor]:
-    """Yield an executor with at most so many processes, each of which begins with `initializer`.
+    """Yield an executor with at most `most` processes, each of which begins with `initializer`.
 
     Processes start when work is submitted, which has to be under `interrupts_ignored`. After the block they end: with
     `at_once`, or if it raised anything, Ctrl-C included, whatever they are doing; else when their work is done.

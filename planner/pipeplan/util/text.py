@@ -11,7 +11,7 @@ from pathlib import Path
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters but tab and line feed, separators of lines, what turns text around, and surrogates."""
 MOST_NAMES = 24
-"""At most so many names are listed."""
+"""Most names that are listed."""
 
 
 def printable(text: str) -> str:

@@ -59,11 +59,11 @@ def decode(node: Node, kind: type[_Document]) -> _Document:
     Whole numbers may be written with a decimal point or an exponent. Raises an `InputError` that names the place, the
     field and its wrong value.
     """
-    return typed_document.decode(node.value, kind, node.where, convert=_convert, error_type=InputError)
 
+    def convert(value: Any, kind: Any) -> Any:
+        return msgspec.convert(value, kind, dec_hook=_read_written)
 
-def _convert(value: Any, kind: Any) -> Any:
-    return msgspec.convert(value, kind, dec_hook=_read_written)
+    return typed_document.decode(node.value, kind, node.where, convert=convert, error_type=InputError)
 
 
 def _read_written(kind: type[Any], value: Any) -> Any:

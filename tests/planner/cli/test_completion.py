@@ -48,54 +48,44 @@ def test_commands_with_what_they_do() -> None:
     assert words("pipeplan --vers") == {"--version"}
 
 
-@pytest.mark.parametrize(
-    ("line", "some"),
-    [
-        ("pipeplan solve --clu", {"--cluster"}),
-        ("pipeplan solve --cluster ", {"A", "B", "C", "local", "cluster.toml"}),
-        ("pipeplan solve --cluster cl", {"cluster.toml"}),
-        ("pipeplan solve --schedule ", {*SCHEDULES}),
-        ("pipeplan solve mnist-v100 --together con", {"conv1", "conv2"}),
-        ("pipeplan solve mnist-v100 --together conv1,rel", {"conv1,relu", "conv1,relu#2"}),
-        ("pipeplan solve mnist-v100 --pin fc", {"fc1=", "fc2="}),
-        ("pipeplan solve --pin features.0", {"features.0="}),
-        ("pipeplan profile --device ", {"cpu", "cuda", "v100", "a100"}),
-        ("pipeplan solve --staleness a", {"any"}),
-        ("pipeplan solve --solver ", {"dp", "ilp", "both"}),
-        ("pipeplan solve ", {"vgg16-v100", "mine.json"}),
-        ("pipeplan explain resnet", {"resnet50-v100"}),
-        ("pipeplan profile ", {"mnist", "vgg16", "show", "diff", "job.py"}),
-        ("pipeplan profile mnist --gran", {"--granularity"}),
-        ("pipeplan profile mnist --granularity ", {"module", "layer", "op"}),
-        ("pipeplan profile --links --dev", {"--device"}),
-        ("pipeplan profile show gnmt", {"gnmt8-v100", "gnmt16-v100"}),
-        ("pipeplan profile diff mine.json vgg", {"vgg16-v100"}),
-        ("pipeplan list ", {"models", "clusters"}),
-        ("pipeplan list clusters c", {"cluster.toml"}),
-        ("pipeplan export ", set(TARGETS)),
-        ("pipeplan import --format ", {"pipedream", "nccl-tests"}),
-        ("pipeplan docs ser", {"servers"}),
-    ],
-)
-def test_values(line: str, some: set[str], folder: Path) -> None:
-    found = words(line)
-    assert found >= some
-    begun = line.rpartition(" ")[2]
-    assert all(word.startswith(begun) for word in found)
+VALUES: dict[str, set[str]] = {
+    "pipeplan solve --clu": {"--cluster"},
+    "pipeplan solve --cluster ": {"A", "B", "C", "local", "cluster.toml"},
+    "pipeplan solve --cluster cl": {"cluster.toml"},
+    "pipeplan solve --schedule ": {*SCHEDULES},
+    "pipeplan solve mnist-v100 --together con": {"conv1", "conv2"},
+    "pipeplan solve mnist-v100 --together conv1,rel": {"conv1,relu", "conv1,relu#2"},
+    "pipeplan solve mnist-v100 --pin fc": {"fc1=", "fc2="},
+    "pipeplan solve --pin features.0": {"features.0="},
+    "pipeplan profile --device ": {"cpu", "cuda", "v100", "a100"},
+    "pipeplan solve --staleness a": {"any"},
+    "pipeplan solve --solver ": {"dp", "ilp", "both"},
+    "pipeplan solve ": {"vgg16-v100", "mine.json"},
+    "pipeplan explain resnet": {"resnet50-v100"},
+    "pipeplan profile ": {"mnist", "vgg16", "show", "diff", "job.py"},
+    "pipeplan profile mnist --gran": {"--granularity"},
+    "pipeplan profile mnist --granularity ": {"module", "layer", "op"},
+    "pipeplan profile --links --dev": {"--device"},
+    "pipeplan profile show gnmt": {"gnmt8-v100", "gnmt16-v100"},
+    "pipeplan profile diff mine.json vgg": {"vgg16-v100"},
+    "pipeplan list ": {"models", "clusters"},
+    "pipeplan list clusters c": {"cluster.toml"},
+    "pipeplan export ": set(TARGETS),
+    "pipeplan import --format ": {"pipedream", "nccl-tests"},
+    "pipeplan docs ser": {"servers"},
+}
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "pipeplan solve -o ",
-        "pipeplan simulate ",
-        "pipeplan report ",
-        "pipeplan profile job",
-        "pipeplan solve --cluster x",
-    ],
-)
-def test_files_where_files_are_meant(line: str, folder: Path) -> None:
-    assert {item.type for item in completed(line)} & {"file", "dir"}
+def test_values(folder: Path) -> None:
+    for line, some in VALUES.items():
+        found = words(line)
+        assert found >= some
+        assert all(word.startswith(line.rpartition(" ")[2]) for word in found)
+
+
+def test_files_where_files_are_meant(folder: Path) -> None:
+    for line in ("solve -o ", "simulate ", "report ", "profile job", "solve --cluster x"):
+        assert {item.type for item in completed(f"pipeplan {line}")} & {"file", "dir"}, line
 
 
 def test_what_is_wrong_completes_to_nothing(folder: Path) -> None:
@@ -129,13 +119,7 @@ def test_in_bash(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_in_fish(folder: Path) -> None:
-    script = "_PIPEPLAN_COMPLETE=fish_source pipeplan | source; complete -C 'pipeplan sol'"
-    assert in_shell(["fish", "-c"], script, folder)[0] == "solve"
-
-
-@pytest.mark.slow
-def test_in_zsh(folder: Path) -> None:
+def test_in_fish_and_zsh(folder: Path) -> None:
     """Zsh completes only at a prompt: here the script is read, and what it asks pipeplan for."""
     script = """
     autoload -U compinit && compinit -u -d "$PWD/dump"
@@ -143,6 +127,8 @@ def test_in_zsh(folder: Path) -> None:
     print -r -- ${_comps[pipeplan]}
     """
     assert in_shell(["zsh", "-f", "-c"], script, folder) == ["_pipeplan_completion"]
+    script = "_PIPEPLAN_COMPLETE=fish_source pipeplan | source; complete -C 'pipeplan sol'"
+    assert in_shell(["fish", "-c"], script, folder)[0] == "solve"
 
 
 def test_names_of_servers_and_workers_are_those_of_the_plan(folder: Path, run: Run) -> None:

@@ -18,14 +18,15 @@ from unittest import mock
 import click
 import foreign
 import pytest
-from commandline import Run
+from commandline import Run, refused
 from foreign import PIPEDREAM
 from reported import source_of, write_run
 
 import pipeplan
 from pipeplan import cli as commands
 from pipeplan.cli import options
-from pipeplan.exports.target import TARGET_NAMES
+from pipeplan.cli.problem_options import GroupedCommand
+from pipeplan.exports import TARGET_NAMES
 from pipeplan.first_steps import init
 
 SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}
@@ -52,6 +53,27 @@ MUST = {
 }
 """The shared options of every command. It writes: -o, and --force where it may refuse. It answers: --json. It draws
 numbers: --seed. Scripts of `export` have RENDERS, and exports for trainers EXPORTS."""
+VERBS = {
+    *("Accept", "Add", "Allow", "Ask", "Assume", "Charge", "Compare", "Compute", "Create", "Cut", "Describe", "Divide"),
+    *("Draw", "Drop", "End", "Estimate", "Give", "Keep", "Leave", "Limit", "Measure", "Mount", "Never", "Pass", "Plan"),
+    *(
+        "Print",
+        "Put",
+        "Read",
+        "Record",
+        "Refuse",
+        "Render",
+        "Replace",
+        "Resume",
+        "Run",
+        "Search",
+        "Seed",
+        "Send",
+        "Set",
+    ),
+    *("Show", "Simulate", "Start", "State", "Submit", "Take", "Train", "Use", "Wait", "Write"),
+}
+"""The words with which the help of options begins."""
 RUN = "plan/runs/20260131T120000Z"
 TOO_LONG = (
     "pipeplan profile --links --servers",
@@ -90,36 +112,54 @@ def examples() -> list[str]:
     return list(dict.fromkeys(line for line in lines if re.match(r"([A-Z_]+=\S+ )*pipeplan( |$)", line)))
 
 
-@pytest.mark.parametrize("path", every_command())
-def test_a_command_has_its_shared_options_in_the_same_words(path: str) -> None:
-    own = options_of(path)
-    name = path.removeprefix("export ")
-    must = MUST[path] if name == path else EXPORTS if name in TARGET_NAMES else RENDERS
-    assert {SHARED[name] for name in own if name in SHARED} == set(must.split())
+def test_commands_have_their_shared_options_in_the_same_words_and_say_what_options_do() -> None:
     texts = {"force": options.FORCE, "as_json": options.JSON, "quiet": options.QUIET, "seed": options.SEED}
-    for name, text in texts.items():
-        if name in own:
-            assert own[name].help == text
-    if "output" in own:
-        assert own["output"].opts == ["-o", "--output"]
-        assert (own["output"].help or "").partition("  [default")[0] in (options.FILE, options.FOLDER)
-    for option in own.values():
-        assert option.help or option.name in ("solver", "ilp_solver"), f"{option.opts} says nothing"
+    for path in every_command():
+        own = options_of(path)
+        name = path.removeprefix("export ")
+        must = MUST[path] if name == path else EXPORTS if name in TARGET_NAMES else RENDERS
+        assert {SHARED[name] for name in own if name in SHARED} == set(must.split())
+        assert {name: own[name].help for name in texts if name in own} == {n: texts[n] for n in texts if n in own}
+        if "output" in own:
+            assert own["output"].opts == ["-o", "--output"]
+            assert (own["output"].help or "").partition("  [default")[0] in (options.FILE, options.FOLDER)
+        for option in own.values():
+            sentence, default, _ = (option.help or "").partition("  [default")
+            assert sentence.split()[0] in VERBS, f"{path} {option.opts}: {sentence}"
+            assert sentence.endswith(".") or default, f"{path} {option.opts}: {sentence}"
+            assert not re.search(r"\. [A-Z]", sentence), f"{path} {option.opts}: {sentence}"
 
 
-@pytest.mark.parametrize("path", every_command())
-def test_a_command_says_what_it_does_and_has_examples(path: str) -> None:
-    command, context = every_command()[path]
-    text = command.get_help(context)
-    name = {"profile measure": "profile", "profile links": "profile --links"}.get(path, path)
-    assert re.search(rf"^  (?:[A-Z_]+=\S+ )*pipeplan {name}\b", text, re.MULTILINE), text
+@pytest.mark.parametrize("path", ["solve", "explain", "sweep", "replan", "profile measure"])
+def test_options_stand_under_headings_and_the_short_help_has_the_essential_ones(path: str, run: Run) -> None:
+    command = every_command()[path][0]
+    assert isinstance(command, GroupedCommand)
+    own = {max(option.opts, key=len) for option in options_of(path).values()} - {"-h"} | {"--help"}
+    words = path.removesuffix(" measure")
+    shown = _sections(run(words, "--help").out)
+    for heading, names in command.groups.items():
+        assert shown[heading] == [name for name in names if name in own]
+    assert sorted(name for names in shown.values() for name in names) == sorted(own)
+    assert (path in ("solve", "profile measure")) is ("Options" not in shown)
+    short = _sections(run(words, "-h").out)
+    assert {name for names in short.values() for name in names} == own & {*command.essential} < own
 
 
-@pytest.mark.parametrize("example", examples())
-def test_an_example_is_one_that_there_is(example: str) -> None:
-    words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )*", "", example))
+def _sections(text: str) -> dict[str, list[str]]:
+    """The names of the options under each heading of a help text."""
+    sections = re.findall(r"^(\w[\w ]*):\n((?:  .*\n?|\n)+)", text, re.MULTILINE)
+    return {heading: re.findall(r"^  (?:-\w, )?(--[\w-]+)", body, re.MULTILINE) for heading, body in sections}
+
+
+def test_commands_say_what_they_do_and_have_examples_that_there_are() -> None:
+    for path, (command, context) in every_command().items():
+        text = command.get_help(context)
+        name = {"profile measure": "profile", "profile links": "profile --links"}.get(path, path)
+        assert re.search(rf"^  (?:[A-Z_]+=\S+ )*pipeplan {name}\b", text, re.MULTILINE), text
     with mock.patch.object(click.Command, "invoke"), mock.patch.object(click.Group, "invoke", _invoke_inner):
-        commands.cli.main(words[1:], prog_name="pipeplan", standalone_mode=False)
+        for example in examples():
+            words = shlex.split(re.sub(r"^([A-Z_]+=\S+ )*", "", example))
+            commands.cli.main(words[1:], prog_name="pipeplan", standalone_mode=False)
 
 
 def _invoke_inner(group: click.Group, context: click.Context) -> None:
@@ -219,82 +259,60 @@ def test_help_of_a_command_may_be_asked_for_first(run: Run) -> None:
     assert run("help").out == run("--help").out
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "-o", "new"],
-        ["replan", "plan", "--lost", "server3", "--solver", "dp", "-o", "new"],
-        ["explain", "mnist-v100", "--cluster", "C", "--samples", "0"],
-        ["sweep", "mnist-v100", "--cluster", "C", "--servers", "2", "--jobs", "1"],
-        ["check", "plan"],
-        ["simulate", "plan"],
-        ["simulate", "plan", "--trace", "trace.json"],
-        ["report", "plan", "-o", "report.html"],
-        ["export", "ssh", "plan", "-o", "new.sh"],
-        ["profile", "show", "mnist-v100"],
-        ["profile", "diff", "mnist-v100", "mnist-v100"],
-        ["import", "graph.txt", "--microbatch", "4", "-o", "imported.json", "--force"],
-        ["list"],
-        ["init", "new"],
-    ],
-    ids=" ".join,
+ANSWERS = (
+    "solve mnist-v100 --cluster C --solver dp -o new",
+    "replan plan --lost server3 --solver dp -o new",
+    "explain mnist-v100 --cluster C --samples 0",
+    "sweep mnist-v100 --cluster C --servers 2 --jobs 1",
+    "check plan",
+    "simulate plan --trace trace.json",
+    "report plan -o report.html",
+    "export ssh plan -o new.sh",
+    "profile show mnist-v100",
+    "profile diff mnist-v100 mnist-v100",
+    "import graph.txt --microbatch 4 -o imported.json --force",
+    "list",
+    "init new",
 )
-def test_quiet_prints_nothing(arguments: list[str], run: Run, prepared: Path, tmp_path: Path) -> None:
+
+
+@pytest.mark.parametrize("line", ANSWERS)
+def test_quiet_prints_nothing(line: str, run: Run, prepared: Path, tmp_path: Path) -> None:
     """A table, a list and a note alike; the exit code and the files are the answer."""
     shutil.copytree(prepared.with_name("large"), tmp_path, dirs_exist_ok=True)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert run(*arguments, "-q") == (0, "", "")
+    assert run(*line.split(), "-q") == (0, "", "")
     written = {path.name for path in tmp_path.rglob("*") if before.get(path) != path.stat().st_mtime_ns}
-    assert "-o" not in arguments or arguments[arguments.index("-o") + 1] in written
+    assert "-o" not in line or line.partition("-o ")[2].split()[0] in written
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["solve", "mnist-v100", "--cluster", "C", "--json", "--solver", "dp", "--no-write"],
-        ["list", "--json"],
-    ],
-    ids=" ".join,
-)
-def test_quiet_keeps_what_json_asks_for(arguments: list[str], run: Run) -> None:
-    quiet = run(*arguments, "-q")
+def test_quiet_keeps_what_is_asked_for_and_errors(run: Run, prepared: Path) -> None:
+    quiet = run("solve", "mnist-v100", "--cluster", "C", "--json", "--solver", "dp", "--no-write", "-q")
     assert (quiet.code, quiet.err) == (0, "")
     assert json.loads(quiet.out)
-
-
-def test_quiet_keeps_a_script_that_goes_to_standard_output(run: Run, prepared: Path) -> None:
     script = run("export", "ssh", str(prepared / "plan"), "-o", "-", "-q")
     assert (script.code, script.err) == (0, "")
     assert script.out.startswith("#!")
+    refused(run, "solve", "nix.json", "-q")
 
 
-def test_quiet_still_says_what_is_wrong(run: Run) -> None:
-    done = run("solve", "nix.json", "-q")
-    assert (done.code, done.err.count("\n"), done.err[:7]) == (2, 1, "error: ")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["list", "--json"],
-        ["list", "models", "--json"],
-        ["list", "clusters", "--json"],
-        ["init", "new", "--json"],
-        ["profile", "show", "mnist-v100", "--json"],
-        ["solve", "mnist-v100", "--cluster", "C", "--json", "--solver", "dp", "-o", "new"],
-        ["import", "graph.txt", "--microbatch", "4", "--json"],
-    ],
-)
-def test_json_is_one_document(arguments: list[str], run: Run, tmp_path: Path) -> None:
+def test_json_is_one_document(run: Run, tmp_path: Path) -> None:
     (tmp_path / "graph.txt").write_text(PIPEDREAM)
-    done = run(*arguments)
-    assert done.code == 0, done.err
-    json.loads(done.out)
+    asked = ("list", "list models", "list clusters", "init begun", "profile show mnist-v100")
+    solved = "solve mnist-v100 --cluster C --solver dp -o new"
+    for line in (*asked, solved, "import graph.txt --microbatch 4"):
+        done = run(*line.split(), "--json")
+        assert done.code == 0, done.err
+        json.loads(done.out)
 
 
 def test_help_imports_nothing_that_is_slow() -> None:
-    """Its time is mostly that of imports, which a test can count without a clock."""
-    code = "import sys\nfrom pipeplan.cli import main\nsys.argv = ['pipeplan', '--help']\ntry:\n    main()\nfinally:\n"
-    code += "    print(*{'msgspec', 'numpy', 'pulp', 'rich', 'jinja2', 'torch'} & set(sys.modules), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == ""
+    """Their time is mostly that of imports, which a test can count without a clock."""
+    slow = {"--help": "msgspec numpy pulp rich jinja2 torch", "solve --help": "pulp highspy jinja2 torch pipeplan.api"}
+    for line, modules in slow.items():
+        code = (
+            f"import sys\nfrom pipeplan.cli import main\nsys.argv = ['pipeplan', *{line.split()}]\ntry:\n    main()\n"
+        )
+        code += f"finally:\n    print(*{set(modules.split())} & set(sys.modules), file=sys.stderr)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stderr.strip() == "", line

@@ -39,6 +39,10 @@ def test_answers_begin_with_it(plan: Path, run: Run) -> None:
     ):
         found = run(*command)
         assert " ".join(found.out.split()).startswith(LINE), command
+    beside = run("check", str(plan), "--json")
+    assert beside.out.startswith("[")
+    assert LINE in beside.err
+    assert json.loads(run("report", str(plan), "--json").out)["notes"][0] == f"{LINE}."
 
 
 def test_a_profile_of_other_hardware_is_noted_by_every_command(run: Run, tmp_path: Path) -> None:
@@ -55,14 +59,3 @@ def test_a_profile_of_other_hardware_is_noted_by_every_command(run: Run, tmp_pat
         found = run(*command)
         assert found.code == 0, found.err
         assert found.err.count("the profile is for V100 SXM2 16 GB, and cluster C") == 1, command
-
-
-def test_it_stands_beside_a_document_and_not_in_it(plan: Path, run: Run) -> None:
-    found = run("check", str(plan), "--json")
-    assert found.out.startswith("[")
-    assert LINE in found.err
-
-
-def test_a_report_notes_it_first(plan: Path, run: Run) -> None:
-    found = run("report", str(plan), "--json")
-    assert json.loads(found.out)["notes"][0] == f"{LINE}."

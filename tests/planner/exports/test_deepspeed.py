@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import sys
 import types
 from dataclasses import replace
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from decoders import chain, decoder, grid, problem
+from decoders import chain, decoder, grid, problem, refusal
 from torch import nn
 
 from pipeplan.errors import InputError
@@ -99,10 +101,8 @@ def test_an_output_with_a_gradient_that_passes_every_cut_leaves_no_chain() -> No
         TARGET.restrict(replace(chain(names), together=(("a", "d"),)), Options(accumulate=8))
 
 
-@pytest.mark.parametrize("name", ["chain", "decoder"])
-def test_every_plan_under_the_restriction_can_be_expressed(name: str, module: Any) -> None:
-    profile = DECODER if name == "decoder" else chain(["a", "b", "c", "d", "loss"])
-    for stages in (1, 3):
+def test_every_plan_under_the_restriction_can_be_expressed(module: Any) -> None:
+    for profile, stages in itertools.product((DECODER, chain(["a", "b", "c", "d", "loss"])), (1, 3)):
         options = TARGET.restrict(profile, Options(accumulate=8, stages=stages))
         outcome = solve(problem(profile, options=options))
         found = module(outcome.problem, outcome.plan)
@@ -159,21 +159,15 @@ def test_single_stages_recompute(module: Any) -> None:
     assert config["pipeline"] == {"use_reentrant": False}
 
 
-@pytest.mark.parametrize(
-    ("plan", "reason"),
-    [
+def test_plans_that_deepspeed_cannot_express_are_refused() -> None:
+    for plan, reason in (
         (grid(DECODER, ["h.2.attn"]), r"stage 1 holds a part of h\.2 only.*solve … --for deepspeed"),
         (grid(DECODER, ["loss"]), "stage 1 holds a part of lm_head only"),
         (grid(DECODER, ["h.2.ln"], schedule=STASHING, accumulate=None), "asynchronous"),
         (grid(DECODER, ["h.2.ln"], schedule=GPIPE), "has no schedule gpipe"),
         (grid(DECODER, ["h.2.ln"], replicas=2, accumulate=7), "7 minibatches"),
-    ],
-    ids=["inside a block", "only the loss", "stashing", "gpipe", "odd number"],
-)
-def test_plans_that_deepspeed_cannot_express_are_refused(plan: Plan, reason: str) -> None:
-    with pytest.raises(InputError, match=reason) as error:
-        export_files(TARGET, problem(DECODER), plan)
-    assert "\n" not in str(error.value)
+    ):
+        assert re.search(reason, refusal(TARGET, problem(DECODER), plan))
 
 
 def test_names_cannot_break_the_module(module: Any) -> None:

@@ -1,7 +1,8 @@
-"""Orders of passes with several stages on a worker are those of torch's own schedules, which exports name."""
+"""Orders of passes that exports write are those of torch's own schedules, which they name."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from typing import Any
@@ -11,6 +12,8 @@ from decoders import decoder, folded, problem
 
 from pipeplan.errors import InputError
 from pipeplan.exports import deepspeed, megatron, torch_pipelining, torchtitan
+from pipeplan.exports.uniform_degrees import order_csv
+from pipeplan.plan.plan import Plan, Stage
 from pipeplan_launch.plan.virtual_stages import interleaved_passes, looped_device, v_shaped_device, zero_bubble_v_passes
 
 INTERLEAVED = "interleaved-1f1b"
@@ -30,25 +33,34 @@ def theirs(kind: str, devices: int, chunks: int, minibatches: int, device: int) 
     return [(one[2].replace("I", "B"), int(one[1]), int(one[3])) for one in parts if one is not None]
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 4, 8])
-def test_interleaved_1f1b_is_in_the_order_of_torch(devices: int) -> None:
-    for chunks in (1, 2, 3):
-        for rounds in (1, 2, 5):
-            for device in range(devices):
-                stages = [stage for stage in range(devices * chunks) if looped_device(stage, devices) == device]
-                ours = interleaved_passes(device, devices, chunks, rounds * devices)
-                found = [(kind, stages[chunk], minibatch) for kind, chunk, minibatch in ours]
-                assert found == theirs("ScheduleInterleaved1F1B", devices, chunks, rounds * devices, device)
-
-
-@pytest.mark.parametrize("devices", [1, 2, 3, 4, 8])
-def test_zb_v_is_in_the_order_of_torch(devices: int) -> None:
-    for minibatches in (1, 2, devices, 2 * devices - 1, 3 * devices + 1):
+def test_interleaved_1f1b_and_zb_v_are_in_the_order_of_torch() -> None:
+    for devices, chunks, rounds in itertools.product((1, 2, 3, 4, 8), (1, 2, 3), (1, 2, 5)):
         for device in range(devices):
+            stages = [stage for stage in range(devices * chunks) if looped_device(stage, devices) == device]
+            ours = interleaved_passes(device, devices, chunks, rounds * devices)
+            found = [(kind, stages[chunk], minibatch) for kind, chunk, minibatch in ours]
+            assert found == theirs("ScheduleInterleaved1F1B", devices, chunks, rounds * devices, device)
+    for devices in (1, 2, 3, 4, 8):
+        for minibatches, device in itertools.product((1, 2, devices, 3 * devices + 1), range(devices)):
             stages = [stage for stage in range(2 * devices) if v_shaped_device(stage, devices) == device]
             ours = zero_bubble_v_passes(device, devices, 2, minibatches)
             found = [(kind, stages[chunk], minibatch) for kind, chunk, minibatch in ours]
             assert found == theirs("ScheduleZBVZeroBubble", devices, 2, minibatches, device)
+
+
+def test_torch_reads_the_order_of_inputs_and_weights() -> None:
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    stages = [Stage(("a",), (0,), 2, 1), Stage(("b",), (1,), 1, 1, deferred=1)]
+    plan = Plan(tuple(stages), schedule="zb-h1", accumulate=3)
+    rows = [row.split(",") for row in order_csv(plan).split()]
+    assert rows == [
+        ["0F0", "0F1", "0B0", "0F2", "0B1", "0B2"],
+        ["1F0", "1I0", "1F1", "1I1", "1W0", "1F2", "1I2", "1W1", "1W2"],
+    ]
+    for row in rows:
+        assert [str(schedules._Action.from_str(one)) for one in row] == row
+    whole = replace(plan, stages=tuple(replace(stage, deferred=0) for stage in stages))
+    assert not set(order_csv(whole)) & {"I", "W"}
 
 
 @pytest.mark.parametrize(("schedule", "name"), [("interleaved-1f1b", "Interleaved1F1B"), ("zb-v", "ZBVZeroBubble")])
@@ -67,11 +79,6 @@ def test_torchtitan_gets_the_stages_and_the_name_of_the_schedule(schedule: str, 
     assert 'pipeline_parallel_schedule_csv=""' in text
 
 
-def rows_of(text: str) -> list[list[str]]:
-    """The rows of a CSV file of passes."""
-    return [row.split(",") for row in text.splitlines()]
-
-
 def test_torch_gets_two_stages_for_each_place_and_the_order_where_it_has_another_one() -> None:
     profile = decoder(6)
     for schedule, accumulate, by_order in (("zb-v", 5, False), ("interleaved-1f1b", 4, False), (INTERLEAVED, 5, True)):
@@ -82,7 +89,7 @@ def test_torch_gets_two_stages_for_each_place_and_the_order_where_it_has_another
         assert "STAGES, REPLICAS = 4, 1" in text
         placed = [[0, 3], [1, 2]] if schedule == "zb-v" else [[0, 2], [1, 3]]
         assert f"PLACES = [\n    {placed[0]},\n    {placed[1]},\n]" in text
-        rows = rows_of(files["schedule.csv"].text)
+        rows = [row.split(",") for row in files["schedule.csv"].text.splitlines()]
         kinds = "FIW" if schedule == "zb-v" else "FB"
         for own, row in zip(placed, rows, strict=True):
             assert sorted(row) == sorted(

@@ -18,8 +18,8 @@ from small_plans import outcome
 import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.local import Hardware
-from pipeplan.first_steps import doctor, doctor_machine
-from pipeplan.first_steps.doctor_machine import MISSING, OK, WARNING, DoctorFinding
+from pipeplan.first_steps import doctor
+from pipeplan.first_steps.doctor import MISSING, OK, WARNING, DoctorFinding
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering.plan_folder import write_plan
@@ -110,46 +110,46 @@ def test_gloo_and_nccl_and_the_digits_may_lack(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_ports() -> None:
-    assert doctor_machine.check_port({}).state == OK
+    assert doctor.check_port({}).state == OK
     with socket.create_server(("", 0)) as taken:
         number = str(taken.getsockname()[1])
-        found = doctor_machine.check_port({"MASTER_PORT": number})
+        found = doctor.check_port({"MASTER_PORT": number})
     assert (found.state, number in found.found) == (MISSING, True)
-    assert doctor_machine.check_port({"MASTER_PORT": "http"}).state == MISSING
+    assert doctor.check_port({"MASTER_PORT": "http"}).state == MISSING
 
 
 def test_threads_that_the_prediction_does_not_have() -> None:
-    assert doctor_machine.check_threads({}).state == OK
-    found = doctor_machine.check_threads({"OMP_NUM_THREADS": "4"})
+    assert doctor.check_threads({}).state == OK
+    found = doctor.check_threads({"OMP_NUM_THREADS": "4"})
     assert (found.state, "--threads 4" in found.todo) == (WARNING, True)
 
 
 def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor_machine.check_folder(tmp_path).state == OK
-    assert doctor_machine.check_folder(tmp_path / "gone").state == MISSING
-    assert doctor_machine.check_shared_memory(tmp_path / "gone").state == WARNING
+    assert doctor.check_folder(tmp_path).state == OK
+    assert doctor.check_folder(tmp_path / "gone").state == MISSING
+    assert doctor.check_shared_memory(tmp_path / "gone").state == WARNING
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**30, 2**30, 2**20))
     assert [
         one.state
         for one in (
-            doctor_machine.check_folder(tmp_path),
-            doctor_machine.check_temporary_folder(),
-            doctor_machine.check_shared_memory(tmp_path),
+            doctor.check_folder(tmp_path),
+            doctor.check_temporary_folder(),
+            doctor.check_shared_memory(tmp_path),
         )
     ] == [WARNING] * 3
 
 
 def test_an_old_python_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert doctor_machine.check_python().state == OK
-    monkeypatch.setattr(doctor_machine, "OLDEST", (99, 0))
-    assert doctor_machine.check_python().state == MISSING
+    assert doctor.check_python().state == OK
+    monkeypatch.setattr(doctor, "OLDEST", (99, 0))
+    assert doctor.check_python().state == MISSING
 
 
 @pytest.mark.parametrize(("state", "code"), [(OK, 0), (WARNING, 0), (MISSING, 2)])
 def test_the_exit_code_says_whether_anything_needed_is_missing(
     state: str, code: int, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = [DoctorFinding("torch", state, "as found", "training", "do this")]
+    found = [DoctorFinding("torch", "training", state, "as found", "do this")]
     monkeypatch.setattr("pipeplan.cli.commands.doctor.examine_machine", lambda plan: found)
     done = run("doctor")
     assert (done.code, done.err) == (code, "")

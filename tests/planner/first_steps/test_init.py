@@ -17,7 +17,6 @@ from pipeplan.cli.profile.measure import _next
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.cluster_toml import read_cluster
 from pipeplan.cluster_data.local import local_cluster
-from pipeplan.errors import InputError
 from pipeplan.first_steps import init
 
 
@@ -37,7 +36,7 @@ def test_never_overwrites_unless_it_is_told_to(run: Run, tmp_path: Path) -> None
     (tmp_path / "cluster.toml").write_text("mine")
     done = run("init")
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert "cluster.toml exists: give another folder, or --force" in done.err
+    assert "cluster.toml exists: give another folder with -o, or --force" in done.err
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.toml"]
     assert (tmp_path / "cluster.toml").read_text() == "mine"
     assert run("init", "--force", "-q").err == ""
@@ -60,20 +59,6 @@ def test_another_folder_is_quoted_in_what_is_next(run: Run, tmp_path: Path) -> N
 def test_a_shell_finds_the_script(folder: str, script: str) -> None:
     assert init.next_commands(Path(folder), "cpu")[2].split()[0] == script
     assert init.next_commands(Path(folder), "cuda")[0].split()[3:5] == ["--device", "cuda"]
-
-
-def test_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_text = Path.write_text
-
-    def full(path: Path, text: str, **given: str) -> int:
-        if path.name == init.CLUSTER:
-            raise OSError(28, "No space left on device")
-        return write_text(path, text, **given)
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(InputError, match=r"cannot write .*lab/a: No space left on device"):
-        init.write_starter_files(tmp_path / "lab" / "a", init.starter_files())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_cluster_file_is_this_machine(tmp_path: Path) -> None:

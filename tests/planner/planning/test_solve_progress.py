@@ -13,7 +13,7 @@ from long_chains import long_chain
 
 import pipeplan
 from pipeplan.cli import output
-from pipeplan.cli.solver_options import PHASES, progress_text, solve_line
+from pipeplan.cli.solving import PHASES, progress_text, solve_line
 from pipeplan.planning.settings import ProgressTracker, Settings, SolveProgress
 
 
@@ -114,7 +114,7 @@ def test_in_a_terminal_the_line_is_drawn_on_standard_error_and_goes_away(
 
 
 def test_solving_with_its_line_imports_no_torch() -> None:
-    code = "import sys, pipeplan.cli.commands.solve; sys.exit('torch' in sys.modules)"
+    code = "import sys, pipeplan.cli.solve_and_write; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 

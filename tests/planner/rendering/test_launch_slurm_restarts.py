@@ -42,7 +42,7 @@ class Slurm:
         write_plan(solve(problem, Settings("dp", simulate=False)), self.plan, force=True)
         kind = LAUNCHERS["slurm"]
         script = self.plan / kind.file_name
-        plan_folder.write_launch_file(script, plan_folder.launch_file_text(self.plan, kind, {}), kind, force=True)
+        plan_folder.write_launch_file(self.plan, kind, {}, output=script, force=True)
 
     def stand_in(self, name: str, text: str) -> None:
         (self.path / name).write_text(f"#!/bin/bash\n{text}\n")

@@ -43,9 +43,7 @@ def plan(tmp_path: Path) -> Path:
     problem = Problem(small.profile, Cluster("two", small.cluster.device, levels))
     write_plan(solve(problem, Settings("dp", simulate=False)), folder)
     kind = LAUNCHERS["ssh"]
-    plan_folder.write_launch_file(
-        folder / kind.file_name, plan_folder.launch_file_text(folder, kind, {}), kind, force=True
-    )
+    plan_folder.write_launch_file(folder, kind, {}, force=True)
     (folder / "launch.sh").write_text(RECORDING)
     (tmp_path / "ssh").write_text('#!/bin/bash\nexec bash -c "${!#}"\n')
     for script in (folder / "launch.sh", tmp_path / "ssh"):

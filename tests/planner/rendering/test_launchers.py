@@ -213,7 +213,7 @@ def test_export_writes_a_script_beside_the_plan_and_twice(plans: dict[str, Path]
     script.write_text("edited")
     again = run("export", "ssh")
     assert (again.code, again.err.count("\n")) == (2, 1)
-    assert "launch-ssh.sh exists with another content: give another file with -o, or --force" in again.err
+    assert "launch-ssh.sh exists: give another file with -o, or --force" in again.err
     assert run("export", "ssh", "--force").code == 0
     assert script.read_bytes() != b"edited"
     elsewhere = run("export", "slurm", "plan", "-o", "-", "--partition", "gpu").out

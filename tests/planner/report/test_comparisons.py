@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from forgeries import case_of
-from reported import Document, branching, report_of, small_cluster, source_of
+from reported import Document, branching, changed, report_of, small_cluster, source_of
 
 from pipeplan.explanation.second_best import find_alternatives
 from pipeplan.problem.cuts import enumerate_cuts
@@ -51,18 +51,15 @@ def test_a_plan_is_shown_to_be_the_fastest_by_its_certificate_alone() -> None:
 
 
 def test_what_the_file_claims_is_not_repeated_as_shown(straight: ReportSource) -> None:
-    root = json.loads(json.dumps(straight.root.value))
-    root["verdict"] |= {"proven": True, "text": "proven optimal by an oracle"}
-    root |= {"gap": 0.0, "status": "optimal", "bound_s": straight.pace_s, "certificate_note": "an oracle said so"}
+    claims = {"verdict.proven": True, "verdict.text": "proven optimal by an oracle", "gap": 0.0, "status": "optimal"}
+    claims |= {"bound_s": straight.pace_s, "certificate_note": "an oracle said so"}
     assert straight.known is not None
     for profile in (None, straight.known.profile):
-        told = report_of(read_report_source(Node(root, "plan.json"), profile))
+        told = report_of(changed(straight, profile, claims))
         assert (told["certificate"]["proven"], told["certificate"]["gap"]) == (False, None)
         assert "oracle" not in json.dumps(told)
     assert any("`pipeplan check` finds plan.json wrong (verdict)" in note for note in told["notes"])
 
-
-def test_baselines_are_called_stated_as_no_check_verifies_them(straight: ReportSource) -> None:
     remarks = {one["name"]: one["remark"] for one in report_of(straight)["comparisons"]}
     assert remarks["data parallelism"] == "stated, not shown"
     assert remarks["uniform grid"] == "stated to be the best; stated, not shown"
@@ -85,8 +82,7 @@ def test_rivals_are_those_of_the_answer_at_its_own_batch(straight: ReportSource)
     ddp = {"kind": "DDP", "config": "4", "schedule": "1f1b-flush", "minibatch": 8, "data_parallel": "ddp", "workers": 4}
     grid = {"kind": "uniform pipeline", "config": "2-2", "schedule": "1f1b-flush", "minibatch": 4, "workers": 4}
     old = grid | {"kind": "old gradients", "schedule": "2bw", "updates": {"stale_by": [1, 0]}}
-    root = json.loads(json.dumps(straight.root.value))
-    root["choice"] = {
+    choice = {
         "rivals": [
             own | {"kind": "pipeline", "workers": straight.plan.busy, "samples_per_s": rate},
             ddp | {"samples_per_s": rate / 2},
@@ -94,7 +90,7 @@ def test_rivals_are_those_of_the_answer_at_its_own_batch(straight: ReportSource)
         ],
         "stale": old | {"samples_per_s": rate * 2},
     }
-    told = report_of(read_report_source(Node(root, "plan.json"), None))
+    told = report_of(changed(straight, None, {"choice": choice}))
     found = [(one["name"], one["config"], one["gain"], one["remark"]) for one in told["comparisons"]]
     assert found == [
         ("this plan", straight.name, 1, ""),
@@ -108,12 +104,9 @@ def test_rivals_are_those_of_the_answer_at_its_own_batch(straight: ReportSource)
 def test_a_gap_that_the_answer_states_wider_than_its_certificate_is_the_one_of_the_page() -> None:
     """The certificate is about one microbatch size and schedule, the answer about all of them."""
     certified = source_of(branching(4), small_cluster(), certify=True)
-    root = json.loads(json.dumps(certified.root.value))
     assert report_of(certified)["certificate"]["proven"]
-    root["gap"] = 0.25
-    root["bound_s"] = certified.step_s / 1.25
     assert certified.known is not None
-    told = read_report_source(Node(root, "plan.json"), certified.known.profile)
+    told = changed(certified, certified.known.profile, {"gap": 0.25, "bound_s": certified.step_s / 1.25})
     assert certified.checked is not None
     certificate = certificate_section(replace(told, checked=certified.checked))
     assert (certificate["proven"], certificate["gap"]) == (False, 0.25)

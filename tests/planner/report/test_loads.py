@@ -35,12 +35,17 @@ def test_the_pace_is_the_plans_and_its_slowest_resource_has_all_of_it(source: Re
     assert seconds == sorted(seconds, reverse=True)
 
 
+def even(layers: int, first_s: float, weights: int, crossing: int) -> Profile:
+    """A chain of equal layers, except for the forward time of the first."""
+    made = tuple(Layer(f"l{i}", 1e-3 if i else first_s, 2e-3, weights, 1000) for i in range(layers))
+    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), crossing, crossing) for i in range(layers - 1))
+    return Profile(made, tensors, minibatch=1)
+
+
 @pytest.mark.slow
 def test_one_resource_binds_however_its_name_begins() -> None:
     """The first of twelve stages binds; there is a tenth as well."""
-    layers = tuple(Layer(f"l{i}", 2e-3 if i == 0 else 1e-3, 2e-3, 10**7, 1000) for i in range(12))
-    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 100, 100) for i in range(11))
-    profile = Profile(layers=layers, tensors=tensors, minibatch=1)
+    profile = even(12, 2e-3, 10**7, 100)
     found = source_of(profile, small_cluster(6, 2), Options(stages=12, max_replicas=1))
     for known in (profile, None):
         loads = report_of(read_report_source(found.root, known))["loads"]
@@ -99,9 +104,7 @@ def test_without_the_profile_the_wait_of_plain_data_parallelism_still_binds() ->
 @pytest.mark.slow
 def test_without_the_profile_a_card_that_stages_share_still_binds() -> None:
     """Two stages on two servers of two, each replicated across both, so that everything crosses the cards."""
-    layers = tuple(Layer(f"l{i}", 1e-3, 2e-3, 10**6, 1000) for i in range(4))
-    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 10**5, 10**5) for i in range(3))
-    problem = Problem(Profile(layers, tensors, minibatch=1), small_cluster())
+    problem = Problem(even(4, 1e-3, 10**6, 10**5), small_cluster())
     names = problem.layer_names
     plan = Plan((Stage(names[:2], (0, 2), 99, 99), Stage(names[2:], (1, 3), 9, 9)))
     outcome = solve(problem, Settings(solver="dp", certify=False))

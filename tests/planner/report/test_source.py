@@ -6,14 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from reported import Document, branching, report_of, small_cluster, source_of
+from reported import Document, branching, changed, report_of, small_cluster, source_of
 from repository import ROOT
 
 from pipeplan.errors import InputError
 from pipeplan.problem.options import Options
 from pipeplan.report.build import report_page, script_safe_json
-from pipeplan.report.source import ReportSource, read_report_source
-from pipeplan.util.files import Node
+from pipeplan.report.source import ReportSource
 
 
 def test_every_option_is_read_back() -> None:
@@ -36,51 +35,32 @@ def test_every_option_is_read_back() -> None:
     assert found.known.problem.options == options
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "complaint"),
-    [
-        ("pins", [[]], "pins.0.: expected a list of 2, found 0 values"),
-        ("pins", 3, "pins: expected a list"),
-        ("together", [3], "together.0.: expected a list"),
-        ("no_cut_after", [1], "expected text"),
-        ("max_stages", 2.5, "expected a whole number"),
-        ("memory", "no", "expected true or false"),
-    ],
-)
-def test_damaged_options_are_named(straight: ReportSource, name: str, value: Any, complaint: str) -> None:
-    root = json.loads(json.dumps(straight.root.value))
-    root["options"][name] = value
-    with pytest.raises(InputError, match=complaint):
-        read_report_source(Node(root, "plan.json"), branching())
+def test_damaged_plans_are_refused(straight: ReportSource) -> None:
+    damages: dict[str, tuple[Any, str]] = {
+        "prediction.minibatch_s": (0.0, "more than 0 seconds"),
+        "options.pins": ([[]], "pins.0.: expected a list of 2, found 0 values"),
+        "options.together": ([3], "together.0.: expected a list"),
+        "options.no_cut_after": ([1], "expected text"),
+        "options.max_stages": (2.5, "expected a whole number"),
+        "options.memory": ("no", "expected true or false"),
+    }
+    for name, (value, complaint) in damages.items():
+        with pytest.raises(InputError, match=complaint):
+            changed(straight, branching(), {name: value})
+    gpipe = source_of(branching(4), small_cluster(), Options(schedule="gpipe", accumulate=4, max_replicas=1))
+    with pytest.raises(InputError, match="allow no steady state"):
+        changed(gpipe, branching(4), {"plan.accumulate": 80})
 
 
 def test_what_the_plan_says_and_the_cost_model_does_not_is_told(straight: ReportSource) -> None:
-    root = json.loads(json.dumps(straight.root.value))
-    root["prediction"]["minibatch_s"] *= 1.5
-    notes = report_of(read_report_source(Node(root, "plan.json"), branching()))["notes"]
+    stated = straight.root["prediction"]["minibatch_s"].number()
+    notes = report_of(changed(straight, branching(), {"prediction.minibatch_s": 1.5 * stated}))["notes"]
     assert any("solve again" in note for note in notes)
-
-
-def test_a_plan_of_no_time_is_refused(source: ReportSource) -> None:
-    root = json.loads(json.dumps(source.root.value))
-    root["prediction"]["minibatch_s"] = 0.0
-    with pytest.raises(InputError, match="more than 0 seconds"):
-        read_report_source(Node(root, "plan.json"), None)
-
-
-def test_depths_that_keep_no_pace_are_refused() -> None:
-    found = source_of(branching(4), small_cluster(), Options(schedule="gpipe", accumulate=4, max_replicas=1))
-    root = json.loads(json.dumps(found.root.value))
-    root["plan"]["accumulate"] = 80
-    with pytest.raises(InputError, match="allow no steady state"):
-        read_report_source(Node(root, "plan.json"), branching(4))
 
 
 def test_the_document_survives_the_page(source: ReportSource) -> None:
     hostile = "</script><script>alert(1)</script>\u2028<!-- & \"'\\"
-    root = json.loads(json.dumps(source.root.value))
-    root["profile"]["model"] = hostile
-    told = report_of(read_report_source(Node(root, "plan.json"), None))
+    told = report_of(changed(source, None, {"profile.model": hostile}))
     text = script_safe_json(told)
     assert json.loads(text) == told
     assert not set(text) & set("<>&\u2028\u2029")

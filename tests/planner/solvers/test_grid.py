@@ -19,9 +19,9 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.exports.solve_for import speedup_text
 from pipeplan.exports.target import ExportFile
 from pipeplan.from_options import build_problem as building
+from pipeplan.from_options.build_problem import speedup_text
 from pipeplan.plan.plan import Plan
 from pipeplan.planning import baselines
 from pipeplan.planning.outcome import Outcome

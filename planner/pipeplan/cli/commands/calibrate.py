@@ -20,7 +20,15 @@ from pipeplan.calibration.result import (
     cluster_of,
     profile_of,
 )
-from pipeplan.cli.options import force_option, json_option, output_file, plan_profile_option, quiet_option
+from pipeplan.cli.options import (
+    PATH,
+    force_option,
+    json_option,
+    no_write_option,
+    output_file,
+    plan_profile_option,
+    quiet_option,
+)
 from pipeplan.cli.output import note, print_answer, print_json, print_warning
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
@@ -32,7 +40,7 @@ from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.run_data.run_folder import MeasuredRun, read_run
-from pipeplan.util.files import refuse_unwritable
+from pipeplan.util.files import refuse_to_replace
 from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
@@ -56,22 +64,19 @@ class _PlannedRun:
 
 
 @click.command("calibrate")
-@click.argument("run_folders", metavar="RUN…", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("run_folders", metavar="RUN…", nargs=-1, required=True, type=PATH)
 @click.option(
-    "--plan",
-    "home",
-    type=click.Path(path_type=Path),
-    help="The folder of the plan that ran  [default: the one that holds RUN]",
+    "--plan", "home", type=PATH, help="Read the plan that ran from this folder  [default: the one that holds RUN]"
 )
 @plan_profile_option
 @output_file(Path("calibrated.json"))
 @click.option(
     "--cluster-output",
-    type=click.Path(path_type=Path),
-    help="The new cluster file  [default: the output file with the suffix .toml]",
+    type=PATH,
+    help="Write the new cluster to this file  [default: the output file with the suffix .toml]",
 )
 @force_option
-@click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
+@no_write_option
 @json_option
 @quiet_option
 def command(
@@ -181,13 +186,9 @@ def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> 
     if profile.absolute() == cluster.absolute():
         raise InputError(f"the profile and the cluster cannot both be {profile}: give another --cluster-output")
     for path, option in ((profile, "-o"), (cluster, "--cluster-output")):
-        refuse_unwritable(path, option)
-        if not path.is_file():
-            continue
-        if not force:
-            raise InputError(f"{path} is there already: give another file with {option}, or --force to replace it")
-        if path == cluster and not path.read_text(encoding="utf-8", errors="replace").startswith(f"# {_REMARK}"):
-            raise InputError(f"{path} was not written by `pipeplan calibrate`: give another file with {option}")
+        refuse_to_replace(path, option, force=force)
+    if cluster.is_file() and not cluster.read_text(encoding="utf-8", errors="replace").startswith(f"# {_REMARK}"):
+        raise InputError(f"{cluster} was not written by `pipeplan calibrate`: give another file with --cluster-output")
     if profile.is_file():
         old = Profile.load(profile)
         if old.provenance.kind != "calibrated" or old.digest() in made_from:
@@ -229,10 +230,10 @@ def _calibration_table(
         yield f"{fitted.operation} efficiency of level {fitted.level}: {change} ({fitted.why})"
     if calibrated.unexplained:
         bound = calibrated.unexplained
-        yield f"The pace is bound by {bound}, whose figures do not follow from the runs: they stay as they were."
+        yield f"The step time is bound by {bound}, whose figures do not follow from the runs: they stay as they were."
     else:
         yield f"All layers × {calibrated.slack:.3g}, for the time in which stages wait for each other."
     for run, calibrated_s in zip(runs, calibrated.paces_s, strict=True):
-        paces = ((run.predicted_s, "predicted"), (run.pace_s, "measured"), (calibrated_s, "calibrated"))
-        rates = ", ".join(f"{origin} {1 / pace_s:.4g}" for pace_s, origin in paces if pace_s > 0)
+        times = ((run.predicted_s, "predicted"), (run.pace_s, "measured"), (calibrated_s, "calibrated"))
+        rates = ", ".join(f"{origin} {1 / step_s:.4g}" for step_s, origin in times if step_s > 0)
         yield f"{run.plan.config}, microbatches/s: {rates}"

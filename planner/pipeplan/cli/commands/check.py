@@ -9,7 +9,7 @@ import click
 from pipeplan.checker.document import FORMAT, VERSION
 from pipeplan.checker.verdict_words import TOLERANCE
 from pipeplan.checker.verify import NO_CERTIFICATE, check_plan
-from pipeplan.cli.options import json_option, plan_profile_option, quiet_option
+from pipeplan.cli.options import PATH, json_option, plan_profile_option, quiet_option
 from pipeplan.cli.output import print_json, print_line, print_warning
 from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.errors import InputError
@@ -20,10 +20,10 @@ from pipeplan.util.units import parse_share
 
 
 @click.command("check")
-@click.argument("plan", type=click.Path(path_type=Path), default=Path("plan"))
+@click.argument("plan", type=PATH, default=Path("plan"))
 @plan_profile_option
 @click.option("--require-proof", is_flag=True, help="Refuse a plan that plan.json does not show to be optimal.")
-@click.option("--within", metavar="1%", help="With --require-proof: accept a gap that is shown to be at most this.")
+@click.option("--within", metavar="1%", help="Accept a gap that is shown to be at most this, with --require-proof.")
 @json_option
 @quiet_option
 def command(plan: Path, profile_file: Path | None, require_proof: bool, within: str | None, as_json: bool) -> None:

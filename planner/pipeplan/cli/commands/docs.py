@@ -26,10 +26,6 @@ def _shown(text: str) -> str:
     return text.partition("-->")[2].lstrip() if text.startswith("<!--") else text
 
 
-def _title(text: str) -> str:
-    return _shown(text).partition("\n")[0].lstrip("# ")
-
-
 def _complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in _pages() if name.startswith(incomplete)]
 
@@ -48,7 +44,7 @@ def command(page: str | None, as_json: bool) -> None:
     """
     pages = _pages()
     if page is None:
-        titles = {name: _title(read_text(path)) for name, path in pages.items()}
+        titles = {name: _shown(read_text(path)).partition("\n")[0].lstrip("# ") for name, path in pages.items()}
         if as_json:
             print_json([{"page": name, "title": titles[name], "file": str(path)} for name, path in pages.items()])
             return

@@ -9,10 +9,9 @@ import click
 from rich.console import RenderableType
 from rich.text import Text
 
-from pipeplan.cli.options import json_option, quiet_option
+from pipeplan.cli.options import PATH, json_option, quiet_option
 from pipeplan.cli.output import print_answer, print_json
-from pipeplan.first_steps.doctor import examine_machine, run_self_test
-from pipeplan.first_steps.doctor_machine import MISSING, OK, WARNING, DoctorFinding
+from pipeplan.first_steps.doctor import MISSING, OK, WARNING, DoctorFinding, examine_machine, run_self_test
 
 LACKING = 2
 """The exit code if something that is needed is missing."""
@@ -20,9 +19,9 @@ STYLES = {OK: "green", WARNING: "yellow", MISSING: "bold red"}
 
 
 @click.command("doctor")
-@click.argument("plan", required=False, metavar="[PLAN]", type=click.Path(path_type=Path))
+@click.argument("plan", required=False, metavar="[PLAN]", type=PATH)
 @click.option(
-    "--selftest", is_flag=True, help="Also train small plans on this machine's workers, for one or two minutes."
+    "--selftest", is_flag=True, help="Train small plans on this machine's workers as well, for one or two minutes."
 )
 @json_option
 @quiet_option
@@ -32,8 +31,8 @@ def command(plan: Path | None, selftest: bool, as_json: bool) -> int:
     With PLAN, a plan folder, also say whether this machine can run its part of the plan. Nothing is changed; the checks
     take some seconds. The exit code is 2 if something that is needed is missing.
 
-    With --selftest, also run small plans here: every schedule, and every way in which messages travel, compared with
-    one process; a worker that is killed; how fast messages are. On GPUs it remembers which way launch.sh is to use.
+    With --selftest, also run small plans here: every schedule and every transport, compared with one process; a worker
+    that is killed; the speed of messages. On GPUs it remembers which transport launch.sh is to use.
 
     \b
     pipeplan doctor

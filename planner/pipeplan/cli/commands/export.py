@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from pipeplan.cli.options import (
+    PATH,
     force_option,
     json_option,
     output_file,
@@ -20,7 +21,8 @@ from pipeplan.cli.options import (
 )
 from pipeplan.cli.output import note, print_file, print_json
 from pipeplan.errors import InputError
-from pipeplan.exports.target import TARGET_NAMES, ExportFile, ExportTarget, export_files, export_target, write_export
+from pipeplan.exports import TARGET_NAMES
+from pipeplan.exports.target import ExportFile, ExportTarget, export_files, export_lines, export_target, write_export
 from pipeplan.plan.plan import Plan
 from pipeplan.problem import plan_file
 from pipeplan.problem.plan_profile import profile_of_plan
@@ -34,8 +36,7 @@ FORMAT, VERSION = "pipeplan-export", 1
 TEMPLATE = "template"
 """The target that renders a template of the user's."""
 TARGETS = (*LAUNCHERS, TEMPLATE, *TARGET_NAMES)
-_FILE = click.Path(path_type=Path)
-plan_argument = click.argument("plan", metavar="[PLAN]", type=_FILE, default=Path("plan"))
+plan_argument = click.argument("plan", metavar="[PLAN]", type=PATH, default=Path("plan"))
 
 
 class _Targets(click.Group):
@@ -83,13 +84,14 @@ def _launcher_command(launcher: Launcher) -> click.Command:
 
     @plan_argument
     @_setting_options(launcher.settings)
-    @click.option("--template", type=_FILE, metavar="FILE", help="Render your own jinja2 template.")
+    @click.option("--template", type=PATH, metavar="FILE", help="Render your own jinja2 template.")
     @output_file(note=f"{launcher.file_name} in the plan's folder")
     @force_option
     @quiet_option
     def run(plan: Path, output: Path | None, force: bool, template: Path | None, **options: Any) -> None:
         settings = {name: value for name, value in options.items() if value is not None}
-        _render(launcher, plan, settings, template, output, force)
+        chosen = launcher if template is None else launcher.from_template(template)
+        _render(plan, chosen, settings, output, force)
 
     force = " --force" if launcher.file_name == "launch.sh" else ""  # `pipeplan solve` has written one
     text = f"Write {launcher.file_name}, which launches PLAN: {launcher.title}."
@@ -102,36 +104,25 @@ def _setting_options(settings: tuple[LauncherSetting, ...]) -> Callable[[Callabl
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for setting in reversed(settings):
-            function = _setting_option(setting)(function)
+            default = f"  [default: {setting.default}]" if setting.default not in (None, "", False) else ""
+            kind: dict[str, Any] = {"type": click.IntRange(1) if setting.type == "count" else str}
+            if setting.type == "flag":
+                kind = {"is_flag": True, "default": None}
+            name, words = f"--{setting.name.replace('_', '-')}", setting.help + default
+            option = click.option(
+                name, setting.name, multiple=setting.many, metavar=setting.metavar, help=words, **kind
+            )
+            function = option(function)
         return function
 
     return decorate
 
 
-def _setting_option(setting: LauncherSetting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    name = f"--{setting.name.replace('_', '-')}"
-    if setting.type == "flag":
-        return click.option(name, setting.name, is_flag=True, default=None, help=setting.help)
-    default = f"  [default: {setting.default}]" if setting.default not in (None, "") else ""
-    return click.option(
-        name,
-        setting.name,
-        type=click.IntRange(1) if setting.type == "count" else str,
-        multiple=setting.many,
-        metavar=setting.metavar,
-        help=setting.help + default,
-    )
-
-
 @click.command(TEMPLATE, short_help="your own jinja2 template")
-@click.argument("template", metavar="FILE", type=_FILE)
+@click.argument("template", metavar="FILE", type=PATH)
 @plan_argument
 @click.option(
-    "--set",
-    "assigned",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Set a variable of the template. Can be repeated.",
+    "--set", "assigned", multiple=True, metavar="NAME=VALUE", help="Set a variable of the template; can be repeated."
 )
 @output_file(note="the template's name without .j2, in the plan's folder")
 @force_option
@@ -146,26 +137,17 @@ def _template_command(template: Path, plan: Path, assigned: tuple[str, ...], out
     for name, equals, _ in pairs:
         if not equals or not name.isidentifier():
             raise InputError(f"--set takes NAME=VALUE, not {name + equals!r}")
-    _render(None, plan, {name: value for name, _, value in pairs}, template, output, force)
+    launcher = Launcher(TEMPLATE, "your own jinja2 template", "", template, any_setting=True).from_template(template)
+    _render(plan, launcher, {name: value for name, _, value in pairs}, output, force)
 
 
-def _render(
-    launcher: Launcher | None,
-    plan: Path,
-    settings: Mapping[str, Any],
-    template: Path | None,
-    output: Path | None,
-    force: bool,
-) -> None:
-    """Write a script from the launcher's template, or from the user's; to standard output with `-o -`."""
-    to_screen = output == Path("-")
-    path = plan_folder.launch_file_path(plan, launcher, template, None if to_screen else output)
+def _render(plan: Path, launcher: Launcher, settings: Mapping[str, Any], output: Path | None, force: bool) -> None:
+    """Write a script from the launcher's template; to standard output with `-o -`."""
     command_line = shlex.join(["pipeplan", *sys.argv[1:]])
-    text = plan_folder.launch_file_text(plan, launcher, settings, template=template, output=path, command=command_line)
-    if to_screen:
-        print_file(text)
+    if output == Path("-"):
+        print_file(plan_folder.launch_file_text(plan, launcher, settings, command=command_line))
         return
-    plan_folder.write_launch_file(path, text, launcher, template, force=force)
+    path = plan_folder.write_launch_file(plan, launcher, settings, output=output, command=command_line, force=force)
     note(f"written: {path}")
 
 
@@ -187,20 +169,12 @@ def _trainer_command(target: ExportTarget) -> click.Command:
             print_json(_document(target, folder, files, solved), indent=None)
             return
         write_export(folder, files, force=force)
-        for line in export_lines(target, folder, files, solved):
+        for line in export_lines(target, folder, files, *solved):
             note(line)
 
     text = f"Write PLAN for {target.title}, as files that it reads. With --json no file is written."
     text += f"\n\n\b\npipeplan export {target.name} plan -o {target.name} --force"
     return click.command(target.name, help=text, short_help=target.title)(run)
-
-
-def export_lines(
-    target: ExportTarget, folder: Path, files: Mapping[str, ExportFile], solved: tuple[Problem, Plan]
-) -> list[str]:
-    """A line for each file that was written, and one on the next step."""
-    lines = [f"written: {folder / name}  {file.about}" for name, file in files.items()]
-    return [*lines, f"next: {target.next_step(*solved, str(folder))}"]
 
 
 def _document(

@@ -8,13 +8,14 @@ from typing import Any
 
 import click
 
-from pipeplan.cli.options import force_option, json_option, output_file, quiet_option, refuse_existing
+from pipeplan.cli.options import PATH, force_option, json_option, output_file, quiet_option
 from pipeplan.cli.output import note, print_json, print_line
 from pipeplan.cluster_data import cluster_edit
 from pipeplan.cluster_data.cluster import Level
 from pipeplan.errors import InputError
 from pipeplan.importers import FORMATS, NCCL_TESTS, nccl_tests, pipedream, recognise_format
 from pipeplan.importers.nccl_tests import MeasuredLevel, level_from_runs
+from pipeplan.util.files import refuse_to_replace
 from pipeplan.util.text import one_line
 from pipeplan.util.units import parse_rate, show_rate, show_size, show_time
 
@@ -23,24 +24,32 @@ _PROFILE_OPTIONS = ("microbatch", "device_name")
 
 
 @click.command("import")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
+@click.argument("files", nargs=-1, required=True, metavar="FILE...", type=PATH)
 @click.option(
     "--format",
     "kind",
     type=click.Choice(FORMATS),
-    help="The tool that wrote FILE  [default: recognised from its content]",
+    help="Read FILE as this tool writes it  [default: recognised from its content]",
+)
+@click.option("--microbatch", type=int, metavar="N", help="Take times as those of a microbatch of N samples.")
+@click.option("--bandwidth", metavar="RATE", help="State efficiencies relative to this nominal bandwidth.")
+@click.option(
+    "--device-name",
+    default="",
+    show_default=False,
+    metavar="NAME",
+    help="Record this name of the device that was measured.",
 )
 @click.option(
-    "--microbatch", type=int, metavar="N", help="Samples in the microbatch that the profile was measured with."
+    "--operation",
+    type=click.Choice(["all_reduce", "sendrecv"]),
+    help="Read a file that names no operation as one of this.",
 )
-@click.option("--bandwidth", metavar="RATE", help="Nominal bandwidth of the measured links.")
-@click.option("--device-name", default="", metavar="NAME", help="Name of the device that the profile was measured on.")
+@click.option("--into", type=PATH, metavar="CLUSTER", help="Put the links into a copy of this cluster file.")
 @click.option(
-    "--operation", type=click.Choice(["all_reduce", "sendrecv"]), help="Operation of a file that does not name it."
-)
-@click.option("--into", type=click.Path(path_type=Path), metavar="CLUSTER", help="A cluster file to put links into.")
-@click.option(
-    "--level", metavar="NAME", help="The cluster file's level.  [default: the outermost; the innermost for one host]"
+    "--level",
+    metavar="NAME",
+    help="Replace this level of the cluster file  [default: the outermost; the innermost for one host]",
 )
 @output_file(note="profile.json")
 @force_option
@@ -71,7 +80,7 @@ def _refuse(options: dict[str, Any], names: tuple[str, ...], what: str, files: t
 
 
 def _import_profile(file: Path, output: Path, force: bool, options: dict[str, Any]) -> None:
-    refuse_existing(output, force)
+    refuse_to_replace(output, force=force)
     profile = pipedream.read_pipedream_profile(file, options["microbatch"], options["device_name"])
     profile.save(output)
     if options["as_json"]:
@@ -97,7 +106,7 @@ def _import_links(files: tuple[Path, ...], output: Path | None, force: bool, opt
     runs = [nccl_tests.read_nccl_tests(file, options["operation"]) for file in files]
     nominal = None if options["bandwidth"] is None else parse_rate(options["bandwidth"], "--bandwidth")
     if into is not None and output is not None:
-        refuse_existing(output, force)
+        refuse_to_replace(output, force=force)
         _put_level(runs, nominal, into, level_name, output, options["as_json"])
         return
     level = level_from_runs(runs, nominal)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from pipeplan.cli.options import force_option, json_option, output_folder, quiet_option
+from pipeplan.cli.options import PATH, force_option, json_option, output_folder, quiet_option
 from pipeplan.cli.output import note, print_json, print_line, status
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import InputError
@@ -14,12 +14,12 @@ from pipeplan.first_steps import init
 
 
 @click.command("init")
-@click.argument("folder", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", required=False, type=PATH)
 @click.option(
     "--workers",
     type=int,
     metavar="N",
-    help="Workers on this machine  [default: one for each GPU, or for each processor core]",
+    help="Describe this number of workers  [default: one for each GPU, or for each processor core]",
 )
 @output_folder(note="FOLDER, or the current folder")
 @force_option

@@ -7,13 +7,25 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
 from pipeplan.api import cluster as named_cluster
-from pipeplan.cli.options import force_option, json_option, output_folder, plan_profile_option, quiet_option
+from pipeplan.cli.options import (
+    PATH,
+    force_option,
+    json_option,
+    no_write_option,
+    output_folder,
+    plan_profile_option,
+    quiet_option,
+)
 from pipeplan.cli.output import answer_width, note, print_answer, print_json, print_line, print_warning
-from pipeplan.cli.problem_options import GroupedCommand, checked_option_fields, problem_arguments
-from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, solve_line, written_lines
+from pipeplan.cli.problem_options import GroupedCommand, complete_last, first_path, problem_options, search_options
+from pipeplan.cli.solving import (
+    checked_option_fields,
+    settings_of,
+    watched_search,
+    written_lines,
+)
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.drawing.answer import answer_lines
@@ -28,33 +40,26 @@ from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, repla
 from pipeplan.replanning.replan import RELAXED, ReplanReport, relax_options
 from pipeplan.replanning.terminal import changes_table, resume_lines
 from pipeplan.run_data.run_folder import latest_checkpoint
-from pipeplan.util import processes
 
 MOST_NAMES = 64
 """Most servers, and most workers, that a completion lists."""
 
 
-def _complete_lost(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete `server2` and `worker5`, also the last of several with commas."""
-    # Click leaves the arguments before an option without a value in `args`.
-    folder = context.params.get("plan_folder") or next(map(Path, context.args), Path("plan"))
-    try:
-        cluster = cluster_from_json(plan_file.read_plan_document(folder)["cluster"])
-    except InputError:
-        return []
-    before, comma, begun = incomplete.rpartition(",")
+def _servers_and_workers(context: click.Context) -> list[str]:
+    """The names of the first servers and workers of the plan's cluster."""
+    folder = first_path(context, "plan_folder") or Path("plan")
+    cluster = cluster_from_json(plan_file.read_plan_document(folder)["cluster"])
     counts = (("server", cluster.servers), ("worker", cluster.workers))
-    names = [f"{kind}{number}" for kind, count in counts for number in range(min(count, MOST_NAMES))]
-    return [CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(begun)]
+    return [f"{kind}{number}" for kind, count in counts for number in range(min(count, MOST_NAMES))]
 
 
 @click.command("replan", cls=GroupedCommand)
-@click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
+@click.argument("plan_folder", type=PATH, default=Path("plan"))
 @click.option(
     "--lost",
     multiple=True,
     metavar="NAME,…",
-    shell_complete=_complete_lost,
+    shell_complete=complete_last(_servers_and_workers),
     help="Leave out lost servers and workers: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the "
     "plan; can be repeated.",
 )
@@ -63,9 +68,7 @@ def _complete_lost(context: click.Context, parameter: click.Parameter, incomplet
 )
 @click.option("--servers", type=int, help="Use this number of servers, with --cluster.")
 @click.option("--workers", type=int, help="Use this number of workers, on a --cluster of one server such as local.")
-@click.option(
-    "--run", "run_folder", type=click.Path(path_type=Path), help="Resume from this run  [default: the latest]"
-)
+@click.option("--run", "run_folder", type=PATH, help="Resume from this run  [default: the latest]")
 @plan_profile_option
 @click.option(
     "--relax",
@@ -73,11 +76,11 @@ def _complete_lost(context: click.Context, parameter: click.Parameter, incomplet
     multiple=True,
     help="Drop this constraint of the old plan; can be repeated.",
 )
-@problem_arguments("profile", "cluster_name", "servers", "workers", "inference", "staleness")
-@search_arguments
+@problem_options("profile", "cluster_name", "servers", "workers", "inference", "staleness")
+@search_options
 @output_folder(note="PLAN_FOLDER-replanned")
 @force_option
-@click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
+@no_write_option
 @json_option
 @quiet_option
 def command(
@@ -118,11 +121,7 @@ def command(
     if not no_write:
         refuse_to_overwrite_plan(output, force)  # after what may be mistyped, as in `solve`
     note(f"plan: {plan_file.plan_file(plan_folder)}; profile: {problem.profile.model_name}", dim=True)
-    with (
-        processes.remember_interrupt() as interrupted,
-        keep_disagreement(None if no_write else output),
-        solve_line() as progress,
-    ):
+    with watched_search(None if no_write else output) as (progress, interrupted):
         outcome = solve_again(problem, settings, progress)
     if not no_write:
         # Written before the table is printed, as in `solve`.

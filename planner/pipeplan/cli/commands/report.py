@@ -7,22 +7,21 @@ from pathlib import Path
 import click
 
 from pipeplan.cli.options import (
+    PATH,
     force_option,
     json_option,
     output_file,
     plan_profile_option,
     quiet_option,
-    refuse_output,
 )
 from pipeplan.cli.output import note, print_json, print_warning
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
 from pipeplan.problem.plan_profile import profile_if_found
-from pipeplan.profile_data.profile import Profile
 from pipeplan.report.build import build_report, report_page
 from pipeplan.report.source import read_report_source
 from pipeplan.run_data.run_folder import MeasuredRun, has_runs, read_run_of_plan
-from pipeplan.util.files import write_text
+from pipeplan.util.files import refuse_to_replace, write_text
 
 REPORT = "report.html"
 MARK = b'<meta name="generator" content="pipeplan report">'
@@ -30,8 +29,8 @@ MARK = b'<meta name="generator" content="pipeplan report">'
 
 
 @click.command("report")
-@click.argument("plan_folder", metavar="[PLAN]", type=click.Path(path_type=Path), default=Path("plan"))
-@click.argument("run", required=False, type=click.Path(path_type=Path))
+@click.argument("plan_folder", metavar="[PLAN]", type=PATH, default=Path("plan"))
+@click.argument("run", required=False, type=PATH)
 @output_file(note=f"{REPORT} in the plan's folder")
 @force_option
 @plan_profile_option
@@ -60,9 +59,7 @@ def command(
     target = output or path.parent / REPORT
     root = plan_file.read_plan_document(plan_folder)
     if not as_json:
-        if target.is_dir():
-            raise InputError(f"{target} is a folder: name the file to write, as in -o {target / REPORT}")
-        refuse_output(target, MARK, "a report", force)
+        refuse_to_replace(target, force=force, mark=MARK, what="a report")
     profile = profile_if_found(root, path, profile_file)
     source = read_report_source(root, profile)
     measured = _latest_run(path.parent) if run is None else read_run_of_plan(path.parent, run)
@@ -74,15 +71,6 @@ def command(
         return
     write_text(target, report_page(document))
     note(f"written: {target}")
-
-
-def write_report(folder: Path, profile: Profile) -> Path:
-    """Write the report on a plan that was just written, replacing any older one. Returns its path."""
-    target = folder / REPORT
-    write_text(
-        target, report_page(build_report(read_report_source(plan_file.read_plan_document(folder), profile)).to_json())
-    )
-    return target
 
 
 def _latest_run(folder: Path) -> MeasuredRun | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from pipeplan.api import simulate
-from pipeplan.cli.options import complete_words, force_option, json_option, quiet_option, refuse_output
+from pipeplan.cli.options import PATH, complete_words, force_option, json_option, quiet_option
 from pipeplan.cli.output import answer_console, answer_width, note, print_json, print_line, print_warning
 from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.errors import InputError
@@ -19,30 +19,29 @@ from pipeplan.simulation import terminal
 from pipeplan.simulation.message_order import GLOO, TRANSPORTS
 from pipeplan.simulation.perfetto import overlaid_document, trace_document
 from pipeplan.simulation.simulate import MOST_MINIBATCHES
-from pipeplan.util.files import write_text
+from pipeplan.util.files import refuse_to_replace, write_text
 
 TRACE_MARK = b'"traceEvents"'
 """The field of a trace by which its file is recognised."""
 LATEST = "latest"
-"""What `--run` takes for the latest run of the plan."""
+"""Value of `--run` for the latest run of the plan."""
 
 
 @click.command("simulate")
-@click.argument("plan_folder", type=click.Path(path_type=Path), default=Path("plan"))
+@click.argument("plan_folder", type=PATH, default=Path("plan"))
 @click.option(
     "--microbatches",
     type=click.IntRange(1, MOST_MINIBATCHES),
-    help="Number of microbatches  [default: enough for a steady state]",
+    help="Simulate this number of microbatches  [default: enough for a steady state]",
 )
 @click.option(
     "--transport",
     metavar="NAME",
     default=GLOO,
-    show_default=True,
     shell_complete=complete_words(*TRANSPORTS),
-    help="How messages travel between stages, as in launch.sh: nccl keeps one order on all workers.",
+    help="Send messages between stages as launch.sh does: nccl keeps one order on all workers.",
 )
-@click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write a trace for Perfetto to this file.")
+@click.option("--trace", "trace_file", type=PATH, help="Write a trace for Perfetto to this file.")
 @force_option
 @json_option
 @quiet_option
@@ -53,7 +52,9 @@ LATEST = "latest"
     help="Add the measured timeline of this run, or of the latest one, to the drawing and the trace.",
 )
 @click.option(
-    "--width", type=click.IntRange(40, 1000), help="Width of the timeline in columns  [default: the terminal's, or 80]"
+    "--width",
+    type=click.IntRange(40, 1000),
+    help="Draw the timeline in this number of columns  [default: the terminal's, or 80]",
 )
 def command(
     plan_folder: Path,
@@ -79,7 +80,7 @@ def command(
     if as_json and run_folder is not None and trace_file is None:
         raise InputError("--run adds to the drawing and to a trace, which --json leaves out: leave out --run")
     if trace_file is not None:
-        refuse_output(trace_file, TRACE_MARK, "a trace", force, "--trace")
+        refuse_to_replace(trace_file, "--trace", force=force, mark=TRACE_MARK, what="a trace")
     run = None
     if run_folder is not None:
         run = read_run_of_plan(plan_folder, None if run_folder == LATEST else Path(run_folder))

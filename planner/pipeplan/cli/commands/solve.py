@@ -5,77 +5,39 @@ With `--for TARGET` it also writes the files of another trainer beside the plan.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from pipeplan.api import cluster
-from pipeplan.cli.commands.export import export_lines
-from pipeplan.cli.options import complete_words, force_option, json_option, output_folder, quiet_option
-from pipeplan.cli.output import answer_width, note, print_json, print_line, print_warning
-from pipeplan.cli.problem_options import (
-    EXAMPLE,
-    GroupedCommand,
-    ProfileSource,
-    problem_arguments,
-    read_profile,
-    request_of,
+from pipeplan.cli.options import (
+    complete_words,
+    force_option,
+    json_option,
+    no_write_option,
+    output_folder,
+    quiet_option,
 )
-from pipeplan.cli.solver_options import keep_disagreement, search_arguments, settings_of, solve_line, written_lines
-from pipeplan.cluster_data.local import LOCAL
-from pipeplan.drawing.answer import answer_lines
-from pipeplan.errors import InputError
-from pipeplan.exports.solve_for import TargetedProblem
-from pipeplan.exports.target import TARGET_NAMES, refuse_to_overwrite_export, write_export
-from pipeplan.from_options.build_problem import BuiltProblem, build_problem
-from pipeplan.planning.choose_order import OrderChoice
-from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.solve import solve
-from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.layers import edges
-from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.profile_document import job_notes, lacking_text, unchecked_text
-from pipeplan.profile_data.rescale import describe_rescaling
-from pipeplan.profile_data.ties import APART, held_layers
-from pipeplan.rendering import plan_folder, plan_json
-from pipeplan.rendering.launchers import LAUNCHERS
-from pipeplan.util import processes
-from pipeplan.util.deadline import Deadline
-from pipeplan.util.text import shell_path, shell_program
+from pipeplan.cli.problem_options import GroupedCommand, problem_options, search_options
+from pipeplan.exports import TARGET_NAMES
 
-_EXAMPLE_HEADING = "An example: there is no profile.json here, so this is VGG-16 on V100, which pipeplan has with it."
 
-for_option = click.option(
+@click.command("solve", cls=GroupedCommand)
+@problem_options()
+@search_options
+@click.option(
     "--for",
     "target_name",
     metavar="TARGET",
     shell_complete=complete_words(*TARGET_NAMES),
     help=f"Plan for another trainer and write its files into the plan folder: {', '.join(TARGET_NAMES)}.",
 )
-
-
-def write_exported(targeted: TargetedProblem, outcome: Outcome, folder: Path, *, force: bool) -> list[str]:
-    """Write the trainer's files into the plan folder. Returns the lines that say so."""
-    target_folder, files = folder / targeted.target.name, targeted.files(outcome)
-    write_export(target_folder, files, force=force)
-    return export_lines(targeted.target, target_folder, files, (outcome.problem, outcome.plan))
-
-
-@click.command("solve", cls=GroupedCommand)
-@problem_arguments()
-@search_arguments
-@for_option
 @output_folder(Path("plan"))
 @force_option
-@click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
+@no_write_option
 @json_option
 @quiet_option
-def command(
-    target_name: str | None, output: Path, force: bool, no_write: bool, as_json: bool, **arguments: Any
-) -> None:
+def command(**arguments: Any) -> None:
     """Find the best plan for a profile on a cluster, prove how good it is, and write it to a folder.
 
     PROFILE defaults to ./profile.json. Where there is none, a bundled VGG-16 on V100 serves as an example, and nothing
@@ -88,150 +50,6 @@ def command(
     pipeplan solve vgg16-v100 --cluster B --stages 1-3 --pin features.0=1
     pipeplan solve profile.json --cluster my-cluster.toml --for megatron --batch 2048
     """
-    settings, replaces = settings_of(arguments), force or plan_folder.holds_unused_plan(output)
-    source = read_profile(arguments["profile"])
-    if source.example:
-        _refuse_to_write_example()
-        no_write = True
-    machines = cluster(arguments["cluster_name"], servers=arguments["servers"], workers=arguments["workers"])
-    deadline = Deadline.after(settings.time_limit_s)
-    if target_name in LAUNCHERS:
-        raise InputError(f"{target_name} can start every plan: leave out --for, then pipeplan export {target_name}")
-    request = request_of(
-        arguments,
-        source.profile,
-        machines,
-        target=target_name,
-        maximum_cuts=settings.maximum_cuts,
-        deadline=deadline,
-        # After everything that may be mistyped, so that --force is not the first thing that a user has to add.
-        before_search=lambda: None if no_write else plan_folder.refuse_to_overwrite_plan(output, replaces),
-    )
-    with processes.remember_interrupt() as interrupted, solve_line() as report:
-        built = build_problem(request)
-        with keep_disagreement(None if no_write else output):
-            outcome = solve(
-                built.problem, settings, report=report, deadline=deadline, known=built.known, choice=built.choice
-            )
-    if built.targeted is not None:
-        # Raises for what the trainer cannot express or cannot be written, before anything is written.
-        files = built.targeted.files(outcome)
-        if not no_write:
-            refuse_to_overwrite_export(output / built.targeted.target.name, files, replaces)
-    # Written before the answer is printed, so that `| head`, which closes our output early, does not lose the plan.
-    written_files = [] if no_write else _write(outcome, built.targeted, output, replaces)
-    # Notes come after everything that may fail, because an error is to be the only line on standard error.
-    _print_notes(source, built)
-    print_warning(built.problem.profile, built.problem.cluster, as_json=as_json)
-    if as_json:
-        print_json(plan_json.plan_document(outcome, None if no_write else output), ascii_only=True)
-    else:
-        if source.example:
-            print_line(_EXAMPLE_HEADING)
-        following = "" if source.example or no_write or built.targeted else _next_commands(outcome, output)
-        for line in answer_lines(outcome, answer_width(), following):
-            print_line(line)
-        if built.targeted is not None:
-            print_line(built.targeted.cost(outcome, settings.maximum_cuts))
-    for line in written_files:
-        note(line)
-    if source.example:
-        note(_example_line(arguments))
-    interrupted()  # the best plan so far is written, but the exit code stops scripts from going on with it
+    from pipeplan.cli.solve_and_write import solve_and_write  # imports the solvers, which help does not need
 
-
-def _refuse_to_write_example() -> None:
-    """Raise an `InputError` if files are asked for by an option, and there is no profile to plan for."""
-    source = click.get_current_context().get_parameter_source("output")
-    if source is click.core.ParameterSource.COMMANDLINE:
-        raise InputError(
-            f"there is no profile.json here to write a plan for: name a profile, such as the bundled {EXAMPLE}, or "
-            "measure one with pipeplan profile MODEL"
-        )
-
-
-def _example_line(arguments: Mapping[str, Any]) -> str:
-    """The line that says how a plan is written."""
-    cluster_name = shlex.quote(arguments["cluster_name"])
-    return (
-        f"nothing was written: this is an example. Name its profile to have its plan written, as in pipeplan solve "
-        f"{EXAMPLE} --cluster {cluster_name}; measure a model of yours with pipeplan profile MODEL"
-    )
-
-
-def _write(outcome: Outcome, targeted: TargetedProblem | None, folder: Path, force: bool) -> list[str]:
-    """Write the plan, and the files of the trainer that it is for. Returns the lines that say so."""
-    plan_folder.write_plan(outcome, folder, force=force)
-    exported = [] if targeted is None else write_exported(targeted, outcome, folder, force=force)
-    return [written_lines(outcome, folder, fresh=() if targeted is None else (targeted.target.name,)), *exported]
-
-
-BUSY_MACHINE = (
-    "note: other programs used this machine while the executor's costs were measured: the prediction, which leaves "
-    "them out, is less exact; a run's table states their share, and the next pipeplan profile measures again"
-)
-
-
-def _print_notes(source: ProfileSource, built: BuiltProblem) -> None:
-    """Print the origin of the profile, and what a user should know about it and about this machine."""
-    note(source.text + _rescaling(source.profile, built.problem.profile.minibatch), dim=True)
-    if built.problem.cluster.executor.disturbed:
-        note(BUSY_MACHINE)
-    if built.problem.profile.lacks and built.problem.training:
-        note(lacking_text(built.problem.profile.lacks))
-    for line in job_notes(built.problem.profile.model_ref, built.problem.profile.model_file):
-        note(f"note: {line}")
-    if built.problem.profile.unchecked:
-        note(unchecked_text(built.problem.profile.unchecked))
-    for line in (*_held_lines(built.problem), *_batch_norm_lines(built.problem.profile, source.profile.minibatch)):
-        note(line)
-    for line in _order_lines(built.orders):
-        note(line, dim=True)
-
-
-def _rescaling(profile: Profile, size: int) -> str:
-    """A clause on times that were not measured at the plan's microbatch size; empty if they were."""
-    known = profile.all_sizes
-    return "" if any(one.minibatch == size for one in known) else f"; {describe_rescaling(known, size)}"
-
-
-def _held_lines(problem: Problem) -> list[str]:
-    """A line for each group of layers that keeps others in its stage, so that few places are left to cut."""
-    profile, names = problem.profile, [layer.name for layer in problem.profile.layers]
-    tied = () if problem.options.flushes else tuple(tie.layers for tie in profile.tied)
-    lines = []
-    for group in held_layers(names, edges(profile.tensors), (*profile.together, *tied)):
-        if group.between:
-            apart = f"; {APART}" if any(set(layers) <= set(group.group) for layers in tied) else ""
-            lines.append(group.text() + apart)
-    return lines
-
-
-def _batch_norm_lines(profile: Profile, own: int) -> list[str]:
-    """A line where the plan's minibatches are smaller than the profile's `own`, and the model has BatchNorm."""
-    if profile.minibatch >= own or not profile.normalises_minibatches:
-        return []
-    return [f"BatchNorm normalises over {profile.minibatch} samples in this plan, where the profile's model has {own}"]
-
-
-def _next_commands(outcome: Outcome, folder: Path) -> str:
-    """The commands to give next: the run, if the plan is for this machine, and the explanation."""
-    profile = outcome.problem.profile
-    measured = bool(profile.model_ref) and profile.provenance.kind in ("measured", "calibrated") and not profile.lacks
-    runs = measured and outcome.problem.cluster.name == LOCAL and not outcome.plan.inference
-    run = f"{shell_program(folder / 'launch.sh')} --epochs 1  |  " if runs else ""
-    return f"{run}pipeplan explain {shell_path(folder)}"
-
-
-def _order_lines(orders: Sequence[OrderChoice]) -> list[str]:
-    """One line on the order of the servers; none where there was nothing to choose."""
-    if not orders:
-        return []
-    best, number = orders[0], len(orders)
-    tried = f"{number} orders of the servers were tried" if all(one.in_time for one in orders) else "time was short"
-    listed = next(one for one in orders if one.order == tuple(sorted(one.order)))
-    if best is listed or best.pace_s is None:
-        return [f"  servers as listed ({tried})"]
-    gain = "which has no plan" if listed.pace_s is None else f"{listed.pace_s / best.pace_s:.2f} x the pace"
-    numbers = ", ".join(str(server) for server in best.order)
-    return [f"  servers in the order {numbers} of the cluster file: {gain} of the listed order ({tried})"]
+    solve_and_write(**arguments)

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from pipeplan.api import cluster
-from pipeplan.cli.options import NumberRange, force_option, json_option, quiet_option, refuse_output
+from pipeplan.cli.options import PATH, NumberRange, force_option, json_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json, print_warning, progress_bar
-from pipeplan.cli.problem_options import GroupedCommand, checked_option_fields, problem_arguments, read_profile
-from pipeplan.cli.solver_options import positive_time_limit, solver_option
+from pipeplan.cli.problem_options import GroupedCommand, problem_options, solver_option
+from pipeplan.cli.solving import checked_option_fields, positive_time_limit, read_profile
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.planning.settings import Settings
-from pipeplan.profile_data.profile import Profile
 from pipeplan.questions import SEARCH
 from pipeplan.sweeps import plot, rows
 from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_points
 from pipeplan.sweeps.rows import SweepRow
 from pipeplan.sweeps.sweep import PointAnswer, solve_points
 from pipeplan.sweeps.terminal import sweep_table
-from pipeplan.util.files import write_text
+from pipeplan.util.files import refuse_to_replace, write_text
 from pipeplan.util.units import parse_rate, parse_size
 
 CSV_MARK, SVG_MARK = b"cost_per_million_samples,pareto", b"samples per second, by number of workers"
@@ -32,30 +32,60 @@ CSV_MARK, SVG_MARK = b"cost_per_million_samples,pareto", b"samples per second, b
 Value = TypeVar("Value")
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """The files to write, and the form of the answer on standard output."""
+def _values(text: str | None, where: str, parse: Callable[[object, str], Value]) -> list[Value]:
+    """The distinct values of a list with commas, in its order."""
+    return [] if text is None else list(dict.fromkeys(parse(item.strip(), where) for item in text.split(",")))
 
-    csv: Path | None
-    svg: Path | None
-    as_json: bool
+
+def _list_option(name: str, metavar: str, parse: Callable[[object, str], Any], words: str) -> Callable[..., Any]:
+    """An option for several values, which the command gets as a list."""
+
+    def parsed(context: click.Context, parameter: click.Parameter, text: str | None) -> list[Any]:
+        return _values(text, name, parse)
+
+    return click.option(name, metavar=metavar, callback=parsed, help=words)
+
+
+def _integer(value: object, where: str) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise InputError(f"{where}: expected whole numbers such as 1,2,4, found {value!r}") from None
+
+
+def _bandwidths(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> dict[str, list[float]]:
+    """Bandwidths in bytes/s by the name of the level, from texts such as `cluster=10Gbit/s,25Gbit/s`."""
+    rates_of: dict[str, list[float]] = {}
+    for text in texts:
+        level, equals, rates = text.partition("=")
+        if not equals:
+            raise InputError(
+                f"--bandwidth: expected a level and its rates, as in cluster=10Gbit/s,25Gbit/s, not {text!r}"
+            )
+        if level in rates_of:
+            raise InputError(f"--bandwidth: level {level!r} is named twice; list its rates with commas")
+        rates_of[level] = _values(rates, f"--bandwidth {level}", parse_rate)
+    return rates_of
 
 
 @click.command("sweep", cls=GroupedCommand)
-@problem_arguments("servers", "workers", "microbatch", "schedule")
-@click.option("--servers", metavar="1,2,4", help="Plan for these numbers of servers.")
-@click.option(
-    "--workers", metavar="1,2,4", help="Plan for these numbers of workers, on a cluster of one server such as local."
+@problem_options("servers", "workers", "microbatch", "schedule")
+@_list_option("--servers", "1,2,4", _integer, "Plan for these numbers of servers.")
+@_list_option(
+    "--workers", "1,2,4", _integer, "Plan for these numbers of workers, on a cluster of one server such as local."
 )
 @click.option(
     "--bandwidth",
     multiple=True,
     metavar="LEVEL=RATE,…",
+    callback=_bandwidths,
     help="Plan for these bandwidths of a level: cluster=10Gbit/s,25Gbit/s.",
 )
-@click.option("--memory", metavar="8GiB,16GiB", help="Plan for these memory sizes of a device.")
-@click.option("--microbatch", metavar="32,64", help="Plan for these microbatch sizes  [default: the best]")
-@click.option("--schedule", metavar="A,B", help="Plan for these training schedules  [default: the best]")
+@_list_option("--memory", "8GiB,16GiB", parse_size, "Plan for these memory sizes of a device.")
+@_list_option("--microbatch", "32,64", _integer, "Plan for these microbatch sizes  [default: the best]")
+@_list_option(
+    "--schedule", "A,B", lambda value, _: str(value), "Plan for these training schedules  [default: the best]"
+)
 @click.option(
     "--price", type=NumberRange(min=0), help="Assume this price of a server for an hour  [default: that of the cluster]"
 )
@@ -68,22 +98,18 @@ class _Outputs:
 @click.option(
     "--jobs", type=click.IntRange(min=1), help="Run this number of processes  [default: one for each processor]"
 )
-@click.option(
-    "--csv", "csv_file", type=click.Path(path_type=Path, dir_okay=False), help="Write all figures to this file."
-)
-@click.option(
-    "--svg", "svg_file", type=click.Path(path_type=Path, dir_okay=False), help="Write the scaling plot to this file."
-)
+@click.option("--csv", "csv_file", type=PATH, help="Write all figures to this file.")
+@click.option("--svg", "svg_file", type=PATH, help="Write the scaling plot to this file.")
 @force_option
 @json_option
 @quiet_option
 def command(
-    servers: str | None,
-    workers: str | None,
-    bandwidth: tuple[str, ...],
-    memory: str | None,
-    microbatch: str | None,
-    schedule: str | None,
+    servers: list[int],
+    workers: list[int],
+    bandwidth: dict[str, list[float]],
+    memory: list[int],
+    microbatch: list[int],
+    schedule: list[str],
     price: float | None,
     solver: str,
     time_limit: float | None,
@@ -104,58 +130,40 @@ def command(
     """
     if time_limit is not None:
         positive_time_limit(time_limit)
-    settings = replace(SEARCH, solver=solver)
-    axes = SweepAxes(
-        bandwidths=_bandwidths(bandwidth),
-        memory=_listed(memory, "--memory", parse_size),
-        microbatch=_listed(microbatch, "--microbatch", _integer),
-        schedules=_listed(schedule, "--schedule", _text),
-    )
-    source = read_profile(arguments["profile"])
-    grid = _points(
-        source.profile,
-        arguments,
-        _listed(servers, "--servers", _integer),
-        _listed(workers, "--workers", _integer),
-        axes,
-    )
-    _refuse_outputs(csv_file, svg_file, force)
+    source, name = read_profile(arguments["profile"]), arguments["cluster_name"]
+    counts = itertools.product(servers or (None,), workers or (None,))
+    clusters = [cluster(name, servers=server_count, workers=count) for server_count, count in counts]
+    # The schedules are an axis; here they are only checked against the other options.
+    fields = checked_option_fields(arguments | {"schedule": ",".join(schedule) or None})
+    fields.pop("schedule", None)
+    question = SweptQuestion(fields, arguments["batch"], arguments["staleness"])
+    grid = sweep_points(source.profile, clusters, question, SweepAxes(bandwidth, memory, microbatch, schedule))
+    if csv_file is not None and svg_file is not None and csv_file.absolute() == svg_file.absolute():
+        raise InputError(f"--csv and --svg cannot both be {csv_file}: give another file for one of them")
+    for file, option, mark, what in ((csv_file, "--csv", CSV_MARK, "table"), (svg_file, "--svg", SVG_MARK, "plot")):
+        if file is not None:
+            refuse_to_replace(file, option, force=force, mark=mark, what=f"the {what} of a sweep")
     note(source.text, dim=True)
-    answers, finished = _run(grid, settings, jobs, time_limit)
+    answers, finished = _run(grid, replace(SEARCH, solver=solver), jobs, time_limit)
     solved = [SweepRow(grid[i], answers[i], rows.hourly_price(grid[i], price)) for i in sorted(answers)]
     print_warning(source.profile, grid[0].cluster, as_json=as_json)
-    _write_and_print(solved, len(grid), _Outputs(csv_file, svg_file, as_json))
+    # Written before the table is printed, so that `| head`, which closes our output early, keeps the files.
+    if csv_file is not None:
+        write_text(csv_file, rows.sweep_csv(solved))
+        note(f"written: {csv_file}")
+    if svg_file is not None:
+        _draw(solved, svg_file)
+    if as_json:
+        print_json(rows.sweep_json(solved, planned=len(grid)))
+    else:
+        print_answer(sweep_table(solved), fold=True, narrow=True)
+        if len(solved) < len(grid):
+            note(f"{len(solved)} of {len(grid)} points were solved")
     sys.stdout.flush()
     if not finished:
         raise click.Abort
     if any(row.answer.contradiction for row in solved):
         raise DisagreementError("the solvers disagree about a point, which is a defect of pipeplan: see its line")
-
-
-def _refuse_outputs(csv_file: Path | None, svg_file: Path | None, force: bool) -> None:
-    """Raise an `InputError` for files that cannot be written or are of another kind, before the long search."""
-    if csv_file is not None and svg_file is not None and csv_file.absolute() == svg_file.absolute():
-        raise InputError(f"--csv and --svg cannot both be {csv_file}: give another file for one of them")
-    if csv_file is not None:
-        refuse_output(csv_file, CSV_MARK, "the table of a sweep", force, "--csv")
-    if svg_file is not None:
-        refuse_output(svg_file, SVG_MARK, "the plot of a sweep", force, "--svg")
-
-
-def _points(
-    profile: Profile, arguments: dict[str, Any], servers: list[int], workers: list[int], axes: SweepAxes
-) -> list[SweepPoint]:
-    name = arguments["cluster_name"]
-    clusters = [
-        cluster(name, servers=count, workers=worker_count)
-        for count in servers or (None,)
-        for worker_count in workers or (None,)
-    ]
-    # The schedules are an axis; here they are only checked against the other options.
-    fields = checked_option_fields(arguments | {"schedule": ",".join(axes.schedules) or None})
-    fields.pop("schedule", None)
-    question = SweptQuestion(fields, arguments["batch"], arguments["staleness"])
-    return sweep_points(profile, clusters, question, axes)
 
 
 def _run(
@@ -174,21 +182,6 @@ def _run(
     return answers, finished
 
 
-def _write_and_print(solved: list[SweepRow], planned: int, outputs: _Outputs) -> None:
-    """Write the files before the table is printed, so that `| head`, which closes our output early, keeps them."""
-    if outputs.csv is not None:
-        write_text(outputs.csv, rows.sweep_csv(solved))
-        note(f"written: {outputs.csv}")
-    if outputs.svg is not None:
-        _draw(solved, outputs.svg)
-    if outputs.as_json:
-        print_json(rows.sweep_json(solved, planned=planned))
-        return
-    print_answer(sweep_table(solved), fold=True, narrow=True)
-    if len(solved) < planned:
-        note(f"{len(solved)} of {planned} points were solved")
-
-
 def _draw(solved: list[SweepRow], file: Path) -> None:
     title = f"{solved[0].point.profile.model_name} on cluster {solved[0].point.cluster.name}" if solved else ""
     drawing = plot.scaling_svg(solved, title)
@@ -197,36 +190,3 @@ def _draw(solved: list[SweepRow], file: Path) -> None:
         return
     write_text(file, drawing)
     note(f"written: {file}")
-
-
-def _bandwidths(texts: tuple[str, ...]) -> dict[str, list[float]]:
-    """Bandwidths in bytes/s by the name of the level, from texts such as `cluster=10Gbit/s,25Gbit/s`."""
-    rates_of: dict[str, list[float]] = {}
-    for text in texts:
-        level, equals, rates = text.partition("=")
-        if not equals:
-            raise InputError(
-                f"--bandwidth: expected a level and its rates, as in cluster=10Gbit/s,25Gbit/s, not {text!r}"
-            )
-        if level in rates_of:
-            raise InputError(f"--bandwidth: level {level!r} is named twice; list its rates with commas")
-        rates_of[level] = _listed(rates, f"--bandwidth {level}", parse_rate)
-    return rates_of
-
-
-def _listed(text: str | None, where: str, parse: Callable[[object, str], Value]) -> list[Value]:
-    """The distinct values of a list with commas, in its order."""
-    if text is None:
-        return []
-    return list(dict.fromkeys(parse(item.strip(), where) for item in text.split(",")))
-
-
-def _text(value: object, _: str) -> str:
-    return str(value)
-
-
-def _integer(value: object, where: str) -> int:
-    try:
-        return int(str(value))
-    except ValueError:
-        raise InputError(f"{where}: expected whole numbers such as 1,2,4, found {value!r}") from None

@@ -34,7 +34,7 @@ SIZE_RATIOS = {"weights\nB/A": "parameter_bytes", "kept\nB/A": "saved_bytes", "o
 @click.command("diff")
 @click.argument("first", metavar="A", shell_complete=complete_names(bundled_profiles, ".json"))
 @click.argument("second", metavar="B", shell_complete=complete_names(bundled_profiles, ".json"))
-@click.option("--top", type=click.IntRange(min=1), default=ROWS, metavar="N", show_default=True, help="Layers to show.")
+@click.option("--top", type=click.IntRange(min=1), default=ROWS, metavar="N", help="Show this number of layers.")
 @json_option
 @quiet_option
 def command(first: str, second: str, top: int, as_json: bool) -> None:
@@ -62,7 +62,7 @@ def _heading(diff: ProfileDiff, first: str, second: str) -> list[str]:
     else:
         graphs = f"{diff.graph} by their hashes" + ("" if diff.graph == SAME else f", {structure}")
     counts = Counter(layer.by for layer in diff.matched)
-    matched = ", ".join(f"{count} by {way}" for way, count in counts.items()) or "none"
+    matched = ", ".join(f"{count} by {rule}" for rule, count in counts.items()) or "none"
     lines = [
         f"A: {first}: {_origin(diff.first)}",
         f"B: {second}: {_origin(diff.second)}",

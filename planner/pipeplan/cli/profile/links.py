@@ -24,6 +24,7 @@ from pipeplan.errors import InputError
 from pipeplan.link_fit.alpha_beta import AlphaBetaFit, LinkSeries
 from pipeplan.link_fit.find_levels import Nesting, find_levels
 from pipeplan.link_fit.to_cluster import ClusterFromLinks, MeasuredLink, build_cluster
+from pipeplan.util.files import refuse_to_replace
 from pipeplan.util.text import shell_path
 from pipeplan.util.typed import shortened, whole_number
 from pipeplan.util.units import show_size, show_time
@@ -43,26 +44,25 @@ class _Links(click.Command):
 
 
 @click.command("links", cls=_Links)
-@click.option("--workers", type=int, metavar="N", help="Workers on this machine  [default: those of --cluster local]")
+@click.option(
+    "--workers", type=int, metavar="N", help="Start this number of workers here  [default: those of --cluster local]"
+)
 @click.option(
     "--servers",
     type=int,
     default=1,
     metavar="N",
-    help="Measure N machines with --workers on each. On every machine, NODE_RANK (from 0) gives its number, and "
-    "MASTER_ADDR and MASTER_PORT the rendezvous.",
+    help="Measure N machines, each of which has NODE_RANK (its number from 0), MASTER_ADDR and MASTER_PORT set.",
 )
 @output_file(Path("cluster.toml"))
-@click.option("--name", help="Name of the cluster  [default: that of the file]")
+@click.option("--name", help="Give the cluster this name  [default: that of the file]")
 @click.option(
-    "--device", type=click.Choice(("cpu", "cuda")), help="Device of the workers  [default: cuda if there is a GPU]"
+    "--device",
+    type=click.Choice(("cpu", "cuda")),
+    help="Measure between devices of this kind  [default: cuda if there is a GPU]",
 )
-@click.option(
-    "--budget", type=float, default=45.0, metavar="S", show_default=True, help="Seconds that measuring should take."
-)
-@click.option(
-    "--timeout", type=float, default=60.0, metavar="S", show_default=True, help="Seconds to wait for a worker."
-)
+@click.option("--budget", type=float, default=45.0, metavar="S", help="Measure for about this many seconds.")
+@click.option("--timeout", type=float, default=60.0, metavar="S", help="Wait this many seconds for a worker.")
 @force_option
 @json_option
 @quiet_option
@@ -175,13 +175,10 @@ def _share(servers: int) -> ServerShare | None:
 
 def _refusal(output: Path, force: bool) -> str:
     """Why the file cannot be written; empty if it can."""
-    if output.is_dir():
-        return f"{output} is a folder: name the file to write, as in -o {output / 'cluster.toml'}"
-    if output.exists() and not force:
-        return f"{output} exists; give another file with -o, or --force to replace it"
-    folder = output.absolute().parent
-    if folder.exists() and not (folder.is_dir() and os.access(folder, os.W_OK)):
-        return f"cannot write {output}: {folder} is not a folder that can be written to"
+    try:
+        refuse_to_replace(output, force=force)
+    except InputError as error:
+        return str(error)
     return ""
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import click
 
@@ -19,18 +19,19 @@ from pipeplan.cli.options import (
     model_words,
     output_file,
     quiet_option,
-    refuse_output,
     seed_option,
 )
 from pipeplan.cli.output import note, print_answer, print_json, progress_bar
-from pipeplan.cli.problem_options import DEFAULT_PROFILE
+from pipeplan.cli.problem_options import GROUPS, GroupedCommand
 from pipeplan.cli.profile.table import measured_profile
 from pipeplan.cluster_data.local import local_processors
 from pipeplan.cluster_data.machine_costs import enabled, machine_costs, save
 from pipeplan.errors import InputError
 from pipeplan.first_steps.init import CLUSTER
+from pipeplan.problem.plan_profile import PROFILE
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.profile_document import GRANULARITIES
+from pipeplan.util.files import refuse_to_replace
 from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
@@ -38,7 +39,14 @@ FIRST_PASS = "first pass"
 """The step of the profiler with which it begins to run the model."""
 
 
-class _Measure(click.Command):
+class _Measure(GroupedCommand):
+    groups: ClassVar = {
+        "What is measured": ("--microbatch", "--halvings", "--granularity", "--device", "--seed"),
+        "How": ("--threads", "--repeats", "--processes", "--load", "--executor-costs", "--measure-all", "--self-check"),
+        "Output": GROUPS["Output"],
+    }
+    essential: ClassVar = ("--microbatch", "--granularity", "--device", "--output", "--force", "--help")
+
     def format_usage(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         # `measure` is the default command of `profile`, so its usage is that of the group.
         formatter.write_usage("pipeplan profile", "MODEL [OPTIONS] | --links [OPTIONS] | show FILE | diff FILE FILE")
@@ -50,63 +58,55 @@ class _Measure(click.Command):
     "--microbatch",
     "sizes",
     metavar="N[,N…]",
-    help="Samples in a microbatch, or several sizes, which are measured in one run  [default: the model's own]",
+    help="Measure a microbatch of N samples, or several sizes in one run  [default: the model's own]",
 )
 @click.option(
     "--halvings",
     type=int,
     metavar="N",
-    help="Also measure the microbatch halved up to N times, briefly  [default: 3, or 0 with several sizes]",
+    help="Measure the microbatch halved up to N times as well, briefly  [default: 3, or 0 with several sizes]",
 )
 @click.option(
     "--device",
     default="cpu",
     metavar="cpu|cuda|NAME",
     shell_complete=complete_names(device_names, ".toml"),
-    show_default=True,
     help="Measure on this device; or estimate for a device: v100, a100, h100, h200, titan-x, or a TOML file.",
 )
-@output_file(DEFAULT_PROFILE)
+@output_file(Path(PROFILE))
 @force_option
-@click.option(
-    "--threads", type=int, default=1, metavar="N", show_default=True, help="Number of threads to compute with."
-)
+@click.option("--threads", type=int, default=1, metavar="N", help="Compute with this number of threads.")
 @click.option(
     "--granularity",
     type=click.Choice(GRANULARITIES),
     default="layer",
-    show_default=True,
-    help="Size of one layer: a member of a list of modules, the call of a leaf module, or one operator.",
+    help="Divide the model into members of lists of modules, calls of leaf modules, or single operators.",
 )
 @click.option(
-    "--repeats", type=int, metavar="N", help="Number of measured passes  [default: until the spread is small]"
+    "--repeats", type=int, metavar="N", help="Measure this number of passes  [default: until the spread is small]"
 )
 @click.option(
     "--processes",
     type=int,
     default=1,
     metavar="N",
-    show_default=True,
-    help="Number of processes that measure at the same time, for plans whose workers share this machine.",
+    help="Measure in this number of processes at once, for plans whose workers share this machine.",
 )
 @click.option(
     "--load/--no-load",
     default=True,
-    show_default=True,
-    help="On a CPU, also measure with all cores busy, for plans whose workers share this machine.",
+    help="Measure with all cores of a CPU busy as well, for plans whose workers share this machine.",
 )
 @click.option(
     "--executor-costs/--no-executor-costs",
     default=True,
-    show_default=True,
     help="Measure what the executor itself costs on this machine, once for each version, for plans on its CPUs.",
 )
 @click.option("--measure-all", is_flag=True, help="Measure each layer, even if several are the same computation.")
 @click.option(
     "--self-check/--no-self-check",
     default=True,
-    show_default=True,
-    help="First compare two training steps of the model alone with those of its stages, and stop if they differ.",
+    help="Compare two training steps of the model alone with those of its stages first, and stop if they differ.",
 )
 @seed_option
 @json_option
@@ -132,9 +132,10 @@ def command(
     pipeplan profile job.py:build --microbatch 16,32 --granularity module
     pipeplan profile mnist --device v100 -o mnist-v100.json
     """
-    refuse_output(output, b'"pipeplan-profile"', "a profile", force)
+    refuse_to_replace(output, force=force, mark=b'"pipeplan-profile"', what="a profile")
     measuring = {"microbatch": _sizes(sizes), **options}
-    if executor_costs and options["device"] == "cpu" and _unknown_costs():
+    known = machine_costs()
+    if executor_costs and options["device"] == "cpu" and enabled() and (known is None or known.disturbed):
         measured = _measure_with_executor(model, measuring, output)
     else:
         measured = _measure(model, measuring)
@@ -146,12 +147,6 @@ def command(
         note(f"written: {output}\nnext: {_next(measured, output)}")
         if options["device"] == "cpu" and options["threads"] > (cores := local_processors().cores):
             note(f"note: {options['threads']} threads share {cores} cores: fewer would be as quick")
-
-
-def _unknown_costs() -> bool:
-    """Whether the executor's costs on this machine are to be measured: they are unknown, or were disturbed."""
-    known = machine_costs()
-    return enabled() and (known is None or known.disturbed)
 
 
 def _measure_with_executor(model: str, options: dict[str, Any], output: Path) -> Profile:
@@ -180,10 +175,10 @@ def _measure_with_executor(model: str, options: dict[str, Any], output: Path) ->
 
 def _next(profile: Profile, output: Path) -> str:
     """The command that plans with this profile."""
-    file = "" if output == DEFAULT_PROFILE else f" {shell_path(output)}"
+    file = "" if output == Path(PROFILE) else f" {shell_path(output)}"
     measured = profile.provenance.kind == "measured"
-    beside = output.parent / CLUSTER
-    cluster = shell_path(beside) if beside.is_file() else "local --workers 3" if measured else "YOURS.toml"
+    cluster_file = output.parent / CLUSTER
+    cluster = shell_path(cluster_file) if cluster_file.is_file() else "local --workers 3" if measured else "YOURS.toml"
     return f"pipeplan solve{file} --cluster {cluster}"
 
 

@@ -10,12 +10,12 @@ import click
 from rich.console import RenderableType
 
 from pipeplan.cli.options import (
+    PATH,
     bundled_profiles,
     complete_names,
     force_option,
     json_option,
     quiet_option,
-    refuse_output,
 )
 from pipeplan.cli.output import answer_width, note, print_answer, print_json
 from pipeplan.cli.profile.table import layer_table, profile_totals
@@ -23,7 +23,7 @@ from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
 from pipeplan.drawing.terminal import dag_lines
 from pipeplan.profile_data.layers import LOADED_TIMES
 from pipeplan.profile_data.profile import Profile, load_profile
-from pipeplan.util.files import write_text
+from pipeplan.util.files import refuse_to_replace, write_text
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_size, show_time
 
@@ -46,18 +46,8 @@ ORIGINS = {
     help="Show only the N most expensive layers, most expensive first.",
 )
 @click.option("--no-picture", is_flag=True, help="Leave out the drawing of the graph.")
-@click.option(
-    "--svg",
-    "svg_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a drawing of the whole graph to this file.",
-)
-@click.option(
-    "--dot",
-    "dot_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the graph for Graphviz to this file.",
-)
+@click.option("--svg", "svg_file", type=PATH, help="Write a drawing of the whole graph to this file.")
+@click.option("--dot", "dot_file", type=PATH, help="Write the graph for Graphviz to this file.")
 @force_option
 @json_option
 @quiet_option
@@ -82,7 +72,7 @@ def command(
     loaded = load_profile(profile)
     for path, mark, option in ((svg_file, SVG_MARK, "--svg"), (dot_file, DOT_MARK, "--dot")):
         if path is not None:
-            refuse_output(path, mark, "a drawing of a profile", force, option)
+            refuse_to_replace(path, option, force=force, mark=mark, what="a drawing of a profile")
     _draw(loaded, svg_file, dot_file)
     if as_json:
         print_json(profile_summary(loaded, top))

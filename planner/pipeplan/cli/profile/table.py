@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
-from pipeplan.profile_data.layers import Layer, Size, Tensor
+from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_size, show_time
@@ -19,7 +19,7 @@ PLAINLY = "torch.export"
 """The tracer of models that contain no opaque modules."""
 MIB, GIB = 2**20, 2**30
 WIDE = 10 * GIB
-"""Columns with a total of at least so many bytes are in GiB."""
+"""Least total of a column, in bytes, that is shown in GiB."""
 LEAST_SHARE = 0.05
 """Share of the time from which a layer is named for how much other busy cores slow it down."""
 MUCH_READING = 0.1
@@ -152,7 +152,9 @@ def profile_totals(profile: Profile) -> list[str]:
     if buffers:
         lines.append(f"Buffers (state that is not a weight): {show_size(buffers)}.")
     if profile.sizes:
-        lines += ["Microbatch sizes of the same run:", *(_size(size) for size in _by_size(profile))]
+        own = (profile.minibatch, profile.layers, profile.tensors, profile.whole_forward_s, profile.whole_backward_s)
+        sizes = sorted((Size(*own), *profile.sizes), key=lambda size: size.minibatch)
+        lines += ["Microbatch sizes of the same run:", *map(_size, sizes)]
     if any(layer.workspace_bytes for layer in profile.layers):
         lines.append(
             "work: temporary memory of a layer while it runs, beyond its inputs, outputs and kept tensors; "
@@ -207,21 +209,13 @@ def _more(loaded_s: float, alone_s: float) -> str:
     return f"{loaded_s / alone_s - 1:+.0%}"
 
 
-def _by_size(profile: Profile) -> list[Size]:
-    own = Size(profile.minibatch, profile.layers, profile.tensors, profile.whole_forward_s, profile.whole_backward_s)
-    return sorted((own, *profile.sizes), key=lambda size: size.minibatch)
-
-
 def _size(size: Size) -> str:
     forward, backward = sum(layer.forward_s for layer in size.layers), sum(layer.backward_s for layer in size.layers)
+    made = sum(tensor.bytes for tensor in size.tensors)
     line = (
         f"  {size.minibatch}: forward {show_time(forward)}, backward {show_time(backward)}, "
         f"{show_time((forward + backward) / size.minibatch)} a sample, "
-        f"kept {show_size(sum(layer.saved_bytes for layer in size.layers))}, outputs {show_size(_made(size.tensors))}"
+        f"kept {show_size(sum(layer.saved_bytes for layer in size.layers))}, outputs {show_size(made)}"
     )
     whole_s = (size.whole_forward_s or 0.0) + (size.whole_backward_s or 0.0)
     return line + (f"; sum / whole {(forward + backward) / whole_s:.2f}" if whole_s else "")
-
-
-def _made(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.bytes for tensor in tensors)

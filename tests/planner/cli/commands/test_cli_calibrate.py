@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import random
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commandline import Run as Call
+from commandline import check_refusals, refused
 from runs import chain, cluster, summary_of, write_run
 
 from pipeplan.cluster_data import cluster_toml
@@ -82,15 +84,11 @@ def test_of_several_runs_of_a_plan_the_median_counts(run: Call, plan_folder: Pat
     assert json.loads(run("calibrate", *names, "--json", "--no-write").out)["slack"] == pytest.approx(alone["slack"])
 
 
-def test_a_run_that_others_disturbed_is_called_so(run: Call, plan_folder: Path) -> None:
-    write_run(plan_folder, "one", summary_of(plan_folder, 0.8, [MEASURED[0] | {"core_wait_s": 0.078}, MEASURED[1]]))
-    note = "note: a worker of run one waited for a core 10% of its time: other programs used the machine"
-    assert note in run("calibrate", "plan").err
-
-
-def test_a_run_in_which_stages_mostly_waited_is_called_so(run: Call, plan_folder: Path) -> None:
-    a_run(plan_folder, pace_s=1.56)
-    assert "note: for 50% of the time no stage was busy" in run("calibrate", "plan").err
+def test_a_run_that_was_disturbed_or_mostly_waited_is_called_so(run: Call, plan_folder: Path) -> None:
+    write_run(plan_folder, "one", summary_of(plan_folder, 1.56, [MEASURED[0] | {"core_wait_s": 0.078}, MEASURED[1]]))
+    said = run("calibrate", "plan").err
+    assert re.search(r"note: a worker of run one waited for a core \d+% of its time: other programs", said)
+    assert "note: for 50% of the time no stage was busy" in said
 
 
 def test_json_has_all_that_was_found(run: Call, plan_folder: Path, tmp_path: Path) -> None:
@@ -106,51 +104,44 @@ def test_json_has_all_that_was_found(run: Call, plan_folder: Path, tmp_path: Pat
     assert {one["operation"] for one in found["links"]} == {"all-reduce", "send/recv"}
 
 
-@pytest.mark.parametrize("output", [".", "profile.json/new.json"])
-def test_what_is_not_written_needs_no_place(run: Call, plan_folder: Path, output: str) -> None:
+def test_what_is_not_written_needs_no_place(run: Call, plan_folder: Path) -> None:
     """A folder, and a path that nobody can write."""
     a_run(plan_folder)
-    ran = run("calibrate", "plan", "-o", output)
-    assert (ran.code, ran.out) == (2, "")
-    ran = run("calibrate", "plan", "-o", output, "--no-write")
-    assert (ran.code, "measured 1.25, calibrated 1.25" in " ".join(ran.out.split())) == (0, True), ran.err
+    for output in (".", "profile.json/new.json"):
+        refused(run, "calibrate", "plan", "-o", output)
+        ran = run("calibrate", "plan", "-o", output, "--no-write")
+        assert (ran.code, "measured 1.25, calibrated 1.25" in " ".join(ran.out.split())) == (0, True), ran.err
 
 
 def test_nothing_is_replaced_unasked(run: Call, plan_folder: Path, tmp_path: Path) -> None:
     """And only what was calibrated before, however it is asked for."""
     a_run(plan_folder)
     assert run("calibrate", "plan").code == 0
-    for options, complaint in (
-        ((), "calibrated.json is there already"),
-        (("-o", "new.json", "--cluster-output", "calibrated.toml"), "calibrated.toml is there already"),
-        (("-o", "profile.json", "--cluster-output", "new.toml", "--force"), "profile.json is a profile that plans are"),
-        (("-o", "new.json", "--cluster-output", "here.toml", "--force"), "here.toml was not written by `pipeplan cal"),
-        (("-o", "same", "--cluster-output", "same"), "cannot both be same"),
-        (("-o", "."), "is a folder"),
-    ):
-        ran = run("calibrate", "plan", *options)
-        assert (ran.code, ran.out) == (2, "")
-        assert complaint in " ".join(ran.err.split())
-        assert not {"new.json", "new.toml", "same"} & {path.name for path in tmp_path.iterdir()}
+    options = {
+        "": "calibrated.json exists: give another file",
+        "-o new.json --cluster-output calibrated.toml": "calibrated.toml exists: give another file",
+        "-o profile.json --cluster-output new.toml --force": "profile.json is a profile that plans are",
+        "-o new.json --cluster-output here.toml --force": "here.toml was not written by `pipeplan cal",
+        "-o same --cluster-output same": "cannot both be same",
+        "-o .": "is a folder",
+    }
+    check_refusals(run, {f"calibrate plan {line}": said for line, said in options.items()})
     assert run("calibrate", "plan", "--force").code == 0
+
+
+SUMMARIES: dict[str, dict[str, Any]] = {
+    "short": {"steady_minibatches": 3},
+    "fill": {"includes_fill": True},
+    "unmeasured": {"minibatch_s": {"predicted": 1.0, "measured": None, "ratio": None}},
+    "still": {"minibatch_s": {"predicted": 1.0, "measured": 0.0, "ratio": None}},
+    "emulated": {"emulated": True},
+    "other": {"plan": "sha256:another"},
+}
 
 
 def broken(what: str, plan_folder: Path, tmp_path: Path) -> str:
     """Make a run that cannot be used; returns its folder."""
-    more: dict[str, Any] = {}
-    if what == "short":
-        more = {"steady_minibatches": 3}
-    elif what == "fill":
-        more = {"includes_fill": True}
-    elif what == "unmeasured":
-        more = {"minibatch_s": {"predicted": 1.0, "measured": None, "ratio": None}}
-    elif what == "still":
-        more = {"minibatch_s": {"predicted": 1.0, "measured": 0.0, "ratio": None}}
-    elif what == "emulated":
-        more = {"emulated": True}
-    elif what == "other":
-        more = {"plan": "sha256:another"}
-    folder = a_run(plan_folder, **more)
+    folder = a_run(plan_folder, **SUMMARIES.get(what, {}))
     summary = json.loads((folder / "summary.json").read_text())
     if what == "stages":
         summary["stages"].pop()
@@ -159,43 +150,34 @@ def broken(what: str, plan_folder: Path, tmp_path: Path) -> str:
     elif what == "old":
         del summary["stages"][0]["measured"]["cpu_s"]
     (folder / "summary.json").write_text(json.dumps(summary))
-    if what == "unfinished":
-        (folder / "summary.json").unlink()
-    elif what == "gone":
-        (plan_folder / "plan.json").unlink()
-    elif what == "profile":
-        (tmp_path / "profile.json").unlink()
+    gone = {"unfinished": folder / "summary.json", "gone": plan_folder / "plan.json"}
+    gone["profile"] = tmp_path / "profile.json"
+    if what in gone:
+        gone[what].unlink()
     return "nothing" if what == "nothing" else "plan/runs/one"
 
 
-@pytest.mark.parametrize(
-    ("what", "complaint"),
-    [
-        ("nothing", "nothing does not exist"),
-        ("unfinished", "has no summary.json"),
-        ("short", "too few minibatches to measure a step time (3 after the fill"),
-        ("fill", "too few minibatches"),
-        ("unmeasured", "too few minibatches"),
-        ("still", "the measured step time is zero"),
-        ("emulated", "is a run of emulated stages"),
-        ("other", "is a run of another plan than"),
-        ("stages", "measured 1 stages, and"),
-        ("zero", "measured no time at all"),
-        ("old", "of an older version"),
-        ("gone", "is not in the folder of its plan: name that with --plan"),
-        ("profile", "name it with --profile"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_in_a_line(
-    run: Call, plan_folder: Path, tmp_path: Path, what: str, complaint: str
-) -> None:
-    ran = run("calibrate", broken(what, plan_folder, tmp_path))
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err.startswith("error: ")
-    assert ran.err.count("\n") == 1
-    assert complaint in ran.err
-    assert not (tmp_path / "calibrated.json").exists()
-    assert not (tmp_path / "calibrated.toml").exists()
+BROKEN = {
+    "nothing": "nothing does not exist",
+    "unfinished": "has no summary.json",
+    "short": "too few minibatches to measure a step time (3 after the fill",
+    "fill": "too few minibatches",
+    "unmeasured": "too few minibatches",
+    "still": "the measured step time is zero",
+    "emulated": "is a run of emulated stages",
+    "other": "is a run of another plan than",
+    "stages": "measured 1 stages, and",
+    "zero": "measured no time at all",
+    "old": "of an older version",
+    "profile": "name it with --profile",
+    "gone": "is not in the folder of its plan: name that with --plan",
+}
+
+
+def test_what_cannot_be_used_is_refused_in_a_line(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+    for what, complaint in BROKEN.items():
+        shutil.rmtree(plan_folder / "runs", ignore_errors=True)
+        assert complaint in refused(run, "calibrate", broken(what, plan_folder, tmp_path)), what
 
 
 def test_runs_of_other_models_and_clusters_are_refused(run: Call, plan_folder: Path, tmp_path: Path) -> None:
@@ -209,39 +191,3 @@ def test_runs_of_other_models_and_clusters_are_refused(run: Call, plan_folder: P
         write_run(tmp_path / folder, "one", summary_of(tmp_path / folder, 0.8, [MEASURED[0]] * stages))
     assert "is for another cluster than" in run("calibrate", "plan", "wide").err
     assert "is a plan of another model than" in run("calibrate", "plan", "short").err
-
-
-ODD = [None, -1.0, 0, 0.0, 1e300, 1e-300, float("inf"), float("nan"), "x", "", [], {}, True, 3, 10**30]
-
-
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container in a document with every key or index of it."""
-    found: list[tuple[Any, Any]] = []
-    if isinstance(value, dict | list):
-        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
-        found = [(value, key) for key in keys]
-        for key in keys:
-            found += places(value[key])
-    return found
-
-
-@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 300))])
-def test_damaged_summaries_end_in_files_or_in_a_line(run: Call, plan_folder: Path, tmp_path: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    summary = summary_of(plan_folder, 0.8, MEASURED)
-    for _ in range(rng.randint(1, 3)):
-        container, key = rng.choice(places(summary))
-        if rng.random() < 0.2:
-            container.pop(key)
-        else:
-            container[key] = rng.choice(ODD)
-    write_run(plan_folder, "one", summary)
-    ran = run("calibrate", "plan/runs/one")
-    assert ran.code in (0, 2)
-    if ran.code == 2:
-        assert (ran.out, ran.err.count("\n"), ran.err[:7]) == ("", 1, "error: ")
-    written = {"calibrated.json", "calibrated.toml"} & {path.name for path in tmp_path.iterdir()}
-    assert len(written) == (2 if ran.code == 0 else 0)
-    if written:
-        Profile.load(tmp_path / "calibrated.json")
-        cluster_toml.load_cluster(str(tmp_path / "calibrated.toml"))

@@ -5,24 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-from commandline import Run
+from commandline import Run, check_refusals, refused
 
 from pipeplan.cli.commands.export import TARGETS
-from pipeplan.errors import InputError
-from pipeplan.exports.target import TARGET_NAMES, ExportFile, export_target, write_export
+from pipeplan.exports import TARGET_NAMES
+from pipeplan.exports.target import export_target
 
-SOLVE = (
-    "solve",
-    "mnist-v100",
-    "--cluster",
-    "local",
-    "--workers",
-    "2",
-    "--solver",
-    "dp",
-    "--stages",
-)
+SOLVE = (*("solve", "mnist-v100", "--cluster", "local", "--workers", "2"), "--solver", "dp", "--stages")
 FLUSH = ("2", "--schedule", "1f1b-flush", "--batch", "128")
 FILES = {"pipeline.py", "schedule.csv", "train.py"}
 
@@ -37,11 +26,8 @@ def test_the_files_are_written_beside_the_plan_once_and_listed(run: Run) -> None
     assert lines[-1] == "next: torchrun --standalone --nproc-per-node 2 plan/torch-pipelining/train.py"
     assert {path.name for path in Path("plan/torch-pipelining").iterdir()} == FILES
 
-    again = run("export", "torch-pipelining")
-    assert (again.code, again.out) == (2, "")
-    assert again.err == (
-        "error: plan/torch-pipelining/pipeline.py exists: give another folder with -o, or --force to replace it\n"
-    )
+    line = refused(run, "export", "torch-pipelining")
+    assert line == "plan/torch-pipelining/pipeline.py exists: give another folder with -o, or --force to replace it"
     Path("plan/torch-pipelining/train.py").write_text("mine")
     Path("plan/torch-pipelining/notes").write_text("kept")
     assert run("export", "torch-pipelining", "plan", "--force").code == 0
@@ -59,14 +45,11 @@ def test_the_files_are_written_beside_the_plan_once_and_listed(run: Run) -> None
 
 def test_a_plan_that_the_trainer_cannot_express_is_refused_and_nothing_is_written(run: Run) -> None:
     assert run(*SOLVE, "2", "--schedule", "1f1b-stashing").code == 0
-    done = run("export", "torch-pipelining")
-    assert (done.code, done.out) == (2, "")
-    assert done.err == (
-        "error: torch.distributed.pipelining of torch 2.13.0 cannot express the plan 1-1: its schedule 1f1b-stashing "
+    assert refused(run, "export", "torch-pipelining") == (
+        "torch.distributed.pipelining of torch 2.13.0 cannot express the plan 1-1: its schedule 1f1b-stashing "
         "is asynchronous, and keeps versions of the weights; `pipeplan solve … --for torch-pipelining --batch SAMPLES` "
-        "finds the best plan that it can\n"
+        "finds the best plan that it can"
     )
-    assert not Path("plan/torch-pipelining").exists()
 
 
 def test_the_help_lists_the_targets_and_trainers_with_their_versions(run: Run) -> None:
@@ -78,62 +61,12 @@ def test_the_help_lists_the_targets_and_trainers_with_their_versions(run: Run) -
         assert any(character.isdigit() for character in export_target(name).title)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (
-            ("torch-piplining",),
-            "there is no target 'torch-piplining'; did you mean 'torch-pipelining'",
-        ),
-        ((), "say what to export the plan for: local, ssh"),
-        (("torchtitan", "nowhere"), "nowhere has no plan.json; `pipeplan solve` writes plan folders"),
-    ],
-    ids=["misspelt", "no target", "no plan"],
-)
-def test_mistakes_end_in_one_line(run: Run, arguments: tuple[str, ...], complaint: str) -> None:
-    done = run("export", *arguments)
-    assert (done.code, done.out) == (2, "")
-    assert done.err.startswith("error: ")
-    assert complaint in done.err
-    assert done.err.count("\n") == 1
-
-
-TEXTS = {"a.py": ExportFile("a", "one"), "b.sh": ExportFile("b", "two", 0o755)}
-
-
-def test_files_have_their_modes_and_folders_are_made(tmp_path: Path) -> None:
-    write_export(tmp_path / "x" / "y", TEXTS)
-    assert {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "x" / "y").iterdir()} == {
-        "a.py": 0o644,
-        "b.sh": 0o755,
-    }
-
-
-def test_all_files_are_written_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_text = Path.write_text
-
-    def full(path: Path, text: str, **given: str) -> int:
-        if path.name == "b.sh":
-            raise OSError(28, "No space left on device")
-        return write_text(path, text, **given)
-
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(InputError, match=r"cannot write .*x/y: No space left"):
-        write_export(tmp_path / "x" / "y", TEXTS)
-    assert not (tmp_path / "x").exists()
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "a.py").write_text("before")
-    with pytest.raises(InputError):
-        write_export(tmp_path / "old", TEXTS, force=True)
-    assert [path.name for path in (tmp_path / "old").iterdir()] == ["a.py"]
-    assert (tmp_path / "old" / "a.py").read_text() == "before"
-
-
-def test_a_file_or_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"file is not a folder: give another one with -o"):
-        write_export(tmp_path / "file" / "inner", TEXTS, force=True)
-    (tmp_path / "in" / "b.sh").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"b\.sh is a folder"):
-        write_export(tmp_path / "in", TEXTS, force=True)
-    assert not (tmp_path / "in" / "a.py").exists()
+def test_mistakes_end_in_one_line(run: Run) -> None:
+    check_refusals(
+        run,
+        {
+            "export torch-piplining": "there is no target 'torch-piplining'; did you mean 'torch-pipelining'",
+            "export": "say what to export the plan for: local, ssh, slurm",
+            "export torchtitan nowhere": "nowhere has no plan.json; `pipeplan solve` writes plan folders",
+        },
+    )

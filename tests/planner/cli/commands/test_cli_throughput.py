@@ -60,18 +60,16 @@ def test_the_command_line_states_the_rate_and_the_price(files: Run) -> None:
     assert plan["run_s"] is None
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"epochs": 0}, "epochs must be at least 1"),
-        ({"dataset_size": -3}, "dataset-size must be at least 1"),
-        ({"tokens_per_sample": 0}, "tokens-per-sample must be at least 1"),
-        ({"epochs": 2, "inference": True}, "epochs is for training"),
-    ],
+ODD: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"epochs": 0}, "epochs must be at least 1"),
+    ({"dataset_size": -3}, "dataset-size must be at least 1"),
+    ({"tokens_per_sample": 0}, "tokens-per-sample must be at least 1"),
+    ({"epochs": 2, "inference": True}, "epochs is for training"),
 )
-def test_odd_sizes_are_refused_in_one_line(files: Run, options: dict[str, Any], said: str) -> None:
+
+
+def test_odd_sizes_are_refused_in_one_line(files: Run) -> None:
     profile, cluster = pipeplan.read_profile("profile.json"), pipeplan.cluster("paid.toml")
-    with pytest.raises(pipeplan.InputError) as refused:
-        pipeplan.solve(profile, cluster, settings=DP, **options)
-    assert said in str(refused.value)
-    assert "\n" not in str(refused.value)
+    for options, said in ODD:
+        with pytest.raises(pipeplan.InputError, match=f"^.*{said}.*$"):
+            pipeplan.solve(profile, cluster, settings=DP, **options)

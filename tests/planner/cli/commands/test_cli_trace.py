@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commandline import Run, run_once
+from commandline import Run, check_refusals, refused, run_once
+from runs import GIB, chain
 
-from pipeplan.profile_data.layers import Layer, Tensor
-from pipeplan.profile_data.profile import Profile
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.cluster_toml import write_cluster
 
 FORWARD_S, BACKWARD_S, UPDATE_S, MOVE_S = 1.0, 2.0, 0.5, 0.25
 """Of both stages, but the update of the first alone, and what lies between them."""
@@ -23,20 +24,9 @@ Rows = Sequence[tuple[str, int, float, float]]
 @pytest.fixture
 def planned(run: Run) -> Path:
     """A plan of two stages, 1-1, by which every time is a multiple of a quarter of a second."""
-    Path("two.toml").write_text(
-        'format = "pipeplan-cluster"\nversion = 1\nname = "two"\n[device]\nname = "x"\nkind = "cpu"\nmemory = "9 GiB"\n'
-        '[[level]]\nname = "server"\ncount = 1\nbandwidth = "8 B/s"\n'
-        '[[level]]\nname = "cluster"\ncount = 2\nbandwidth = "8 B/s"\n'
-    )
-    Profile(
-        layers=(
-            Layer("a", FORWARD_S, BACKWARD_S, 1000, 10, update_s=UPDATE_S),
-            Layer("b", FORWARD_S, BACKWARD_S, 1000, 10),
-        ),
-        tensors=(Tensor("x", "a", ("b",), 2, 2),),
-        minibatch=4,
-        model_name="small",
-    ).save(Path("profile.json"))
+    levels = (Level("server", 1, 32.0), Level("cluster", 2, 32.0))
+    write_cluster(Cluster("two", Device("x", "cpu", 9 * GIB), levels), Path("two.toml"))
+    chain([(FORWARD_S, BACKWARD_S, UPDATE_S), (FORWARD_S, BACKWARD_S, 0.0)]).save(Path("profile.json"))
     done = run_once(run, "solve", "--cluster", "two.toml", "--solver", "dp", "--schedule", "1f1b-stashing")
     assert done.code == 0, done.err
     assert json.loads(Path("plan/plan.json").read_text())["plan"]["config"] == "1-1"
@@ -202,60 +192,36 @@ def test_the_run_is_drawn_beneath_at_the_same_scale(run: Run, planned: Path) -> 
     assert "\x1b" not in done.out
 
 
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (["nowhere"], "nowhere does not exist"),
-        (["plan"], "plan has no run that came to its end"),
-        (["plan", "--run", "elsewhere"], "elsewhere does not exist"),
-        (["plan", "--trace", "."], "is a folder"),
-    ],
-    ids=["no plan", "no run", "no such run", "a folder"],
+TRACED = "simulate --trace trace.json --run latest "
+REFUSED = {
+    TRACED + "nowhere": "nowhere does not exist",
+    TRACED + "plan": "plan has no run that came to its end",
+    TRACED + "plan --run elsewhere": "elsewhere does not exist",
+    TRACED + "plan --trace .": "is a folder",
+}
+DAMAGES = (
+    ("summary.json", '"pipeplan-summary"', '"x"', "summary.json is not a pipeplan-summary file"),
+    ("summary.json", "{", "", "summary.json is not valid JSON"),
+    ("timeline/rank-1.json", "]", "", "rank-1.json is not valid JSON"),
+    ("timeline/rank-1.json", '"forward", 0, ', '"forward", ', "intervals[1]: expected a list of 4, found 3 values"),
+    ("timeline/rank-1.json", '"forward", 0, ', '"run", 0, ', "intervals[1]: kind: expected 'forward' or"),
+    ("timeline/rank-1.json", '"forward", 0, ', '"forward", 0.5, ', "expected a whole number"),
+    ("timeline/rank-1.json", '"forward", 0, 1.25', '"forward", 0, 1e9', "[1]: the end, 2.25 s, is before"),
+    ("timeline/rank-1.json", '"epoch": 1', '"epoch": 2', "has files of different epochs"),
+    ("timeline/rank-1.json", '"stage": 1', '"stage": 0', "its worker 1 has another stage"),
+    ("timeline/rank-1.json", '"minibatches": 12', '"minibatches": 13', "are more than an epoch of 12 has"),
 )
-def test_what_is_wrong_is_one_line(run: Run, planned: Path, arguments: list[str], what: str) -> None:
-    done = run("simulate", "--trace", "trace.json", "--run", "latest", *arguments)
-    assert done.code == 2
-    assert what in done.err
-    assert done.err.count("\n") == 1
-    assert not Path("trace.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new", "what"),
-    [
-        ("summary.json", '"pipeplan-summary"', '"x"', "summary.json is not a pipeplan-summary file"),
-        ("summary.json", "{", "", "summary.json is not valid JSON"),
-        ("timeline/rank-1.json", "]", "", "rank-1.json is not valid JSON"),
-        ("timeline/rank-1.json", '"forward", 0, ', '"forward", ', "intervals[1]: expected a list of 4, found 3 values"),
-        ("timeline/rank-1.json", '"forward", 0, ', '"run", 0, ', "intervals[1]: kind: expected 'forward' or"),
-        ("timeline/rank-1.json", '"forward", 0, ', '"forward", 0.5, ', "expected a whole number"),
-        (
-            "timeline/rank-1.json",
-            '"forward", 0, 1.25',
-            '"forward", 0, 1e9',
-            "[1]: the end, 2.25 s, is before",
-        ),
-        ("timeline/rank-1.json", '"epoch": 1', '"epoch": 2', "has files of different epochs"),
-        ("timeline/rank-1.json", '"stage": 1', '"stage": 0', "its worker 1 has another stage"),
-        ("timeline/rank-1.json", '"minibatches": 12', '"minibatches": 13', "are more than an epoch of 12 has"),
-    ],
-    ids=["format", "summary cut", "timeline cut", "fields", "kind", "number", "times", "epochs", "stage", "count"],
-)
-def test_damaged_runs_are_one_line(run: Run, planned: Path, file: str, old: str, new: str, what: str) -> None:
-    path = _write_run(planned, _sequential(1.0)) / file
-    path.write_text(path.read_text().replace(old, new, 1))
-    done = run("simulate", "--run", "latest", "--trace", "trace.json")
-    assert done.code == 2
-    assert what in done.err
-    assert done.err.count("\n") == 1
-
-
-def test_runs_of_other_plans_and_runs_without_timelines_are_refused(run: Run, planned: Path) -> None:
-    _write_run(planned, _sequential(1.0), "20260101T000000Z", "sha256:other")
-    done = run("simulate", "--run", "latest", "--trace", "trace.json")
-    assert done.code == 2
-    assert "is a run of another plan than plan has now" in done.err
-    _write_run(planned, [], "20260102T000000Z")
-    done = run("simulate", "--run", "latest", "--trace", "trace.json")
-    assert done.code == 2
-    assert "has no timelines" in done.err
+def test_what_is_wrong_is_one_line(run: Run, planned: Path) -> None:
+    check_refusals(run, REFUSED)
+    folder = _write_run(planned, _sequential(1.0))
+    for file, old, new, said in DAMAGES:
+        whole = (folder / file).read_text()
+        (folder / file).write_text(whole.replace(old, new, 1))
+        assert said in refused(run, *TRACED.split()), said
+        (folder / file).write_text(whole)
+    _write_run(planned, _sequential(1.0), "20260201T000000Z", "sha256:other")
+    assert "is a run of another plan than plan has now" in refused(run, *TRACED.split())
+    _write_run(planned, [], "20260202T000000Z")
+    assert "has no timelines" in refused(run, *TRACED.split())

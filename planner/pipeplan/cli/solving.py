@@ -1,0 +1,183 @@
+"""The parts that commands which solve share: profile, request, settings, the line on a search, lines on files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from pipeplan.api import cluster
+from pipeplan.cli.output import live_line
+from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.errors import InputError
+from pipeplan.exports import TARGET_NAMES
+from pipeplan.from_options.build_problem import BuiltProblem, Request, build_problem
+from pipeplan.from_options.option_fields import option_fields
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.run_solvers import Disagreement
+from pipeplan.planning.settings import Settings, SolveProgress
+from pipeplan.problem.plan_profile import PROFILE
+from pipeplan.profile_data.profile import Profile, bundled_profile_paths, load_profile
+from pipeplan.rendering import plan_folder
+from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
+from pipeplan.util import processes
+from pipeplan.util.deadline import Deadline
+from pipeplan.util.text import one_line
+from pipeplan.util.units import show_time
+
+EXAMPLE = "vgg16-v100"
+"""The bundled profile that stands in where there is no other."""
+PHASES = {
+    "": "choosing what to solve",
+    "cuts": "listing the model's cuts",
+    "DP": "searching with the DP",
+    "ILP": "confirming with the ILP",
+    "certificate": "making the certificate",
+    "baselines": "searching for the baselines",
+    "simulation": "simulating the plan",
+    "why no plan fits": "finding out why no plan fits",
+}
+"""The words for every phase in the line."""
+
+
+@dataclass(frozen=True)
+class ProfileSource:
+    """A profile, and a line that says where it comes from."""
+
+    profile: Profile
+    text: str
+    example: bool = False
+    """Whether it is the bundled profile that stands in where none is named and there is no ./profile.json."""
+
+
+def problem_of(arguments: dict[str, Any], deadline: Deadline) -> tuple[BuiltProblem, str]:
+    """The problem that the arguments describe, and a line on where its profile comes from.
+
+    The choice between synchronous and asynchronous plans, where the arguments leave it open, has a share of the time
+    until the deadline.
+    """
+    source = read_profile(arguments.get("profile"))
+    machines = cluster(arguments["cluster_name"], servers=arguments.get("servers"), workers=arguments.get("workers"))
+    return build_problem(request_of(arguments, source.profile, machines, deadline=deadline)), source.text
+
+
+def request_of(arguments: dict[str, Any], profile: Profile, machines: Cluster, **more: Any) -> Request:
+    """The request that the arguments describe; `more` are further fields of it. Raises `InputError`."""
+    return Request(
+        profile,
+        machines,
+        batch=arguments.get("batch"),
+        microbatch=arguments.get("microbatch"),
+        staleness=arguments.get("staleness"),
+        options=checked_option_fields(arguments),
+        **more,
+    )
+
+
+def checked_option_fields(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `Options` that the arguments set. Raises `InputError` where they contradict each other."""
+    if arguments.get("inference") and arguments.get("schedule"):
+        raise InputError("--schedule is for training: leave it out with --inference")
+    least, most = arguments.get("stages") or (None, None)
+    exact = {"stages": least} if least == most else {"stages": None, "max_stages": most}
+    return option_fields(arguments | exact)
+
+
+def read_profile(path: Path | None) -> ProfileSource:
+    """The profile at `path`; without one ./profile.json, or the bundled VGG-16 where there is no such file."""
+    here = Path(PROFILE)
+    example = path is None and not here.exists()
+    if path is not None:
+        why = "bundled" if str(path) in bundled_profile_paths() and not path.is_file() else str(path)
+    elif example:
+        path, why = Path(EXAMPLE), f"bundled, as there is no {here} here"
+    else:
+        path, why = here, f"{here} in this folder"
+    profile = load_profile(str(path))
+    origin = profile.provenance
+    text = f"profile: {profile.model_name} ({why}); {origin.kind} on {origin.device_name or 'an unnamed device'}"
+    if origin.kind == "modelled":
+        text += ", not measured"
+    return ProfileSource(profile, one_line(text), example)
+
+
+def settings_of(arguments: dict[str, Any]) -> Settings:
+    """The settings that the arguments describe. A time limit that the user gave also holds for confirming a proof."""
+    source = click.get_current_context().get_parameter_source("time_limit")
+    given = source not in (None, ParameterSource.DEFAULT)
+    return Settings(
+        solver=arguments["solver"],
+        time_limit_s=positive_time_limit(arguments["time_limit"]),
+        confirm_s=None if given else Settings.confirm_s,
+        simplify=True,
+    )
+
+
+def positive_time_limit(time_limit: float) -> float:
+    """The time limit in seconds. Raises `InputError` unless it is positive."""
+    if not time_limit > 0:
+        raise InputError(f"--time-limit must be above 0 seconds, not {time_limit:g}")
+    return time_limit
+
+
+def progress_text(state: SolveProgress) -> str:
+    """The state of a solve in one line."""
+    parts = [PHASES.get(state.phase, state.phase)]
+    if state.best_s is not None:
+        parts.append(f"best {show_time(state.best_s)}")
+    if state.bound_s is not None:
+        parts.append(f"bound {show_time(state.bound_s)}")
+    if state.gap is not None:
+        parts.append(f"gap {state.gap:.2%}")
+    return f"{parts[0]}: {', '.join([*parts[1:], f'{state.seconds:.0f} s'])}"
+
+
+@contextmanager
+def solve_line() -> Iterator[Callable[[SolveProgress], None]]:
+    """Show the line while the block runs. Yields the function that a solve reports its progress to."""
+    state = [SolveProgress.started()]
+
+    def report(changed: SolveProgress) -> None:
+        # Only kept: the line is drawn by another thread, a few times a second.
+        state[0] = changed
+
+    with live_line(lambda: progress_text(state[0])):
+        yield report
+
+
+@contextmanager
+def watched_search(folder: Path | None) -> Iterator[tuple[Callable[[SolveProgress], None], Callable[[], None]]]:
+    """Show the line while the block solves, whose plan is for `folder` (None: it is not written).
+
+    Yields the function that a solve reports its progress to, and one that raises `KeyboardInterrupt` if Ctrl-C came
+    in the block. If the solvers contradict each other, both plans are written beside the folder, and the error names
+    the files.
+    """
+    try:
+        with processes.remember_interrupt() as interrupted, solve_line() as report:
+            yield report, interrupted
+    except Disagreement as error:
+        if folder is None:
+            raise
+        files = " and ".join(str(path) for path in plan_folder.write_disagreement(error.results, folder))
+        raise Disagreement(f"{error}; both plans are in {files}", error.results) from None
+
+
+def written_lines(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()) -> str:
+    """A line on the files that were written, and another on files made from an older plan that remain.
+
+    `fresh` names the exports that were written with this plan.
+    """
+    runnable = "" if outcome.problem.profile.model_ref else " (its profile names no model that could be run)"
+    line = f"written: {folder}/plan.json, stages/, launch.sh{runnable}"
+    launchers = [launcher.file_name for launcher in LAUNCHERS.values() if launcher is not LOCAL]
+    makeable = [*launchers, *TARGET_NAMES, "report.html"]
+    older = [name for name in makeable if name not in fresh and (folder / name).exists()]
+    if not older:
+        return line
+    return f"{line}\nstill of the older plan, to be made anew: {', '.join(older)} in {folder}"
