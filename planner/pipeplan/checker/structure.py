@@ -1,4 +1,8 @@
-"""Checks that the stages form a valid plan of the model on the cluster, and that it satisfies the user's options."""
+"""Checks that the stages form a valid plan of the model on the cluster, within the user's options.
+
+It also says whether the plan lies in the searched space, of which alone a certificate speaks (docs/cost-model.md, "The
+space of plans").
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ def check_structure(document: PlanDocument, model: CheckedModel) -> str:
     if document.virtual:
         check_devices(document)
         check_held(document)
-    layers, workers = len(model.names), sum(map(len, _positions(document)))
+    layers, workers = len(model.names), sum(map(len, document.positions))
     return f"{_counted(len(document.stages), 'stage')} of {_counted(layers, 'layer')} on {_counted(workers, 'worker')}"
 
 
@@ -34,7 +38,7 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
     """
     options, stages = document.options, len(document.stages)
     replicas = max(len(stage.workers) // document.copies for stage in document.stages)
-    busy = sum(map(len, _positions(document)))
+    busy = sum(map(len, document.positions))
     if options.stages is not None and stages != options.stages:
         raise InputError(f"{options.stages} stages were asked for, the plan has {stages}")
     if options.virtual_stages not in (None, stages // len(document.devices)):
@@ -82,10 +86,9 @@ def check_grid(document: PlanDocument) -> None:
                 f"worker {next_worker} on"
             )
         next_worker += len(stage.workers)
-    shared = document.accumulate if document.accumulates else None
-    if shared is not None and shared % len(first.workers):
+    if document.accumulates and document.minibatches % len(first.workers):
         raise InputError(
-            f"a uniform grid was asked for, but {shared} minibatches are not the same number for each of "
+            f"a uniform grid was asked for, but {document.minibatches} minibatches are not the same number for each of "
             f"{len(first.workers)} replicas"
         )
     ends = [sum(document.cluster.server_sizes[: count + 1]) for count in range(document.cluster.servers)]
@@ -124,7 +127,7 @@ def _order(document: PlanDocument, model: CheckedModel) -> None:
 
 
 def _workers(document: PlanDocument) -> None:
-    workers = Counter(worker for device in _positions(document) for worker in device)
+    workers = Counter(worker for device in document.positions for worker in device)
     for worker, times in workers.items():
         if times > 1:
             raise InputError(f"worker {worker} is in the plan {times} times")
@@ -139,11 +142,6 @@ def _workers(document: PlanDocument) -> None:
             )
 
 
-def _positions(document: PlanDocument) -> tuple[tuple[int, ...], ...]:
-    """The workers of every stage, or of every device where workers run several stages."""
-    return document.devices if document.virtual else tuple(stage.workers for stage in document.stages)
-
-
 def _two(model: CheckedModel, block: int, cut: int) -> str:
     return f"{model.names[_lowest(block & cut)]!r} and {model.names[_lowest(block & ~cut)]!r}"
 
@@ -154,3 +152,45 @@ def _lowest(layers: int) -> int:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" + "s" * (count != 1)
+
+
+def outside_space(document: PlanDocument) -> str:
+    """Why a plan lies outside the searched space, or an empty text where it lies inside."""
+    copies = range(document.copies)
+    stages = range(len(document.stages))
+    for copy in copies:
+        end = 0
+        for stage in stages:
+            workers = document.of_copy(copy, stage)
+            if workers != tuple(range(workers[0], workers[0] + len(workers))):
+                return f"stage {stage + 1} is not on consecutive workers in increasing order"
+            if workers[0] < end:
+                return f"stage {stage + 1} is on workers before those of stage {stage}"
+            end = workers[-1] + 1
+    return _unlike_copies(document) if document.copies > 1 else ""
+
+
+def _unlike_copies(document: PlanDocument) -> str:
+    """Why the copies of a plan are not one and the same pipeline in alike components of a level, or an empty text."""
+    network, copies = document.network, range(document.copies)
+    whys = [_unlike_components(document, level, copies) for level in range(1, len(network.starts) - 1)]
+    found = [why for why in whys if why]
+    if not whys:
+        return "the workers are in no components that could hold a copy of the pipeline each"
+    return found[-1] if len(found) == len(whys) else ""
+
+
+def _unlike_components(document: PlanDocument, level: int, copies: range) -> str:
+    """Why a plan has no copies in the components of a level, or an empty text."""
+    starts, first = document.network.starts[level], document.network.component(level, document.of_copy(0, 0)[0])
+    if first + len(copies) >= len(starts):
+        return f"there are no {len(copies)} components in a row, from that of copy 1 on, for the copies of the pipeline"
+    if not all(document.cluster.alike(level, first, first + copy) for copy in copies):
+        return f"the components of the {len(copies)} copies of the pipeline are not alike"
+    for copy in copies:
+        begin, end = starts[first + copy : first + copy + 2]
+        for stage in range(len(document.stages)):
+            places = [worker - starts[first] for worker in document.of_copy(0, stage)]
+            if list(document.of_copy(copy, stage)) != [begin + place for place in places] or begin + places[-1] >= end:
+                return f"copy {copy + 1} of the pipeline is not in the places of copy 1 within its own component"
+    return ""

@@ -44,12 +44,12 @@ class BatchTime:
         """Seconds from one update to the next."""
         return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.order_s
 
-    @property
-    def longest(self) -> str:
-        """The part that takes longest, for messages."""
+    def cause(self, stages: int) -> str:
+        """The part that takes longest. A plan of one stage has no pipeline to fill: its passes are all compute."""
+        first_s, steady_s = self.work_s + self.transfers_s, self.steady_s
         parts = (
-            (self.steady_s, self.bound),
-            (self.work_s + self.transfers_s, "filling and draining the pipeline"),
+            (steady_s + (first_s if stages == 1 else 0.0), self.bound),
+            (first_s if stages > 1 else 0.0, "filling and draining the pipeline"),
             (self.exposed_s, "gradient synchronisation"),
             (self.order_s, "waiting for other stages between passes"),
         )

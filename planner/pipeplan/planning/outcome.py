@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeplan.checker.verdict_words import gap_of
 from pipeplan.cost.evaluate import Evaluation
 from pipeplan.cost.throughput import RunSize, Throughput, throughput_of
 from pipeplan.plan.plan import Plan
@@ -13,7 +12,7 @@ from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.choose import Choice
 from pipeplan.planning.figure import Figure
 from pipeplan.planning.outcome_views import outcome_html, outcome_lines, stage_rows
-from pipeplan.planning.verdict import TOLERANCE, Verdict
+from pipeplan.planning.verdict import TOLERANCE, Verdict, gap_of
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.certificate import Certificate
 from pipeplan.solvers.result import Result, Status

@@ -7,11 +7,10 @@ from typing import Any
 
 from msgspec import Struct
 
-from pipeplan.checker.proof import NOT_SHOWN
-from pipeplan.checker.verdict_words import percent
+from pipeplan.checker.claims import NOT_SHOWN
 from pipeplan.drawing import tables
 from pipeplan.explanation.second_best import Alternatives
-from pipeplan.planning.verdict import TOLERANCE
+from pipeplan.planning.verdict import TOLERANCE, percent
 from pipeplan.report.document import Comparison
 from pipeplan.report.source import ReportSource
 from pipeplan.util.text import one_line

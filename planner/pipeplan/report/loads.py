@@ -67,6 +67,8 @@ def _binds(name: str, bound: str) -> bool:
     """Whether a resource, or a part of a batch, is the bound that plan.json names."""
     if bound == FILL_AND_DRAIN:
         return name.endswith(": filling and draining") or name == "its transfers"
+    if name == "the first microbatch's passes":  # of a plan of one stage, which has no pipeline to fill
+        return bound != "gradient synchronisation"
     return name == bound or (name.startswith(f"{bound}, microbatches ") or name == f"{bound} that is waited for")
 
 

@@ -12,7 +12,7 @@ from pipeplan.cluster_data import cluster_json
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.flush import BatchTime
-from pipeplan.drawing.answer import limiting_resource, plan_name
+from pipeplan.drawing.answer import plan_name
 from pipeplan.plan.plan import Plan
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Sharding
@@ -81,8 +81,8 @@ class ReportSource:
 
     @property
     def bound(self) -> str:
-        """The resource or part of a batch that limits the step time, in the words of WHY."""
-        return limiting_resource(self.plan, self.batch, one_line(self.root["prediction"]["bound_by"].text()))
+        """The resource or part of a batch that limits the step time."""
+        return one_line(self.root["prediction"]["bound_by"].text())
 
     @cached_property
     def predictions(self) -> tuple[PredictedStage, ...]:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker.certificates.flush_stages import FlushSpace
-from pipeplan.checker.certificates.shared_loads import CardLevel, CoreLevel, card_levels, core_levels
-from pipeplan.checker.certificates.stages import LeadingStages, StagesAtCut, StageSpace
-from pipeplan.checker.certificates.states import CertificateStates, CountedLimits, covered, read_states
+from pipeplan.checker.certificates.shared_loads import SharedLevel, card_levels, core_levels
+from pipeplan.checker.certificates.stages import CertificateStates, LeadingStages, StagesAtCut, StageSpace
+from pipeplan.checker.certificates.states import CountedLimits, covered, read_states
 from pipeplan.checker.certificates.worker_runs import WorkerRuns
-from pipeplan.checker.document import FLUSHING, CheckedOptions, PlanDocument
+from pipeplan.checker.document import CheckedOptions, PlanDocument
 from pipeplan.checker.model import CheckedModel, Flags, Totals
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
@@ -57,11 +57,11 @@ def stage_space(
     if cluster.workers > MOST_WORKERS:
         raise InputError(f"a certificate is checked for at most {MOST_WORKERS} workers")
     runs = WorkerRuns.of(cluster, options.max_replicas, grid)
-    levels: list[CardLevel | CoreLevel] = []
+    levels: list[SharedLevel] = []
     if options.contention:
         levels = [*card_levels(cluster, runs, limit), *core_levels(document.cluster, runs, limit, workers)]
-    totals = Totals.of(model, MOST_CUTS)
-    kind = FlushSpace if document.schedule in FLUSHING else StageSpace
+    totals = Totals.of(model, model.cuts(MOST_CUTS))
+    kind = FlushSpace if document.flushes else StageSpace
     return kind(document, model, totals, cluster, runs, tuple(levels), copies, workers, threshold, limit, among_s)
 
 
@@ -97,7 +97,7 @@ class Closure:
         """Check all stages in front of the states at a cut. Raises an `InputError` where one is not covered."""
         rows = np.flatnonzero(self.listed.cut == cut)
         states, stages = self.listed.take(rows), self.space.stages(cut)
-        for leads in self.space.leads(stages, states.at_cut):
+        for leads in self.space.leads(stages, states):
             self._check_leads(stages, states, leads, rows)
 
     def _check_leads(self, stages: StagesAtCut, states: CertificateStates, leads: LeadingStages, rows: Ints) -> None:

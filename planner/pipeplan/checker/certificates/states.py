@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.certificates.shared_loads import CardLevel
-from pipeplan.checker.certificates.stages import StageSpace, StatesAtCut
+from pipeplan.checker.certificates.stages import CertificateStates, StageSpace
 from pipeplan.checker.document import CheckedOptions
 from pipeplan.checker.model import Flags, Floats
 from pipeplan.util.files import LARGEST, Node
@@ -49,38 +48,6 @@ class CountedLimits:
         return CountedLimits(
             most, same, busy, tuple((names.index(name), stage) for name, stage in options.pins) if same else ()
         )
-
-
-@dataclass(frozen=True)
-class CertificateStates:
-    """States of one space of plans, one array entry for each."""
-
-    cut: Ints
-    """The cut, as an index into the cuts of the model."""
-    first: Ints
-    """First worker of the stage behind the cut."""
-    replicas: Ints
-    """Replicas of that stage."""
-    demand: Floats
-    """Minibatches that a stage in front must cover; 0 where depths do not matter."""
-    loads: Floats
-    """A row for each state: what the cards and cores of the components of its first worker are busy, in seconds per
-    minibatch, without the traffic of the cut itself. 0 where the worker is the first of its component."""
-    times: Floats
-    """A row for each state: the parts of a batch's time behind the cut, with a flush; otherwise no columns."""
-    stages: Ints
-    """Number of stages behind the cut; 0 where stages are not counted."""
-    busy: Ints
-    """Number of workers of those stages; 0 where workers are not counted."""
-
-    def take(self, rows: Ints | Flags) -> CertificateStates:
-        """The entries that `rows` selects."""
-        return CertificateStates(*(array[rows] for array in vars(self).values()))
-
-    @property
-    def at_cut(self) -> StatesAtCut:
-        """The states as the stages in front see them."""
-        return StatesAtCut(self.first, self.replicas, self.demand, self.loads, self.times)
 
 
 def read_states(
@@ -201,7 +168,7 @@ def covered(space: StageSpace, counts: CountedLimits, leads: CertificateStates, 
             part = slice(column, column + width)
             less = (listed.loads[index, part] <= leads.loads[:, part]).all(axis=1) & (mine == theirs[index])
             edge = leads.first == level.begin[mine]
-            if isinstance(level, CardLevel):
+            if not level.cores:
                 inside = first + replicas <= level.stop[theirs[index]]
                 alike = inside & (leads.first + leads.replicas <= level.stop[mine])
                 alike |= (leads.first == first) & (leads.replicas == replicas)
@@ -218,9 +185,6 @@ def _alone(space: StageSpace, listed: CertificateStates) -> list[Flags]:
     found, column = [], 0
     for level, width in zip(space.levels, space.widths, strict=True):
         loads = listed.loads[:, column : column + width]
-        if isinstance(level, CardLevel):
-            found.append(level.alone(listed.first, listed.replicas, space.traffic_of(listed.cut), loads))
-        else:
-            found.append(loads[:, 0] <= level.limit_s)
+        found.append(level.alone(listed.first, listed.replicas, space.traffic_of(listed.cut), loads))
         column += width
     return found
