@@ -144,7 +144,7 @@ class ShownBound:
         return f"no plan of the searched space takes less than {least}, so none is more than {share} faster"
 
 
-def check_claims(document: PlanDocument, model: CheckedModel, shown: CertifiedBound | None) -> str | None:
+def check_claims(document: PlanDocument, model: CheckedModel, shown: CertifiedBound | None = None) -> str | None:
     """Check the status, the gap and the bound of plan.json, and that it calls no bound proven that nobody found.
 
     `shown` is the bound of a certificate. Returns a summary, or None where nothing shows

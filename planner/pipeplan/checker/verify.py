@@ -102,11 +102,17 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
     structure = _try("structure", lambda: check_structure(document, model))
     if structure.holds is False:
         return CheckedPlan((structure,), None)
-    figures, certified = stage_figures(document, model), _Certified(document, model)
+    figures, shown = stage_figures(document, model), list[CertifiedBound]()
 
     @cache
     def pace() -> ChargedPace:
         return charged_pace(document, model, figures)
+
+    def optimality() -> str | None:
+        if (bound := _certified(document, model)) is None:
+            return None
+        shown.append(bound)
+        return f"{ShownBound(document.step_s, bound.bound_s).text}; states checked: {bound.states}"
 
     results = (
         structure,
@@ -117,43 +123,31 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
         _try("stages", lambda: check_stages(document, model, figures)),
         _try("memory", lambda: check_memory(document, figures)),
         _try("description", lambda: check_description(document, profile, pace().bound_by)),
-        _try("optimality", certified.check, NO_CERTIFICATE),
+        _try("optimality", optimality, NO_CERTIFICATE),
         _try(
             "verdict",
-            lambda: check_claims(document, model, certified.bound),
+            lambda: check_claims(document, model, *shown),
             "it follows from the bound, which no certificate shows",
         ),
     )
-    bound, right = certified.bound, all(result.holds is not False for result in results)
-    return CheckedPlan(results, ShownBound(document.step_s, bound.bound_s) if bound and right else None)
+    right = all(result.holds is not False for result in results)
+    return CheckedPlan(results, ShownBound(document.step_s, shown[0].bound_s) if shown and right else None)
 
 
-@dataclass
-class _Certified:
-    """The check of the certificate, which keeps the bound that it shows."""
+def _certified(document: PlanDocument, model: CheckedModel) -> CertifiedBound | None:
+    """The bound that the certificate shows; None where there is none.
 
-    document: PlanDocument
-    model: CheckedModel
-    bound: CertifiedBound | None = None
-
-    def check(self) -> str | None:
-        """Check the certificate, and return what it shows; None where there is none.
-
-        Raises an `InputError` where it does not hold, or where the plan lies outside the space that it speaks of.
-        """
-        if self.document.virtual or self.document.options.sharding != WHOLE:
-            if self.document.root.get("certificate") is not None:
-                kind = "workers run several stages" if self.document.virtual else "replicas divide their state"
-                raise InputError(f"no certificate speaks of plans whose {kind}")
-            if self.document.virtual:
-                return None
-        if (outside := outside_space(self.document)) and _claims_proof(self.document):
-            raise InputError(f"the plan lies outside the searched space, of which alone a proof speaks: {outside}")
-        self.bound = check_certificate(self.document, self.model)
-        if self.bound is None:
+    Raises an `InputError` where it does not hold, or where the plan lies outside the space that it speaks of.
+    """
+    if document.virtual or document.options.sharding != WHOLE:
+        if document.root.get("certificate") is not None:
+            kind = "workers run several stages" if document.virtual else "replicas divide their state"
+            raise InputError(f"no certificate speaks of plans whose {kind}")
+        if document.virtual:
             return None
-        shown = ShownBound(self.document.step_s, self.bound.bound_s)
-        return f"{shown.text}; states checked: {self.bound.states}"
+    if (outside := outside_space(document)) and _claims_proof(document):
+        raise InputError(f"the plan lies outside the searched space, of which alone a proof speaks: {outside}")
+    return check_certificate(document, model)
 
 
 def _claims_proof(document: PlanDocument) -> bool:

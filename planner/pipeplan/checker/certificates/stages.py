@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,9 +127,26 @@ class StageSpace:
     """Time of one all-reduce among the copies, in seconds."""
 
     @property
-    def widths(self) -> list[int]:
-        """The number of loads of a state at each level."""
-        return [level.width for level in self.levels]
+    def most_stages(self) -> int | None:
+        """Largest number of stages; None where the states do not count them."""
+        return self.document.options.stages or self.document.options.max_stages
+
+    @property
+    def same_stages(self) -> bool:
+        """Whether there must be exactly so many stages."""
+        return self.document.options.stages is not None
+
+    @property
+    def most_busy(self) -> int | None:
+        """Largest number of busy workers of one copy; None where the states do not count them."""
+        most = self.document.options.max_workers
+        return None if most is None else min(most // self.copies, self.runs.workers)
+
+    @cached_property
+    def columns(self) -> list[tuple[SharedLevel, slice]]:
+        """The levels, with the columns that each has among the loads of a state."""
+        ends = list(itertools.accumulate((level.width for level in self.levels), initial=0))
+        return [(level, slice(*part)) for level, part in zip(self.levels, itertools.pairwise(ends), strict=True)]
 
     @property
     def last(self) -> int:
@@ -351,12 +370,10 @@ class StageSpace:
             state, run, hops = state[near], run[near], hops.take(near)
         sent, returned = self.traffic_of(stages.cut)
         pairs = Behind(run, states.first[state], states.replicas[state], float(sent), float(returned), starts)
-        closed, loads, column = np.ones(len(run), dtype=bool), np.zeros((len(run), sum(self.widths))), 0
-        for level, width in zip(self.levels, self.widths, strict=True):
-            part = slice(column, column + width)
+        closed, loads = np.ones(len(run), dtype=bool), np.zeros((len(run), states.loads.shape[1]))
+        for level, part in self.columns:
             within, loads[:, part] = level.joined(pairs, states.loads[state, part])
             closed &= within
-            column += width
         return state[closed], run[closed], hops.take(closed), loads[closed]
 
     def _near(self, cut: int, hops: Hops) -> Flags:
@@ -391,12 +408,10 @@ class StageSpace:
             fits = mine.fixed + depth * mine.growing <= capacity
         if self.share is not None and self.covers:
             fits &= depth * replicas + mine.late <= self.share
-        found, column = np.zeros(loads.shape), 0
-        for level, width in zip(self.levels, self.widths, strict=True):
-            part = slice(column, column + width)
+        found = np.zeros(loads.shape)
+        for level, part in self.columns:
             within, found[:, part] = level.extended(mine.traffic, loads[:, part])
             fits &= within
-            column += width
         demand = depth * replicas + mine.wait if self.covers else np.zeros(len(chosen))
         times = self._times(mine, states.times[state], hops)
         return LeadingStages(state, chosen, demand, found, times).take(fits & self._in_time(mine, times))
