@@ -52,7 +52,7 @@ def explain(
     path = Path(plan)
     problem, read = plan_file.read_plan(path, None if profile is None else Path(profile))
     root = plan_file.read_plan_document(path)
-    proof, step_s = check_readable_plan(root, problem.profile).proof, plan_file.step_time_s(root)
+    proof, step_s = check_readable_plan(root, problem.profile).proof, plan_file.PlanFile.of(root).step_s
     return explain_plan(problem, settings, wishes, read, progress, proof=proof, step_s=step_s)
 
 

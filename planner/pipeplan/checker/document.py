@@ -86,7 +86,7 @@ class CheckedStage:
     deferred: Natural = 0
 
 
-class CheckedPlan(Struct, frozen=True):
+class PlanFields(Struct, frozen=True):
     """The field `plan`."""
 
     inference: bool
@@ -176,7 +176,7 @@ class PlanDocument:
     @staticmethod
     def of(root: Node) -> PlanDocument:
         """Read a plan.json. Raises an `InputError` that names the field that is wrong."""
-        plan = decode(root["plan"], CheckedPlan)
+        plan = decode(root["plan"], PlanFields)
         name = plan.schedule or (FORWARD_ONLY if plan.inference else STASHING)
         if name not in ((FORWARD_ONLY,) if plan.inference else SCHEDULES):
             kind = "inference" if plan.inference else "training"

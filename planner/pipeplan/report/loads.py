@@ -76,7 +76,7 @@ def _stated_loads(source: ReportSource) -> Iterator[tuple[str, float]]:
     """Names and seconds of the loads that plan.json alone states: passes, all-reduces and messages."""
     plan, scenario = source.plan, source.scenario
     if plan.copies > 1:
-        copies_s = source.root["prediction"]["copies_synchronisation_s"].number()
+        copies_s = source.stated.prediction.copies_synchronisation_s
         yield "synchronisation among the copies of the pipeline", copies_s
     for number, load in enumerate(scenario.stages, start=1):
         yield f"compute of stage {number}", (load.forward_s + load.backward_s) / load.replicas

@@ -22,6 +22,8 @@ from pipeplan.util.files import Node
 
 PROFILE = decoder(2)
 PLAN = grid(PROFILE, ["h.1.ln"], replicas=4)
+SIZES = ("send_bytes", "receive_gradient_bytes", "parameter_bytes", "minibatch_bytes", "memory_bytes")
+STAGES = [dict.fromkeys(("forward_s", "backward_s", "sync_s", *SIZES), 0)] * 2
 EVIL = "x: \"'{#}\\&*!|>%@` \u00e9\U0001f600$(HOME) $$1"
 
 
@@ -34,7 +36,9 @@ def rendered(where: Cluster | None = None, plan: Plan = PLAN, model: str = "deco
     document = {
         "profile": {"model": model, "ref": "job.py:make", "digest": "sha256:0", "minibatch": 4, "threads": 2},
         "cluster": where.to_json() | {"digest": "sha256:1"},
+        "options": {},
         "plan": plan.to_json(),
+        "prediction": {"minibatch_s": 1.0, "bound_by": "", "copies_synchronisation_s": 0.0, "stages": STAGES},
     }
     context = TemplateContext.of(Node(document, "plan.json"))
     return load_template(KUBERNETES.template).render(KUBERNETES.variables(context, settings))

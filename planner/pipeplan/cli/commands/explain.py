@@ -114,7 +114,7 @@ def _subject(
         _refuse_problem_options(path)
         problem, plan = plan_file.read_plan(path, profile)
         root = plan_file.read_plan_document(path)
-        known = check_readable_plan(root, problem.profile).proof, plan_file.step_time_s(root)
+        known = check_readable_plan(root, problem.profile).proof, plan_file.PlanFile.of(root).step_s
         return problem, plan, [f"plan: {path}, made from {_source(problem)}"], known
     if profile is not None and path is not None:
         raise InputError(f"{path} is not a plan but a profile: leave out --profile")
