@@ -26,8 +26,8 @@ def test_the_verdict_gives_gap_and_ground() -> None:
         (2.0, 2.0, (DP,), f"not confirmed: {FASTER} faster; DP shows the bound, and no second solver was asked"),
         (2.0, 2.0, (DP, LATE), f"not confirmed: {FASTER} faster; {refuses} its bound is 1500 ms"),
         (
-            *(2.5, 2.0, (DP, replace(LATE, note="the search ended early"))),
-            f"not confirmed: {FASTER} more than 25.0% faster; {refuses} its bound is 1500 ms, and the search ended early",
+            *(2.5, 2.0, (DP, replace(LATE, note="it ended early"))),
+            f"not confirmed: {FASTER} more than 25.0% faster; {refuses} its bound is 1500 ms, and it ended early",
         ),
         (
             *(2.0, 2.0, (DP, NONE)),
