@@ -167,7 +167,7 @@ def check_claims(document: PlanDocument, model: CheckedModel, shown: CertifiedBo
     _check_record(document, model, stated)
     if shown is None or stated.bound_s > shown.bound_s * (1 + TOLERANCE):
         return None
-    return f"{root['status'].text()}, gap {stated.gap:.2%}; who found the bound is {NOT_SHOWN}"
+    return f"{root['status'].text()}, gap {stated.gap:.2%}; what each solver found is {NOT_SHOWN}"
 
 
 def _check_record(document: PlanDocument, model: CheckedModel, stated: ShownBound) -> None:
