@@ -276,6 +276,17 @@ def test_a_solvers_bound_that_excludes_the_plan_is_refused() -> None:
         assert _fault(changed(case.document, lambda d: d["verdict"]["solvers"][1].update(bound_s=value)), case)  # noqa: B023
 
 
+@pytest.mark.parametrize(("solver", "passes"), [("relaxation", True), ("ILP (HiGHS)", False)])
+def test_only_a_relaxation_bounds_times_above_those_of_the_formulas(solver: str, passes: bool) -> None:
+    def change(document: Document) -> None:
+        _times(1.5, 1.5)(document)
+        higher_s = document["prediction"]["minibatch_s"] * 1.2
+        first = document["verdict"]["solvers"][0]
+        document["verdict"]["solvers"].append(first | {"solver": solver, "bound_s": higher_s})
+
+    assert (_fault(*_forged("flush", change)) == "") is passes
+
+
 def test_a_bound_above_the_step_time_or_the_solvers_is_refused() -> None:
     for name in SIMULATED:
         document, case = _forged(name, lambda d: d.update(bound_s=d["stated"]["minibatch_s"] * 1.01))
