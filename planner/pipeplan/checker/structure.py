@@ -7,6 +7,7 @@ space of plans").
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.model import CheckedModel
@@ -38,22 +39,22 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
     """
     options, stages = document.options, len(document.stages)
     replicas = max(len(stage.workers) // document.copies for stage in document.stages)
-    busy = sum(map(len, document.positions))
-    if options.stages is not None and stages != options.stages:
-        raise InputError(f"{options.stages} stages were asked for, the plan has {stages}")
-    if options.virtual_stages not in (None, stages // len(document.devices)):
-        raise InputError(f"{options.virtual_stages} stages of each worker were asked for, the plan has others")
+    for what, asked, found in (
+        ("stages", options.stages, stages),
+        ("stages of each worker", options.virtual_stages, stages // len(document.devices)),
+    ):
+        if asked not in (None, found):
+            raise InputError(f"{asked} {what} were asked for, the plan has {found}")
     for what, most, found in (
         ("stages", options.max_stages, stages),
         ("replicas of a stage", options.max_replicas, replicas),
-        ("workers", options.max_workers, busy),
+        ("workers", options.max_workers, sum(map(len, document.positions))),
+        ("copies of the pipeline", None if options.allow_copies else 1, document.copies),
     ):
         if most is not None and found > most:
             raise InputError(f"at most {most} {what} were asked for, the plan has {found}")
-    if document.copies > 1 and not options.allow_copies:
-        raise InputError(f"no copies of the pipeline were asked for, the plan has {document.copies}")
-    if options.grid:
-        check_grid(document)
+    if options.grid and (why := _no_grid(document)):
+        raise InputError(f"a uniform grid was asked for, but {why}")
     stage_of = {name: number for number, stage in enumerate(document.stages, start=1) for name in stage.layers}
     for name, number in options.pins:
         if stage_of[name] != number:
@@ -65,35 +66,25 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
     return "the plan satisfies its options"
 
 
-def check_grid(document: PlanDocument) -> None:
-    """Raise an `InputError` unless the plan is a uniform grid.
+def _no_grid(document: PlanDocument) -> str:
+    """Why a plan is no uniform grid, or an empty text.
 
     A grid has no copies, the same number of workers for every stage, stages on consecutive workers from worker 0 on,
     and uses whole servers unless it fits in one.
     """
-    first, next_worker = document.stages[0], 0
+    replicas, count = len(document.stages[0].workers), len(document.stages)
+    ends = list(accumulate(document.cluster.server_sizes))
     if document.copies > 1:
-        raise InputError(f"a uniform grid was asked for, the plan has {document.copies} copies of a pipeline")
-    for number, stage in enumerate(document.stages, start=1):
-        if len(stage.workers) != len(first.workers):
-            raise InputError(
-                f"a uniform grid was asked for, stage {number} is on {_counted(len(stage.workers), 'worker')}, "
-                f"stage 1 on {len(first.workers)}"
-            )
-        if stage.workers != tuple(range(next_worker, next_worker + len(stage.workers))):
-            raise InputError(
-                f"a uniform grid was asked for, but the workers of stage {number} are not those that follow from "
-                f"worker {next_worker} on"
-            )
-        next_worker += len(stage.workers)
-    if document.accumulates and document.minibatches % len(first.workers):
-        raise InputError(
-            f"a uniform grid was asked for, but {document.minibatches} minibatches are not the same number for each of "
-            f"{len(first.workers)} replicas"
-        )
-    ends = [sum(document.cluster.server_sizes[: count + 1]) for count in range(document.cluster.servers)]
-    if next_worker > ends[0] and next_worker not in ends:
-        raise InputError(f"a uniform grid was asked for, but {next_worker} workers are no whole number of servers")
+        return f"the plan has {document.copies} copies of a pipeline"
+    if [worker for stage in document.stages for worker in stage.workers] != list(range(replicas * count)):
+        return f"its stages are not on the workers 0 to {replicas * count - 1}, one after the other"
+    if any(len(stage.workers) != replicas for stage in document.stages):
+        return f"not every stage is on {_counted(replicas, 'worker')}"
+    if document.accumulates and document.minibatches % replicas:
+        return f"{document.minibatches} minibatches are not the same number for each of {replicas} replicas"
+    if replicas * count > ends[0] and replicas * count not in ends:
+        return f"{replicas * count} workers are no whole number of servers"
+    return ""
 
 
 def _partition(document: PlanDocument, model: CheckedModel) -> None:

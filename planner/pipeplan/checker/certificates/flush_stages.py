@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker import formulas
-from pipeplan.checker.certificates.stages import Hops, StagesAtCut, StageSpace
+from pipeplan.checker.certificates.shared_loads import Pairs
+from pipeplan.checker.certificates.stages import StagesAtCut, StageSpace
 from pipeplan.checker.document import GPIPE, ZERO_BUBBLE
 from pipeplan.checker.model import Flags, Floats
 
@@ -81,12 +82,12 @@ class FlushSpace(StageSpace):
         (forward, backward), (replicas, speed) = passes, kinds
         return np.asarray(self._rounds(replicas) * (forward + backward) / speed <= self.threshold)
 
-    def _near(self, cut: int, hops: Hops) -> Flags:
-        return np.asarray(self._messages_s(cut, hops) <= self.threshold)
+    def _near(self, cut: int, pairs: Pairs) -> Flags:
+        return np.asarray(self._messages_s(cut, pairs) <= self.threshold)
 
-    def _messages_s(self, cut: int, hops: Hops) -> Floats:
+    def _messages_s(self, cut: int, pairs: Pairs) -> Floats:
         """Seconds for which a boundary is busy, in the busier direction; 0 where its cards are charged instead."""
-        busy = self._rounds(hops.lanes) * self.totals.busier[cut] / hops.bandwidth
+        busy = self._rounds(pairs.lanes) * self.totals.busier[cut] / pairs.bandwidth
         return np.asarray(busy * (not self.document.options.contention))
 
     def _depth(self, stages: StagesAtCut, demand: Floats, transfer_s: Floats) -> Floats:
@@ -96,16 +97,16 @@ class FlushSpace(StageSpace):
             return np.ones(len(demand))
         return np.asarray(formulas.flush_depth(demand, self.minibatches, replicas, everything=self.holds_all))
 
-    def _times(self, stages: StagesAtCut, before: Floats, hops: Hops) -> Floats:
+    def _times(self, stages: StagesAtCut, before: Floats, pairs: Pairs) -> Floats:
         run, cut = stages.traffic.run, stages.cut
         speed = self.runs.speed[run]
         both = (stages.work_s - stages.step_s) / speed
         forward = stages.forward_s / speed
         backward, mine = both - forward, forward if self.splits else both
         own = self._rounds(self.runs.replicas[run]) * both
-        trip = (self.totals.sent[cut] + self.totals.returned[cut]) / hops.bandwidth + 2.0 * hops.latency_s
+        trip = (self.totals.sent[cut] + self.totals.returned[cut]) / pairs.bandwidth + 2.0 * pairs.latency_s
         path = np.maximum(own - backward / 2 * self.splits, mine + trip / (1 + self.splits) + before[:, 0])
-        messages = self._messages_s(cut, hops)
+        messages = self._messages_s(cut, pairs)
         if messages.any():
             path, own = (np.maximum(one, np.where(messages > 0, mine + messages, 0.0)) for one in (path, own))
         delayed = np.where(stages.before == 0, path, 0.0) if self.splits else path

@@ -41,19 +41,23 @@ class StageTraffic(Rows):
 
 
 @dataclass(frozen=True)
-class Behind:
-    """States, and the runs in front of them, one array entry for each pair, with the traffic of the cut between."""
+class Pairs(Rows):
+    """States and the runs in front of them, with the links between, one array entry for each pair."""
 
-    run: Ints
+    state: Ints
+    """Index of the state among those of its cut."""
     first: Ints
     """First worker of the state."""
     replicas: Ints
     """Replicas of the state's first stage."""
-    sent: float
-    """Bytes across the cut, forward and backward, for a minibatch of all copies, in one copy."""
-    returned: float
-    starts: bool
-    """Whether the state is the one where nothing is placed yet, with no traffic at its cut."""
+    run: Ints
+    bandwidth: Floats
+    """Bytes/s of messages from the run to the state; infinite where nothing is behind."""
+    latency_s: Floats
+    lanes: Ints
+    """Messages that are sent at the same time."""
+    loads: Floats
+    """A row for each pair: the loads of the state, or once it is `joined` those of the component where the run ends."""
 
 
 @dataclass(frozen=True)
@@ -101,13 +105,14 @@ class SharedLevel:
                 possible &= (load <= self.limit_s) | ~held
         return possible
 
-    def joined(self, pairs: Behind, loads: Floats) -> tuple[Flags, Floats]:
+    def joined(self, pairs: Pairs, loads: Floats, traffic: tuple[Floats, Floats] | None) -> tuple[Flags, Floats]:
         """The loads of the component where each run ends, from the stages behind and the boundary to them.
 
-        `loads` are those of the states, a row for each pair. The flags say whether a component of the state that the
+        `loads` are those of the states here, `traffic` the bytes across their cut, forward and backward, for a
+        minibatch of all copies; None where nothing is behind. The flags say whether a component of the state that the
         run does not reach, and whose load is thus complete, keeps within the limit.
         """
-        if pairs.starts:
+        if traffic is None:
             return np.ones(len(pairs.run), dtype=bool), np.zeros(loads.shape)
         senders = self.runs.replicas[pairs.run]
         mine, sending = self.last_in(pairs.run)
@@ -120,7 +125,7 @@ class SharedLevel:
         entering = (receiving * (period // pairs.replicas) - inside) / period * self.message[theirs]
         closed = np.ones(len(pairs.run), dtype=bool)
         found = np.empty(loads.shape)
-        for way, (out, back) in enumerate(((pairs.sent, pairs.returned), (pairs.returned, pairs.sent))[: self.width]):
+        for way, (out, back) in enumerate((traffic, traffic[::-1])[: self.width]):
             at_state = loads[:, way] + entering * back
             closed &= shared | (at_state <= self.limit_s)
             found[:, way] = leaving * out + np.where(shared, at_state, 0.0)

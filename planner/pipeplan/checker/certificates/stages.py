@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker import formulas
-from pipeplan.checker.certificates.shared_loads import Behind, SharedLevel, StageTraffic, ports_suffice
+from pipeplan.checker.certificates.shared_loads import Pairs, SharedLevel, StageTraffic, ports_suffice
 from pipeplan.checker.certificates.worker_runs import Rows, WorkerRuns
 from pipeplan.checker.data_parallel import ddp_pace, waits_for_update
 from pipeplan.checker.document import DOUBLE_BUFFERED, STASHING, CheckedStage, PlanDocument
@@ -79,17 +79,6 @@ class CertificateStates(Rows):
     """Number of stages behind the cut; 0 where stages are not counted."""
     busy: Ints
     """Number of workers of those stages; 0 where workers are not counted."""
-
-
-@dataclass(frozen=True)
-class Hops(Rows):
-    """The links from stages to the states behind them, one array entry for each pair."""
-
-    bandwidth: Floats
-    """Bytes/s of messages; infinite where nothing is behind."""
-    latency_s: Floats
-    lanes: Ints
-    """Messages that are sent at the same time."""
 
 
 @dataclass(frozen=True)
@@ -338,47 +327,41 @@ class StageSpace:
 
     def _leads(self, stages: StagesAtCut, states: CertificateStates) -> Iterator[LeadingStages]:
         """The stages in front of not too many states."""
-        state, run, hops, loads = self._pairs(stages, states)
-        starts, stops = (np.searchsorted(stages.traffic.run, run, side=side) for side in ("left", "right"))
+        pairs = self._pairs(stages, states)
+        starts, stops = (np.searchsorted(stages.traffic.run, pairs.run, side=side) for side in ("left", "right"))
         counts = stops - starts
         edges = np.searchsorted(np.cumsum(counts), np.arange(0, counts.sum() + 1, _AT_ONCE), side="left")
         for begin, end in zip(edges, [*edges[1:], len(counts)], strict=True):
             mine = slice(int(begin), int(end))
             pair = np.repeat(np.arange(mine.start, mine.stop), counts[mine])
             within = np.arange(len(pair)) - np.repeat(np.cumsum(counts[mine]) - counts[mine], counts[mine])
-            chosen = starts[pair] + within
-            yield self._in_front(stages, states, state[pair], chosen, hops.take(pair), loads[pair])
+            yield self._in_front(stages, states, pairs.take(pair), starts[pair] + within)
 
-    def _pairs(self, stages: StagesAtCut, states: CertificateStates) -> tuple[Ints, Ints, Hops, Floats]:
-        """All pairs of a state and a run in front of it whose boundary keeps within the threshold.
-
-        Returns the indices of both, the links between them, and the loads of the component where the run ends.
-        """
-        runs, starts = self.runs, stages.cut == self.last
-        used = np.unique(stages.traffic.run)
+    def _pairs(self, stages: StagesAtCut, states: CertificateStates) -> Pairs:
+        """All pairs of a state and a run in front of it whose boundary keeps within the threshold."""
+        runs, used = self.runs, np.unique(stages.traffic.run)
         end, first = runs.end[used], states.first[:, None]
         state, which = np.nonzero((end == first) | (runs.anywhere[used] & (end < first)))
-        run, count = used[which], len(state)
-        hops = Hops(np.full(count, np.inf), np.zeros(count), np.ones(count, dtype=np.intp))
-        if not starts:
-            behind = states.first[state], states.first[state] + states.replicas[state] - 1
+        count, run = len(state), used[which]
+        links = np.full(count, np.inf), np.zeros(count), np.ones(count, dtype=np.intp)
+        pairs = Pairs(state, states.first[state], states.replicas[state], run, *links, states.loads[state])
+        traffic = None
+        if stages.cut != self.last:
+            traffic = self.traffic_of(stages.cut)
+            bandwidth, latency_s = runs.hop(run, pairs.first, pairs.first + pairs.replicas - 1)
+            pairs = replace(pairs, bandwidth=bandwidth, latency_s=latency_s)
             if self.document.options.boundary == "parallel":
-                hops = replace(hops, lanes=np.minimum(runs.replicas[run], states.replicas[state]))
-            bandwidth, latency = runs.hop(run, *behind)
-            hops = replace(hops, bandwidth=bandwidth, latency_s=latency)
-            near = self._near(stages.cut, hops)
-            state, run, hops = state[near], run[near], hops.take(near)
-        sent, returned = self.traffic_of(stages.cut)
-        pairs = Behind(run, states.first[state], states.replicas[state], float(sent), float(returned), starts)
-        closed, loads = np.ones(len(run), dtype=bool), np.zeros((len(run), states.loads.shape[1]))
+                pairs = replace(pairs, lanes=np.minimum(runs.replicas[run], pairs.replicas))
+            pairs = pairs.take(self._near(stages.cut, pairs))
+        closed, loads = np.ones(len(pairs.run), dtype=bool), np.empty(pairs.loads.shape)
         for level, part in self.columns:
-            within, loads[:, part] = level.joined(pairs, states.loads[state, part])
+            within, loads[:, part] = level.joined(pairs, pairs.loads[:, part], traffic)
             closed &= within
-        return state[closed], run[closed], hops.take(closed), loads[closed]
+        return replace(pairs, loads=loads).take(closed)
 
-    def _near(self, cut: int, hops: Hops) -> Flags:
+    def _near(self, cut: int, pairs: Pairs) -> Flags:
         """Whether boundaries keep within the threshold."""
-        return np.asarray(self.totals.busier[cut] / hops.bandwidth / hops.lanes <= self.threshold)
+        return np.asarray(self.totals.busier[cut] / pairs.bandwidth / pairs.lanes <= self.threshold)
 
     def _depth(self, stages: StagesAtCut, demand: Floats, transfer_s: Floats) -> Floats:
         """The fewest minibatches in flight of stages in front of others with a demand, by pairs."""
@@ -387,7 +370,7 @@ class StageSpace:
             return np.ones(len(demand))
         return np.asarray(formulas.in_flight_depth(demand, stages.wait, transfer_s, self.threshold, replicas))
 
-    def _times(self, stages: StagesAtCut, before: Floats, hops: Hops) -> Floats:
+    def _times(self, stages: StagesAtCut, before: Floats, pairs: Pairs) -> Floats:
         """The parts of a batch's time once stages are put in front of states with the parts `before`."""
         return before
 
@@ -395,23 +378,21 @@ class StageSpace:
         """Whether the parts of a batch's time leave enough for the layers in front of stages."""
         return np.ones(len(times), dtype=bool)
 
-    def _in_front(
-        self, stages: StagesAtCut, states: CertificateStates, state: Ints, chosen: Ints, hops: Hops, loads: Floats
-    ) -> LeadingStages:
-        """The stages that fit in front of states, of pairs of the two by index."""
+    def _in_front(self, stages: StagesAtCut, states: CertificateStates, pairs: Pairs, chosen: Ints) -> LeadingStages:
+        """The chosen stages, one for each pair, that fit in front of its state."""
         mine = stages.take(chosen)
         replicas, capacity = self.runs.replicas[mine.traffic.run], self.runs.memory[mine.traffic.run]
-        transfer = self.totals.busier[stages.cut] / hops.bandwidth + hops.latency_s
-        depth = self._depth(mine, states.demand[state], transfer)
+        transfer = self.totals.busier[stages.cut] / pairs.bandwidth + pairs.latency_s
+        depth = self._depth(mine, states.demand[pairs.state], transfer)
         fits = np.ones(len(chosen), dtype=bool)
         if self.document.options.memory:
             fits = mine.fixed + depth * mine.growing <= capacity
         if self.share is not None and self.covers:
             fits &= depth * replicas + mine.late <= self.share
-        found = np.zeros(loads.shape)
+        found = np.zeros(pairs.loads.shape)
         for level, part in self.columns:
-            within, found[:, part] = level.extended(mine.traffic, loads[:, part])
+            within, found[:, part] = level.extended(mine.traffic, pairs.loads[:, part])
             fits &= within
         demand = depth * replicas + mine.wait if self.covers else np.zeros(len(chosen))
-        times = self._times(mine, states.times[state], hops)
-        return LeadingStages(state, chosen, demand, found, times).take(fits & self._in_time(mine, times))
+        times = self._times(mine, states.times[pairs.state], pairs)
+        return LeadingStages(pairs.state, chosen, demand, found, times).take(fits & self._in_time(mine, times))
