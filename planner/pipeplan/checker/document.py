@@ -197,7 +197,7 @@ class PlanDocument:
             pace_s=root["prediction"]["minibatch_s"].number(),
         )
         if not document.pace_s > 0:
-            document.prediction["minibatch_s"].fail("expected more than 0 seconds")
+            document.prediction["minibatch_s"].fail("it states no step time: expected more than 0 seconds")
         return document
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from commandline import Run
-from small_plans import shaped
 
 from pipeplan.plan.learning_cost import CASES, LearningCase, known_learning
+from pipeplan.plan.plan import Plan, Stage
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "learning-figures.md"
 ROWS = {
@@ -24,8 +24,16 @@ ROWS = {
 }
 
 
-STRAIGHT = shaped((1, 1, 1), (3, 2, 1), "1f1b-stashing")
-DOUBLE = shaped((2, 1), (2, 1), "2bw", 8)
+def _plan(replicas: tuple[int, ...], depths: tuple[int, ...], schedule: str, accumulate: int | None = None) -> Plan:
+    stages, first = [], 0
+    for count, depth in zip(replicas, depths, strict=True):
+        stages.append(Stage(("l",), tuple(range(first, first + count)), depth, 1))
+        first += count
+    return Plan(tuple(stages), schedule=schedule, accumulate=accumulate)
+
+
+STRAIGHT = _plan((1, 1, 1), (3, 2, 1), "1f1b-stashing")
+DOUBLE = _plan((2, 1), (2, 1), "2bw", 8)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.epochs], ids=str)
@@ -53,24 +61,24 @@ def test_the_nearest_case_is_not_below_the_delay() -> None:
     assert [(case.task, case.delay) for case in known.cases] == [("digits", 2), ("text", 2)]
     assert "digits: +35% ± 69%; text: +0% ± 15%" in known.text
     assert known.cost == pytest.approx((5.87 / 4.35 + 1.0) / 2)
-    shorter = known_learning(shaped((1, 1), (2, 1), "1f1b-stashing"), "Adam", 2.0, "ef")
+    shorter = known_learning(_plan((1, 1), (2, 1), "1f1b-stashing"), "Adam", 2.0, "ef")
     assert shorter is not None
     assert "gradients 1 update old, measured at 2" in shorter.text
-    deeper = known_learning(shaped((1,) * 12, tuple(range(12, 0, -1)), "1f1b-stashing"), "AdamW", 2.0, "ef")
+    deeper = known_learning(_plan((1,) * 12, tuple(range(12, 0, -1)), "1f1b-stashing"), "AdamW", 2.0, "ef")
     assert deeper is not None
     assert (deeper.cases, deeper.cost) == ((), None)
     assert deeper.text.startswith("Learning: not measured for AdamW")
 
 
 def test_seeds_that_fail_leave_no_cost() -> None:
-    known = known_learning(shaped((1, 1, 1), (3, 2, 1), "vertical-sync"), "AdamW", 2.0, "none")
+    known = known_learning(_plan((1, 1, 1), (3, 2, 1), "vertical-sync"), "AdamW", 2.0, "none")
     assert known is not None
     assert known.cost is None
     assert "digits: 4 of 5 seeds reach the goal" in known.text
 
 
 def test_replicas_count_under_stashing_only() -> None:
-    replicated = known_learning(shaped((2, 1), (2, 1), "1f1b-stashing"), "AdamW", 2.0, "none")
+    replicated = known_learning(_plan((2, 1), (2, 1), "1f1b-stashing"), "AdamW", 2.0, "none")
     double = known_learning(DOUBLE, "AdamW", 2.0, "none")
     assert replicated is not None
     assert double is not None
@@ -79,8 +87,8 @@ def test_replicas_count_under_stashing_only() -> None:
 
 
 def test_nothing_is_said_of_fresh_gradients_and_no_optimiser_is_taken_for_another() -> None:
-    assert known_learning(shaped((1, 1), (2, 1), "1f1b-flush", 8), "AdamW", 2.0, "none") is None
-    assert known_learning(shaped((4,), (1,), "1f1b-stashing"), "AdamW", 2.0, "none") is None
+    assert known_learning(_plan((1, 1), (2, 1), "1f1b-flush", 8), "AdamW", 2.0, "none") is None
+    assert known_learning(_plan((4,), (1,), "1f1b-stashing"), "AdamW", 2.0, "none") is None
     known = known_learning(STRAIGHT, "Lion", 2.0, "none")
     assert known is not None
     assert known.text == "Learning: not measured for this optimiser, Lion."

@@ -303,7 +303,7 @@ def test_a_damaged_plan_is_no_plan_to_begin_with(run: Run) -> None:
     assert "in the profile but not the plan" in _refused(run, "--lost", "server0")
     document["prediction"]["minibatch_s"] = 0
     Path("plan/plan.json").write_text(json.dumps(document))
-    assert "expected more than 0 seconds" in _refused(run, "--lost", "server0")
+    assert "it states no step time" in _refused(run, "--lost", "server0")
 
 
 def test_the_old_plan_is_replaced_where_asked_only(run: Run) -> None:
