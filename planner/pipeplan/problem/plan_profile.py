@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from pipeplan.errors import InputError
 from pipeplan.profile_data.bundled import bundled_profile_paths
-from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.training_needs import JobFile
+from pipeplan.profile_data.profile import JobFile, Profile
 from pipeplan.util.files import Node
 from pipeplan.util.typed import Natural, Positive, decode
 

@@ -23,7 +23,8 @@ from pipeplan.profile_data.training_needs import TrainingNeed, located_fields
 from pipeplan.util import graph
 from pipeplan.util.files import read_document, write_json
 from pipeplan.util.typed import decode, settle_numbers
-from pipeplan_launch.job_reference import JobFile, located_reference, portable_reference
+from pipeplan_launch.job_reference import JobFile as JobFile
+from pipeplan_launch.job_reference import located_reference, portable_reference
 
 LARGEST_MINIBATCH = 10**7
 

@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeplan_launch.job_reference import JobFile as JobFile
-from pipeplan_launch.job_reference import change_note, choice_note, file_of, job_file, relative_reference
+from pipeplan_launch.job_reference import JobFile, change_note, choice_note, file_of, job_file, relative_reference
 
 TrainingNeed = Literal["loss", "data"]
 """A field of a job that training needs, and profiling and planning do not."""
