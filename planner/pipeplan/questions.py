@@ -59,7 +59,7 @@ def read_checked_plan(path: Path, profile: Path | None) -> tuple[Problem, Plan, 
 
     problem, plan = plan_file.read_plan(path, profile)
     root = plan_file.read_plan_document(path)
-    return problem, plan, check_readable_plan(root, problem.profile).proof, plan_file.step_time_s(root)
+    return problem, plan, check_readable_plan(root, problem.profile).proof, plan_file.PlanFile.of(root).step_s
 
 
 def sweep(

@@ -6,49 +6,21 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any
 
-from msgspec import Struct
 from reference import REFERENCE
 
-from pipeplan.cluster_data.cluster_document import ClusterFields, ListedFile, UniformFile
+from pipeplan.cluster_data.cluster_document import ListedFile, UniformFile
 from pipeplan.cluster_data.devices import DeviceFile
 from pipeplan.cluster_data.machine_costs import ExecutorCostsFile
-from pipeplan.cost.flush import BatchTime
-from pipeplan.plan.plan import PlanFields
-from pipeplan.problem.options import Options
+from pipeplan.problem.plan_file import PlanFile
 from pipeplan.profile_data.profile_document import ProfileFields
-from pipeplan.report.comparisons import PlanBaseline
-from pipeplan.simulation.scenario import PredictedStage
-from pipeplan.util.typed import Amount, json_schema
+from pipeplan.util.typed import json_schema
 from pipeplan_launch.checkpoint.manifest import ManifestFile
 from pipeplan_launch.plan.stage_files import StageFile
 from pipeplan_launch.telemetry.run_folder import SummaryFile, TimelineFile
 
 SCHEMAS = REFERENCE / "schemas"
-
-
-class PredictionFields(Struct):
-    """The field `prediction`."""
-
-    minibatch_s: Amount
-    bound_by: str
-    copies_synchronisation_s: Amount
-    stages: tuple[PredictedStage, ...]
-    batch: BatchTime | None = None
-
-
-class PlanFile(Struct):
-    """The parts of a plan.json from which its problem, its plan and a report are made."""
-
-    format: Literal["pipeplan-plan"]
-    version: Literal[1]
-    cluster: ClusterFields
-    options: Options
-    plan: PlanFields
-    prediction: PredictionFields
-    baselines: tuple[PlanBaseline, ...]
-    data_parallel: Literal["", "ddp", "zero1", "fsdp", "hsdp"] = ""
 
 
 def schemas() -> dict[str, dict[str, Any]]:

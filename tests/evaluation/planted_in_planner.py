@@ -347,15 +347,15 @@ PLANNER = (
     (
         "checker: versions count once",
         P + "checker/figures.py",
-        "versions = weight_versions(document, index)\n        state",
-        "versions = 1\n        state",
+        "kept=weight_versions(document, index),",
+        "kept=1,",
         (CHECK,),
     ),
     (
         "checker: a larger bound passes",
-        P + "checker/proof.py",
-        "if bound > step_s * (1 + TOLERANCE):",
-        "if bound > 9 * step_s:",
+        P + "checker/claims.py",
+        "if stated.bound_s > stated.step_s * (1 + TOLERANCE):",
+        "if stated.bound_s > 9 * stated.step_s:",
         (CHECK,),
     ),
     (

@@ -11,9 +11,9 @@ from replay_network import Rings, Scaling
 from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.plan import schedules
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.plan_file import step_time_s
+from pipeplan.problem.plan_file import PlanFile
 from pipeplan.profile_data.profile import Profile
-from pipeplan.simulation.scenario import PredictedStage, predicted_stages
+from pipeplan.simulation.scenario import PredictedStage
 from pipeplan.util.files import Node, read_document, write_text
 from pipeplan_launch.files import with_checksum
 
@@ -26,11 +26,11 @@ def write_folder(
 ) -> None:
     """Write the emulation of the plan folder at `source`, whose plan.json is `root`, for so many minibatches."""
     plan = rings.plan
-    pace_s = step_time_s(root)
+    pace_s = PlanFile.of(root).step_s
     sizes = cluster_from_json(root["cluster"]).server_sizes  # the emulated network has idle servers, too
     servers: dict[str, Any] = {"servers": len(sizes), "workers_per_server": max(sizes)}
     servers |= {"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}
-    for index, prediction in enumerate(predicted_stages(root)):
+    for index, prediction in enumerate(PlanFile.of(root).prediction.stages):
         document = read_document(source / "stages" / f"stage-{index}.json", "pipeplan-stage", 1).mapping()
         emulation = {
             "layers": _layers(plan, index, prediction, profile, scaling, rings.inflation(index)),

@@ -22,8 +22,8 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.cost.ddp_overlap import BUCKET_BYTES
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.plan_file import step_time_s
-from pipeplan.simulation.scenario import Scenario, StageLoad, predicted_stages
+from pipeplan.problem.plan_file import PlanFile
+from pipeplan.simulation.scenario import Scenario, StageLoad
 from pipeplan.util.files import Node
 
 MOST_TRAFFIC = 1e8
@@ -208,7 +208,7 @@ class LinkUse:
 def with_predictions(uses: Sequence[LinkUse], servers: NetworkPart, root: Node) -> tuple[LinkUse, ...]:
     """The traffic of cables together with its prediction by plan.json, `root`."""
     plan, cluster = Plan.from_json(root["plan"]), cluster_from_json(root["cluster"])
-    links, pace_s = Links.of(cluster), step_time_s(root)
+    links, pace_s = Links.of(cluster), PlanFile.of(root).step_s
     by_name = {part.name: part for part in servers.cables}
     predicted = []
     for use in uses:
@@ -220,7 +220,7 @@ def with_predictions(uses: Sequence[LinkUse], servers: NetworkPart, root: Node) 
 
 def _busy_s(plan: Plan, cluster: Cluster, links: Links, root: Node, part: NetworkPart) -> tuple[float, float]:
     """Predicted busy seconds per minibatch, out and in."""
-    predictions = predicted_stages(root)
+    predictions = PlanFile.of(root).prediction.stages
     names = ("parameter_bytes", "send_bytes", "receive_gradient_bytes")
     parameters, forward, backward = (np.array([float(getattr(stage, name)) for stage in predictions]) for name in names)
     messages, rings = contention.bytes_across_cards(

@@ -41,7 +41,7 @@ from replay_network import (
 from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.plan_file import step_time_s
+from pipeplan.problem.plan_file import PlanFile
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation import engine, metrics, scenario
 from pipeplan.simulation.scenario import Scenario
@@ -96,7 +96,7 @@ def prepare_replay(folder: Path, profile: Profile | None, seconds: float) -> Pre
     """
     plan = scenario.read_scenario(folder)
     root = read_document(folder / "plan.json", scenario.FORMAT, scenario.VERSION)
-    plan = replace(plan, predicted_s=step_time_s(root))
+    plan = replace(plan, predicted_s=PlanFile.of(root).step_s)
     cluster = cluster_from_json(root["cluster"])
     _check_size(cluster.workers)
     planned = Plan.from_json(root["plan"])

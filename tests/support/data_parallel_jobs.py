@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from typing import Any
 
 import torch
@@ -138,6 +139,23 @@ class Mortal(Tagger):
 
 def mortal() -> Job:
     return dataclasses.replace(job(), model=Mortal(batch_norm=True).double())
+
+
+SLEEP_S = 0.05
+
+
+class Slow(Tagger):
+    """Process 1 is late with its gradients."""
+
+    def forward(self, words: Tensor) -> Tensor:
+        output = super().forward(words)
+        if output.requires_grad and os.environ["RANK"] == "1":
+            output.register_hook(lambda _: time.sleep(SLEEP_S))
+        return output
+
+
+def unequal_speeds() -> Job:
+    return dataclasses.replace(job(), model=Slow(batch_norm=False).double())
 
 
 def all_used() -> Job:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from checking import Document, places, written
 from reported import branching, small_cluster
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
@@ -21,12 +21,12 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.rendering import plan_json
 from pipeplan.util.files import Node
 
-Document = dict[str, Any]
 SENTINEL = "proven optimal by an oracle"
 """A text that no honest file holds."""
+UNREAD = ("certificate_note", "seconds", "baselines", "choice", "learning", "text", "note", "path", "relative_path")
+"""Fields that no check reads."""
 FACTORS = (0.5, 0.9, 0.999, 0.999999, 1.000001, 1.001, 1.1, 2.0)
 STEPS = (-1, 1, 0.1, -0.1)
 
@@ -78,13 +78,8 @@ def case_of(name: str) -> Case:
         "mixed": (branching(4), mixed, Options(), Settings(solver="dp")),
     }
     assert tuple(chosen) == NAMES
-    return Case(name, chosen[name][0], _document(*chosen[name]))
-
-
-def _document(profile: Profile, cluster: Cluster, options: Options, settings: Settings) -> Document:
-    outcome = solve(Problem(profile, cluster, options), settings)
-    read: Document = json.loads(json.dumps(plan_json.plan_document(outcome)))
-    return read
+    profile, cluster, options, settings = chosen[name]
+    return Case(name, profile, written(solve(Problem(profile, cluster, options), settings)))
 
 
 def _even(count: int) -> Profile:
@@ -110,17 +105,24 @@ def _solved(options: str, profile: str) -> Outcome:
 
 def honest_outcome(document: Document) -> Outcome:
     """What the DP finds for the problem that a plan file describes."""
-    problem = {key: document[key] for key in ("options", "cluster", "plan")}
-    problem["plan"] = document["plan"] | {"stages": []}
+    problem = {key: document[key] for key in ("profile", "options", "cluster", "plan", "prediction")}
+    problem["plan"], problem["prediction"] = ({**problem[key], "stages": []} for key in ("plan", "prediction"))
     return _solved(json.dumps(problem, sort_keys=True), document["profile"]["digest"])
+
+
+def unread(document: Document) -> list[tuple[Any, Any]]:
+    """(container, key) of all texts that no check reads, and of all that is inside of what no check reads."""
+    found = [(holder, key) for holder, key in places(document) if key in UNREAD]
+    return found + [inside for holder, key in found for inside in places(holder[key])]
 
 
 def _change(document: Document, rng: random.Random) -> None:
     """Change one leaf of a document, or delete one entry."""
-    places = list(_places(document))
-    leaves = [place for place in places if not isinstance(place[0][place[1]], dict | list)]
+    ignored = {(id(holder), key) for holder, key in unread(document)}
+    read = [(holder, key) for holder, key in places(document) if (id(holder), key) not in ignored]
+    leaves = [place for place in read if not isinstance(place[0][place[1]], dict | list)]
     if rng.random() < 0.15:
-        holder, key = rng.choice(places)
+        holder, key = rng.choice(read)
         del holder[key]
         return
     # A leaf is drawn by the name of its field first, so that certificates with many states do not take all draws.
@@ -141,14 +143,3 @@ def _other(value: Any, texts: list[str], rng: random.Random) -> Any:
     if isinstance(value, str):
         return rng.choice([rng.choice(texts), SENTINEL, "optimal", ""])
     return rng.choice([0, 1, 0.5, "optimal", True])
-
-
-def _places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of every value in a document."""
-    keys: Any = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
-    for key in keys:
-        yield node, key
-        yield from _places(node[key])
-
-
-Claim = Callable[[Document, Outcome], None]

@@ -17,11 +17,13 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from time import perf_counter
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd import Variable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
@@ -303,17 +305,25 @@ class DataParallelTraining(TrainingEngine):
         share = self._share(index)
         self._weights.pop(index, None)
         self._share_sum += share
-        self._differentiate(index, self._losses.pop(index), share)
-        step.backward_s += lap()
+        waited_s = self._differentiate(index, self._losses.pop(index), share)
+        step.backward_s += lap() - waited_s
+        step.sync_s += waited_s
         self.note(BACKWARD, index, lap)
         self._finish_backward(index)
 
-    def _differentiate(self, index: int, loss: Tensor, share: float) -> None:
+    def _differentiate(self, index: int, loss: Tensor, share: float) -> float:
+        """Run the backward pass. Returns the seconds for which DDP then waits for the all-reduces of its buckets."""
         self._expected = self._update_group(index // self._group_size).total
+        computed_s: list[float] = []
         if loss.requires_grad:
+            if isinstance(self._wrapper, Replicated):
+                # Callbacks run when all gradients are computed, in the order in which they were queued: before DDP's.
+                queue = Variable._execution_engine.queue_callback
+                loss.register_hook(lambda _: queue(lambda: computed_s.append(perf_counter())))  # type: ignore[no-untyped-call]
             with self.passing("the model's backward", index), recomputation_explained(), self._exchanging(index):
                 torch.autograd.backward(loss, torch.full_like(loss, share * self.place.replicas / self._expected))
         self._rounds += 1
+        return perf_counter() - computed_s[0] if computed_s else 0.0
 
     def _complete_rounds(self, group: int) -> None:
         """Run the passes of rounds in which this replica has no minibatch."""

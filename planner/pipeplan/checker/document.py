@@ -1,14 +1,23 @@
-"""Reads plan.json field by field, without the planner's own types for plans and problems."""
+"""plan.json as the checker reads it: a schema of its own, with nothing in it but fields.
+
+The planner's types for plans and options also compute, for example weight versions and configurations. These are
+figures that a check derives anew, so the checker does not use those types.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
 
 from pipeplan.checker.network import NetworkRates
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.util.files import Node
+from pipeplan.util.typed import Natural, Positive, decode
 
 FORMAT, VERSION = "pipeplan-plan", 1
 STASHING, VERTICAL, FORWARD_ONLY = "1f1b-stashing", "vertical-sync", "forward-only"
@@ -30,25 +39,28 @@ class CheckedOptions:
     The fields are those of `pipeplan.problem.options.Options`.
     """
 
-    overlap: float
-    memory: bool
-    stages: int | None
-    max_stages: int | None
-    max_replicas: int | None
-    max_workers: int | None
-    allow_copies: bool
-    contention: bool
-    recompute: bool
-    correction: str
+    overlap: Annotated[float, Meta(ge=0, le=1)]
+    inference: bool = False
+    schedule: str = STASHING
+    accumulate: Positive | None = None
+    memory: bool = True
+    stages: Positive | None = None
+    max_stages: Positive | None = None
+    max_replicas: Positive | None = None
+    max_workers: Positive | None = None
+    allow_copies: bool = True
+    contention: bool = True
+    recompute: bool = True
+    correction: Literal["none", "ef"] = "none"
     """`ef` where stages keep steps of the optimiser to correct updates from old gradients, otherwise `none`."""
-    boundary: str
-    pins: tuple[tuple[str, int], ...]
-    together: tuple[tuple[str, ...], ...]
-    no_cut_after: tuple[str, ...]
-    grid: bool
-    sharding: str = WHOLE
+    boundary: Literal["single", "parallel"] = "single"
+    pins: tuple[tuple[str, Positive], ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    no_cut_after: tuple[str, ...] = ()
+    grid: bool = False
+    sharding: Literal["none", "zero1", "fsdp", "hsdp"] = "none"
     """The state that the replicas of a stage divide among them."""
-    virtual_stages: int | None = None
+    virtual_stages: Positive | None = None
     """Stages of each worker that were asked for, under interleaved-1f1b."""
 
     @property
@@ -67,11 +79,21 @@ class CheckedStage:
     """One stage of the plan."""
 
     layers: tuple[str, ...]
-    workers: tuple[int, ...]
-    depth: int
-    versions: int
-    recompute: bool
-    deferred: int = 0
+    workers: tuple[Natural, ...]
+    depth: Positive
+    versions: Positive
+    recompute: bool = False
+    deferred: Natural = 0
+
+
+class PlanFields(Struct, frozen=True):
+    """The field `plan`."""
+
+    inference: bool
+    copies: Positive
+    stages: tuple[CheckedStage, ...]
+    schedule: str | None = None
+    accumulate: Positive | None = None
 
 
 @dataclass(frozen=True)
@@ -97,17 +119,6 @@ class PlanDocument:
         return NetworkRates.of(self.cluster)
 
     @property
-    def claims_proof(self) -> bool:
-        """Whether plan.json holds a certificate, calls its plan optimal, or calls its verdict proven."""
-        status, verdict = self.root.get("status"), self.root.get("verdict")
-        proven = verdict.get("proven") if verdict else None
-        return (
-            self.root.get("certificate") is not None
-            or (status is not None and status.value == "optimal")
-            or (proven is not None and proven.value is True)
-        )
-
-    @property
     def prediction(self) -> Node:
         """The field in which the plan states its cost."""
         return self.root["prediction"]
@@ -115,7 +126,15 @@ class PlanDocument:
     @property
     def step_s(self) -> float:
         """The step time that the answer states, in seconds per minibatch."""
-        return self.root["stated"]["minibatch_s"].number()
+        stated = self.root["stated"]["minibatch_s"]
+        if not stated.number() > 0:
+            stated.fail("expected more than 0 seconds")
+        return stated.number()
+
+    @property
+    def minibatches(self) -> int:
+        """Minibatches of an update, where all stages update together."""
+        return self.accumulate or 1
 
     @property
     def accumulates(self) -> bool:
@@ -123,14 +142,32 @@ class PlanDocument:
         return self.schedule in ACCUMULATING
 
     @property
+    def flushes(self) -> bool:
+        """Whether the pipeline drains before every update."""
+        return self.schedule in FLUSHING
+
+    @property
     def virtual(self) -> bool:
         """Whether every worker runs several stages."""
         return self.schedule in VIRTUAL
+
+    def share(self, copies: int) -> int:
+        """Minibatches of one update in one of so many copies: with a flush, in the copy that has most."""
+        return math.ceil(self.minibatches / copies) if self.flushes else self.minibatches // copies
+
+    def update_interval(self, copies: int) -> int:
+        """Number of minibatches, of all copies together, for each all-reduce among the copies."""
+        return self.minibatches if self.accumulates else copies
 
     @property
     def devices(self) -> tuple[tuple[int, ...], ...]:
         """The workers of every position in the pipeline: those of every stage, each once."""
         return tuple(dict.fromkeys(stage.workers for stage in self.stages))
+
+    @property
+    def positions(self) -> tuple[tuple[int, ...], ...]:
+        """The workers of every stage, or of every device where workers run several stages."""
+        return self.devices if self.virtual else tuple(stage.workers for stage in self.stages)
 
     def of_copy(self, copy: int, stage: int) -> tuple[int, ...]:
         """The workers of a stage in one copy of the pipeline: every `copies`-th one, as copies take turns."""
@@ -139,113 +176,37 @@ class PlanDocument:
     @staticmethod
     def of(root: Node) -> PlanDocument:
         """Read a plan.json. Raises an `InputError` that names the field that is wrong."""
-        plan = root["plan"]
-        inference = plan["inference"].boolean()
-        schedule = plan.get("schedule")
-        name = schedule.text() if schedule else FORWARD_ONLY if inference else STASHING
-        if name not in ((FORWARD_ONLY,) if inference else SCHEDULES):
-            plan["schedule"].fail(f"there is no such schedule for {'inference' if inference else 'training'}")
-        if name in ACCUMULATING and plan.get("accumulate") is None:
-            plan.fail(f"the schedule {name} needs a number of minibatches per update, `accumulate`")
-        return PlanDocument(
+        plan = decode(root["plan"], PlanFields)
+        name = plan.schedule or (FORWARD_ONLY if plan.inference else STASHING)
+        if name not in ((FORWARD_ONLY,) if plan.inference else SCHEDULES):
+            kind = "inference" if plan.inference else "training"
+            root["plan"]["schedule"].fail(f"there is no such schedule for {kind}")
+        if name in ACCUMULATING and plan.accumulate is None:
+            root["plan"].fail(f"the schedule {name} needs a number of minibatches per update, `accumulate`")
+        document = PlanDocument(
             root=root,
             digest=root["profile"]["digest"].text(),
             minibatch=root["profile"]["minibatch"].integer(minimum=1),
             cluster=_cluster(root["cluster"]),
             options=_options(root["options"]),
-            stages=stages_from_json(plan),
-            copies=plan["copies"].integer(minimum=1),
-            inference=inference,
+            stages=plan.stages,
+            copies=plan.copies,
+            inference=plan.inference,
             schedule=name,
-            accumulate=_count(plan, "accumulate"),
+            accumulate=plan.accumulate,
             pace_s=root["prediction"]["minibatch_s"].number(),
         )
-
-
-def stages_from_json(plan: Node) -> tuple[CheckedStage, ...]:
-    """The stages of a plan. Raises an `InputError` that names the field that is wrong."""
-    return tuple(_stage(node) for node in plan["stages"].items())
-
-
-def _stage(node: Node) -> CheckedStage:
-    recompute, deferred = node.get("recompute"), node.get("deferred")
-    return CheckedStage(
-        layers=tuple(name.text() for name in node["layers"].items()),
-        workers=tuple(worker.integer() for worker in node["workers"].items()),
-        depth=node["depth"].integer(minimum=1),
-        versions=node["versions"].integer(minimum=1),
-        recompute=recompute.boolean() if recompute else False,
-        deferred=deferred.integer() if deferred else 0,
-    )
+        if not document.pace_s > 0:
+            document.prediction["minibatch_s"].fail("it states no step time: expected more than 0 seconds")
+        return document
 
 
 def _options(node: Node) -> CheckedOptions:
-    overlap = node["overlap"]
-    if overlap.number() > 1:
-        overlap.fail(f"expected at most 1, found {overlap.number():g}")
-    return CheckedOptions(
-        overlap=overlap.number(),
-        memory=_flag(node, "memory", True),
-        stages=_count(node, "stages"),
-        max_stages=_count(node, "max_stages"),
-        max_replicas=_count(node, "max_replicas"),
-        max_workers=_count(node, "max_workers"),
-        allow_copies=_flag(node, "allow_copies", True),
-        contention=_flag(node, "contention", True),
-        recompute=_flag(node, "recompute", True),
-        correction=_correction(node),
-        boundary=_boundary(node),
-        pins=tuple(_pin(pin) for pin in _list(node, "pins")),
-        together=tuple(tuple(name.text() for name in group.items()) for group in _list(node, "together")),
-        no_cut_after=tuple(name.text() for name in _list(node, "no_cut_after")),
-        grid=_flag(node, "grid", False),
-        virtual_stages=_count(node, "virtual_stages"),
-        sharding=_sharding(node),
-    )
-
-
-def _correction(node: Node) -> str:
-    value = node.get("correction")
-    if value is not None and value.text() not in ("none", "ef"):
-        value.fail(f"there is no such correction: {value.text()!r}")
-    return value.text() if value else "none"
-
-
-def _sharding(node: Node) -> str:
-    value = node.get("sharding")
-    if value is not None and value.text() not in (WHOLE, DIVIDED_STATE, FULLY_SHARDED, HYBRID_SHARDED):
-        value.fail(f"replicas cannot divide {value.text()!r}")
-    # Plans before FSDP state a flag.
-    return value.text() if value else DIVIDED_STATE if _flag(node, "shard_optimizer", False) else WHOLE
-
-
-def _boundary(node: Node) -> str:
-    value = node.get("boundary")
-    if value is not None and value.text() not in ("single", "parallel"):
-        value.fail(f"there is no such model of a boundary: {value.text()!r}")
-    return value.text() if value else "single"
-
-
-def _pin(node: Node) -> tuple[str, int]:
-    pair = node.items()
-    if len(pair) != 2:
-        node.fail("expected a layer and a stage")
-    return pair[0].text(), pair[1].integer(minimum=1)
-
-
-def _count(node: Node, key: str) -> int | None:
-    value = node.get(key)
-    return value.integer(minimum=1) if value else None
-
-
-def _flag(node: Node, key: str, otherwise: bool) -> bool:
-    value = node.get(key)
-    return value.boolean() if value else otherwise
-
-
-def _list(node: Node, key: str) -> list[Node]:
-    value = node.get(key)
-    return value.items() if value else []
+    node.refuse_others({*(field.name for field in fields(CheckedOptions)), "shard_optimizer"})
+    stated = dict(node.mapping())
+    if stated.pop("shard_optimizer", False) is True:  # plans before FSDP
+        stated["sharding"] = DIVIDED_STATE
+    return decode(Node(stated, node.where), CheckedOptions)
 
 
 def _cluster(node: Node) -> Cluster:

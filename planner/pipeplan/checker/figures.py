@@ -1,67 +1,27 @@
-"""Times, traffic and memory of the stages of a plan, from its lists of layers and workers.
-
-An independent implementation of docs/cost-model.md, which shares no code with `pipeplan.cost`. All formulas accept
-scalars or NumPy arrays. Times are seconds, sizes bytes, bandwidths bytes/s.
-"""
+"""Times, traffic and memory of the stages of a plan, from its lists of layers and workers. Seconds and bytes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import accumulate
 
 import numpy as np
 
-from pipeplan.checker.document import (
-    DOUBLE_BUFFERED,
-    FLUSHING,
-    VERTICAL,
-    ZERO_BUBBLE,
-    ZERO_BUBBLE_V,
-    PlanDocument,
+from pipeplan.checker.data_parallel import sharded_figures, slowest_speed
+from pipeplan.checker.document import DOUBLE_BUFFERED, VERTICAL, ZERO_BUBBLE, ZERO_BUBBLE_V, PlanDocument
+from pipeplan.checker.formulas import (
+    executor_work_s,
+    gradient_exchange_s,
+    shared_weight_s,
+    stage_memory,
+    update_wait_s,
+    worker_bytes,
 )
-from pipeplan.checker.executor_work import executor_work_s, worker_bytes
-from pipeplan.checker.model import CheckedModel, Flags
-from pipeplan.checker.network import FREE, LinkRates
-from pipeplan.checker.sharded import sharded_figures
+from pipeplan.checker.model import CheckedModel, Flags, Totals
+from pipeplan.checker.network import FREE
 from pipeplan.checker.virtual_stages import activation_bytes, stages_of
-
-ROUNDING = 1e-9
-"""A quotient that exceeds an integer by less than this counts as that integer, as in the planner."""
-
-
-def ring_allreduce_s(members: Any, size: Any, bandwidth: Any, latency_s: Any) -> Any:
-    """Time of one ring all-reduce: 2 (m-1)/m · size / B + 2 (m-1) α."""
-    steps = 2.0 * (members - 1)
-    return steps * (size / (members * bandwidth) + latency_s)
-
-
-def overlapped_s(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
-    """Time of compute c and synchronisation g with overlap ω: max(c, g) + (1-ω) min(c, g)."""
-    longer, shorter = np.maximum(compute_s, synchronisation_s), np.minimum(compute_s, synchronisation_s)
-    return longer + (1.0 - overlap) * shorter
-
-
-def group_wait(allreduce_s: Any, pace_s: float, replicas: Any, copies: int) -> Any:
-    """Minibatches that pass while replicas wait for an all-reduce: max(0, G/T - 1), or r - 1/m with m copies."""
-    if copies > 1:
-        return replicas - 1.0 / copies
-    return np.maximum(0.0, allreduce_s / pace_s - 1.0)
-
-
-def in_flight_depth(demand: Any, waiting: Any, transfer_s: Any, pace_s: float, replicas: Any) -> Any:
-    """In-flight depth: 1 + ⌈(demand + wait + 2 x / T) / r⌉, with demand = d′ r′ + wait′ of the next stage."""
-    return 1.0 + np.ceil((demand + waiting + 2.0 * transfer_s / pace_s) / replicas - ROUNDING)
-
-
-def flush_depth(following: StageFigures, minibatches: int, replicas: int, *, everything: bool) -> int:
-    """The fewest minibatches in flight under a flush: enough for those behind, and no more than a replica has.
-
-    Under GPipe a replica holds `everything` that it has.
-    """
-    most = math.ceil(minibatches / replicas)
-    return most if everything else min(most, 1 + math.ceil(following.depth * following.replicas / replicas - ROUNDING))
 
 
 @dataclass(frozen=True)
@@ -102,19 +62,21 @@ class StageFigures:
     """Gradient bytes sent to the previous stage."""
     parameters: float
     """Bytes of parameters, copies of shared weights included."""
-    exchanged: tuple[float, ...]
-    """Bytes of each weight that the stage shares with another; 0 for those that it does not."""
+    shared_s: tuple[float, ...]
+    """The charge for exchanging the gradients of each weight that stages share; 0 for those of other stages."""
     minibatch_bytes: float
     """Memory for each minibatch in flight, without weight versions."""
     memory_bytes: float
     """Memory of one worker."""
     weights_s: float = 0.0
     """The part of `backward_s` that gradients of the weights take in a pass of their own."""
+    waits_s: float = 0.0
+    """The part of both passes in which a worker waits for weights that it gathers, and keeps no core busy."""
 
     @property
     def pass_s(self) -> float:
         """Forward pass, backward pass, optimiser's step and the executor's own work together."""
-        return self.forward_s + self.backward_s + self.update_s + self.executor_s
+        return self.passes_s + self.update_s
 
     @property
     def passes_s(self) -> float:
@@ -133,14 +95,26 @@ class StageFigures:
 
 
 def stage_figures(document: PlanDocument, model: CheckedModel) -> tuple[StageFigures, ...]:
-    """The figures of every stage."""
-    figures = tuple(_of_stage(document, model, index) for index in range(len(document.stages)))
-    if document.options.divides_weights:
-        return (_with_divided_weights(document, model, figures[0]),)
-    return _with_memory_of_devices(document, model, figures) if document.virtual else figures
+    """The figures of every stage of a plan whose structure is right."""
+    cuts = [0, *accumulate(model.set_of(stage.layers) for stage in document.stages)]
+    totals = Totals.of(model, cuts)
+    figures = tuple(_of_stage(document, model, totals, index) for index in range(len(document.stages)))
+    workspaces = [float(totals.largest_workspace(at + 1, np.array([at]))[0]) for at in range(len(figures))]
+    if document.virtual:
+        held = _held_by_devices(document, figures, workspaces)
+    elif document.options.divides_weights:
+        return (_with_divided_weights(document, model, figures[0], workspaces[0]),)
+    else:
+        held = [figure.memory_bytes + size for figure, size in zip(figures, workspaces, strict=True)]
+    return tuple(
+        replace(figure, memory_bytes=worker_bytes(document.cluster, size))
+        for figure, size in zip(figures, held, strict=True)
+    )
 
 
-def _with_divided_weights(document: PlanDocument, model: CheckedModel, figure: StageFigures) -> StageFigures:
+def _with_divided_weights(
+    document: PlanDocument, model: CheckedModel, figure: StageFigures, workspace: float
+) -> StageFigures:
     """The figures of the only stage, whose workers hold a part of the weights each and gather the others."""
     own = sharded_figures(document, model)
     return replace(
@@ -148,31 +122,31 @@ def _with_divided_weights(document: PlanDocument, model: CheckedModel, figure: S
         forward_s=own.forward_s,
         backward_s=own.backward_s,
         update_s=figure.update_s / own.shards,
+        waits_s=own.forward_s + own.backward_s - own.compute_s,
         allreduce_s=own.across_s,
         group_s=own.across_s,
         minibatch_bytes=own.activations,
-        memory_bytes=worker_bytes(document.cluster, own.memory + model.workspace_of(model.everything)),
+        memory_bytes=worker_bytes(document.cluster, own.memory + workspace),
     )
 
 
-def _with_memory_of_devices(
-    document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]
-) -> tuple[StageFigures, ...]:
-    """The figures with the memory of whole workers, which run several stages each."""
-    found = list(figures)
+def _held_by_devices(
+    document: PlanDocument, figures: Sequence[StageFigures], workspaces: Sequence[float]
+) -> list[float]:
+    """The bytes that the workers of every stage hold, which run several stages each."""
+    found = [0.0] * len(figures)
     sizes = [figure.minibatch_bytes for figure in figures]
     for device in range(len(document.devices)):
         own = stages_of(document, device)
         held = sum(figures[index].memory_bytes for index in own) + activation_bytes(document, device, sizes)
-        held += model.workspace_of(sum(model.set_of(document.stages[index].layers) for index in own))
         for index in own:
-            found[index] = replace(figures[index], memory_bytes=worker_bytes(document.cluster, held))
-    return tuple(found)
+            found[index] = held + max(workspaces[one] for one in own)
+    return found
 
 
 def weight_versions(document: PlanDocument, index: int) -> int:
     """Number of weight versions that a replica of a stage keeps (docs/cost-model.md, "Versions of the weights")."""
-    if document.inference or document.schedule in FLUSHING:
+    if document.inference or document.flushes:
         return 1
     if document.schedule == DOUBLE_BUFFERED:
         return 2
@@ -183,96 +157,59 @@ def weight_versions(document: PlanDocument, index: int) -> int:
     return document.stages[index].depth + _lag(document, index)
 
 
-def copies_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
-    """Time of one all-reduce of the whole model's gradients among the copies, in seconds."""
-    if document.copies == 1 or document.inference:
-        return 0.0
-    everyone = tuple(worker for stage in document.stages for worker in stage.workers)
-    return _among(document, document.copies, everyone, float(model.parameters.sum()))
-
-
-def exchange_s(document: PlanDocument, figure: StageFigures) -> list[float]:
-    """The charge of a stage for exchanging the gradients of each weight that it shares, in seconds."""
-    count = len(document.cluster.devices)
-    link = document.network.among(list(range(count)))
-    return [size / link.allreduce + count * link.latency_s if size else 0.0 for size in figure.exchanged]
-
-
-def update_wait_s(document: PlanDocument, model: CheckedModel, figure: StageFigures) -> float:
-    """Least time, with a flush, from a stage's last backward pass to the end of its update, in seconds.
-
-    The all-reduce runs beside that pass, as far as work and it overlap, unless its stage shares weights or its replicas
-    divide the optimiser's state. The exchange of shared weights has one more stage at least. The step is made whole.
-    """
-    overlap = document.options.overlap * (not hides_nothing(document, model))
-    step = figure.update_s * (document.accumulate or 1)
-    if document.options.divides_weights:
-        return step + sharded_figures(document, model).exposed_s
-    exposed = figure.group_s - overlap * min(figure.group_s, figure.halves_s[1])
-    return exposed + 2 * math.fsum(exchange_s(document, figure)) + step
-
-
-def hides_nothing(document: PlanDocument, model: CheckedModel) -> bool:
-    """Whether an all-reduce begins only after the last backward pass before a flush."""
-    return document.options.shard_optimizer or model.shares
-
-
-def awaited_s(document: PlanDocument, figures: Sequence[StageFigures], index: int) -> float:
-    """Time for which a stage synchronises its gradients: its own all-reduce, and all exchanges that it is part of."""
-    charged = [exchange_s(document, figure) for figure in figures]
-    parts = (sum(each) for each in zip(*charged, strict=True))
-    mine = zip(parts, charged[index], strict=True)
-    return figures[index].group_s + math.fsum(total for total, own in mine if own)
-
-
 def _lag(document: PlanDocument, index: int) -> int:
     """Update lag: 1 for a replicated stage of a pipeline, whose all-reduce is awaited one update later, otherwise 0."""
     return int(len(document.stages[index].workers) > 1 and len(document.stages) > 1)
 
 
-def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageFigures:
-    network = document.network
-    stage, copies, last = document.stages[index], document.copies, index + 1 == len(document.stages)
-    stage_set = model.set_of(stage.layers)
-    before = sum(model.set_of(other.layers) for other in document.stages[:index])
-    (inside,) = model.members([stage_set])
-    (received, sent), (returned, incoming) = (way.tolist() for way in model.crossing([before, before | stage_set]))
-    speed = min(document.cluster.device_of(worker).speed for worker in stage.workers)
+def copies_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
+    """Time of one all-reduce of the whole model's gradients among the copies, in seconds."""
+    everyone = tuple(worker for stage in document.stages for worker in stage.workers)
+    return _among(document, document.copies, everyone, float(model.parameters.sum())) if model.training else 0.0
+
+
+def exposed_update_s(document: PlanDocument, model: CheckedModel, figure: StageFigures) -> float:
+    """Least time, with a flush, from a stage's last backward pass to the end of its update, in seconds."""
+    if document.options.divides_weights:
+        return figure.update_s * document.minibatches + sharded_figures(document, model).exposed_s
+    shared, backward_s = math.fsum(figure.shared_s), figure.halves_s[1]
+    return float(update_wait_s(document, model, figure.group_s, backward_s, shared, figure.update_s))
+
+
+def awaited_s(figures: Sequence[StageFigures], index: int) -> float:
+    """Time for which a stage synchronises its gradients: its own all-reduce, and all exchanges that it is part of."""
+    parts = [sum(each) for each in zip(*(figure.shared_s for figure in figures), strict=True)]
+    mine = figures[index].shared_s
+    return figures[index].group_s + math.fsum(total for total, own in zip(parts, mine, strict=True) if own)
+
+
+def _of_stage(document: PlanDocument, model: CheckedModel, totals: Totals, index: int) -> StageFigures:
+    """The figures of a stage. `memory_bytes` is without workspace and the worker's own memory."""
+    network, stage, copies = document.network, document.stages[index], document.copies
+    last, before = index + 1 == len(document.stages), np.array([index])
+    (inside,) = model.members([model.set_of(stage.layers)])
+    received, sent = totals.sent[index : index + 2].tolist()
+    returned, incoming = totals.returned[index : index + 2].tolist()
+    speed = slowest_speed(document, index)
     forward = float(model.forward_s[inside].sum()) / speed
-    backward = float(model.backward_s[inside].sum()) / speed + forward * stage.recompute
-    weights = float(model.parameters[inside].sum()) + model.copied(stage_set)
+    weights = float(totals.weights(index + 1, before)[0])
     replicas = len(stage.workers) // copies
     hops, lanes = [FREE], 1
     if not last:
         hops = [network.among([*document.of_copy(c, index), *document.of_copy(c, index + 1)]) for c in range(copies)]
         if document.options.boundary == "parallel":
             lanes = min(replicas, len(document.stages[index + 1].workers) // copies)
-    saved = float(model.saved[inside].sum())
-    minibatch = received + (0.0 if stage.recompute else saved + sent)
-    memory = float(model.buffers[inside].sum()) + received + returned + sent + incoming + weights
-    if model.training:
-        several = len(stage.workers) > 1
-        versions = weight_versions(document, index)
-        state = model.state_ratio / (len(stage.workers) if document.options.shard_optimizer else 1)
-        memory += weights * (state + several + versions + (versions - 1) * model.corrects)
-        memory += 0 if document.virtual else stage.depth * minibatch
-        if stage.deferred and not document.virtual:
-            # Its minibatches hold activations and gradients until W, and so does one more in its backward pass.
-            memory += (stage.deferred * 2 + 1) * minibatch
-        memory += (saved + sent) * stage.recompute
-        memory += 0.0 if document.virtual else model.workspace_of(stage_set)
-    crossing = received + returned + sent + incoming
-    own = float(executor_work_s(document, (index > 0) + (not last), crossing, weights * (not last)))
-    rings = [_allreduce(document, document.of_copy(copy, index), weights) for copy in range(copies)]
+    minibatch, memory = _bytes(document, model, totals, index)
+    rings = [_among(document, replicas, document.of_copy(copy, index), weights) for copy in range(copies)]
     return StageFigures(
         replicas=replicas,
         depth=stage.depth,
         forward_s=forward,
-        backward_s=backward,
+        backward_s=float(model.backward_s[inside].sum()) / speed + forward * stage.recompute,
         update_s=float(model.update_s[inside].sum()) / speed,
-        executor_s=own / speed,
-        allreduce_s=max(rings) if model.training else 0.0,
-        group_s=_allreduce(document, stage.workers, weights) if model.training else 0.0,
+        executor_s=float(executor_work_s(document, totals, index + 1, before)[0]) / speed,
+        allreduce_s=max(rings) * model.training,
+        group_s=_among(document, len(stage.workers), stage.workers, weights) * model.training,
         lanes=lanes,
         send_s=max(sent / hop.message for hop in hops),
         return_s=max(incoming / hop.message for hop in hops),
@@ -283,11 +220,34 @@ def _of_stage(document: PlanDocument, model: CheckedModel, index: int) -> StageF
         received_gradient=incoming,
         sent_gradient=returned,
         parameters=weights,
-        exchanged=tuple(model.exchanged(stage_set)),
-        minibatch_bytes=minibatch if model.training else 0.0,
-        memory_bytes=memory if document.virtual else worker_bytes(document.cluster, memory),
+        shared_s=tuple(float(shared_weight_s(document, size[0])) for size in totals.exchanged(index + 1, before)),
+        minibatch_bytes=minibatch,
+        memory_bytes=memory,
         weights_s=_weights_s(document, model, inside, index) / speed,
     )
+
+
+def _bytes(document: PlanDocument, model: CheckedModel, totals: Totals, index: int) -> tuple[float, float]:
+    """Bytes of a stage for each minibatch in flight, and of all minibatches together with all that is fixed.
+
+    The minibatches of workers that run several stages are counted by worker.
+    """
+    stage = document.stages[index]
+    fixed, growing = stage_memory(
+        document,
+        model,
+        totals,
+        index + 1,
+        np.array([index]),
+        replicas=len(stage.workers),
+        kept=weight_versions(document, index),
+        each=False,
+        again=stage.recompute,
+    )
+    minibatch = float(growing[0])
+    # A minibatch whose gradients of weights wait for W holds activations and gradients, and so does one more in B.
+    held = 0 if document.virtual else stage.depth + (stage.deferred * 2 + 1 if stage.deferred else 0)
+    return minibatch, float(fixed[0]) + held * minibatch
 
 
 def _weights_s(document: PlanDocument, model: CheckedModel, inside: Flags, index: int) -> float:
@@ -298,21 +258,9 @@ def _weights_s(document: PlanDocument, model: CheckedModel, inside: Flags, index
     return float(model.backward_s[inside & (model.parameters > 0)].sum()) / 2 if divides else 0.0
 
 
-def exchange_of_gradients_s(document: PlanDocument, members: int, size: float, link: LinkRates) -> float:
-    """Time in which replicas have the mean of their gradients.
-
-    Where each updates a part of the weights only, they gather these afterwards, in as many steps as a half of the ring
-    all-reduce has: (m-1) · (size / (m B) + α) more.
-    """
-    time = float(ring_allreduce_s(members, size, link.allreduce, link.latency_s))
-    if document.options.shard_optimizer:
-        time += (members - 1) * (size / (members * link.allreduce) + link.latency_s)
-    return time
-
-
-def _allreduce(document: PlanDocument, workers: tuple[int, ...], size: float) -> float:
-    return 0.0 if len(workers) == 1 else _among(document, len(workers), workers, size)
-
-
 def _among(document: PlanDocument, members: int, workers: tuple[int, ...], size: float) -> float:
-    return exchange_of_gradients_s(document, members, size, document.network.among(workers))
+    """Seconds of an exchange of gradients of so many bytes among `members` rings' members on these workers."""
+    if members == 1:
+        return 0.0
+    link = document.network.among(workers)
+    return float(gradient_exchange_s(document, members, size, link.allreduce, link.latency_s))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.document import CheckedOptions
+from pipeplan.checker.document import PlanDocument
 from pipeplan.errors import InputError
 from pipeplan.profile_data.fsdp_units import fsdp_units
 from pipeplan.profile_data.layers import Layer
@@ -85,18 +85,6 @@ class CheckedModel:
         position = {name: index for index, name in enumerate(self.names)}
         return sum(1 << position[name] for name in layers)
 
-    def workspace_of(self, stage: int) -> float:
-        """Bytes that a set of layers needs at most while one of them runs."""
-        return max((float(size) for index, size in enumerate(self.workspace) if stage >> index & 1), default=0.0)
-
-    def copied(self, stage: int) -> float:
-        """Bytes of shared weights that a set of layers needs and is not charged for."""
-        return sum(size for sharers, charged, size in self.ties if stage & sharers and not stage >> charged & 1)
-
-    def exchanged(self, stage: int) -> list[float]:
-        """Bytes of each weight that a set of layers shares with layers outside it; 0 for all others."""
-        return [size if stage & sharers not in (0, sharers) else 0.0 for sharers, _, size in self.ties]
-
     def cuts(self, limit: int) -> list[int]:
         """All cuts, from the empty one to the one with all layers. Raises an `InputError` where they exceed `limit`."""
         cuts = [0]
@@ -125,16 +113,14 @@ class CheckedModel:
         return forward, backward
 
 
-def checked_model(
-    profile: Profile, options: CheckedOptions, *, inference: bool, update_every: int = 1, synchronous: bool = False
-) -> CheckedModel:
+def checked_model(profile: Profile, document: PlanDocument) -> CheckedModel:
     """The model of a profile, for training or for inference (no backward pass, no gradients, no saved activations).
 
-    `update_every` is the number of minibatches per update where all stages have it in common, otherwise 1. Under a
-    `synchronous` schedule layers that share weights may be in different stages. Raises an `InputError` where the
-    options name a layer that does not exist.
+    With a flush layers that share weights may be in different stages. Raises an `InputError` where the options name a
+    layer that does not exist.
     """
-    layers, training = profile.layers, not inference
+    options = document.options
+    layers, training = profile.layers, not document.inference
     position = {layer.name: index for index, layer in enumerate(layers)}
     edges = tuple(
         CheckedTensor(
@@ -145,7 +131,9 @@ def checked_model(
         )
         for tensor in profile.tensors
     )
-    apart = training and synchronous
+    apart = document.flushes and not document.virtual
+    update_every = document.minibatches if document.accumulates else 1
+    kept = training * (1 + document.cluster.executor.activation_share)
     groups = [*profile.together, *options.together, *(() if apart else (tie.layers for tie in profile.tied))]
     groups += [(edge.producer, *edge.consumers) for edge in profile.tensors if edge.producer in options.no_cut_after]
     for name in (
@@ -163,7 +151,7 @@ def checked_model(
         update_s=np.array([layer.update_s * training / update_every for layer in layers]),
         parameters=np.array([layer.parameter_bytes for layer in layers], dtype=float),
         buffers=np.array([layer.buffer_bytes for layer in layers], dtype=float),
-        saved=np.array([layer.saved_bytes * training for layer in layers], dtype=float),
+        saved=np.array([layer.saved_bytes * kept for layer in layers], dtype=float),
         workspace=np.array([layer.workspace_bytes * training for layer in layers], dtype=float),
         edges=edges,
         blocks=blocks,
@@ -231,15 +219,10 @@ class TieInCuts:
     charged: Flags
     """Whether the layer that a profile charges with it is inside."""
 
-    def between(self, cut: int, before: NDArray[np.intp]) -> Floats:
-        """Number of the layers that share it in stages from the cuts `before` to `cut`."""
-        between: Floats = self.sharers[cut] - self.sharers[before]
-        return between
-
 
 @dataclass(frozen=True)
 class Totals:
-    """Arrays over all cuts of the model, from the empty one to the one with all layers; seconds and bytes."""
+    """Arrays over cuts, from the empty one to the one with all layers; seconds and bytes. Stages lie between two."""
 
     cuts: list[int]
     """The cuts as bit sets."""
@@ -257,9 +240,11 @@ class Totals:
     """Bytes that cross the cut forward."""
     returned: Floats
     """Bytes that cross the cut backward."""
-    workspace: tuple[tuple[float, NDArray[np.uint8]], ...] = ()
+    crossing: Floats
+    """Bytes that cross the cut in both directions."""
+    workspace: tuple[tuple[float, NDArray[np.uint8]], ...]
     """The sizes of the layers' workspaces, the smallest first, with the layers of each, eight to a byte."""
-    ties: tuple[TieInCuts, ...] = ()
+    ties: tuple[TieInCuts, ...]
     """The weights that layers in several stages may share."""
 
     def largest_workspace(self, cut: int, before: NDArray[np.intp]) -> Floats:
@@ -276,14 +261,15 @@ class Totals:
         """Bytes of the weights of stages from the cuts `before` to `cut`, with their copies of shared weights."""
         bytes_: Floats = self.parameters[cut] - self.parameters[before]
         for tie in self.ties:
-            bytes_ = bytes_ + tie.size * ((tie.between(cut, before) > 0) & (tie.charged[cut] == tie.charged[before]))
+            inside = tie.sharers[cut] - tie.sharers[before]
+            bytes_ = bytes_ + tie.size * ((inside > 0) & (tie.charged[cut] == tie.charged[before]))
         return bytes_
 
     def exchanged(self, cut: int, before: NDArray[np.intp]) -> list[Floats]:
         """Bytes of each weight that stages share with others; 0 for all others."""
         found = []
         for tie in self.ties:
-            inside = tie.between(cut, before)
+            inside = tie.sharers[cut] - tie.sharers[before]
             found.append(tie.size * ((inside > 0) & (inside < tie.sharers[-1])))
         return found
 
@@ -294,9 +280,8 @@ class Totals:
         return busier
 
     @staticmethod
-    def of(model: CheckedModel, limit: int) -> Totals:
-        """The totals of a model. Raises an `InputError` where it has more than `limit` cuts."""
-        cuts = model.cuts(limit)
+    def of(model: CheckedModel, cuts: list[int]) -> Totals:
+        """The totals of a model at some of its cuts: `model.cuts`, or those of one plan."""
         inside = model.members(cuts)
         weights = inside.astype(float)
         sent, returned = model.crossing(cuts)
@@ -311,6 +296,7 @@ class Totals:
             saved=weights @ model.saved,
             sent=sent,
             returned=returned,
+            crossing=sent + returned,
             workspace=tuple(
                 (float(size), np.packbits(model.workspace == size)) for size in np.unique(model.workspace) if size
             ),

@@ -13,10 +13,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.document import FLUSHING, PlanDocument
-from pipeplan.checker.figures import ROUNDING, StageFigures
-from pipeplan.checker.loads import Load
+from pipeplan.checker.batch import Load
+from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.figures import StageFigures
+from pipeplan.checker.formulas import ROUNDING, core_busy_s, hop_bytes
 from pipeplan.checker.model import CheckedModel
+from pipeplan.errors import InputError
 
 Ints = NDArray[np.intp]
 
@@ -24,16 +26,14 @@ LONGEST_ROUND = 10**7
 """Largest number of minibatches after which the pairs of senders and receivers repeat."""
 
 
-def card_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[Load] | None:
+def card_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[Load]:
     """The busy time of the busiest cards of every level in one direction, seconds per minibatch.
 
-    None where the pairs of senders and receivers repeat only after more than `LONGEST_ROUND` minibatches.
+    Raises an `InputError` where the pairs of senders and receivers repeat only after more than `LONGEST_ROUND`
+    minibatches.
     """
     network = document.network
-    traffic = _messages(document, figures)
-    if traffic is None:
-        return None
-    rings = _rings(document, figures)
+    traffic, rings = _messages(document, figures), _rings(document, figures)
     loads = []
     for level, cards in enumerate(network.cards):
         starts = np.array(network.starts[level])
@@ -48,34 +48,24 @@ def card_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[
                     load = np.bincount(homes[direction][crosses], minlength=count) * size
                     busy[direction] += load / rate
         for direction, component in np.argwhere(busy >= busy.max() * (1 - ROUNDING)).tolist():
-            name = (
-                f"port of worker {component}" if level == 0 else f"network card of {_name(document, level, component)}"
-            )
+            kind = "port of worker" if level == 0 else f"network card of {document.cluster.levels[level - 1].name}"
+            name = f"{kind} {component}"
             loads.append(Load(float(busy[direction, component]), f"{name}, {('outgoing', 'incoming')[direction]}"))
     return loads
 
 
-def _name(document: PlanDocument, level: int, component: int) -> str:
-    return f"{document.cluster.levels[level - 1].name} {component}"
-
-
 def core_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[Load]:
     """The time for which a minibatch keeps the cores of each server busy whose workers share them."""
-    busy = dict.fromkeys(range(document.cluster.workers), 0.0)
+    cluster, busy = document.cluster, dict[int, float]()
     for stage, figure in zip(document.stages, figures, strict=True):
-        count = len(stage.workers)
-        exposed = figure.group_s * (1.0 - document.options.overlap) * (document.schedule not in FLUSHING)
-        interval = document.accumulate if document.accumulates and document.accumulate else count
+        mine = float(core_busy_s(document, figure.pass_s - figure.waits_s, figure.group_s, len(stage.workers)))
         for worker in stage.workers:
-            busy[worker] += figure.pass_s / count + exposed / interval
-    by_server: dict[int, list[float]] = {}
-    for worker, time in busy.items():
-        by_server.setdefault(document.cluster.server_of(worker), []).append(time)
-    cores = {document.cluster.server_of(worker): document.cluster.device_of(worker).cores for worker in busy}
+            server = cluster.server_of(worker)
+            busy[server] = busy.get(server, 0.0) + mine
     return [
-        Load(sum(times) / cores[one], f"the {cores[one]:g} cores of server {one}")
-        for one, times in by_server.items()
-        if 0 < cores[one] < len(times)
+        Load(busy.get(server, 0.0) / cores, f"the {cores:g} cores of server {server}")
+        for server, cores, workers in _servers(document)
+        if 0 < cores < len(workers)
     ]
 
 
@@ -84,33 +74,33 @@ def shared_cores_bound_s(document: PlanDocument, model: CheckedModel) -> float:
 
     0 where no cores are shared or contention is not charged.
     """
-    if not document.options.contention:
+    servers = _servers(document)
+    if not document.options.contention or not any(0 < cores < len(workers) for _, cores, workers in servers):
         return 0.0
-    speeds: dict[int, list[float]] = {}
-    for worker in range(document.cluster.workers):
-        speeds.setdefault(document.cluster.server_of(worker), []).append(document.cluster.device_of(worker).speed)
-    cores = {server: document.cluster.device_of(first).cores for first, server in _firsts(document)}
     # All devices of a server have the same speed.
-    total = sum(each[0] * min(cores[server] or len(each), len(each)) for server, each in speeds.items())
-    if all(not count or count >= len(speeds[server]) for server, count in cores.items()):
-        return 0.0
-    return float((model.forward_s + model.backward_s + model.update_s).sum()) / total
+    speeds = [
+        document.cluster.device_of(workers[0]).speed * min(cores or len(workers), len(workers))
+        for _, cores, workers in servers
+    ]
+    return float((model.forward_s + model.backward_s + model.update_s).sum()) / sum(speeds)
 
 
-def _firsts(document: PlanDocument) -> list[tuple[int, int]]:
-    """(one of its workers, server) for every server."""
-    worker_of = {document.cluster.server_of(worker): worker for worker in range(document.cluster.workers)}
-    return [(worker, server) for server, worker in worker_of.items()]
+def _servers(document: PlanDocument) -> list[tuple[int, float, list[int]]]:
+    """(server, its cores, its workers) for every server; 0 cores where every worker has its own."""
+    workers = dict[int, list[int]]()
+    for worker in range(document.cluster.workers):
+        workers.setdefault(document.cluster.server_of(worker), []).append(worker)
+    return [(server, document.cluster.device_of(mine[0]).cores, mine) for server, mine in workers.items()]
 
 
-def _messages(document: PlanDocument, figures: Sequence[StageFigures]) -> list[tuple[Ints, Ints, float]] | None:
+def _messages(document: PlanDocument, figures: Sequence[StageFigures]) -> list[tuple[Ints, Ints, float]]:
     """(senders, receivers, bytes per minibatch for each such pair) of every boundary, in both directions."""
     hops = []
     for index in range(len(figures) - 1):
         senders, receivers = (np.array(document.stages[number].workers) for number in (index, index + 1))
         period = math.lcm(len(senders), len(receivers))
         if period > LONGEST_ROUND:
-            return None
+            raise InputError("the replicas of the stages are too many to add up what each network card carries")
         minibatch = np.arange(period)
         senders, receivers = senders[minibatch % len(senders)], receivers[minibatch % len(receivers)]
         hops.append((senders, receivers, figures[index].sent / period))
@@ -123,24 +113,19 @@ def _rings(document: PlanDocument, figures: Sequence[StageFigures]) -> list[tupl
 
     With a flush there are none: what no pass hides of them is a part of the batch.
     """
-    if document.inference or document.schedule in FLUSHING:
+    if document.inference or document.flushes:
         return []
     hops, copies = [], document.copies
     for stage, figure in zip(document.stages, figures, strict=True):
         workers, size = np.array(stage.workers), figure.parameters
         replicas = len(workers) // copies
-        interval = document.accumulate if document.accumulates and document.accumulate else None
+        interval = document.minibatches if document.accumulates else None
         for copy in range(copies):
             ring = workers[copy::copies]
-            hop = _hop_bytes(document, replicas, size)
+            hop = hop_bytes(document, replicas, size)
             hops.append((ring, np.roll(ring, -1), hop / (interval or replicas * copies)))
         for replica in range(replicas):
             ring = workers[replica * copies : (replica + 1) * copies]
-            hop = _hop_bytes(document, copies, size / replicas)
+            hop = hop_bytes(document, copies, size / replicas)
             hops.append((ring, np.roll(ring, -1), hop / (interval or copies)))
     return hops
-
-
-def _hop_bytes(document: PlanDocument, members: int, size: float) -> float:
-    """Bytes that one member of a ring sends to the next in an all-reduce of `size` bytes, and in gathering them."""
-    return (3 if document.options.shard_optimizer else 2) * (members - 1) / members * size

@@ -1,8 +1,13 @@
-"""Checks that the stages form a valid plan of the model on the cluster, and that it satisfies the user's options."""
+"""Checks that the stages form a valid plan of the model on the cluster, within the user's options.
+
+It also says whether the plan lies in the searched space, of which alone a certificate speaks (docs/cost-model.md, "The
+space of plans").
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.model import CheckedModel
@@ -23,7 +28,7 @@ def check_structure(document: PlanDocument, model: CheckedModel) -> str:
     if document.virtual:
         check_devices(document)
         check_held(document)
-    layers, workers = len(model.names), sum(map(len, _positions(document)))
+    layers, workers = len(model.names), sum(map(len, document.positions))
     return f"{_counted(len(document.stages), 'stage')} of {_counted(layers, 'layer')} on {_counted(workers, 'worker')}"
 
 
@@ -34,22 +39,22 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
     """
     options, stages = document.options, len(document.stages)
     replicas = max(len(stage.workers) // document.copies for stage in document.stages)
-    busy = sum(map(len, _positions(document)))
-    if options.stages is not None and stages != options.stages:
-        raise InputError(f"{options.stages} stages were asked for, the plan has {stages}")
-    if options.virtual_stages not in (None, stages // len(document.devices)):
-        raise InputError(f"{options.virtual_stages} stages of each worker were asked for, the plan has others")
+    for what, asked, found in (
+        ("stages", options.stages, stages),
+        ("stages of each worker", options.virtual_stages, stages // len(document.devices)),
+    ):
+        if asked not in (None, found):
+            raise InputError(f"{asked} {what} were asked for, the plan has {found}")
     for what, most, found in (
         ("stages", options.max_stages, stages),
         ("replicas of a stage", options.max_replicas, replicas),
-        ("workers", options.max_workers, busy),
+        ("workers", options.max_workers, sum(map(len, document.positions))),
+        ("copies of the pipeline", None if options.allow_copies else 1, document.copies),
     ):
         if most is not None and found > most:
             raise InputError(f"at most {most} {what} were asked for, the plan has {found}")
-    if document.copies > 1 and not options.allow_copies:
-        raise InputError(f"no copies of the pipeline were asked for, the plan has {document.copies}")
-    if options.grid:
-        check_grid(document)
+    if options.grid and (why := _no_grid(document)):
+        raise InputError(f"a uniform grid was asked for, but {why}")
     stage_of = {name: number for number, stage in enumerate(document.stages, start=1) for name in stage.layers}
     for name, number in options.pins:
         if stage_of[name] != number:
@@ -61,36 +66,25 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
     return "the plan satisfies its options"
 
 
-def check_grid(document: PlanDocument) -> None:
-    """Raise an `InputError` unless the plan is a uniform grid.
+def _no_grid(document: PlanDocument) -> str:
+    """Why a plan is no uniform grid, or an empty text.
 
     A grid has no copies, the same number of workers for every stage, stages on consecutive workers from worker 0 on,
     and uses whole servers unless it fits in one.
     """
-    first, next_worker = document.stages[0], 0
+    replicas, count = len(document.stages[0].workers), len(document.stages)
+    ends = list(accumulate(document.cluster.server_sizes))
     if document.copies > 1:
-        raise InputError(f"a uniform grid was asked for, the plan has {document.copies} copies of a pipeline")
-    for number, stage in enumerate(document.stages, start=1):
-        if len(stage.workers) != len(first.workers):
-            raise InputError(
-                f"a uniform grid was asked for, stage {number} is on {_counted(len(stage.workers), 'worker')}, "
-                f"stage 1 on {len(first.workers)}"
-            )
-        if stage.workers != tuple(range(next_worker, next_worker + len(stage.workers))):
-            raise InputError(
-                f"a uniform grid was asked for, but the workers of stage {number} are not those that follow from "
-                f"worker {next_worker} on"
-            )
-        next_worker += len(stage.workers)
-    shared = document.accumulate if document.accumulates else None
-    if shared is not None and shared % len(first.workers):
-        raise InputError(
-            f"a uniform grid was asked for, but {shared} minibatches are not the same number for each of "
-            f"{len(first.workers)} replicas"
-        )
-    ends = [sum(document.cluster.server_sizes[: count + 1]) for count in range(document.cluster.servers)]
-    if next_worker > ends[0] and next_worker not in ends:
-        raise InputError(f"a uniform grid was asked for, but {next_worker} workers are no whole number of servers")
+        return f"the plan has {document.copies} copies of a pipeline"
+    if [worker for stage in document.stages for worker in stage.workers] != list(range(replicas * count)):
+        return f"its stages are not on the workers 0 to {replicas * count - 1}, one after the other"
+    if any(len(stage.workers) != replicas for stage in document.stages):
+        return f"not every stage is on {_counted(replicas, 'worker')}"
+    if document.accumulates and document.minibatches % replicas:
+        return f"{document.minibatches} minibatches are not the same number for each of {replicas} replicas"
+    if replicas * count > ends[0] and replicas * count not in ends:
+        return f"{replicas * count} workers are no whole number of servers"
+    return ""
 
 
 def _partition(document: PlanDocument, model: CheckedModel) -> None:
@@ -124,7 +118,7 @@ def _order(document: PlanDocument, model: CheckedModel) -> None:
 
 
 def _workers(document: PlanDocument) -> None:
-    workers = Counter(worker for device in _positions(document) for worker in device)
+    workers = Counter(worker for device in document.positions for worker in device)
     for worker, times in workers.items():
         if times > 1:
             raise InputError(f"worker {worker} is in the plan {times} times")
@@ -139,11 +133,6 @@ def _workers(document: PlanDocument) -> None:
             )
 
 
-def _positions(document: PlanDocument) -> tuple[tuple[int, ...], ...]:
-    """The workers of every stage, or of every device where workers run several stages."""
-    return document.devices if document.virtual else tuple(stage.workers for stage in document.stages)
-
-
 def _two(model: CheckedModel, block: int, cut: int) -> str:
     return f"{model.names[_lowest(block & cut)]!r} and {model.names[_lowest(block & ~cut)]!r}"
 
@@ -154,3 +143,45 @@ def _lowest(layers: int) -> int:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" + "s" * (count != 1)
+
+
+def outside_space(document: PlanDocument) -> str:
+    """Why a plan lies outside the searched space, or an empty text where it lies inside."""
+    copies = range(document.copies)
+    stages = range(len(document.stages))
+    for copy in copies:
+        end = 0
+        for stage in stages:
+            workers = document.of_copy(copy, stage)
+            if workers != tuple(range(workers[0], workers[0] + len(workers))):
+                return f"stage {stage + 1} is not on consecutive workers in increasing order"
+            if workers[0] < end:
+                return f"stage {stage + 1} is on workers before those of stage {stage}"
+            end = workers[-1] + 1
+    return _unlike_copies(document) if document.copies > 1 else ""
+
+
+def _unlike_copies(document: PlanDocument) -> str:
+    """Why the copies of a plan are not one and the same pipeline in alike components of a level, or an empty text."""
+    network, copies = document.network, range(document.copies)
+    whys = [_unlike_components(document, level, copies) for level in range(1, len(network.starts) - 1)]
+    found = [why for why in whys if why]
+    if not whys:
+        return "the workers are in no components that could hold a copy of the pipeline each"
+    return found[-1] if len(found) == len(whys) else ""
+
+
+def _unlike_components(document: PlanDocument, level: int, copies: range) -> str:
+    """Why a plan has no copies in the components of a level, or an empty text."""
+    starts, first = document.network.starts[level], document.network.component(level, document.of_copy(0, 0)[0])
+    if first + len(copies) >= len(starts):
+        return f"there are no {len(copies)} components in a row, from that of copy 1 on, for the copies of the pipeline"
+    if not all(document.cluster.alike(level, first, first + copy) for copy in copies):
+        return f"the components of the {len(copies)} copies of the pipeline are not alike"
+    for copy in copies:
+        begin, end = starts[first + copy : first + copy + 2]
+        for stage in range(len(document.stages)):
+            places = [worker - starts[first] for worker in document.of_copy(0, stage)]
+            if list(document.of_copy(copy, stage)) != [begin + place for place in places] or begin + places[-1] >= end:
+                return f"copy {copy + 1} of the pipeline is not in the places of copy 1 within its own component"
+    return ""

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
+from pipeplan.checker.batch import BatchParts, slowest_batches
 from pipeplan.checker.certificates.certificate import CertifiedBound, check_certificate
-from pipeplan.checker.ddp_overlap import exposed_allreduce_s
-from pipeplan.checker.description import check_description
-from pipeplan.checker.document import FLUSHING, WHOLE, PlanDocument
-from pipeplan.checker.executor_work import usable_of
+from pipeplan.checker.claims import (
+    CLOSE,
+    NOT_SHOWN,
+    ShownBound,
+    check_claims,
+    check_description,
+    check_run_figures,
+    check_step_time,
+    equal,
+    same,
+)
+from pipeplan.checker.data_parallel import exposed_allreduce_s
+from pipeplan.checker.document import WHOLE, PlanDocument
 from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s, stage_figures, weight_versions
-from pipeplan.checker.loads import BatchParts
+from pipeplan.checker.formulas import usable_of
 from pipeplan.checker.model import CheckedModel, checked_model
-from pipeplan.checker.pace import ChargedPace, charged_pace, slowest_batches, update_interval
-from pipeplan.checker.proof import NOT_SHOWN, ShownBound, check_claims
-from pipeplan.checker.run_figures import check_run_figures
-from pipeplan.checker.searched_space import outside_space
-from pipeplan.checker.step_time import check_step_time
-from pipeplan.checker.structure import check_options, check_structure
+from pipeplan.checker.pace import ChargedPace, charged_pace
+from pipeplan.checker.structure import check_options, check_structure, outside_space
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.files import Node
 from pipeplan.util.units import show_size, show_time
-
-CLOSE = 1e-9
-"""Relative tolerance: adding in another order changes a sum by far less, any wrong figure by far more."""
 
 NO_CERTIFICATE = "plan.json has no certificate"
 
@@ -95,72 +98,67 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
     document = PlanDocument.of(root)
     if profile.digest() != document.digest:
         raise InputError("the profile is not the one that the plan was made from: their digests differ")
-    if not document.pace_s > 0:
-        document.prediction["minibatch_s"].fail("expected more than 0 seconds")
-    every = document.accumulate or 1 if document.accumulates else 1
-    model = checked_model(
-        profile,
-        document.options,
-        inference=document.inference,
-        update_every=every,
-        synchronous=document.schedule in FLUSHING and not document.virtual,
-    )
-    model = replace(model, saved=model.saved + model.saved * document.cluster.executor.activation_share)
+    model = checked_model(profile, document)
     structure = _try("structure", lambda: check_structure(document, model))
     if structure.holds is False:
         return CheckedPlan((structure,), None)
-    figures, certified = stage_figures(document, model), _Certified(document, model)
+    figures, shown = stage_figures(document, model), list[CertifiedBound]()
 
     @cache
     def pace() -> ChargedPace:
         return charged_pace(document, model, figures)
 
+    def optimality() -> str | None:
+        if (bound := _certified(document, model)) is None:
+            return None
+        shown.append(bound)
+        return f"{ShownBound(document.step_s, bound.bound_s).text}; states checked: {bound.states}"
+
     results = (
         structure,
         _try("constraints", lambda: check_options(document, model)),
-        _try("pace", lambda: check_pace(document, model, figures)),
-        _try("step time", lambda: check_step_time(document, _same)),
-        _try("run", lambda: check_run_figures(document, profile, _same), "plan.json is older, and states nothing"),
+        _try("pace", lambda: check_pace(document, model, figures, pace())),
+        _try("step time", lambda: check_step_time(document)),
+        _try("run", lambda: check_run_figures(document, profile), "plan.json is older, and states nothing"),
         _try("stages", lambda: check_stages(document, model, figures)),
         _try("memory", lambda: check_memory(document, figures)),
-        _try("description", lambda: check_description(document, profile, pace(), figures)),
-        _try("optimality", certified.check, NO_CERTIFICATE),
+        _try("description", lambda: check_description(document, profile, pace().bound_by)),
+        _try("optimality", optimality, NO_CERTIFICATE),
         _try(
             "verdict",
-            lambda: check_claims(document, model, pace(), certified.bound),
+            lambda: check_claims(document, model, *shown),
             "it follows from the bound, which no certificate shows",
         ),
     )
-    bound, right = certified.bound, all(result.holds is not False for result in results)
-    return CheckedPlan(results, ShownBound(document.step_s, bound.bound_s) if bound and right else None)
+    right = all(result.holds is not False for result in results)
+    return CheckedPlan(results, ShownBound(document.step_s, shown[0].bound_s) if shown and right else None)
 
 
-@dataclass
-class _Certified:
-    """The check of the certificate, which keeps the bound that it shows."""
+def _certified(document: PlanDocument, model: CheckedModel) -> CertifiedBound | None:
+    """The bound that the certificate shows; None where there is none.
 
-    document: PlanDocument
-    model: CheckedModel
-    bound: CertifiedBound | None = None
-
-    def check(self) -> str | None:
-        """Check the certificate, and return what it shows; None where there is none.
-
-        Raises an `InputError` where it does not hold, or where the plan lies outside the space that it speaks of.
-        """
-        if self.document.virtual or self.document.options.sharding != WHOLE:
-            if self.document.root.get("certificate") is not None:
-                kind = "workers run several stages" if self.document.virtual else "replicas divide their state"
-                raise InputError(f"no certificate speaks of plans whose {kind}")
-            if self.document.virtual:
-                return None
-        if (outside := outside_space(self.document)) and self.document.claims_proof:
-            raise InputError(f"the plan lies outside the searched space, of which alone a proof speaks: {outside}")
-        self.bound = check_certificate(self.document, self.model)
-        if self.bound is None:
+    Raises an `InputError` where it does not hold, or where the plan lies outside the space that it speaks of.
+    """
+    if document.virtual or document.options.sharding != WHOLE:
+        if document.root.get("certificate") is not None:
+            kind = "workers run several stages" if document.virtual else "replicas divide their state"
+            raise InputError(f"no certificate speaks of plans whose {kind}")
+        if document.virtual:
             return None
-        shown = ShownBound(self.document.step_s, self.bound.bound_s)
-        return f"{shown.text}; states checked: {self.bound.states}"
+    if (outside := outside_space(document)) and _claims_proof(document):
+        raise InputError(f"the plan lies outside the searched space, of which alone a proof speaks: {outside}")
+    return check_certificate(document, model)
+
+
+def _claims_proof(document: PlanDocument) -> bool:
+    """Whether plan.json holds a certificate, calls its plan optimal, or calls its verdict proven."""
+    status, verdict = document.root.get("status"), document.root.get("verdict")
+    proven = verdict.get("proven") if verdict else None
+    return (
+        document.root.get("certificate") is not None
+        or (status is not None and status.value == "optimal")
+        or (proven is not None and proven.value is True)
+    )
 
 
 def _try(what: str, check: Callable[[], str | None], unchecked: str = "") -> CheckResult:
@@ -172,19 +170,20 @@ def _try(what: str, check: Callable[[], str | None], unchecked: str = "") -> Che
     return CheckResult(what, None, unchecked) if text is None else CheckResult(what, True, text)
 
 
-def check_pace(document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...]) -> str:
+def check_pace(
+    document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...], pace: ChargedPace
+) -> str:
     """Check that the stated pace is that of the slowest resource, and return it in words.
 
     Raises an `InputError` that names the wrong figure; so do the other checks of this module.
     """
     prediction, among = document.prediction, copies_allreduce_s(document, model)
-    if document.schedule in FLUSHING:
+    if document.flushes:
         _check_batch(document, model, figures)
-    pace = charged_pace(document, model, figures).pace_s
-    _same(prediction["minibatch_s"], pace)
-    _same(prediction["minibatches_per_s"], 1.0 / pace)
-    _same(prediction["copies_synchronisation_s"], among / update_interval(document))
-    return f"{show_time(pace)} for each minibatch by the formulas"
+    same(prediction["minibatch_s"], pace.pace_s)
+    same(prediction["minibatches_per_s"], 1.0 / pace.pace_s)
+    same(prediction["copies_synchronisation_s"], among / document.update_interval(document.copies))
+    return f"{show_time(pace.pace_s)} for each minibatch by the formulas"
 
 
 def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...]) -> str:
@@ -197,7 +196,7 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
             # Plans written before the optimiser's step was charged do not have this field.
             *([("update_s", figure.update_s)] if figure.update_s or node.get("update_s") else []),
             *([("executor_s", figure.executor_s)] if figure.executor_s or node.get("executor_s") else []),
-            ("sync_s", awaited_s(document, figures, index)),
+            ("sync_s", awaited_s(figures, index)),
             *([("weights_s", figure.weights_s)] if figure.weights_s or node.get("weights_s") else []),
             *([("exposed_sync_s", exposed_allreduce_s(document, model, index))] if node.get("exposed_sync_s") else []),
             ("receive_bytes", figure.received),
@@ -206,7 +205,7 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
             ("receive_gradient_bytes", figure.received_gradient),
             ("parameter_bytes", figure.parameters),
         ):
-            _same(node[key], value)
+            same(node[key], value)
         _same_bytes(node["minibatch_bytes"], figure.minibatch_bytes)
         # Plans written before a worker's own memory was charged do not state it.
         if (own := node.get("worker_bytes")) is not None:
@@ -254,23 +253,15 @@ def _check_batch(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
 
 
 def _check_parts(stated: Node, parts: BatchParts) -> None:
-    if stated["bound"].text() != parts.bound:
-        stated["bound"].fail(f"stated {stated['bound'].text()!r}, found {parts.bound!r}")
+    equal(stated["bound"], parts.bound)
     # A plan without waiting does not state the wait.
     optional = ("order_s",) if not parts.order_s and stated.get("order_s") is None else ()
     for key, value in vars(parts).items():
         if key not in ("bound", *optional) and math.isfinite(value):
-            _same(stated[key], value)
+            same(stated[key], value)
 
 
 def _same_bytes(stated: Node, computed: float) -> None:
     """Raise an `InputError` unless a stated size is the computed one in whole bytes, as plans state sizes."""
     if abs(stated.number() - computed) > 1 + CLOSE * computed:
         stated.fail(f"stated {show_size(stated.number())}, found {show_size(computed)}")
-
-
-def _same(stated: Node, computed: float) -> None:
-    """Raise an `InputError` unless a stated figure equals the computed one, up to rounding."""
-    value = stated.number()
-    if not abs(value - computed) <= CLOSE * max(abs(computed), abs(value)):
-        stated.fail(f"stated {value!r}, found {computed!r}")

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.checker.document import INTERLEAVED, PlanDocument
+from pipeplan.checker.formulas import ROUNDING
+from pipeplan.checker.model import CheckedModel
 from pipeplan.errors import InputError
 from pipeplan_launch.plan.virtual_stages import interleaved_passes, zero_bubble_v_passes
 
@@ -20,7 +22,6 @@ MOST_PASSES = 300_000
 """Passes of one update from which on the planner leaves out what their order costs."""
 MOST_STAGES = 6
 """Most stages of a worker that are searched for where their number is not asked for."""
-ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def device_passes(document: PlanDocument, device: int) -> list[DevicePass]:
 
 def replica_minibatches(document: PlanDocument) -> int:
     """Minibatches of one update on the replica that has most."""
-    return math.ceil((document.accumulate or 1) / len(document.devices[0]))
+    return math.ceil(document.minibatches / len(document.devices[0]))
 
 
 def check_held(document: PlanDocument) -> None:
@@ -159,19 +160,23 @@ def _arrival(one: DevicePass, ends: dict[DevicePass, float], times: Sequence[Pas
     return end + (between.send_s if one.kind == "F" else between.return_s)
 
 
-def check_bound(document: PlanDocument, blocks: int, work_s: float, largest_s: float, bound_s: float) -> None:
+def check_bound(document: PlanDocument, model: CheckedModel, bound_s: float) -> None:
     """Raise an `InputError` if some number of devices and replicas allows a pace below the stated bound.
 
-    A replica with most minibatches runs an equal share of all work (`work_s`), or the largest block of layers
-    (`largest_s`), for each of them, in seconds on the fastest device. `blocks` is the number of blocks.
+    A replica with most minibatches runs an equal share of all work, or the largest block of layers, for each of them,
+    on the fastest device.
     """
-    workers, accumulate, options = document.cluster.workers, document.accumulate or 1, document.options
+    fastest = max(device.speed for device in document.cluster.devices)
+    work = (model.forward_s + model.backward_s + model.update_s) / fastest
+    work_s = float(work.sum())
+    largest_s = float((model.members(list(model.blocks)).astype(float) @ work).max())
+    workers, accumulate, options = document.cluster.workers, document.minibatches, document.options
     most = min(workers, options.max_workers or workers)
     least = min(
         (
             math.ceil(accumulate / replicas) * max(work_s / devices, largest_s) / accumulate
             for devices in range(2 if workers > 1 else 1, most + 1)
-            if _have_stages(document, devices, blocks)
+            if _have_stages(document, devices, len(model.blocks))
             for replicas in range(1, min(most // devices, options.max_replicas or most, accumulate) + 1)
         ),
         default=0.0,

@@ -144,10 +144,14 @@ class ClusterFields(Struct):
     servers: tuple[Server, ...] = ()
     server_price: Amount | None = None
     executor: ExecutorCosts = NO_COSTS
+    digest: str = ""
+
+    def to_cluster(self) -> Cluster:
+        """The cluster that `Cluster.to_json` wrote. Raises an `InputError` where a figure is implausible."""
+        return Cluster(self.name, self.device, self.levels, self.servers, self.server_price, self.executor)
 
 
 def cluster_from_json(node: Node) -> Cluster:
     """The cluster that `Cluster.to_json` wrote. Raises an `InputError` that names the field that is wrong."""
     with node.locating_errors():
-        found = decode(node, ClusterFields)
-        return Cluster(found.name, found.device, found.levels, found.servers, found.server_price, found.executor)
+        return decode(node, ClusterFields).to_cluster()

@@ -127,7 +127,7 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
     count_time = virtual_batch_time if plan.virtual else batch_time
     parts = count_time(plan, problem, links, times) if _flushes(plan) else None
     if parts is not None:
-        pace, bound = parts.total_s / interval, parts.longest
+        pace, bound = parts.total_s / interval, parts.cause(len(plan.stages))
     else:
         pace, bound = _steady_state(plan, problem, stages, copies_s)
     alone = pace

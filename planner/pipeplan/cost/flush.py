@@ -7,7 +7,7 @@ it is a bound.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
@@ -15,45 +15,8 @@ from pipeplan.cost.sharded_data_parallel import sharded_passes
 from pipeplan.cost.stage_times import StageTimes, group_allreduce_time, minibatches_per_copy, shared_exchange_s
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE, SPLITTING, update_share
+from pipeplan.problem.plan_file import BatchTime as BatchTime
 from pipeplan.problem.problem import Problem
-from pipeplan.util.typed import Amount, Positive
-
-
-@dataclass(frozen=True)
-class BatchTime:
-    """The parts of the time from one update to the next, in seconds. Their sum is the time."""
-
-    minibatches: Positive
-    """Minibatches of one update, in one copy of the pipeline."""
-    work_s: Amount
-    """The first minibatch's passes, from the stage whose all-reduce is waited for to the slowest resource."""
-    transfers_s: Amount
-    """The first minibatch's transfers between these stages."""
-    steady_s: Amount
-    """Time that the other minibatches add at the slowest resource."""
-    exposed_s: Amount
-    """Time of an update from the last backward pass to the next forward pass: the exposed all-reduce, the exchange of
-    the gradients of shared weights, and the optimiser's step."""
-    bound: str
-    """The slowest resource, for messages."""
-    order_s: float = 0.0
-    """Waiting that the order of the passes causes, where workers run several stages."""
-
-    @property
-    def total_s(self) -> float:
-        """Seconds from one update to the next."""
-        return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.order_s
-
-    @property
-    def longest(self) -> str:
-        """The part that takes longest, for messages."""
-        parts = (
-            (self.steady_s, self.bound),
-            (self.work_s + self.transfers_s, "filling and draining the pipeline"),
-            (self.exposed_s, "gradient synchronisation"),
-            (self.order_s, "waiting for other stages between passes"),
-        )
-        return max(parts, key=lambda part: part[0])[1]
 
 
 def batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> BatchTime:

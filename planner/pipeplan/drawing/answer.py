@@ -8,7 +8,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from pipeplan.cost.flush import BatchTime
 from pipeplan.drawing.tables import describe_cluster, server_numbers, short_config
 from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
@@ -299,19 +298,10 @@ def learning_summary(known: KnownLearning) -> str:
 
 def _why(outcome: Outcome) -> str:
     """The resource that limits the step time."""
-    batch, score = outcome.evaluation.batch, outcome.evaluation
-    bound = limiting_resource(outcome.plan, batch, score.bound if batch is None else batch.longest)
-    waits = outcome.figure.ratio
+    bound, waits = outcome.evaluation.bound, outcome.figure.ratio
     if waits is not None and waits > 1.03:
         return f"bound by {bound}; waiting between workers adds {waits - 1:.0%}"
     return f"bound by {bound}"
-
-
-def limiting_resource(plan: Plan, batch: BatchTime | None, bound: str) -> str:
-    """`bound`, the resource or part of a batch that limits the step time; one stage has no pipeline to fill."""
-    if batch is not None and len(plan.stages) == 1 and batch.exposed_s < batch.work_s:
-        return batch.bound
-    return bound
 
 
 def _trust(outcome: Outcome) -> str:

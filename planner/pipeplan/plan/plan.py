@@ -7,8 +7,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from msgspec import Struct
-
+from pipeplan.errors import InputError
 from pipeplan.plan.schedules import (
     ACCUMULATING,
     GPIPE,
@@ -58,12 +57,19 @@ class Plan:
     """
 
     stages: tuple[Stage, ...]
-    copies: int = 1
+    copies: Positive = 1
     inference: bool = False
     schedule: str = STASHING
-    """Schedule of training, one of `SCHEDULES`; not used in inference."""
-    accumulate: int | None = None
+    """Schedule of training, one of `SCHEDULES`. Inference, whose files say `forward-only`, does not use it."""
+    accumulate: Positive | None = None
     """Minibatches per update, for the schedules in `ACCUMULATING`."""
+
+    def __post_init__(self) -> None:
+        if self.inference and self.schedule == INFERENCE:
+            object.__setattr__(self, "schedule", STASHING)
+        if self.schedule not in SCHEDULES:
+            what = "inference" if self.inference else "training"
+            raise InputError(f"plan: schedule: there is no such schedule for {what}: {self.schedule!r}")
 
     @property
     def config(self) -> str:
@@ -144,22 +150,8 @@ class Plan:
     @staticmethod
     def from_json(node: Node) -> Plan:
         """The plan that `to_json` wrote. Raises an `InputError` that names the field that is wrong."""
-        stated = decode(node, PlanFields)
-        if stated.schedule not in ((INFERENCE,) if stated.inference else SCHEDULES):
-            what = "inference" if stated.inference else "training"
-            node["schedule"].fail(f"there is no such schedule for {what}")
-        schedule = STASHING if stated.inference else stated.schedule
-        return Plan(stated.stages, stated.copies, stated.inference, schedule, stated.accumulate)
-
-
-class PlanFields(Struct):
-    """The fields of a plan in plan.json."""
-
-    inference: bool
-    schedule: str
-    copies: Positive
-    stages: tuple[Stage, ...]
-    accumulate: Positive | None = None
+        with node.locating_errors():
+            return decode(node, Plan)
 
 
 def data_parallel(

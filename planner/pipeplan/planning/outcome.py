@@ -1,18 +1,16 @@
 """The outcome of a solve: the plan, what is proven about it, what it is compared with, and how Python shows it.
 
-Every plan that pipeplan recommends has passed the cross-check of both solvers' results. The words of the verdict are
-those of `pipeplan.checker.verdict_words`, from which `pipeplan check` derives them again.
+Every plan that pipeplan recommends has passed the cross-check of both solvers' results.
 """
 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from pipeplan.checker import verdict_words
-from pipeplan.checker.verdict_words import ProofState, SolverAnswer, gap_of
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.throughput import RunSize, Throughput, throughput_of
@@ -27,7 +25,7 @@ from pipeplan.solvers.result import Result, Status
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_pace, show_size, show_time
 
-TOLERANCE = verdict_words.TOLERANCE
+TOLERANCE = 1e-6
 """Relative. Plans this close are equal for the verdict; both solvers work to a thousandth of this tolerance."""
 
 
@@ -50,19 +48,63 @@ def state_verdict(problem: Problem, step_s: float, bound_s: float, results: Sequ
 
     `bound_s` is a lower bound on the step time of every plan of the searched space, in seconds per minibatch.
     """
-    state = ProofState(
-        step_s=step_s,
-        bound_s=bound_s,
-        answers=tuple(_answer(result) for result in results),
-        cores_s=contention.least_pace_of_shared_cores_s(problem),
-    )
-    return Verdict(True, state.proven, state.text, state.provers)
+    return verdict_of(step_s, bound_s, results, contention.least_pace_of_shared_cores_s(problem))
 
 
-def _answer(result: Result) -> SolverAnswer:
-    return SolverAnswer(
-        result.solver, str(result.status), result.objective_s, result.bound_s, result.note, result.charged
+def verdict_of(step_s: float, bound_s: float, results: Sequence[Result], cores_s: float = 0.0) -> Verdict:
+    """The verdict, given the step time that keeps all cores that workers share busy; 0 where none are shared.
+
+    The bound is proven if two solvers show it, or if the shared cores are never idle at it.
+    """
+    reaches = bound_s * (1 - TOLERANCE)
+    provers = tuple(result.solver for result in results if result.bound_s >= reaches)
+    if not bound_s > 0:
+        return Verdict(True, False, "not proven: how much faster another plan could be is not known", provers)
+    others = [result for result in results if result.solver not in provers]
+    if len(provers) > 1:
+        reason = f"{' and '.join(provers)} agree on the bound"
+    elif cores_s >= reaches:
+        reason = "the cores that the workers share are never idle at the bound"
+    else:
+        reason = f"{provers[0]} shows the bound" if provers else "the bound is weaker than a solver's"
+        reason += f", and {_unconfirmed(others[0])}" if others else ", and no second solver was asked"
+    proven, gap = len(provers) > 1 or cores_s >= reaches, gap_of(step_s, bound_s)
+    faster = "faster" if gap <= TOLERANCE else f"more than {percent(gap)} faster"
+    text = f"{'proven' if proven else 'not confirmed'}: no plan of the searched space is {faster}; {reason}"
+    return Verdict(True, proven, text, provers)
+
+
+def _unconfirmed(result: Result) -> str:
+    """A clause that says why a solver does not confirm the bound."""
+    bound = f"its bound is {show_time(result.bound_s)}" if 0 < result.bound_s < math.inf else ""
+    if math.isfinite(result.objective_s):
+        why = ", and ".join(filter(None, [bound or f"its bound is {show_time(result.bound_s)}", result.note]))
+    else:
+        why = "; ".join(filter(None, [result.note or "it found no plan within the time limit", bound]))
+    return f"{result.solver} does not confirm it: {why}"
+
+
+def search_verdict(step_s: float, bound_s: float) -> Verdict:
+    """The verdict on a plan that a search has found, whose workers run several stages each.
+
+    `bound_s` holds for all plans of its schedule.
+    """
+    longer = gap_of(step_s, bound_s) if bound_s else 0.0
+    text = (
+        f"not proven: a search found the plan; it takes {longer:.1%} longer than a bound on all plans of this "
+        "schedule, in which nobody waits"
     )
+    return Verdict(True, False, text)
+
+
+def gap_of(step_s: float, bound_s: float) -> float:
+    """How much longer than the bound a step takes, relative, so that no plan is faster by more; at least 0."""
+    return max(0.0, step_s / bound_s - 1.0) if bound_s > 0 else math.inf
+
+
+def percent(share: float) -> str:
+    """A share in percent, with the digits that tell it from 0."""
+    return f"{share:.1%}" if share >= 1e-3 or share == 0 else f"{share * 100:.1g}%"
 
 
 def contradiction(problem: Problem, results: Sequence[Result]) -> str:

@@ -5,11 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec import Struct
+
 from pipeplan.errors import InputError
-from pipeplan.profile_data.profile import Profile, bundled_profile_paths
+from pipeplan.profile_data.profile import JobFile, Profile, bundled_profile_paths
 from pipeplan.util.files import Node
+from pipeplan.util.typed import Natural, Positive, decode
 
 PROFILE = "profile.json"
+
+
+class PlanProfile(Struct, frozen=True):
+    """The field `profile`: what the plan was made from."""
+
+    digest: str
+    minibatch: Positive
+    model: str
+    kind: str = ""
+    how: str = ""
+    ref: str = ""
+    file: JobFile | None = None
+    path: str | None = None
+    relative_path: str | None = None
+    threads: Natural = 1
+    processes: Positive = 1
+    """Busy workers beside which the profile was measured."""
 
 
 def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profile:
@@ -20,19 +40,15 @@ def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profil
     folder and then by its absolute path; then in the plan's folder, its parent, the current folder, and among the
     bundled profiles. Raises `InputError` if no profile has that digest, or the one at `named` has another.
     """
-    digest, minibatch = root["profile"]["digest"].text(), root["profile"]["minibatch"].integer(minimum=1)
-    processes = root["profile"].get("processes")
-    busy = 1 if processes is None else processes.integer(minimum=1)
+    stated = decode(root["profile"], PlanProfile)
     if named is not None:
-        found = _with_digest(Profile.load(named), minibatch, busy, digest)
-        if found is None:
+        if (found := _with_digest(Profile.load(named), stated)) is None:
             raise InputError(f"{named} is not the profile that {plan} was made from: their digests differ")
         return found
-    path, relative = (_path(root["profile"].get(name)) for name in ("path", "relative_path"))
     damaged: InputError | None = None
-    for candidate in dict.fromkeys(_candidates(plan, relative, path)):
+    for candidate in dict.fromkeys(_candidates(plan, stated)):
         try:
-            found = _with_digest(Profile.load(candidate), minibatch, busy, digest) if candidate.is_file() else None
+            found = _with_digest(Profile.load(candidate), stated) if candidate.is_file() else None
         except InputError as error:
             damaged = damaged or error
             continue
@@ -40,7 +56,7 @@ def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profil
             return found
     if damaged is not None:
         raise damaged
-    where = "not beside it" if path is None else f"no longer at {path}, nor beside the plan"
+    where = "not beside it" if stated.path is None else f"no longer at {stated.path}, nor beside the plan"
     raise InputError(f"the profile that {plan} was made from is {where}: name it with --profile")
 
 
@@ -54,27 +70,23 @@ def profile_if_found(root: Node, plan: Path, named: Path | None = None) -> Profi
         return None
 
 
-def _path(node: Node | None) -> Path | None:
-    return None if node is None else Path(node.text())
-
-
-def _candidates(plan: Path, relative: Path | None, recorded: Path | None) -> Iterator[Path]:
+def _candidates(plan: Path, stated: PlanProfile) -> Iterator[Path]:
     # A copied project has both, and the profile of the copy names the job of the copy.
-    if relative is not None:
-        yield plan.parent.resolve() / relative
-    if recorded is not None:
-        yield recorded
+    if stated.relative_path is not None:
+        yield plan.parent.resolve() / stated.relative_path
+    if stated.path is not None:
+        yield Path(stated.path)
     yield from (plan.parent / PROFILE, plan.parent.parent / PROFILE, Path(PROFILE))
     yield from bundled_profile_paths().values()
 
 
-def _with_digest(profile: Profile, minibatch: int, busy: int, digest: str) -> Profile | None:
-    """The profile at the minibatch size, with the times of `busy` workers, if it then has the digest.
+def _with_digest(profile: Profile, stated: PlanProfile) -> Profile | None:
+    """The profile at the plan's minibatch size, beside as many busy workers, if it has the plan's digest then.
 
     A size may be extrapolated with and without pessimistic times.
     """
     for pessimistic in (False, True):
-        scaled = profile.under_load(busy).rescaled(minibatch, pessimistic=pessimistic)
-        if scaled.digest() == digest:
+        scaled = profile.under_load(stated.processes).rescaled(stated.minibatch, pessimistic=pessimistic)
+        if scaled.digest() == stated.digest:
             return scaled
     return None

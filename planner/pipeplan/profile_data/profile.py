@@ -30,7 +30,8 @@ from pipeplan.util import files, graph
 from pipeplan.util.files import read_document, write_json
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.typed import decode, json_fields, settle_numbers
-from pipeplan_launch.job_reference import JobFile, located_reference, portable_reference
+from pipeplan_launch.job_reference import JobFile as JobFile
+from pipeplan_launch.job_reference import located_reference, portable_reference
 
 LARGEST_MINIBATCH = 10**7
 

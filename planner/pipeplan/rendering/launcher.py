@@ -14,15 +14,14 @@ from typing import Any, Literal
 
 from pipeplan._version import __version__
 from pipeplan.cluster_data.cluster import Server
-from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.errors import InputError
-from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import INFERENCE
 from pipeplan.plan.updates import Updates
+from pipeplan.problem.plan_file import PlanFile
+from pipeplan.problem.plan_profile import PlanProfile
 from pipeplan.util.files import Node
 from pipeplan.util.text import did_you_mean, one_line
-from pipeplan.util.typed import decode
-from pipeplan_launch.job_reference import JobFile, located_reference
+from pipeplan_launch.job_reference import located_reference
 
 
 @dataclass(frozen=True)
@@ -94,21 +93,20 @@ class TemplateContext:
 
         `in_folder`: whether the file is written into the plan folder.
         """
-        plan, cluster = Plan.from_json(root["plan"]), cluster_from_json(root["cluster"])
-        model, busy = root["profile"]["model"].text(), [worker for stage in plan.stages for worker in stage.workers]
+        stated = PlanFile.of(root)
+        plan, profile, cluster = stated.plan, stated.profile, stated.to_cluster()
+        model, busy = profile.model, [worker for stage in plan.stages for worker in stage.workers]
         sizes = cluster.server_sizes[: cluster.servers_up_to(busy)]
         machines = cluster.machines[: len(sizes)]
-        minibatch = root["profile"]["minibatch"].integer(minimum=1)
-        threads = root["profile"].get("threads")
         return cls(
             title=" ".join(one_line(f"{model} as {plan.config} on {cluster.name}").split()),
             model=model,
-            model_ref=_model_ref(root["profile"], plan_folder),
+            model_ref=_model_ref(profile, plan_folder),
             cluster=cluster.name,
             config=plan.config,
             schedule=INFERENCE if plan.inference else plan.schedule,
-            updates="" if plan.inference else Updates.of(plan, minibatch).text,
-            minibatch=minibatch,
+            updates="" if plan.inference else Updates.of(plan, profile.minibatch).text,
+            minibatch=profile.minibatch,
             inference=plan.inference,
             servers=len(sizes),
             idle_servers=cluster.servers - len(sizes),
@@ -120,11 +118,11 @@ class TemplateContext:
             workers_per_server=max(sizes),
             device=cluster.device.kind,
             device_name=cluster.device.name,
-            threads=max(1, threads.integer()) if threads else 1,
+            threads=max(1, profile.threads),
             python=sys.executable,
             version=__version__,
             command=" ".join(one_line(command).split()),
-            digest=plan.digest(root["profile"]["digest"].text(), root["cluster"]["digest"].text()),
+            digest=plan.digest(profile.digest, stated.cluster.digest),
             folder="" if in_folder else plan_folder,
             plan_folder=plan_folder,
         )
@@ -134,12 +132,9 @@ class TemplateContext:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-def _model_ref(profile: Node, plan_folder: str) -> str:
+def _model_ref(profile: PlanProfile, plan_folder: str) -> str:
     """The reference of the model in a plan.json."""
-    reference, recorded = profile.get("ref"), profile.get("file")
-    if reference is None or not plan_folder:
-        return reference.text() if reference else ""
-    return located_reference(reference.text(), decode(recorded, JobFile) if recorded else None, Path(plan_folder))
+    return located_reference(profile.ref, profile.file, Path(plan_folder)) if plan_folder else profile.ref
 
 
 def _described(server: Server) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeplan.checker.document import FLUSHING, PlanDocument
-from pipeplan.checker.model import CheckedModel, checked_model
+from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.model import checked_model
 from pipeplan.checker.structure import check_structure
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InfeasibleError, InputError
@@ -21,7 +21,6 @@ from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
 from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.profile import Profile
 from pipeplan.replanning.remaining_cluster import RemainingCluster, remove_workers, workers_named
 from pipeplan.replanning.replan import OldPlan, helpful_options, relax_options
 from pipeplan.util.deadline import Deadline
@@ -35,19 +34,12 @@ def read_old_plan(path: Path, profile_file: Path | None = None) -> tuple[Problem
     root, file = plan_file.read_plan_document(path), plan_file.plan_file(path)
     profile = profile_of_plan(root, file, profile_file)
     document = PlanDocument.of(root)
-    if not document.pace_s > 0:
-        raise InputError(f"{file} cannot be replanned: it states no step time")
     try:
-        check_structure(document, _model(document, profile))
+        check_structure(document, checked_model(profile, document))
     except InputError as error:
         raise InputError(f"{file} cannot be replanned: {error}") from None
     problem, plan = plan_file.plan_from_document(root, profile)
     return problem, OldPlan(file.parent, plan, problem.cluster, profile.minibatch, document.step_s)
-
-
-def _model(document: PlanDocument, profile: Profile) -> CheckedModel:
-    synchronous = document.schedule in FLUSHING
-    return checked_model(profile, document.options, inference=document.inference, synchronous=synchronous)
 
 
 def remaining_cluster(old: Cluster, lost: Collection[str], instead: Cluster | None) -> RemainingCluster:

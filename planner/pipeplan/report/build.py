@@ -20,6 +20,7 @@ from pipeplan.drawing.tables import describe_cluster
 from pipeplan.explanation.explain import SIMULATING_S
 from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_figures
 from pipeplan.plan.learning_cost import known_learning
+from pipeplan.plan.schedules import INFERENCE
 from pipeplan.plan.updates import Updates
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.rendering import templates
@@ -105,12 +106,12 @@ def _runner_up(source: ReportSource, thorough: bool) -> Alternatives | None:
 
 def plan_facts(source: ReportSource) -> dict[str, Any]:
     """The origin of the figures, and the model, cluster and schedule of the plan."""
-    profile, plan = source.root["profile"], source.plan
+    profile, plan = source.stated.profile, source.plan
     return {
-        "model": one_line(profile["model"].text()),
+        "model": one_line(profile.model),
         "minibatch": source.microbatch,
-        "profile_kind": one_line(profile["kind"].text()),
-        "profile_how": one_line(profile["how"].text()),
+        "profile_kind": one_line(profile.kind),
+        "profile_how": one_line(profile.how),
         "profile_device": one_line(source.known.profile.provenance.device_name) if source.known else "",
         "cluster": one_line(source.cluster.name),
         "cluster_described": describe_cluster(source.cluster),
@@ -121,13 +122,13 @@ def plan_facts(source: ReportSource) -> dict[str, Any]:
         "manner": training_manner(plan, source.microbatch),
         "config": short_config(plan.config),
         "copies": plan.copies,
-        "schedule": source.root["plan"]["schedule"].text(),
+        "schedule": INFERENCE if plan.inference else plan.schedule,
         "accumulate": plan.accumulate,
         "updates": "" if plan.inference else Updates.of(plan, source.microbatch).text,
         "learning": _learning(source),
         "mode": "inference" if plan.inference else "training",
-        "pipeplan": one_line(source.root["pipeplan"].text()),
-        "digest": profile["digest"].text(),
+        "pipeplan": one_line(source.stated.pipeplan),
+        "digest": profile.digest,
     }
 
 
@@ -142,15 +143,20 @@ def _learning(source: ReportSource) -> str:
 
 def predicted_figures(source: ReportSource) -> dict[str, Any]:
     """The step time, that of the formulas, the resource that limits the latter, and the throughput in other units."""
-    step_s, node = source.step_s, source.root.get("throughput")
+    step_s = source.step_s
     return {
         "minibatch_s": step_s,
         "formulas_s": source.pace_s,
         "minibatches_per_s": 1 / step_s if step_s else None,
         "samples_per_s": source.microbatch / step_s if step_s else None,
         "bound_by": source.bound,
-        "in_units": [] if node is None else [one_line(line) for line in decode(node, Throughput).lines],
+        "in_units": [one_line(line) for line in _in_units(source)],
     }
+
+
+def _in_units(source: ReportSource) -> list[str]:
+    """The throughput in other units, in lines, as plan.json states it."""
+    return [] if (node := source.root.get("throughput")) is None else decode(node, Throughput).lines
 
 
 def _measured(run: MeasuredRun) -> dict[str, Any]:

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from msgspec import Struct
-
-from pipeplan.checker.proof import NOT_SHOWN
-from pipeplan.checker.verdict_words import percent
+from pipeplan.checker.claims import NOT_SHOWN
 from pipeplan.drawing import tables
 from pipeplan.explanation.second_best import Alternatives
-from pipeplan.planning.outcome import TOLERANCE
+from pipeplan.planning.outcome import TOLERANCE, percent
+from pipeplan.problem.plan_file import PlanBaseline, PlanChoice, PlanRival
 from pipeplan.report.document import Comparison
 from pipeplan.report.source import ReportSource
 from pipeplan.util.text import one_line
-from pipeplan.util.typed import Amount, decode
 
 BEST = "best "
 """Begins the name of a baseline that plan.json states to be the best of its kind."""
@@ -34,72 +31,18 @@ LIMITS = (
 )
 
 
-class PlanBaseline(Struct):
-    """A baseline in plan.json."""
-
-    name: str
-    config: str
-    remark: str
-    not_taken: str = ""
-    minibatch_s: Amount | None = None
-    step_s: Amount | None = None
-    gain: Amount | None = None
-
-    @property
-    def microbatch_s(self) -> float | None:
-        """Its step time, in seconds per minibatch; in older plans that of the formulas."""
-        return self.minibatch_s if self.step_s is None else self.step_s
-
-
-class PlanUpdates(Struct, frozen=True):
-    """The age of a rival's gradients, by stage, in updates."""
-
-    stale_by: tuple[int, ...] = ()
-
-
-class PlanRival(Struct):
-    """A rival in plan.json, at the same global batch as the plan."""
-
-    kind: str
-    config: str
-    schedule: str
-    minibatch: int
-    workers: int
-    samples_per_s: Amount
-    data_parallel: str = ""
-    allowed: bool = True
-    updates: PlanUpdates = PlanUpdates()
-
-    @property
-    def remark(self) -> str:
-        """Its workers and microbatch, and what keeps it from being the answer."""
-        size = f"{self.workers} worker{'s' if self.workers > 1 else ''}, microbatch {self.minibatch}"
-        oldest = max(self.updates.stale_by, default=0)
-        old = f"; gradients up to {oldest} updates old" if oldest > 1 else "; gradients 1 update old" if oldest else ""
-        return size + old + ("" if self.allowed else "; excluded by the constraints")
-
-
-class PlanChoice(Struct):
-    """The rivals that plan.json states."""
-
-    rivals: tuple[PlanRival, ...]
-    stale: PlanRival | None = None
-    """The best plan with old gradients."""
-
-
 def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[Comparison]:
     """This plan, the rivals in plan.json, and the runner-up if it was searched for.
 
     Plans for a named schedule have baselines instead of rivals. No check verifies these, and the sentences say so.
     """
     rows = [Comparison("this plan", source.name, source.step_s, 1.0, "")]
-    stated = source.root.get("choice")
-    if stated is not None:
-        rows += _rivals(source, decode(stated, PlanChoice))
+    if source.stated.choice is not None:
+        rows += _rivals(source, source.stated.choice)
     else:
-        for one in decode(source.root["baselines"], tuple[PlanBaseline, ...]):
+        for one in source.stated.baselines:
             name = one_line(one.name.removeprefix(BEST))
-            rows.append(Comparison(name, short_config(one.config), one.microbatch_s, one.gain, _remark(one)))
+            rows.append(Comparison(name, short_config(one.config), one.pace_s, one.gain, _remark(one)))
     if others is not None and others.second is not None:
         second = others.second
         remark = "the best plan of another configuration" if others.exact else "the best other plan that was found"
@@ -122,13 +65,20 @@ def _rivals(source: ReportSource, choice: PlanChoice) -> Iterator[Comparison]:
             alone = one.data_parallel or (one.workers == 1 and one.config == "1")
             schedule = "" if one.kind == one.schedule else f", {one_line(one.schedule)}"
             config = "" if alone else short_config(one.config) + schedule
-            yield Comparison(one_line(one.kind), config, seconds, seconds / source.step_s, one_line(one.remark))
+            yield Comparison(one_line(one.kind), config, seconds, seconds / source.step_s, _rival_remark(one))
 
 
 def data_parallel(source: ReportSource) -> str:
-    """The engine that trains the plan on the whole model: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for others."""
-    stated = source.root.get("data_parallel")
-    return "" if stated is None else one_line(stated.text())
+    """How the executor trains the plan on the whole model: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for others."""
+    return source.stated.data_parallel
+
+
+def _rival_remark(rival: PlanRival) -> str:
+    """Its workers and microbatch, and what keeps it from being the answer."""
+    size = f"{rival.workers} worker{'s' if rival.workers > 1 else ''}, microbatch {rival.minibatch}"
+    oldest = max(rival.updates.stale_by, default=0)
+    old = f"; gradients up to {oldest} updates old" if oldest > 1 else "; gradients 1 update old" if oldest else ""
+    return size + old + ("" if rival.allowed else "; excluded by the constraints")
 
 
 def _remark(baseline: PlanBaseline) -> str:
@@ -150,7 +100,7 @@ def certificate_section(source: ReportSource) -> dict[str, Any]:
     sentences = [UNCHECKED if checked is None else f"{checked.proof[:1].upper()}{checked.proof[1:]}."]
     gap = None
     if shown is not None:
-        gap = max(shown.gap, source.root["gap"].number())
+        gap = max(shown.gap, source.stated.gap or 0.0)
         if gap > shown.gap + TOLERANCE:
             sentences.append(WIDER.format(percent(gap)))
         sentences += [SEARCHED_SPACE, "`pipeplan check` verifies this without the solvers."]

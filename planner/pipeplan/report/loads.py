@@ -67,6 +67,8 @@ def _binds(name: str, bound: str) -> bool:
     """Whether a resource, or a part of a batch, is the bound that plan.json names."""
     if bound == FILL_AND_DRAIN:
         return name.endswith(": filling and draining") or name == "its transfers"
+    if name == "the first microbatch's passes":  # of a plan of one stage, which has no pipeline to fill
+        return bound != "gradient synchronisation"
     return name == bound or (name.startswith(f"{bound}, microbatches ") or name == f"{bound} that is waited for")
 
 
@@ -74,7 +76,7 @@ def _stated_loads(source: ReportSource) -> Iterator[tuple[str, float]]:
     """Names and seconds of the loads that plan.json alone states: passes, all-reduces and messages."""
     plan, scenario = source.plan, source.scenario
     if plan.copies > 1:
-        copies_s = source.root["prediction"]["copies_synchronisation_s"].number()
+        copies_s = source.stated.prediction.copies_synchronisation_s
         yield "synchronisation among the copies of the pipeline", copies_s
     for number, load in enumerate(scenario.stages, start=1):
         yield f"compute of stage {number}", (load.forward_s + load.backward_s) / load.replicas

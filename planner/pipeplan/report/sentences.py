@@ -132,7 +132,7 @@ def _loads(report: PlanReport, source: ReportSource) -> Iterator[str]:
 
 def _comparisons(report: PlanReport, source: ReportSource, others: Alternatives | None) -> Iterator[str]:
     """Where the figures of other plans come from, and the runner-up, or that it was not searched for."""
-    if source.root.get("choice") is not None:
+    if source.stated.choice is not None:
         yield "All figures are for the same global batch; those of other plans are stated, not shown."
     if others is None and report.made["data_parallel"]:
         return

@@ -13,17 +13,16 @@ from functools import cached_property
 from pathlib import Path
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.virtual_stages import check_devices
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE, update_share
-from pipeplan.problem.plan_file import PLAN_FORMAT, PLAN_VERSION, read_plan_document
+from pipeplan.problem.plan_file import PLAN_FORMAT, PLAN_VERSION, PlanFile, read_plan_document
+from pipeplan.problem.plan_file import PredictedStage as PredictedStage
 from pipeplan.simulation.fair_share import SharedCards
 from pipeplan.util.files import Node
-from pipeplan.util.typed import Amount, Bytes, decode
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
 
 FORMAT, VERSION = PLAN_FORMAT, PLAN_VERSION
@@ -185,60 +184,11 @@ def read_scenario(folder: Path) -> Scenario:
 
 def scenario_from_document(root: Node) -> Scenario:
     """The scenario of a plan.json. Raises an `InputError` that names the field that is wrong."""
-    plan = Plan.from_json(root["plan"])
-    cluster = cluster_from_json(root["cluster"])
+    stated = PlanFile.of(root)
+    plan, options, cluster = stated.plan, stated.options, stated.to_cluster()
     _check(root["plan"], plan, cluster)
-    predictions = predicted_stages(root)
-    if len(predictions) != len(plan.stages):
-        root["prediction"]["stages"].fail(f"expected {len(plan.stages)}, one for each stage, found {len(predictions)}")
-    overlap = root["options"]["overlap"]
-    if overlap.number() > 1:
-        overlap.fail(f"expected at most 1, found {overlap.number():g}")
-    if plan.schedule in ACCUMULATING and not plan.inference and plan.accumulate is None:
-        root["plan"]["accumulate"].fail(f"the schedule {plan.schedule} needs a number of minibatches per update")
-    model = CostModel(
-        overlap.number(),
-        root["options"]["boundary"].text() == "parallel",
-        root["options"]["contention"].boolean(),
-        1 if (processes := root["profile"].get("processes")) is None else processes.integer(),
-    )
-    return assemble_scenario(plan, cluster, predictions, model, root["prediction"]["minibatch_s"].number())
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictedStage:
-    """What a plan predicts for one stage: seconds and bytes for one minibatch on one replica, as plan.json has them."""
-
-    forward_s: Amount
-    backward_s: Amount
-    """Without the optimiser's step."""
-    update_s: Amount = 0.0
-    """The share of the optimiser's step that is charged to one minibatch."""
-    weights_s: Amount = 0.0
-    """The part of `backward_s` that gradients of the weights take in a pass of their own."""
-    executor_s: Amount = 0.0
-    """The executor's own work: half of it in the forward pass, half in the backward pass, or all in the only pass."""
-    sync_s: Amount
-    """Time of one all-reduce of a group of minibatches among all replicas."""
-    exposed_sync_s: Amount | None = None
-    """The part of `sync_s` that is left when the backward pass ends during which the all-reduce starts, in plain data
-    parallelism and under a flush; None where it starts after the pass."""
-    receive_bytes: Bytes = 0
-    """Activations that a minibatch brings from the previous stage."""
-    send_bytes: Bytes
-    """Activations that a minibatch sends to the next stage."""
-    send_gradient_bytes: Bytes = 0
-    """Gradients that go back to the previous stage."""
-    receive_gradient_bytes: Bytes
-    """Gradients that come back from the next stage."""
-    parameter_bytes: Bytes
-    minibatch_bytes: Bytes
-    memory_bytes: Bytes
-
-
-def predicted_stages(root: Node) -> tuple[PredictedStage, ...]:
-    """What a plan.json predicts for each stage. Raises an `InputError` that names the field that is wrong."""
-    return decode(root["prediction"]["stages"], tuple[PredictedStage, ...])
+    model = CostModel(options.overlap, options.boundary == "parallel", options.contention, stated.profile.processes)
+    return assemble_scenario(plan, cluster, stated.prediction.stages, model, stated.prediction.minibatch_s)
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from data_parallel_jobs import SLEEP_S
 from data_parallel_runs import Case, assert_equal_to_one_process, reference
 from feature_workers import trained
 from launching import curve
@@ -71,3 +73,14 @@ def test_a_checkpoint_belongs_to_no_engine(tmp_path: Path) -> None:
         run = case.train(folder, "--epochs", str(epochs), "--no-self-check", *start, **plan)
         start = "--resume-from", str(run)
     assert_equal_to_one_process(cases[-1], run, len(cases), but=("loss.mean",))  # a mean of as many as were replicas
+
+
+def test_the_wait_for_the_exchange_is_no_part_of_the_backward_pass(tmp_path: Path) -> None:
+    """A replica whose gradients are there early waits for the others' in the column of the exchange."""
+    run = Case("unequal_speeds", "ddp", 2, 2).train(tmp_path, "--epochs", "1", "--no-self-check")
+    steps = [json.loads(line) for path in sorted((run / "metrics").iterdir()) for line in path.open()]
+    late = {rank: [step for step in steps if step["rank"] == rank] for rank in (0, 1)}
+    slow, quick = (sum(step["backward_s"] for step in late[rank]) for rank in (1, 0))
+    assert slow > SLEEP_S * len(late[1])
+    assert quick < slow / 2
+    assert sum(step["sync_s"] for step in late[0]) > slow / 2

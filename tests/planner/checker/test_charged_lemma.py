@@ -4,7 +4,6 @@ other, with every load added up message by message."""
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 from collections.abc import Iterator
@@ -13,20 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from checking import QUICK, written
 
 from pipeplan.checker.certificates.closure import stage_space
-from pipeplan.checker.certificates.stages import StageSpace
-from pipeplan.checker.certificates.states import CertificateStates, CountedLimits, covered
+from pipeplan.checker.certificates.stages import CertificateStates, StageSpace
+from pipeplan.checker.certificates.states import covered
 from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.model import checked_model
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
-from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.rendering import plan_json
 from pipeplan.util.files import Node
 
 LIMIT = 10.0
@@ -51,15 +49,14 @@ class Fronts:
 
     def fit(self, state: State, front: Front) -> bool:
         """Whether every component keeps within the limit: what is pending, and what the stages in front add."""
-        column = 0
-        for level, width in zip(self.space.levels, self.space.widths, strict=True):
+        for level, part in self.space.columns:
             home = level.home.tolist()
             pending = home[state.first] if state.first != level.begin[home[state.first]] else -1
-            for way in range(width):
+            for way, load in enumerate(state.loads[part]):
                 busy = [0.0] * len(level.begin)
                 if pending >= 0:
-                    busy[pending] += state.loads[column + way]
-                if width == 2:
+                    busy[pending] += load
+                if not level.cores:
                     self._send(busy, home, state, front, way, level)
                 else:
                     for first, end in front:
@@ -67,7 +64,6 @@ class Fronts:
                             busy[home[worker]] += self.core_s * level.share[home[worker]] / (end - first)
                 if max(busy) > LIMIT + 1e-12:
                     return False
-            column += width
         return True
 
     def _send(self, busy: list[float], home: list[int], state: State, front: Front, way: int, level: Any) -> None:
@@ -89,7 +85,7 @@ class Fronts:
                 following = first if worker + 1 == end else worker + 1
                 if home[worker] != home[following]:
                     source = worker if way == 0 else following
-                    busy[home[source]] += 2.0 * level.ring[home[source]]
+                    busy[home[source]] += 2.0 * level.share[home[source]]
 
 
 def _cluster(kind: str) -> Cluster:
@@ -110,9 +106,8 @@ def _space(kind: str) -> StageSpace:
     layers = tuple(Layer(name, 1.0, 1.0, 4, 0) for name in names)
     tensors = tuple(Tensor(f"t{one}", one, (other,), 4, 4) for one, other in itertools.pairwise(names))
     problem = Problem(Profile(layers, tensors, 1), _cluster(kind), Options(memory=False))
-    outcome = solve(problem, Settings(solver="dp", certify=False, simulate=False, compare=False))
-    document = PlanDocument.of(Node(json.loads(json.dumps(plan_json.plan_document(outcome))), "plan.json"))
-    model = checked_model(problem.profile, document.options, inference=False)
+    document = PlanDocument.of(Node(written(solve(problem, QUICK)), "plan.json"))
+    model = checked_model(problem.profile, document)
     top = len(problem.cluster.levels)
     place = top, range(problem.cluster.workers)
     return stage_space(document, model, place, 1, among_s=0.0, paces=(100.0, LIMIT))
@@ -126,17 +121,15 @@ def _fronts(first: int) -> Iterator[Front]:
 
 
 def _states(space: StageSpace, rng: random.Random, count: int) -> list[State]:
-    workers, columns = space.runs.workers, sum(space.widths)
+    workers, columns = space.runs.workers, sum(level.width for level in space.levels)
     spans = [(first, end) for first in range(workers) for end in range(first + 1, workers + 1)]
     found = []
     for _ in range(count):
         loads = [float(rng.choice([0, 2, 4, 6, 8])) for _ in range(columns)]
         first, end = rng.choice(spans)
-        column = 0
-        for level, width in zip(space.levels, space.widths, strict=True):
+        for level, part in space.columns:
             if first == level.begin[level.home[first]]:
-                loads[column : column + width] = [0.0] * width
-            column += width
+                loads[part] = [0.0] * level.width
         found.append(State(first, end, tuple(loads)))
     return found
 
@@ -168,10 +161,9 @@ def test_what_fits_in_front_of_a_state_fits_in_front_of_those_that_cover_it(kind
         fronts, states = Fronts(sized, sizes, float(rng.choice([0, 4, 12]))), _states(space, rng, 25)
         arrays = _arrays(states)
         fitting = [{front for front in _fronts(state.first) if fronts.fit(state, front)} for state in states]
-        counts = CountedLimits(None, False, None, ())
         for index, state in enumerate(states):
             one = arrays.take(np.array([index]))
-            for number in np.flatnonzero(covered(sized, counts, arrays, one)).tolist():
+            for number in np.flatnonzero(covered(sized, arrays, one)).tolist():
                 if number == index or not states[number].first:
                     continue
                 pairs += 1

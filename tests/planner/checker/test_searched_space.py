@@ -8,126 +8,63 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from checking import Document, fault, findings, solved, written
 from instances import drawn, random_instance
 from reported import branching, small_cluster
 
 from pipeplan.checker.document import PlanDocument
-from pipeplan.checker.searched_space import outside_space
-from pipeplan.checker.verify import CheckedPlan, check_plan
+from pipeplan.checker.structure import outside_space
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.errors import InfeasibleError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.figure import figure_of
 from pipeplan.planning.outcome import Outcome, state_verdict
-from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.rendering import plan_json
 from pipeplan.solvers.result import Status
 from pipeplan.util.deadline import NO_DEADLINE
 from pipeplan.util.files import Node
 
 
-def _stage(*workers: int) -> Stage:
-    return Stage(("a",), workers, 1, 1)
-
-
-def _why(problem: Problem, *stages: Stage, copies: int = 1) -> str:
-    """Why a plan with these workers lies outside the space of a problem's cluster."""
+def _why(problem: Problem, plan: Plan) -> str:
+    """Why a plan lies outside the space of a problem's cluster."""
     document = {
         "profile": {"digest": "", "minibatch": 1},
         "cluster": problem.cluster.to_json() | {"digest": problem.cluster.digest()},
         "options": {"overlap": 1.0},
-        "plan": Plan(tuple(stages), copies).to_json(),
+        "plan": plan.to_json(),
         "prediction": {"minibatch_s": 1.0},
     }
     return outside_space(PlanDocument.of(Node(json.loads(json.dumps(document)), "plan.json")))
 
 
-@pytest.mark.parametrize(
-    ("stages", "copies", "why"),
-    [
-        ([_stage(0, 1, 2), _stage(3)], 1, ""),
-        ([_stage(1), _stage(3)], 1, ""),
-        ([_stage(3), _stage(0, 1, 2)], 1, "stage 2 is on workers before those of stage 1"),
-        ([_stage(0, 2), _stage(3)], 1, "stage 1 is not on consecutive workers in increasing order"),
-        ([_stage(1, 0), _stage(3)], 1, "stage 1 is not on consecutive workers in increasing order"),
-        ([_stage(0, 2), _stage(1, 3)], 2, ""),
-        ([_stage(0, 3), _stage(1, 2)], 2, "copy 2 of the pipeline|stage 2 is on workers before"),
-        ([_stage(0, 1), _stage(2, 3)], 2, "copy 1 of the pipeline|copy 2 of the pipeline"),
-        ([_stage(0, 1, 2)], 3, "there are no 3 components in a row"),
-    ],
-)
-def test_stages_follow_the_order_of_the_workers(stages: list[Stage], copies: int, why: str) -> None:
+def _on(*workers: Any, copies: int = 1) -> Plan:
+    return Plan(tuple(Stage(("a",), tuple(one), 1, 1) for one in workers), copies)
+
+
+def test_stages_follow_the_order_of_the_workers() -> None:
     problem = Problem(branching(4), small_cluster(), Options())
-    found = _why(problem, *stages, copies=copies)
-    assert any(found.startswith(part) and bool(found) is bool(part) for part in why.split("|")), found
+    for plan, why in (
+        (_on((0, 1, 2), (3,)), ""),
+        (_on((1,), (3,)), ""),
+        (_on((3,), (0, 1, 2)), "stage 2 is on workers before those of stage 1"),
+        (_on((0, 2), (3,)), "stage 1 is not on consecutive workers in increasing order"),
+        (_on((1, 0), (3,)), "stage 1 is not on consecutive workers in increasing order"),
+        (_on((0, 2), (1, 3), copies=2), ""),
+        (_on((0, 3), (1, 2), copies=2), "stage 2 is on workers before"),
+        (_on((0, 1), (2, 3), copies=2), "copy 1 of the pipeline|copy 2 of the pipeline"),
+        (_on((0, 1, 2), copies=3), "there are no 3 components in a row"),
+    ):
+        found = _why(problem, plan)
+        assert any(found.startswith(part) and bool(found) is bool(part) for part in why.split("|")), (plan, found)
 
 
 def test_every_plan_that_a_solver_finds_lies_inside() -> None:
-    inside = 0
-    for seed in range(10):
-        _, problem = drawn(seed, lambda number: random_instance(number, layers=4))
-        try:
-            outcome = solve(problem, Settings(solver="dp", certify=False, simulate=False, compare=False))
-        except InfeasibleError:
-            continue
-        assert _why(problem, *outcome.plan.stages, copies=outcome.plan.copies) == ""
-        inside += 1
-    assert inside > 6
-
-
-def _reversed(outcome: Outcome) -> Outcome:
-    """The same stages on workers in the opposite order, scored and described anew."""
-    last = outcome.problem.cluster.workers - 1
-    stages = [replace(stage, workers=tuple(last - worker for worker in stage.workers)) for stage in outcome.plan.stages]
-    ordered = [replace(stage, workers=tuple(sorted(stage.workers))) for stage in stages]
-    problem = outcome.problem
-    plan = depths.assign_depths(replace(outcome.plan, stages=tuple(ordered)), problem, outcome.objective_s)
-    score = evaluate(plan, problem)
-    figure = figure_of(plan, score, problem, NO_DEADLINE)
-    verdict = state_verdict(problem, figure.step_s, outcome.bound_s, outcome.results)
-    return replace(outcome, plan=plan, evaluation=score, verdict=verdict, figure=figure)
-
-
-def _checked(document: dict[str, Any], outcome: Outcome) -> CheckedPlan:
-    return check_plan(Node(json.loads(json.dumps(document)), "plan.json"), outcome.problem.profile)
-
-
-@pytest.fixture(scope="module")
-def outcome() -> Outcome:
-    """A plan of several stages that is proven, and as fast in the opposite order of its workers."""
-    return solve(Problem(branching(4), small_cluster(), Options()))
-
-
-def test_the_claim_of_a_plan_outside_is_refused_and_its_cost_is_checked(outcome: Outcome) -> None:
-    assert _checked(plan_json.plan_document(outcome), outcome).shown is not None
-    outside = _reversed(outcome)
-    assert outside.objective_s == pytest.approx(outcome.objective_s)
-    checked = _checked(plan_json.plan_document(outside), outcome)
-    assert [result.what for result in checked.results if result.holds is False] == ["optimality"]
-    assert checked.wrong is not None
-    assert "the plan lies outside the searched space" in checked.wrong.text
-    assert checked.shown is None
-
-
-@pytest.mark.parametrize("certificate", [True, False])
-def test_a_plan_outside_may_state_no_proof(outcome: Outcome, certificate: bool) -> None:
-    """Without a certificate a status of its own is a claim as well; a plan that claims neither passes."""
-    outside = _reversed(outcome)
-    document = plan_json.plan_document(outside)
-    if not certificate:
-        document["certificate"] = None
-        assert _checked(document, outcome).wrong is not None
-    results = (replace(outside.results[0], status=Status.FEASIBLE, bound_s=0.0),)
-    verdict = state_verdict(outside.problem, outside.predicted_s, 0.0, results)
-    modest = replace(outside, bound_s=0.0, results=results, verdict=verdict)
-    document = plan_json.plan_document(modest) | {"certificate": outcome.certificate.document if certificate else None}
-    checked = _checked(document, outcome)
-    assert (checked.wrong is None) is not certificate, checked.wrong
-    assert checked.shown is None
+    drawn_ones = (drawn(seed, lambda number: random_instance(number, layers=4))[1] for seed in range(10))
+    found = [_why(problem, outcome.plan) for problem, outcome in solved(drawn_ones)]
+    assert len(found) > 6
+    assert not any(found)
 
 
 def test_placements_out_of_order_are_never_called_inside() -> None:
@@ -141,6 +78,42 @@ def test_placements_out_of_order_are_never_called_inside() -> None:
         first, second = workers[:cut], workers[cut:]
         runs = all(list(run) == list(range(run[0], run[0] + len(run))) for run in (first, second))
         inside = runs and first[-1] < second[0]
-        assert (_why(problem, _stage(*first), _stage(*second)) == "") is inside
+        assert (_why(problem, _on(first, second)) == "") is inside
         found[inside] += 1
     assert min(found.values()) > 50
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    """A plan of several stages that is proven, and as fast in the opposite order of its workers."""
+    return solve(Problem(branching(4), small_cluster(), Options()))
+
+
+def _reversed(outcome: Outcome) -> Outcome:
+    """The same stages on workers in the opposite order, scored and described anew."""
+    problem, last = outcome.problem, outcome.problem.cluster.workers - 1
+    stages = tuple(
+        replace(stage, workers=tuple(sorted(last - worker for worker in stage.workers)))
+        for stage in outcome.plan.stages
+    )
+    plan = depths.assign_depths(replace(outcome.plan, stages=stages), problem, outcome.objective_s)
+    score = evaluate(plan, problem)
+    figure = figure_of(plan, score, problem, NO_DEADLINE)
+    verdict = state_verdict(problem, figure.step_s, outcome.bound_s, outcome.results)
+    return replace(outcome, plan=plan, evaluation=score, verdict=verdict, figure=figure)
+
+
+def test_the_claim_of_a_plan_outside_is_refused_and_its_cost_is_checked(outcome: Outcome) -> None:
+    profile, outside = outcome.problem.profile, _reversed(outcome)
+    assert outside.objective_s == pytest.approx(outcome.objective_s)
+    assert findings(written(outcome), profile)["optimality"].holds
+    claimed: Document = written(outside)
+    assert [one.what for one in findings(claimed, profile).values() if one.holds is False] == ["optimality"]
+    assert "the plan lies outside the searched space" in fault(claimed, profile)
+    # Without a certificate a status of its own is a claim as well; a plan that claims neither passes.
+    assert fault(claimed | {"certificate": None}, profile)
+    results = (replace(outside.results[0], status=Status.FEASIBLE, bound_s=0.0),)
+    verdict = state_verdict(outside.problem, outside.predicted_s, 0.0, results)
+    modest = written(replace(outside, bound_s=0.0, results=results, verdict=verdict))
+    assert fault(modest, profile)
+    assert fault(modest | {"certificate": None}, profile) == ""

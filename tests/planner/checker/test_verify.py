@@ -9,39 +9,22 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import brute_force
 import pytest
 from brute_force import Instance
 from certificates import certificate
+from checking import Document, changed, fault, findings, places, solved, written
 from commandline import Run
 from extents import first_few, slow_but_for
 from instances import drawn, mixed_instance, random_instance, unequal_instance
 
-from pipeplan.checker.verify import CheckResult, check_plan
-from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.settings import Settings
-from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.rendering import plan_json
-from pipeplan.util.files import Node
 
-Document = dict[str, Any]
 Case = tuple[Instance, Problem, Document]
-
-
-def _document(problem: Problem) -> Document:
-    """plan.json of the best plan, as it is read from a file."""
-    outcome = solve(problem, Settings(solver="dp"))
-    read: Document = json.loads(json.dumps(plan_json.plan_document(outcome)))
-    return read
-
-
-def _checked(document: Document, problem: Problem) -> dict[str, CheckResult]:
-    return {found.what: found for found in check_plan(Node(document, "plan.json"), problem.profile).results}
 
 
 def _certified(instance: Instance, problem: Problem) -> Case | None:
@@ -78,19 +61,12 @@ def _certified(instance: Instance, problem: Problem) -> Case | None:
     return instance, problem, json.loads(json.dumps(document))
 
 
-def _constrained(seed: int) -> Instance:
-    """A random problem with constraints, in which memory and synchronisation often bind."""
-    return mixed_instance(seed, layers=5, schedule="1f1b-stashing")
+def _drawing(schedule: str) -> Callable[[int], Instance]:
+    """Draws random problems with constraints, in which memory and synchronisation often bind."""
+    return lambda seed: mixed_instance(seed, layers=5, schedule=schedule)
 
 
-def _buffered(seed: int) -> Instance:
-    """The same under 2BW."""
-    return mixed_instance(seed, layers=5, schedule="2bw")
-
-
-def _corrected(seed: int) -> Instance:
-    """The same under both, with a correction of old gradients."""
-    return replace(_buffered(seed) if seed % 2 else _constrained(seed), corrected=True)
+_constrained, _buffered = _drawing("1f1b-stashing"), _drawing("2bw")
 
 
 def _cases(seeds: range, draw: Callable[[int], Instance]) -> Iterator[Case]:
@@ -98,14 +74,19 @@ def _cases(seeds: range, draw: Callable[[int], Instance]) -> Iterator[Case]:
     return (case for case in made if case is not None)
 
 
-CERTIFIED = [lambda seed: random_instance(seed, layers=5), _constrained, _buffered, _corrected]
+CERTIFIED = [
+    lambda seed: random_instance(seed, layers=5),
+    _constrained,
+    _buffered,
+    lambda seed: replace((_buffered if seed % 2 else _constrained)(seed), corrected=True),
+]
 
 
 @pytest.mark.parametrize("seeds", first_few(range(25), 10))
 @pytest.mark.parametrize("draw", CERTIFIED)
 def test_a_certificate_of_all_states_below_the_best_pace_holds(draw: Callable[[int], Instance], seeds: range) -> None:
     for instance, problem, document in _cases(seeds, draw):
-        found = _checked(document, problem)
+        found = findings(document, problem.profile)
         assert all(found[what].holds for what in ("structure", "constraints", "optimality")), (instance, found)
 
 
@@ -118,15 +99,15 @@ def _tampered(document: Document) -> Iterator[tuple[str, Document]]:
     for number, space in enumerate(_spaces(document)):
         for index, (_, first, _, demand, *_) in enumerate(space["states"]):
             for what in ("deleted", "demand", "first"):
-                changed = copy.deepcopy(document)
-                states = _spaces(changed)[number]["states"]
+                forged = copy.deepcopy(document)
+                states = _spaces(forged)[number]["states"]
                 if what == "deleted":
                     del states[index]
                 elif what == "demand":
                     states[index][3] = demand * (1 + 1e-6)
                 else:
                     states[index][1] = first - 1
-                yield what, changed
+                yield what, forged
 
 
 @pytest.mark.parametrize("seeds", first_few(range(40), 16))
@@ -134,12 +115,12 @@ def test_no_state_can_be_left_out_or_say_less(seeds: range) -> None:
     refuted = dict.fromkeys(("deleted", "demand", "first"), 0)
     for instance, problem, document in _cases(seeds, _constrained):
         limited = problem.options.memory and problem.training
-        for what, changed in _tampered(document):
+        for what, forged in _tampered(document):
             # What is demanded in front of everything, or where depths take no memory, is of no account.
-            counts = limited and any(a != b for a, b in zip(_demands(document), _demands(changed), strict=False))
+            counts = limited and any(a != b for a, b in zip(_demands(document), _demands(forged), strict=False))
             if what == "demand" and not counts:
                 continue
-            assert _checked(changed, problem)["optimality"].holds is False, (instance, what)
+            assert findings(forged, problem.profile)["optimality"].holds is False, (instance, what)
             refuted[what] += 1
     assert min(refuted.values()) > len(seeds) / 4, refuted
 
@@ -155,7 +136,7 @@ def test_a_forged_certificate_of_a_slower_plan_fails(seeds: range) -> None:
         slower = document["prediction"]["minibatch_s"] * 1.01
         document["certificate"] = certificate(instance, slower)
         document["prediction"]["minibatch_s"] = slower
-        found = _checked(document, problem)
+        found = findings(document, problem.profile)
         assert found["pace"].holds is False
         assert found["optimality"].holds is False
         forged += 1
@@ -166,43 +147,29 @@ def test_a_forged_certificate_of_a_slower_plan_fails(seeds: range) -> None:
 def case() -> Case:
     """The solver's plan of five layers in three stages, 1-2-1, on two servers of two, with a certificate."""
     instance, problem = drawn(2710, lambda seed: random_instance(seed, layers=5))
-    document = _document(problem)
+    ((_, outcome),) = solved([problem], Settings(solver="dp"))
+    document = written(outcome)
     assert document["plan"]["config"] == "1-2-1"
     return instance, problem, document | {"certificate": certificate(instance, document["prediction"]["minibatch_s"])}
 
 
 def _refused(case: Case, change: Callable[[Document], object]) -> str:
     """What is found wrong with a plan once it is changed."""
-    _, problem, document = case
-    changed = copy.deepcopy(document)
-    change(changed)
-    try:
-        wrong = [found for found in _checked(changed, problem).values() if found.holds is False]
-    except InputError as error:
-        return str(error)
+    wrong = fault(changed(case[2], change), case[1].profile)
     assert wrong, "nothing is found wrong"
-    return wrong[0].line
+    return wrong
 
 
 def test_every_stated_figure_is_checked(case: Case) -> None:
-    prediction = case[2]["prediction"]
-    places = [(key,) for key, value in prediction.items() if isinstance(value, float | int) and value]
-    places += [
-        ("stages", index, key)
-        for index, stage in enumerate(prediction["stages"])
-        for key, value in stage.items()
-        if isinstance(value, float | int) and value
+    document = changed(case[2], lambda _: None)
+    leaves = [
+        (one, key) for one, key in places(document["prediction"]) if isinstance(one[key], float | int) and one[key]
     ]
-    assert len(places) > 12
-    for place in places:
-
-        def change(document: Document, place: tuple[str | int, ...] = place) -> None:
-            node: Any = document["prediction"]
-            for key in place[:-1]:
-                node = node[key]
-            node[place[-1]] = node[place[-1]] * 1.001 + (2 if "bytes" in str(place[-1]) else 0)
-
-        assert str(place[-1]) in _refused(case, change) or "certificate" in _refused(case, change)
+    assert len(leaves) > 12
+    for holder, key in leaves:
+        value, holder[key] = holder[key], holder[key] * 1.001 + (2 if "bytes" in key else 0)
+        assert key in (wrong := fault(document, case[1].profile)) or "certificate" in wrong
+        holder[key] = value
 
 
 def test_every_part_of_the_structure_is_checked(case: Case) -> None:
@@ -235,27 +202,19 @@ def test_what_was_asked_for_is_checked(case: Case) -> None:
 
 
 def test_memory_must_suffice_and_the_cluster_be_the_one_planned_for(case: Case) -> None:
-    def shrink(document: Document) -> None:
-        document["cluster"]["device"]["memory_bytes"] = 10
+    assert "digests differ" in _refused(case, lambda d: d["cluster"]["device"].update(memory_bytes=10))
+    cluster, document = case[1].cluster, case[2]
+    most = max(stage["memory_bytes"] for stage in document["prediction"]["stages"])
 
-    assert "digests differ" in _refused(case, shrink)
-    cluster = case[1].cluster
-    small = replace(cluster, device=replace(cluster.device, memory_bytes=10))
-    assert "memory: wrong, stage 1 needs" in _refused(
-        case, lambda d: d.update(cluster=small.to_json() | {"digest": small.digest()})
-    )
+    def memory(size: int, reserve: float = 0.0) -> str:
+        """What is found on devices of another size, of which a share is reserved."""
+        other = replace(cluster, device=replace(cluster.device, memory_bytes=size, memory_reserve=reserve))
+        on_other = document | {"cluster": other.to_json() | {"digest": other.digest()}}
+        return findings(on_other, case[1].profile)["memory"].line
 
-
-def test_the_reserve_of_a_device_is_not_there_to_use(case: Case) -> None:
-    cluster = case[1].cluster
-    most = max(stage["memory_bytes"] for stage in case[2]["prediction"]["stages"])
-    tight = replace(cluster, device=replace(cluster.device, memory_bytes=most, memory_reserve=0.1))
-    exact = replace(tight, device=replace(tight.device, memory_reserve=0.0))
-    document = copy.deepcopy(case[2]) | {"cluster": exact.to_json() | {"digest": exact.digest()}}
-    assert _checked(document, case[1])["memory"].holds
-    assert "memory: wrong, stage " in _refused(
-        case, lambda d: d.update(cluster=tight.to_json() | {"digest": tight.digest()})
-    )
+    assert "memory: wrong, stage 1 needs" in memory(10)
+    assert "memory: ok" in memory(most)
+    assert "memory: wrong, stage " in memory(most, reserve=0.1)
 
 
 def test_a_certificate_speaks_of_every_space_of_plans(case: Case) -> None:
@@ -282,9 +241,9 @@ def test_a_certificate_may_claim_a_bound_below_the_plan(case: Case) -> None:
     pace = document["prediction"]["minibatch_s"]
     lower = copy.deepcopy(document)
     lower["certificate"] = certificate(instance, pace * 0.9)
-    assert "it shows only" in _checked(lower, problem)["optimality"].text
+    assert "it shows only" in findings(lower, problem.profile)["optimality"].text
     lower["certificate"]["bound_s"] = lower["bound_s"] = pace * 0.9
-    found = _checked(lower, problem)["optimality"]
+    found = findings(lower, problem.profile)["optimality"]
     assert found.holds
     assert "so none is more than 11.1% faster" in found.text
 
@@ -319,22 +278,21 @@ def test_states_must_be_states(case: Case) -> None:
 def _confirmed(seeds: range, draw: Callable[[int], Instance]) -> int:
     """How many certificates hold, of the plans that the solver finds; none of the plans may have anything wrong."""
     certified = 0
-    for seed in seeds:
-        _, problem = drawn(seed, draw)
-        problem = replace(problem, options=replace(problem.options, contention=seed % 2 == 0))
-        try:
-            document = _document(problem)
-        except (InfeasibleError, InputError):
-            # No plan, or a mixture of options that is not planned for.
-            continue
-        found = _checked(document, problem)
-        assert not [one for one in found.values() if one.holds is False], (seed, found)
-        assert (document["certificate"] is None) == (found["optimality"].holds is None)
+    problems = [(seed, drawn(seed, draw)[1]) for seed in seeds]
+    charged = [replace(one, options=replace(one.options, contention=seed % 2 == 0)) for seed, one in problems]
+    for problem, outcome in solved(charged, Settings(solver="dp")):
+        document = written(outcome)
+        assert fault(document, problem.profile) == "", problem
+        found = findings(document, problem.profile)["optimality"]
+        assert (document["certificate"] is None) == (found.holds is None)
         certified += document["certificate"] is not None
     return certified
 
 
-@pytest.mark.parametrize("draw", [random_instance, mixed_instance, unequal_instance])
+DRAWS = [random_instance, mixed_instance, unequal_instance]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("seeds", slow_but_for([range(4, 8)], [range(4, 8), range(15)]), ids=str)
 def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance], seeds: range) -> None:
     certified = _confirmed(seeds, draw)
@@ -347,7 +305,7 @@ def test_a_pace_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", [random_instance, mixed_instance, unequal_instance])
+@pytest.mark.parametrize("draw", DRAWS)
 @pytest.mark.parametrize("start", range(1000, 1600, 100))
 def test_what_the_solver_writes_is_confirmed_at_length(draw: Callable[[int], Instance], start: int) -> None:
     _confirmed(range(start, start + 100), draw)
@@ -357,29 +315,16 @@ ODD = [None, True, 0, 1, -1, 1.5, 1e300, 10**400, math.nan, math.inf, "", "x", "
 """What may stand in a file where something else should."""
 
 
-def _places(node: Any, before: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The way to every value in a document."""
-    children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    for key, value in children:
-        yield (*before, key)
-        yield from _places(value, (*before, key))
-
-
 @pytest.mark.parametrize("changes", slow_but_for([150], [150, 400]))
 def test_no_odd_value_is_more_than_a_complaint(case: Case, changes: int) -> None:
     _, problem, document = case
-    places, rng, complaints = list(_places(document)), random.Random(5), 0
+    document = changed(document, lambda _: None)
+    rng, complaints, every = random.Random(5), 0, list(places(document))
     for _ in range(changes):
-        changed = copy.deepcopy(document)
-        *way, last = rng.choice(places)
-        node: Any = changed
-        for key in way:
-            node = node[key]
-        node[last] = rng.choice(ODD)
-        try:
-            complaints += not all(finding.holds for finding in _checked(changed, problem).values())
-        except InputError:
-            complaints += 1
+        holder, key = rng.choice(every)
+        value, holder[key] = holder[key], rng.choice(ODD)
+        complaints += not all(found.holds for found in findings(document, problem.profile).values())
+        holder[key] = value
     assert complaints > changes / 4
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeplan.checker import ddp_overlap as checker
+from pipeplan.checker import data_parallel as checker
 from pipeplan.checker.verify import CheckResult, check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cost import ddp_overlap

@@ -22,6 +22,8 @@ from pipeplan.util.files import Node
 
 PROFILE = decoder(2)
 PLAN = grid(PROFILE, ["h.1.ln"], replicas=4)
+SIZES = ("send_bytes", "receive_gradient_bytes", "parameter_bytes", "minibatch_bytes", "memory_bytes")
+STAGES = [dict.fromkeys(("forward_s", "backward_s", "sync_s", *SIZES), 0)] * 2
 EVIL = "x: \"'{#}\\&*!|>%@` \u00e9\U0001f600$(HOME) $$1"
 
 
@@ -34,7 +36,9 @@ def rendered(where: Cluster | None = None, plan: Plan = PLAN, model: str = "deco
     document = {
         "profile": {"model": model, "ref": "job.py:make", "digest": "sha256:0", "minibatch": 4, "threads": 2},
         "cluster": where.to_json() | {"digest": "sha256:1"},
+        "options": {},
         "plan": plan.to_json(),
+        "prediction": {"minibatch_s": 1.0, "bound_by": "", "copies_synchronisation_s": 0.0, "stages": STAGES},
     }
     context = TemplateContext.of(Node(document, "plan.json"))
     return load_template(KUBERNETES.template).render(KUBERNETES.variables(context, settings))
@@ -125,12 +129,11 @@ def test_servers_of_different_sizes_need_a_pod_for_each_worker() -> None:
     assert environment["PIPEPLAN_SERVER"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
 
 
-@pytest.mark.parametrize("model", [EVIL, "---\nkind: Pod", "", "9", "-", "A" * 300], ids=range(6))
-def test_names_of_models_and_clusters_cannot_break_the_manifest(model: str) -> None:
-    manifest = job(cluster(name=model), PLAN, model)
-    name = manifest["metadata"]["name"]
-    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
-    assert len(f"{name}-node-0-1-abcde") <= 63
+def test_names_of_models_and_clusters_cannot_break_the_manifest() -> None:
+    for model in (EVIL, "---\nkind: Pod", "", "9", "-", "A" * 300):
+        name = job(cluster(name=model), PLAN, model)["metadata"]["name"]
+        assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", name)
+        assert len(f"{name}-node-0-1-abcde") <= 63
 
 
 def test_values_of_options_cannot_break_the_manifest() -> None:
@@ -145,9 +148,8 @@ def test_values_of_options_cannot_break_the_manifest() -> None:
     assert expanded(trainer["args"][2], {"HOME": "no"}).endswith(EVIL)
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
+def test_values_that_kubernetes_refuses_are_refused() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"name": "My_Job"}, "such as my-job"),
         ({"name": "a" * 60}, "up to 48 small letters"),
         ({"name": "9a"}, "such as plan-9a"),
@@ -167,13 +169,11 @@ def test_values_of_options_cannot_break_the_manifest() -> None:
         ({"node_selector": ["pool"]}, "--node-selector takes NAME=VALUE"),
         ({"options": "--epochs '9"}, "--options"),
         ({"options": "--resume"}, "goes on from its last checkpoint"),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
-)
-def test_values_that_kubernetes_refuses_are_refused(settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(InputError, match=reason) as error:
-        rendered(**settings)
-    assert "\n" not in str(error.value)
+    ]
+    for settings, reason in cases:
+        with pytest.raises(InputError, match=reason) as error:
+            rendered(**settings)
+        assert "\n" not in str(error.value)
 
 
 def run_pod(folder: Path, *, rank: int = 0, options: str = "") -> list[str]:

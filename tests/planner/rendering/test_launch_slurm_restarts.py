@@ -6,15 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from small_plans import outcome
+from small_plans import outcome, servers_of, write_with_launcher
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
-from pipeplan.planning.settings import Settings
-from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
-from pipeplan.rendering import plan_folder
-from pipeplan.rendering.launchers import LAUNCHERS
-from pipeplan.rendering.plan_folder import write_plan
 
 JOB = 70123
 STAND_INS = {
@@ -30,19 +25,11 @@ class Slurm:
 
     def __init__(self, folder: Path) -> None:
         self.plan, self.path = folder / "a plan", folder / "bin"
-        small = outcome().problem
-        levels = (Level("server", 1, 100.0), Level("cluster", 2, 10.0))
-        self.write(Problem(small.profile, Cluster("two", small.cluster.device, levels)))
+        write_with_launcher(servers_of(1, 2), self.plan, "slurm")
         self.path.mkdir()
         for name, text in STAND_INS.items():
             self.stand_in(name, text)
         self.copy = folder / "slurm_script"  # SLURM runs a copy of launch.slurm
-
-    def write(self, problem: Problem) -> None:
-        write_plan(solve(problem, Settings("dp", simulate=False)), self.plan, force=True)
-        kind = LAUNCHERS["slurm"]
-        script = self.plan / kind.file_name
-        plan_folder.write_launch_file(self.plan, kind, {}, output=script, force=True)
 
     def stand_in(self, name: str, text: str) -> None:
         (self.path / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -63,16 +50,11 @@ class Slurm:
         """Run a job from start to end."""
         script = self.plan / "launch.slurm"
         self.copy.write_text(script.read_text())
-        environment = {
-            "PATH": f"{self.path}:/usr/bin:/bin",
-            "SLURM_JOB_ID": str(JOB),
-            "SLURM_JOB_NODELIST": "node[7-8]",
-        }
-        environment |= {"FILE": str(script)} | ({"SLURM_RESTART_COUNT": str(restart)} if restart else {})
-        command = ["bash", self.copy, *options]
-        return subprocess.run(
-            command, env=environment, capture_output=True, text=True, check=True, cwd=self.plan.parent, timeout=60
-        )
+        environment = {"PATH": f"{self.path}:/usr/bin:/bin", "FILE": str(script)}
+        environment |= {"SLURM_JOB_ID": str(JOB), "SLURM_JOB_NODELIST": "node[7-8]"}
+        environment |= {"SLURM_RESTART_COUNT": str(restart)} if restart else {}
+        command, captured = ["bash", self.copy, *options], {"capture_output": True, "text": True, "timeout": 60}
+        return subprocess.run(command, env=environment, check=True, cwd=self.plan.parent, **captured)
 
     def checkpoint(self, run: Path) -> None:
         (run / "checkpoints" / "epoch-0001").mkdir(parents=True)
@@ -105,13 +87,8 @@ def test_a_run_folder_that_was_named_is_kept(slurm: Slurm, tmp_path: Path) -> No
     assert slurm.launch_arguments("--run-dir", mine, restart=1) == ["--run-dir", mine]
     slurm.checkpoint(Path(mine))
     assert slurm.launch_arguments("--run-dir", mine) == ["--run-dir", mine], "the first start follows the options"
-    assert slurm.launch_arguments(f"--run-dir={mine}", "--seed", "3", restart=1) == [
-        "--resume",
-        "--seed",
-        "3",
-        "--run-dir",
-        mine,
-    ]
+    resumed = ["--resume", "--seed", "3", "--run-dir", mine]
+    assert slurm.launch_arguments(f"--run-dir={mine}", "--seed", "3", restart=1) == resumed
     assert slurm.launch_arguments("--resume", "--run-dir", mine, restart=4) == ["--resume", "--run-dir", mine]
     assert slurm.launch_arguments("--resume") == ["--resume"], "launch.sh reports that there is no run"
 
@@ -143,7 +120,8 @@ def test_components_are_one_step(slurm: Slurm) -> None:
     device = Device("d", "cpu", 10_000)
     servers = [Server(device, Level("server", size, 100.0)) for size in (2, 1)]
     profile = outcome().problem.profile
-    slurm.write(Problem(profile, Cluster.of_servers("two", servers, [Level("cluster", 2, 10.0)])))
+    uneven = Problem(profile, Cluster.of_servers("two", servers, [Level("cluster", 2, 10.0)]))
+    write_with_launcher(uneven, slurm.plan, "slurm")
     words, _ = slurm.srun_arguments("--epochs", "2")
     assert words.count(":") == 1
     halves = words[: words.index(":")], words[words.index(":") + 1 :]

@@ -11,15 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_plans import outcome
-
-from pipeplan.cluster_data.cluster import Cluster, Level
-from pipeplan.planning.settings import Settings
-from pipeplan.planning.solve import solve
-from pipeplan.problem.problem import Problem
-from pipeplan.rendering import plan_folder
-from pipeplan.rendering.launchers import LAUNCHERS
-from pipeplan.rendering.plan_folder import write_plan
+from small_plans import servers_of, write_with_launcher
 
 # A launch.sh that records its variables, then reports a reason against training.
 RECORDING = """#!/bin/bash
@@ -38,12 +30,8 @@ UNTIL_STOPPED = "trap 'echo checkpoint; exit 0' TERM; touch \"$0.trains-$NODE_RA
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
     """A plan folder for two servers, with launch-ssh.sh, and beside it a hosts file and `ssh`."""
-    small, folder = outcome().problem, tmp_path / "a plan"
-    levels = (Level("server", 1, 100.0), Level("cluster", 2, 10.0))
-    problem = Problem(small.profile, Cluster("two", small.cluster.device, levels))
-    write_plan(solve(problem, Settings("dp", simulate=False)), folder)
-    kind = LAUNCHERS["ssh"]
-    plan_folder.write_launch_file(folder, kind, {}, force=True)
+    folder = tmp_path / "a plan"
+    write_with_launcher(servers_of(1, 2), folder, "ssh")
     (folder / "launch.sh").write_text(RECORDING)
     (tmp_path / "ssh").write_text('#!/bin/bash\nexec bash -c "${!#}"\n')
     for script in (folder / "launch.sh", tmp_path / "ssh"):
@@ -133,9 +121,8 @@ def test_problems_come_with_the_name_of_their_host(plan: Path) -> None:
 
 
 def test_labels_are_on_every_line(plan: Path) -> None:
-    output, errors = train(plan, "echo out; printf end", "sleep 0.2; echo error: x >&2", "--label").communicate(
-        timeout=60
-    )
+    script = train(plan, "echo out; printf end", "sleep 0.2; echo error: x >&2", "--label")
+    output, errors = script.communicate(timeout=60)
     assert (sorted(output.splitlines()), errors) == (["a: end", "a: out", "me@b: error: x"], "")
 
 

@@ -21,7 +21,7 @@ from pipeplan.planning.solve import solve
 from pipeplan.problem import plan_file
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_folder
-from pipeplan.rendering.launcher import Launcher, TemplateContext
+from pipeplan.rendering.launcher import TemplateContext
 from pipeplan.rendering.launchers import LAUNCHERS
 from pipeplan.rendering.plan_folder import write_plan
 from pipeplan_launch.plan.stage_files import load_plan
@@ -169,6 +169,10 @@ def test_wrong_settings_are_refused(plans: dict[str, Path], kind: str, settings:
         _text(plans["two"], kind, **settings)
 
 
+def test_kinds_have_names_of_their_own() -> None:
+    assert len({kind.file_name for kind in LAUNCHERS.values()}) == len(LAUNCHERS)
+
+
 def test_lines_for_torchrun_name_every_worker_once(plans: dict[str, Path]) -> None:
     lines = _text(plans["uneven"], "torchrun").splitlines()
     titles = [line for line in lines if line.startswith("# Server ")]
@@ -273,8 +277,3 @@ def test_a_template_of_the_users_own(plans: dict[str, Path], run: Run, tmp_path:
     # In place of the bundled template of a kind it gets the settings of that kind.
     own.write_text("{{ partition }} {{ components }}\n")
     assert run("export", "slurm", "--template", str(own), "--partition", "p", "-o", "-").out == "p [(2, 2)]\n"
-
-
-def test_kinds_have_names_of_their_own() -> None:
-    kinds: list[Launcher] = list(LAUNCHERS.values())
-    assert len({kind.file_name for kind in kinds}) == len(kinds)

@@ -9,14 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_plans import NASTY, outcome
+from small_plans import NASTY, outcome, servers_of
 
-from pipeplan.cluster_data.cluster import Device, Level
+from pipeplan.cluster_data.cluster import Level
 from pipeplan.errors import InputError
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_folder
+from pipeplan_launch.plan.stage_files import load_plan
 
 
 def test_a_plan_folder_holds_what_the_executor_needs(tmp_path: Path) -> None:
@@ -33,14 +34,7 @@ def test_a_plan_folder_holds_what_the_executor_needs(tmp_path: Path) -> None:
     assert document["verdict"]["proven"] is True
     assert (tmp_path / "plan" / "launch.sh").stat().st_mode & 0o111
     assert [path.name for path in tmp_path.iterdir()] == ["plan"], "no scratch folder is left behind"
-
-
-def test_the_executor_reads_what_is_written(tmp_path: Path) -> None:
-    from pipeplan_launch.plan.stage_files import load_plan
-
-    solved = outcome()
-    plan_folder.write_plan(solved, tmp_path / "plan")
-    assert len(load_plan(tmp_path / "plan").layers) == len(solved.plan.stages)
+    assert len(load_plan(tmp_path / "plan").layers) == len(solved.plan.stages), "the executor reads it"
 
 
 def test_a_second_plan_needs_force_and_keeps_the_runs(tmp_path: Path) -> None:
@@ -83,6 +77,9 @@ def test_a_failure_keeps_the_older_plan(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(plan_folder, "launch_script", full)
     with pytest.raises(InputError, match="No space left on device"):
+        plan_folder.write_plan(outcome(), tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"], "a failure leaves nothing behind"
+    with pytest.raises(InputError, match="No space left on device"):
         plan_folder.write_plan(outcome(model="other"), folder, force=True)
     assert {path: path.read_text() for path in folder.rglob("*") if path.is_file()} == before
 
@@ -98,14 +95,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> str:
-        raise InputError("disk full")
-
-    monkeypatch.setattr(plan_folder, "launch_script", full)
-    with pytest.raises(InputError, match="disk full"):
-        plan_folder.write_plan(outcome(), tmp_path / "plan")
-    assert list(tmp_path.iterdir()) == []
+def _stub(folder: Path, program: str) -> dict[str, str]:
+    """An environment whose Python is this program of the shell."""
+    stub = folder / "python"
+    stub.write_text(f"#!/bin/sh\n{program}\n")
+    stub.chmod(0o755)
+    return {"PATH": "/usr/bin:/bin", "PYTHON": str(stub)}
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -121,16 +116,8 @@ def test_no_name_can_run_anything(tmp_path: Path, servers: int, monkeypatch: pyt
     assert "\x1b" not in "".join(line for line in script.splitlines() if line.startswith("#"))
     subprocess.run(["bash", "-n", str(folder / "launch.sh")], check=True)
     # A stand-in for Python that prints its arguments, one a line in brackets.
-    stub = tmp_path / "python"
-    stub.write_text('#!/bin/sh\nfor word in "$@"; do printf "[%s]\\n" "$word"; done\n')
-    stub.chmod(0o755)
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "PYTHON": str(stub),
-        "NODE_RANK": "0",
-        "MASTER_ADDR": "h",
-        "MASTER_PORT": "1",
-    }
+    environment = _stub(tmp_path, 'for word in "$@"; do printf "[%s]\\n" "$word"; done')
+    environment |= {"NODE_RANK": "0", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
     command = [str(folder / "launch.sh"), "--run-dir", "my $(touch pwned) run"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     assert f"[{folder}]" in done.stdout
@@ -140,18 +127,12 @@ def test_no_name_can_run_anything(tmp_path: Path, servers: int, monkeypatch: pyt
 
 @pytest.mark.parametrize("servers", [1, 2])
 def test_a_plan_that_cannot_run_here_ends_before_any_worker(tmp_path: Path, servers: int) -> None:
-    levels = (Level("server", 3, 100.0), Level("cluster", servers, 10.0))
-    solved = outcome()
-    there = replace(solved.problem.cluster, device=Device("d", "cuda", 10_000), levels=levels)
-    plan_folder.write_plan(solve(Problem(solved.problem.profile, there), Settings()), tmp_path / "plan")
+    plan_folder.write_plan(solve(servers_of(3, servers, "cuda"), Settings()), tmp_path / "plan")
     script = (tmp_path / "plan" / "launch.sh").read_text()
     assert "\nset -euo pipefail\n" in script
     assert script.endswith('"$@"\n')
     # A stand-in for Python whose preflight fails.
-    stub = tmp_path / "python"
-    stub.write_text('#!/bin/sh\ncase "$*" in *preflight*) exit 2 ;; *torchrun*) echo started ;; esac\n')
-    stub.chmod(0o755)
-    environment = {"PATH": "/usr/bin:/bin", "PYTHON": str(stub)}
+    environment = _stub(tmp_path, 'case "$*" in *preflight*) exit 2 ;; *torchrun*) echo started ;; esac')
     command = [str(tmp_path / "plan" / "launch.sh")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from commandline import Run
+from small_plans import shaped
 
 import pipeplan
-from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
@@ -20,16 +20,11 @@ SETTINGS = Settings(solver="dp", certify=False, simulate=False)
 
 
 def _updates(replicas: tuple[int, ...], depths: tuple[int, ...], schedule: str, accumulate: int | None) -> Updates:
-    stages, first = [], 0
-    for count, depth in zip(replicas, depths, strict=True):
-        stages.append(Stage(("l",), tuple(range(first, first + count)), depth, 1))
-        first += count
-    return Updates.of(Plan(tuple(stages), schedule=schedule, accumulate=accumulate), 10)
+    return Updates.of(shaped(replicas, depths, schedule, accumulate), 10)
 
 
-@pytest.mark.parametrize(
-    ("replicas", "depths", "schedule", "accumulate", "stale_by", "samples"),
-    [
+def test_staleness_and_samples_of_every_schedule() -> None:
+    for replicas, depths, schedule, accumulate, stale_by, samples in (
         ((1, 1, 1), (3, 2, 1), "1f1b-stashing", None, (2, 1, 0), (10, 10, 10)),
         # A stage with replicas awaits its all-reduce one update later.
         ((3, 1), (2, 1), "1f1b-stashing", None, (2, 0), (30, 10)),
@@ -38,19 +33,10 @@ def _updates(replicas: tuple[int, ...], depths: tuple[int, ...], schedule: str, 
         ((2, 1), (2, 1), "2bw", 8, (1, 1), (80, 80)),
         ((2, 1), (4, 8), "gpipe", 8, (0, 0), (80, 80)),
         ((1, 1), (2, 1), "1f1b-flush", 8, (0, 0), (80, 80)),
-    ],
-)
-def test_staleness_and_samples_of_every_schedule(
-    replicas: tuple[int, ...],
-    depths: tuple[int, ...],
-    schedule: str,
-    accumulate: int | None,
-    stale_by: tuple[int, ...],
-    samples: tuple[int, ...],
-) -> None:
-    found = _updates(replicas, depths, schedule, accumulate)
-    assert (found.stale_by, found.samples) == (stale_by, samples)
-    assert found.synchronous is (sum(stale_by) == 0)
+    ):
+        found = _updates(replicas, depths, schedule, accumulate)
+        assert (found.stale_by, found.samples) == (stale_by, samples), (replicas, schedule)
+        assert found.synchronous is (sum(stale_by) == 0)
 
 
 def test_the_sentences() -> None:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeplan.checker import figures
+from pipeplan.checker import formulas
 from pipeplan.checker.certificates.closure import check_closure, stage_space
-from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, PlanDocument
+from pipeplan.checker.document import DOUBLE_BUFFERED, PlanDocument
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.shared_cards import shared_cores_bound_s
 from pipeplan.util.files import Node
@@ -96,7 +96,7 @@ def _check_space(
 ) -> tuple[float, int]:
     """The pace that no plan of a space beats, in seconds per minibatch, and the number of states that were checked."""
     among = _among(document, model, space)
-    synchronisation = among / (document.accumulate or 1 if document.accumulates else space.copies)
+    synchronisation = among / document.update_interval(space.copies)
     if (floor := entry.get("floor_s")) is not None:
         least = _least_s(document, model, space, synchronisation)
         if floor.number() > least * (1 + tolerance):
@@ -105,10 +105,10 @@ def _check_space(
             )
         return floor.number(), 0
     threshold = entry["threshold_s"].number() * (1 - tolerance)
-    if document.schedule in FLUSHING:
-        proven = threshold / (document.accumulate or 1)
+    if document.flushes:
+        proven = threshold / document.minibatches
     else:
-        proven = float(figures.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap))
+        proven = float(formulas.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap))
     # A plan below this pace keeps every resource of a copy within the threshold, and what is shared within the pace.
     paces, grid = (threshold, proven), _optional(entry, "replicas")
     place = space.level, _workers(document, space)
@@ -131,7 +131,7 @@ def _spaces(document: PlanDocument) -> set[CertifiedSpace]:
     spaces = {CertifiedSpace(len(cluster.levels), 1)}
     most = options.max_workers or cluster.workers
     if document.schedule == DOUBLE_BUFFERED:
-        most = min(most, document.accumulate or 1)
+        most = min(most, document.minibatches)
     for level in range(1, len(cluster.levels) if options.allow_copies and not options.grid else 1):
         sizes, above = (np.diff(np.array(network.starts[one])) for one in (level, level + 1))
         if len(sizes) == len(above):
@@ -225,7 +225,7 @@ def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -
     if space.copies == 1 or not model.training:
         return 0.0
     link, size = document.network.among(_workers(document, space)), float(model.parameters.sum())
-    return float(figures.ring_allreduce_s(space.copies, size, link.allreduce, link.latency_s))
+    return float(formulas.ring_allreduce_s(space.copies, size, link.allreduce, link.latency_s))
 
 
 def _work_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> float:
@@ -237,10 +237,9 @@ def _work_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) 
 def _least_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace, synchronisation_s: float) -> float:
     """A pace that no plan of a space beats: all work on all of its workers, and the synchronisation of the copies."""
     work = _work_s(document, model, space)
-    if document.schedule not in FLUSHING:
-        return float(figures.overlapped_s(work, synchronisation_s, document.options.overlap))
-    minibatches, copies = document.accumulate or 1, space.copies
-    return math.ceil(minibatches / copies) * work * copies / minibatches
+    if not document.flushes:
+        return float(formulas.overlapped_s(work, synchronisation_s, document.options.overlap))
+    return document.share(space.copies) * work * space.copies / document.minibatches
 
 
 def _describe(space: CertifiedSpace) -> str:

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeplan.checker.certificates.flush_stages import FlushSpace
-from pipeplan.checker.certificates.shared_loads import CardLevel, CoreLevel, card_levels, core_levels
-from pipeplan.checker.certificates.stages import LeadingStages, StagesAtCut, StageSpace
-from pipeplan.checker.certificates.states import CertificateStates, CountedLimits, covered, read_states
+from pipeplan.checker.certificates.shared_loads import SharedLevel, card_levels, core_levels
+from pipeplan.checker.certificates.stages import CertificateStates, LeadingStages, StagesAtCut, StageSpace
+from pipeplan.checker.certificates.states import covered, read_states
 from pipeplan.checker.certificates.worker_runs import WorkerRuns
-from pipeplan.checker.document import FLUSHING, CheckedOptions, PlanDocument
+from pipeplan.checker.document import CheckedOptions, PlanDocument
 from pipeplan.checker.model import CheckedModel, Flags, Totals
 from pipeplan.errors import InputError
 from pipeplan.util.files import Node
@@ -57,11 +57,11 @@ def stage_space(
     if cluster.workers > MOST_WORKERS:
         raise InputError(f"a certificate is checked for at most {MOST_WORKERS} workers")
     runs = WorkerRuns.of(cluster, options.max_replicas, grid)
-    levels: list[CardLevel | CoreLevel] = []
+    levels: list[SharedLevel] = []
     if options.contention:
         levels = [*card_levels(cluster, runs, limit), *core_levels(document.cluster, runs, limit, workers)]
-    totals = Totals.of(model, MOST_CUTS)
-    kind = FlushSpace if document.schedule in FLUSHING else StageSpace
+    totals = Totals.of(model, model.cuts(MOST_CUTS))
+    kind = FlushSpace if document.flushes else StageSpace
     return kind(document, model, totals, cluster, runs, tuple(levels), copies, workers, threshold, limit, among_s)
 
 
@@ -71,12 +71,11 @@ def check_closure(space: StageSpace, entry: Node, options: CheckedOptions, grid:
     `grid` is the number of replicas of every stage of a uniform grid, which begins at the first worker. Raises an
     `InputError` that names a stage which completes a faster plan, or leads to a state that is not covered.
     """
-    counts = CountedLimits.of(space, options)
     start = space.runs.workers if grid is None else grid * (options.stages or 1)
     if start > space.runs.workers or not len(space.runs.start):
         entry.fail(f"a uniform grid of {start} workers is larger than the cluster, or has more replicas than asked for")
-    listed, as_stated = read_states(entry, space, counts, start)
-    closure = Closure(space, counts, listed, as_stated, entry)
+    listed, as_stated = read_states(entry, space, start)
+    closure = Closure(space, listed, as_stated, entry)
     for cut in np.unique(listed.cut)[::-1].tolist():
         if cut:
             closure.check_cut(cut)
@@ -88,7 +87,6 @@ class Closure:
     """The certificate's claim for one space of plans."""
 
     space: StageSpace
-    counts: CountedLimits
     listed: CertificateStates
     as_stated: list[Any]
     entry: Node
@@ -97,22 +95,22 @@ class Closure:
         """Check all stages in front of the states at a cut. Raises an `InputError` where one is not covered."""
         rows = np.flatnonzero(self.listed.cut == cut)
         states, stages = self.listed.take(rows), self.space.stages(cut)
-        for leads in self.space.leads(stages, states.at_cut):
+        for leads in self.space.leads(stages, states):
             self._check_leads(stages, states, leads, rows)
 
     def _check_leads(self, stages: StagesAtCut, states: CertificateStates, leads: LeadingStages, rows: Ints) -> None:
         found, allowed = self._resulting(stages, states, leads)
         leads, found = leads.take(allowed), found.take(allowed)
         done = found.cut == 0
-        met = done & (found.stages == (self.counts.most_stages or 0)) if self.counts.same_stages else done
+        met = done & (found.stages == (self.space.most_stages or 0)) if self.space.same_stages else done
         if met.any():
             self._fail(stages, leads, rows, int(np.flatnonzero(met)[0]), "completes a faster plan in front of")
         going = np.flatnonzero(~done & ~self._hopeless(found))
-        going = going[_least(found.take(going), self.counts)]
+        going = going[_least(found.take(going))]
         for cut in np.unique(found.cut[going]).tolist():
             mine = going[found.cut[going] == cut]
             listed = self.listed.take(self.listed.cut == cut)
-            missing = mine[~covered(self.space, self.counts, found.take(mine), listed)]
+            missing = mine[~covered(self.space, found.take(mine), listed)]
             if len(missing):
                 what = "leads to no state of the certificate in front of"
                 self._fail(stages, leads, rows, int(missing[0]), what)
@@ -121,23 +119,24 @@ class Closure:
         self, stages: StagesAtCut, states: CertificateStates, leads: LeadingStages
     ) -> tuple[CertificateStates, Flags]:
         """The states that stages lead to, and whether these are within the user's limits."""
-        run, counts = stages.traffic.run[leads.stage], self.counts
+        run, space = stages.traffic.run[leads.stage], self.space
         replicas, before = self.space.runs.replicas[run], stages.before[leads.stage]
-        number = states.stages[leads.state] + (counts.most_stages is not None)
-        busy = states.busy[leads.state] + replicas * (counts.most_busy is not None)
+        number = states.stages[leads.state] + (space.most_stages is not None)
+        busy = states.busy[leads.state] + replicas * (space.most_busy is not None)
         first = self.space.runs.start[run]
         found = CertificateStates(before, first, replicas, leads.demand, leads.loads, leads.times, number, busy)
-        allowed = (number <= (counts.most_stages or 0)) & (busy <= (counts.most_busy or 0))
-        for layer, stage in counts.pins:
+        allowed = (number <= (space.most_stages or 0)) & (busy <= (space.most_busy or 0))
+        for name, stage in space.document.options.pins if space.same_stages else ():
             # The layers inside the cut are those of the stages still to be placed.
-            allowed &= self.space.totals.holds(before, layer) == (stage <= (counts.most_stages or 0) - number)
+            held = space.totals.holds(before, space.model.names.index(name))
+            allowed &= held == (stage <= (space.most_stages or 0) - number)
         return found, allowed
 
     def _hopeless(self, found: CertificateStates) -> Flags:
         """Whether each state is one in front of which no pipeline can exist."""
-        room = found.first if self.counts.most_busy is None else self.counts.most_busy - found.busy
+        room = found.first if self.space.most_busy is None else self.space.most_busy - found.busy
         lost = self.space.hopeless(found.cut, found.first, room, found.times)
-        most = self.counts.most_stages
+        most = self.space.most_stages
         return lost if most is None else lost | (found.stages == most)
 
     def _fail(self, stages: StagesAtCut, leads: LeadingStages, rows: Ints, lead: int, what: str) -> None:
@@ -148,7 +147,7 @@ class Closure:
         self.entry.fail(f"{words} {what} state {self.as_stated[int(rows[leads.state[lead]])]}")
 
 
-def _least(found: CertificateStates, counts: CountedLimits) -> Ints:
+def _least(found: CertificateStates) -> Ints:
     """Rows without those that another row covers trivially: the same place and counts, no less demand and load."""
     place = np.stack([found.cut, found.first, found.replicas, found.stages, found.busy])
     costs = np.stack([found.demand, *found.times.T, *found.loads.T])

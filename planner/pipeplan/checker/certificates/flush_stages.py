@@ -12,9 +12,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.certificates.stages import Hops, StagesAtCut, StageSpace
+from pipeplan.checker import formulas
+from pipeplan.checker.certificates.shared_loads import Pairs
+from pipeplan.checker.certificates.stages import StagesAtCut, StageSpace
 from pipeplan.checker.document import GPIPE, ZERO_BUBBLE
-from pipeplan.checker.figures import ROUNDING, hides_nothing
 from pipeplan.checker.model import Flags, Floats
 
 Ints = NDArray[np.intp]
@@ -46,7 +47,7 @@ class FlushSpace(StageSpace):
     @cached_property
     def minibatches(self) -> int:
         """Minibatches of a batch, in the copy that has most."""
-        return -(-(self.document.accumulate or 1) // self.copies)
+        return self.document.share(self.copies)
 
     @cached_property
     def fastest(self) -> float:
@@ -81,34 +82,31 @@ class FlushSpace(StageSpace):
         (forward, backward), (replicas, speed) = passes, kinds
         return np.asarray(self._rounds(replicas) * (forward + backward) / speed <= self.threshold)
 
-    def _near(self, cut: int, hops: Hops) -> Flags:
-        return np.asarray(self._messages_s(cut, hops) <= self.threshold)
+    def _near(self, cut: int, pairs: Pairs) -> Flags:
+        return np.asarray(self._messages_s(cut, pairs) <= self.threshold)
 
-    def _messages_s(self, cut: int, hops: Hops) -> Floats:
+    def _messages_s(self, cut: int, pairs: Pairs) -> Floats:
         """Seconds for which a boundary is busy, in the busier direction; 0 where its cards are charged instead."""
-        busy = self._rounds(hops.lanes) * self.totals.busier[cut] / hops.bandwidth
+        busy = self._rounds(pairs.lanes) * self.totals.busier[cut] / pairs.bandwidth
         return np.asarray(busy * (not self.document.options.contention))
 
     def _depth(self, stages: StagesAtCut, demand: Floats, transfer_s: Floats) -> Floats:
         """The fewest minibatches in flight: enough for those behind, and no more than a replica has."""
         replicas = self.runs.replicas[stages.traffic.run]
-        rounds = self._rounds(replicas)
-        if self.holds_all:
-            return rounds
-        if stages.cut == self.last:
+        if stages.cut == self.last and not self.holds_all:
             return np.ones(len(demand))
-        return np.asarray(np.minimum(rounds, 1.0 + np.ceil(demand / replicas - ROUNDING)))
+        return np.asarray(formulas.flush_depth(demand, self.minibatches, replicas, everything=self.holds_all))
 
-    def _times(self, stages: StagesAtCut, before: Floats, hops: Hops) -> Floats:
+    def _times(self, stages: StagesAtCut, before: Floats, pairs: Pairs) -> Floats:
         run, cut = stages.traffic.run, stages.cut
         speed = self.runs.speed[run]
         both = (stages.work_s - stages.step_s) / speed
         forward = stages.forward_s / speed
         backward, mine = both - forward, forward if self.splits else both
         own = self._rounds(self.runs.replicas[run]) * both
-        trip = (self.totals.sent[cut] + self.totals.returned[cut]) / hops.bandwidth + 2.0 * hops.latency_s
+        trip = (self.totals.sent[cut] + self.totals.returned[cut]) / pairs.bandwidth + 2.0 * pairs.latency_s
         path = np.maximum(own - backward / 2 * self.splits, mine + trip / (1 + self.splits) + before[:, 0])
-        messages = self._messages_s(cut, hops)
+        messages = self._messages_s(cut, pairs)
         if messages.any():
             path, own = (np.maximum(one, np.where(messages > 0, mine + messages, 0.0)) for one in (path, own))
         delayed = np.where(stages.before == 0, path, 0.0) if self.splits else path
@@ -119,17 +117,10 @@ class FlushSpace(StageSpace):
         """Least time from the last backward pass of stages to the end of their updates."""
         run = stages.traffic.run
         group = self.group_s(run, self.totals.weights(stages.cut, stages.before))
-        overlap = self.document.options.overlap * (not hides_nothing(self.document, self.model))
-        step = stages.step_s / self.runs.speed[run] * (self.document.accumulate or 1)
-        return np.asarray(group - overlap * np.minimum(group, backward) + 2.0 * self._exchange_s(stages) + step)
-
-    def _exchange_s(self, stages: StagesAtCut) -> Floats:
-        """The charge of stages for exchanging the gradients of weights that they share with others."""
-        count = len(self.document.cluster.devices)
-        link, charged = self.document.network.among(list(range(count))), np.zeros(len(stages.before))
-        for size in self.totals.exchanged(stages.cut, stages.before):
-            charged += np.where(size > 0, size / link.allreduce + count * link.latency_s, 0.0)
-        return charged
+        exchanged = self.totals.exchanged(stages.cut, stages.before)
+        shared = sum((formulas.shared_weight_s(self.document, size) for size in exchanged), np.zeros(len(run)))
+        step = stages.step_s / self.runs.speed[run]
+        return np.asarray(formulas.update_wait_s(self.document, self.model, group, backward, shared, step))
 
     def _in_time(self, stages: StagesAtCut, times: Floats) -> Flags:
         return np.asarray(times[:, 1] <= self.threshold)

@@ -1,18 +1,20 @@
 """How long a stage keeps shared cards, ports and cores busy, and what of it is known before the stages in front are.
 
-A component of a level (a server, say) has one card in each direction. Stages are put in front of one another, so the
-load of a card is complete once no further stage can use it. Until then a state carries what has been added up so far:
-everything but the traffic of its own cut. docs/check.md explains the loads and proves the rules.
+A component of a level (a server, say) has one card in each direction, and perhaps cores that its workers share. Stages
+are put in front of one another, so the load of a resource is complete once no further stage can use it. Until then a
+state carries what has been added up so far: everything but the traffic of its own cut. docs/check.md explains the loads
+and proves the rules.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.certificates.worker_runs import WorkerRuns
+from pipeplan.checker.certificates.worker_runs import Rows, WorkerRuns
 from pipeplan.checker.model import Flags, Floats
 from pipeplan.checker.network import NetworkRates
 from pipeplan.cluster_data.cluster import Cluster
@@ -21,7 +23,7 @@ Ints = NDArray[np.intp]
 
 
 @dataclass(frozen=True)
-class StageTraffic:
+class StageTraffic(Rows):
     """Traffic and compute of stages, one array entry for each. All figures are for one minibatch of all copies."""
 
     run: Ints
@@ -31,36 +33,39 @@ class StageTraffic:
     copied: Floats
     """Bytes of the all-reduce among the copies that each replica sends to its counterpart in the next copy."""
     sent: Floats
-    """Bytes that each replica sends and receives at the boundary behind the stage, a row for each."""
+    """Bytes that each replica sends and receives at the boundary behind the stage, a column for each."""
     ahead: Floats
-    """Bytes that each replica sends and receives at the boundary in front of the stage, a row for each."""
+    """Bytes that each replica sends and receives at the boundary in front of the stage, a column for each."""
     core_s: Floats
     """Seconds for which each replica keeps a core busy."""
 
-    def take(self, rows: Ints | Flags) -> StageTraffic:
-        """The entries that `rows` selects."""
-        return StageTraffic(**{name: array[..., rows] for name, array in vars(self).items()})
-
 
 @dataclass(frozen=True)
-class Behind:
-    """States, and the runs in front of them, one array entry for each pair, with the traffic of the cut between."""
+class Pairs(Rows):
+    """States and the runs in front of them, with the links between, one array entry for each pair."""
 
-    run: Ints
+    state: Ints
+    """Index of the state among those of its cut."""
     first: Ints
     """First worker of the state."""
     replicas: Ints
     """Replicas of the state's first stage."""
-    sent: float
-    """Bytes across the cut, forward and backward, for a minibatch of all copies, in one copy."""
-    returned: float
-    starts: bool
-    """Whether the state is the one where nothing is placed yet, with no traffic at its cut."""
+    run: Ints
+    bandwidth: Floats
+    """Bytes/s of messages from the run to the state; infinite where nothing is behind."""
+    latency_s: Floats
+    lanes: Ints
+    """Messages that are sent at the same time."""
+    loads: Floats
+    """A row for each pair: the loads of the state, or once it is `joined` those of the component where the run ends."""
 
 
 @dataclass(frozen=True)
 class SharedLevel:
-    """The components of one level that share a resource, in order, as arrays over them."""
+    """The components of one level that share network cards or cores, in order, as arrays over them.
+
+    A state has two loads of cards, outgoing and incoming, and one load of cores.
+    """
 
     runs: WorkerRuns
     limit_s: float
@@ -69,6 +74,16 @@ class SharedLevel:
     """The component of every worker."""
     begin: Ints
     stop: Ints
+    message: Floats
+    """Seconds that a byte of a message keeps a card busy; 0 for cores."""
+    share: Floats
+    """Seconds that a byte of an all-reduce keeps a card busy, or of a second of work each of the cores."""
+    cores: bool
+
+    @property
+    def width(self) -> int:
+        """Number of loads of a state."""
+        return 1 if self.cores else 2
 
     def first_in(self, run: Ints) -> tuple[Ints, Ints]:
         """The component of the first worker of each run, and how many of the run's workers it has."""
@@ -80,58 +95,24 @@ class SharedLevel:
         home = self.home[self.runs.end[run] - 1]
         return home, self.runs.end[run] - np.maximum(self.runs.start[run], self.begin[home])
 
-    def at_edge(self, run: Ints) -> Flags:
-        """Whether each run begins where a component does, so that no stage in front is in this component."""
-        start = self.runs.start[run]
-        return np.asarray(start == self.begin[self.home[start]])
-
-    def between(self, run: Ints) -> list[tuple[int, Flags]]:
-        """For every kind of component, one of them, and the runs that have such a component between first and last."""
-        first, last = self.home[self.runs.start[run]], self.home[self.runs.end[run] - 1]
-        held = [(index, (first < index) & (index < last)) for index in range(len(self.begin))]
-        kinds: dict[tuple[float, ...], tuple[int, Flags]] = {}
-        for index, mine in held:
-            if mine.any():
-                kind = self.kind(index)
-                kinds[kind] = (index, kinds[kind][1] | mine) if kind in kinds else (index, mine)
-        return list(kinds.values())
-
-    def kind(self, component: int) -> tuple[float, ...]:
-        """All that the load of a component depends on, apart from the stages in it."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class CardLevel(SharedLevel):
-    """The network cards of the components of one level. A state has two loads here: outgoing, and incoming."""
-
-    message: Floats
-    """Seconds that a byte of a message keeps a card busy."""
-    ring: Floats
-    """Seconds that a byte of an all-reduce keeps it busy."""
-
-    def kind(self, component: int) -> tuple[float, ...]:
-        """Its workers and its rates."""
-        return float(self.stop[component] - self.begin[component]), self.message[component], self.ring[component]
-
     def possible(self, stages: StageTraffic) -> Flags:
         """Whether the components that stages fill without beginning or ending there keep within the limit."""
         possible = np.ones(len(stages.run), dtype=bool)
-        for index, held in self.between(stages.run):
+        for index, held in self._between(stages.run):
             count = self.stop[index] - self.begin[index]
-            for behind, ahead in zip(stages.sent, stages.ahead, strict=True):
-                load = count * (behind + ahead) * self.message[index]
-                load = load + (stages.hop + count * stages.copied) * self.ring[index]
+            for hop, each, behind, ahead in self._ways(stages):
+                load = count * (behind + ahead) * self.message[index] + (hop + count * each) * self.share[index]
                 possible &= (load <= self.limit_s) | ~held
         return possible
 
-    def joined(self, pairs: Behind, loads: Floats) -> tuple[Flags, Floats]:
+    def joined(self, pairs: Pairs, loads: Floats, traffic: tuple[Floats, Floats] | None) -> tuple[Flags, Floats]:
         """The loads of the component where each run ends, from the stages behind and the boundary to them.
 
-        `loads` are those of the states, a row for each pair. The flags say whether a component of the state that the
+        `loads` are those of the states here, `traffic` the bytes across their cut, forward and backward, for a
+        minibatch of all copies; None where nothing is behind. The flags say whether a component of the state that the
         run does not reach, and whose load is thus complete, keeps within the limit.
         """
-        if pairs.starts:
+        if traffic is None:
             return np.ones(len(pairs.run), dtype=bool), np.zeros(loads.shape)
         senders = self.runs.replicas[pairs.run]
         mine, sending = self.last_in(pairs.run)
@@ -140,26 +121,27 @@ class CardLevel(SharedLevel):
         shared = mine == theirs
         period = np.lcm(senders, pairs.replicas)
         inside = np.where(shared, _meetings(senders, sending, pairs.replicas, receiving), 0)
-        leaving = (sending * (period // senders) - inside) / period
-        entering = (receiving * (period // pairs.replicas) - inside) / period
+        leaving = (sending * (period // senders) - inside) / period * self.message[mine]
+        entering = (receiving * (period // pairs.replicas) - inside) / period * self.message[theirs]
         closed = np.ones(len(pairs.run), dtype=bool)
         found = np.empty(loads.shape)
-        for way, (out, back) in enumerate(((pairs.sent, pairs.returned), (pairs.returned, pairs.sent))):
-            at_state = loads[:, way] + entering * back * self.message[theirs]
+        for way, (out, back) in enumerate((traffic, traffic[::-1])[: self.width]):
+            at_state = loads[:, way] + entering * back
             closed &= shared | (at_state <= self.limit_s)
-            found[:, way] = leaving * out * self.message[mine] + np.where(shared, at_state, 0.0)
+            found[:, way] = leaving * out + np.where(shared, at_state, 0.0)
         return closed, found
 
     def extended(self, stages: StageTraffic, loads: Floats) -> tuple[Flags, Floats]:
         """Whether stages keep within the limit, and the loads of the states that they lead to, given `joined` loads."""
         (first, front), (last, rear) = self.first_in(stages.run), self.last_in(stages.run)
-        within, straddles, edge = np.ones(len(first), dtype=bool), first != last, self.at_edge(stages.run)
+        within, straddles = np.ones(len(first), dtype=bool), first != last
+        start = self.runs.start[stages.run]
+        edge = start == self.begin[self.home[start]]  # No stage in front is in this component.
         found = np.empty(loads.shape)
-        for way, (behind, ahead) in enumerate(zip(stages.sent, stages.ahead, strict=True)):
-            complete = loads[:, way] + (stages.hop + rear * stages.copied) * self.ring[last]
-            complete = complete + rear * ahead * self.message[last]
-            apart = front * behind * self.message[first] + (stages.hop + front * stages.copied) * self.ring[first]
-            pending = np.where(straddles, apart, loads[:, way] + front * stages.copied * self.ring[first])
+        for way, (hop, each, behind, ahead) in enumerate(self._ways(stages)):
+            complete = loads[:, way] + (hop + rear * each) * self.share[last] + rear * ahead * self.message[last]
+            apart = front * behind * self.message[first] + (hop + front * each) * self.share[first]
+            pending = np.where(straddles, apart, loads[:, way] + front * each * self.share[first])
             within &= (complete <= self.limit_s) | ~straddles
             within &= pending + np.where(edge, front * ahead * self.message[first], 0.0) <= self.limit_s
             found[:, way] = np.where(edge, 0.0, pending)
@@ -172,58 +154,42 @@ class CardLevel(SharedLevel):
         """
         home = self.home[first]
         entering = (np.minimum(first + replicas, self.stop[home]) - first) / replicas * self.message[home]
-        sent, returned = traffic
-        within = loads[:, 0] + entering * returned <= self.limit_s
-        return np.asarray(within & (loads[:, 1] + entering * sent <= self.limit_s))
+        back = np.stack(traffic[::-1][: self.width], axis=1)
+        return np.asarray((loads + entering[:, None] * back <= self.limit_s).all(axis=1))
+
+    def _ways(self, stages: StageTraffic) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
+        """By load of a state: of each hop of the ring, of each replica, and at the boundaries behind and ahead."""
+        if self.cores:
+            nothing = np.zeros(len(stages.run))
+            yield nothing, stages.core_s, nothing, nothing
+        else:
+            yield from ((stages.hop, stages.copied, *ways) for ways in zip(stages.sent.T, stages.ahead.T, strict=True))
+
+    def _between(self, run: Ints) -> list[tuple[int, Flags]]:
+        """For every kind of component, one of them, and the runs that have such a component between first and last."""
+        first, last = self.home[self.runs.start[run]], self.home[self.runs.end[run] - 1]
+        kinds: dict[tuple[float, ...], tuple[int, Flags]] = {}
+        for index in range(len(self.begin)):
+            mine = (first < index) & (index < last)
+            if mine.any():
+                # All that the load of a component depends on, apart from the stages in it.
+                kind = float(self.stop[index] - self.begin[index]), self.message[index], self.share[index]
+                kinds[kind] = (index, kinds[kind][1] | mine) if kind in kinds else (index, mine)
+        return list(kinds.values())
 
 
-@dataclass(frozen=True)
-class CoreLevel(SharedLevel):
-    """Servers whose workers share cores. A state has one load here."""
-
-    share: Floats
-    """The inverse of the number of cores; 0 where every worker has its own."""
-
-    def kind(self, component: int) -> tuple[float, ...]:
-        """Its workers and its cores."""
-        return float(self.stop[component] - self.begin[component]), self.share[component]
-
-    def possible(self, stages: StageTraffic) -> Flags:
-        """Whether the servers that stages fill without beginning or ending there keep within the limit."""
-        possible = np.ones(len(stages.run), dtype=bool)
-        for index, held in self.between(stages.run):
-            load = (self.stop[index] - self.begin[index]) * stages.core_s * self.share[index]
-            possible &= (load <= self.limit_s) | ~held
-        return possible
-
-    def joined(self, pairs: Behind, loads: Floats) -> tuple[Flags, Floats]:
-        """The loads of the server where each run ends, from the stages behind. No load grows by the boundary."""
-        if pairs.starts:
-            return np.ones(len(pairs.run), dtype=bool), np.zeros(loads.shape)
-        shared = self.last_in(pairs.run)[0] == self.home[pairs.first]
-        return np.asarray((loads <= self.limit_s).all(axis=1)), np.where(shared[:, None], loads, 0.0)
-
-    def extended(self, stages: StageTraffic, loads: Floats) -> tuple[Flags, Floats]:
-        """Whether stages keep within the limit, and the loads of the states that they lead to, given `joined` loads."""
-        (first, front), (last, rear) = self.first_in(stages.run), self.last_in(stages.run)
-        complete = loads[:, 0] + rear * stages.core_s * self.share[last]
-        pending = np.where(first != last, front * stages.core_s * self.share[first], complete)
-        within = (complete <= self.limit_s) & (pending <= self.limit_s)
-        return within, np.where(self.at_edge(stages.run), 0.0, pending)[:, None]
-
-
-def card_levels(cluster: Cluster, runs: WorkerRuns, limit_s: float) -> list[CardLevel]:
+def card_levels(cluster: Cluster, runs: WorkerRuns, limit_s: float) -> list[SharedLevel]:
     """The levels above single workers with cards that something can cross, innermost first."""
     network, found = NetworkRates.of(cluster), []
     for level, cards in enumerate(network.cards[1:], start=1):
         message, ring = (1 / np.array([getattr(card, name) for card in cards]) for name in ("message", "allreduce"))
         if message.any() or ring.any():
             edges = np.array(network.starts[level])
-            found.append(CardLevel(*_components(edges, runs, limit_s), message, ring))
+            found.append(SharedLevel(*_components(edges, runs, limit_s), message, ring, cores=False))
     return found
 
 
-def core_levels(whole: Cluster, runs: WorkerRuns, limit_s: float, workers: range) -> list[CoreLevel]:
+def core_levels(whole: Cluster, runs: WorkerRuns, limit_s: float, workers: range) -> list[SharedLevel]:
     """One level, or none where every worker has its own core. `runs` are those of one copy on the cluster `whole`.
 
     `workers` are those of all components that hold a copy.
@@ -240,7 +206,8 @@ def core_levels(whole: Cluster, runs: WorkerRuns, limit_s: float, workers: range
     edges = np.concatenate([[0], np.flatnonzero(np.diff(mine)) + 1, [runs.workers]])
     # Copies that share a server are alike, and so are all servers then.
     together = min(len(workers), sizes[mine[0]]) // runs.workers if runs.workers < sizes[mine[0]] else 1
-    return [CoreLevel(*_components(edges, runs, limit_s), share[mine[edges[:-1]]] * together)]
+    share = share[mine[edges[:-1]]] * together
+    return [SharedLevel(*_components(edges, runs, limit_s), np.zeros(len(share)), share, cores=True)]
 
 
 def ports_suffice(cluster: Cluster, runs: WorkerRuns, stages: StageTraffic, limit_s: float) -> Flags:
@@ -251,14 +218,14 @@ def ports_suffice(cluster: Cluster, runs: WorkerRuns, stages: StageTraffic, limi
     for card in set(cards):
         before = np.concatenate([[0], np.cumsum([one == card for one in cards])])
         held = before[end] > before[start]
-        for behind, ahead in zip(stages.sent, stages.ahead, strict=True):
+        for behind, ahead in zip(stages.sent.T, stages.ahead.T, strict=True):
             load = (behind + ahead) / card.message + (stages.hop + stages.copied) / card.allreduce
             suffice &= (load <= limit_s) | ~held
     return suffice
 
 
 def _components(edges: Ints, runs: WorkerRuns, limit_s: float) -> tuple[WorkerRuns, float, Ints, Ints, Ints]:
-    """The fields of a `SharedLevel` whose components begin at all but the last of `edges`."""
+    """The first fields of a `SharedLevel` whose components begin at all but the last of `edges`."""
     return runs, limit_s, np.repeat(np.arange(len(edges) - 1), np.diff(edges)), edges[:-1], edges[1:]
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker import figures
-from pipeplan.checker.certificates.shared_loads import Behind, CardLevel, CoreLevel, StageTraffic, ports_suffice
-from pipeplan.checker.certificates.worker_runs import WorkerRuns
-from pipeplan.checker.ddp_overlap import ddp_pace, waits_for_update
-from pipeplan.checker.document import DOUBLE_BUFFERED, FLUSHING, STASHING, CheckedStage, PlanDocument
-from pipeplan.checker.executor_work import executor_work_between
+from pipeplan.checker import formulas
+from pipeplan.checker.certificates.shared_loads import Pairs, SharedLevel, StageTraffic, ports_suffice
+from pipeplan.checker.certificates.worker_runs import Rows, WorkerRuns
+from pipeplan.checker.data_parallel import ddp_pace, waits_for_update
+from pipeplan.checker.document import DOUBLE_BUFFERED, STASHING, CheckedStage, PlanDocument
 from pipeplan.checker.figures import stage_figures
 from pipeplan.checker.model import CheckedModel, Flags, Floats, Totals
 from pipeplan.checker.network import LinkRates, NetworkRates
@@ -27,7 +28,7 @@ _AT_ONCE = 400_000
 
 
 @dataclass(frozen=True)
-class StagesAtCut:
+class StagesAtCut(Rows):
     """The stages I→J for one cut J that keep within the threshold wherever they are put, in the order of their runs.
 
     Arrays have one entry for each stage, with and without recomputation.
@@ -56,58 +57,32 @@ class StagesAtCut:
     """One all-reduce among the replicas of a copy."""
     traffic: StageTraffic
 
-    def take(self, rows: Ints | Flags) -> StagesAtCut:
-        """The entries that `rows` selects."""
-        return StagesAtCut(
-            cut=self.cut,
-            before=self.before[rows],
-            again=self.again[rows],
-            fixed=self.fixed[rows],
-            growing=self.growing[rows],
-            wait=self.wait[rows],
-            late=self.late[rows],
-            forward_s=self.forward_s[rows],
-            work_s=self.work_s[rows],
-            step_s=self.step_s[rows],
-            ring_s=self.ring_s[rows],
-            traffic=self.traffic.take(rows),
-        )
-
 
 @dataclass(frozen=True)
-class StatesAtCut:
-    """States of one cut, one array entry for each."""
+class CertificateStates(Rows):
+    """States of one space of plans, one array entry for each."""
 
+    cut: Ints
+    """The cut, as an index into the cuts of the model."""
     first: Ints
+    """First worker of the stage behind the cut."""
     replicas: Ints
+    """Replicas of that stage."""
     demand: Floats
+    """Minibatches that a stage in front must cover; 0 where depths do not matter."""
     loads: Floats
-    """A row for each state: outgoing and incoming for each level of cards, then the cores."""
+    """A row for each state: what the cards and cores of the components of its first worker are busy, in seconds per
+    minibatch, without the traffic of the cut itself. 0 where the worker is the first of its component."""
     times: Floats
-    """A row for each state: the parts of a batch's time, with a flush (`flush_stages`); otherwise no columns."""
-
-    def take(self, rows: Ints) -> StatesAtCut:
-        """The entries that `rows` selects."""
-        return StatesAtCut(*(array[rows] for array in vars(self).values()))
-
-
-@dataclass(frozen=True)
-class Hops:
-    """The links from stages to the states behind them, one array entry for each pair."""
-
-    bandwidth: Floats
-    """Bytes/s of messages; infinite where nothing is behind."""
-    latency_s: Floats
-    lanes: Ints
-    """Messages that are sent at the same time."""
-
-    def take(self, rows: Ints | Flags) -> Hops:
-        """The entries that `rows` selects."""
-        return Hops(self.bandwidth[rows], self.latency_s[rows], self.lanes[rows])
+    """A row for each state: the parts of a batch's time behind the cut, with a flush; otherwise no columns."""
+    stages: Ints
+    """Number of stages behind the cut; 0 where stages are not counted."""
+    busy: Ints
+    """Number of workers of those stages; 0 where workers are not counted."""
 
 
 @dataclass(frozen=True)
-class LeadingStages:
+class LeadingStages(Rows):
     """Stages in front of states, one array entry for each pair, and what the states that they lead to say."""
 
     state: Ints
@@ -117,10 +92,6 @@ class LeadingStages:
     demand: Floats
     loads: Floats
     times: Floats
-
-    def take(self, rows: Ints | Flags) -> LeadingStages:
-        """The entries that `rows` selects."""
-        return LeadingStages(*(array[rows] for array in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -133,7 +104,7 @@ class StageSpace:
     cluster: Cluster
     """The component that one pipeline lies in."""
     runs: WorkerRuns
-    levels: tuple[CardLevel | CoreLevel, ...]
+    levels: tuple[SharedLevel, ...]
     copies: int
     workers: range
     """The workers of the components that hold the copies."""
@@ -145,9 +116,26 @@ class StageSpace:
     """Time of one all-reduce among the copies, in seconds."""
 
     @property
-    def widths(self) -> list[int]:
-        """The number of loads of a state at each level."""
-        return [2 if isinstance(level, CardLevel) else 1 for level in self.levels]
+    def most_stages(self) -> int | None:
+        """Largest number of stages; None where the states do not count them."""
+        return self.document.options.stages or self.document.options.max_stages
+
+    @property
+    def same_stages(self) -> bool:
+        """Whether there must be exactly so many stages."""
+        return self.document.options.stages is not None
+
+    @property
+    def most_busy(self) -> int | None:
+        """Largest number of busy workers of one copy; None where the states do not count them."""
+        most = self.document.options.max_workers
+        return None if most is None else min(most // self.copies, self.runs.workers)
+
+    @cached_property
+    def columns(self) -> list[tuple[SharedLevel, slice]]:
+        """The levels, with the columns that each has among the loads of a state."""
+        ends = list(itertools.accumulate((level.width for level in self.levels), initial=0))
+        return [(level, slice(*part)) for level, part in zip(self.levels, itertools.pairwise(ends), strict=True)]
 
     @property
     def last(self) -> int:
@@ -157,8 +145,7 @@ class StageSpace:
     @property
     def share(self) -> int | None:
         """Under 2BW, minibatches of one update in one copy; otherwise None."""
-        buffered = self.document.schedule == DOUBLE_BUFFERED
-        return (self.document.accumulate or 1) // self.copies if buffered else None
+        return self.document.share(self.copies) if self.document.schedule == DOUBLE_BUFFERED else None
 
     @property
     def covers(self) -> bool:
@@ -198,9 +185,9 @@ class StageSpace:
         ring = np.zeros((len(before), kinds.shape[1]))
         if self.model.training:
             size = totals.weights(cut, before)[:, None]
-            ring = np.asarray(figures.ring_allreduce_s(replicas, size, ring_rate, ring_latency))
+            ring = np.asarray(formulas.ring_allreduce_s(replicas, size, ring_rate, ring_latency))
         forward, backward = ((total[cut] - total[before])[:, None] for total in (totals.forward_s, totals.backward_s))
-        own = executor_work_between(self.document, totals, cut, before)[:, None]
+        own = formulas.executor_work_s(self.document, totals, cut, before)[:, None]
         backward = backward + own
         everywhere = np.full(len(runs.start), runs.workers)
         lost = self.hopeless(before[:, None], runs.start, everywhere) & (before > 0)[:, None]
@@ -228,7 +215,7 @@ class StageSpace:
             return np.zeros(ring_s.shape, dtype=bool)
         (forward, backward), (replicas, speed) = passes, kinds
         compute_s = (forward + backward) / (replicas * speed)
-        time = figures.overlapped_s(compute_s, ring_s / (self.share or replicas), self.document.options.overlap)
+        time = formulas.overlapped_s(compute_s, ring_s / (self.share or replicas), self.document.options.overlap)
         return np.asarray(time <= self.threshold)
 
     def _sized(
@@ -240,34 +227,59 @@ class StageSpace:
         is the time of one all-reduce.
         """
         forward, work = passes
-        replicas, everyone = self.runs.replicas[run], self.runs.replicas[run] * self.copies
-        # Vertical sync keeps at least as many versions as minibatches in flight; only these are counted here.
-        late_update = self.document.schedule == STASHING
-        kept = 1 if self.document.schedule in FLUSHING else 2 * (self.share is not None)
-        once, more = (
-            worker_memory(self.model, self.totals, cut, before, everyone > 1, late=late_update, kept=kept, again=kind)
-            for kind in (False, True)
-        )
+        document, replicas, everyone = self.document, self.runs.replicas[run], self.runs.replicas[run] * self.copies
+        once, more = (self._memory(cut, before, everyone, again=kind) for kind in (False, True))
         fixed, growing = (np.where(again, *both) for both in zip(more, once, strict=True))
-        wait = 0.0 if kept else figures.group_wait(ring, self.threshold, replicas, self.copies)
-        late = np.maximum(0.0, (ring + self.among_s) / self.threshold - 1.0 / self.copies)
+        wait = 0.0
+        if not document.flushes and self.share is None:
+            wait = formulas.group_wait(ring, self.threshold, replicas, self.copies)
+        size, common = self.totals.weights(cut, before), document.minibatches if document.accumulates else None
+        group = self.group_s(run, size)
         # With a flush, what no pass hides of an all-reduce is a part of the batch.
-        rings = self.model.training and self.document.schedule not in FLUSHING
-        size, step = self.totals.weights(cut, before) * rings, self.totals.update_s[cut] - self.totals.update_s[before]
-        exposed = self.group_s(run, size) * rings * (1.0 - self.document.options.overlap)
-        common = self.document.accumulate if self.document.accumulates else None
+        size = size * (self.model.training and not document.flushes)
         sent, returned = self.traffic_of(cut)
         received, back = self.traffic_of(before)
         traffic = StageTraffic(
             run=run,
-            hop=2.0 * (replicas - 1) / replicas * size / (common or everyone),
-            copied=2.0 * (self.copies - 1) / self.copies * (size / replicas) / (common or self.copies),
-            sent=np.array([sent / replicas, returned / replicas]),
-            ahead=np.array([back / replicas, received / replicas]),
-            core_s=work / self.runs.speed[run] / everyone + exposed / (common or everyone),
+            hop=formulas.hop_bytes(document, replicas, size) / (common or everyone),
+            copied=formulas.hop_bytes(document, self.copies, size / replicas) / (common or self.copies),
+            sent=np.stack([sent / replicas, returned / replicas], axis=1),
+            ahead=np.stack([back / replicas, received / replicas], axis=1),
+            core_s=formulas.core_busy_s(document, work / self.runs.speed[run], group, everyone),
         )
-        wait = np.broadcast_to(wait, ring.shape)
-        return StagesAtCut(cut, before, again, fixed, growing, wait, late, forward, work, step, ring, traffic)
+        return StagesAtCut(
+            cut=cut,
+            before=before,
+            again=again,
+            fixed=fixed,
+            growing=growing,
+            wait=np.broadcast_to(wait, ring.shape),
+            late=np.maximum(0.0, (ring + self.among_s) / self.threshold - 1.0 / self.copies),
+            forward_s=forward,
+            work_s=work,
+            step_s=self.totals.update_s[cut] - self.totals.update_s[before],
+            ring_s=ring,
+            traffic=traffic,
+        )
+
+    def _memory(self, cut: int, before: Ints, replicas: Ints, *, again: bool) -> tuple[Floats, Floats]:
+        """Fixed bytes of a worker of stages, and bytes for each minibatch in flight (`formulas.stage_memory`)."""
+        # Of the versions of the weights that do not belong to a minibatch in flight, vertical sync may keep more than
+        # one; only one is counted here. Updates are late where a stage of several has replicas.
+        kept = 1 if self.document.flushes else 2 if self.share is not None else 0
+        late = (replicas > 1) & ~((before == 0) & (cut == self.last)) & (self.document.schedule == STASHING)
+        fixed, growing = formulas.stage_memory(
+            self.document,
+            self.model,
+            self.totals,
+            cut,
+            before,
+            replicas=replicas,
+            kept=kept or late,
+            each=not kept,
+            again=again,
+        )
+        return fixed + self.totals.largest_workspace(cut, before), growing
 
     def group_s(self, run: Ints, size: Floats) -> Floats:
         """The time of one all-reduce among the replicas of all copies."""
@@ -276,7 +288,7 @@ class StageSpace:
             link: LinkRates = NetworkRates.of(self.document.cluster).among(self.workers)
             bandwidth, latency = np.full(len(run), link.allreduce), np.full(len(run), link.latency_s)
         everyone = self.runs.replicas[run] * self.copies
-        return np.asarray(figures.ring_allreduce_s(everyone, size, bandwidth, latency) * self.model.training)
+        return np.asarray(formulas.ring_allreduce_s(everyone, size, bandwidth, latency) * self.model.training)
 
     def _possible(self, stages: StagesAtCut) -> Flags:
         """Whether ports and components that only one stage uses keep within the limit, and the wait of one stage."""
@@ -300,72 +312,65 @@ class StageSpace:
             workers = tuple(self.workers[copy * size + worker] for worker in mine for copy in range(self.copies))
             stage = CheckedStage(self.model.names, workers, 1, 1, again)
             alone = replace(self.document, stages=(stage,), copies=self.copies)
-            known[*key, again] = ddp_pace(alone, self.model, stage_figures(alone, self.model))
+            (figure,) = stage_figures(alone, self.model)
+            known[*key, again] = ddp_pace(alone, self.model, figure.pass_s, figure.group_s)
         return known[*key, again]
 
     # -- stages in front of states --
 
-    def leads(self, stages: StagesAtCut, states: StatesAtCut) -> Iterator[LeadingStages]:
+    def leads(self, stages: StagesAtCut, states: CertificateStates) -> Iterator[LeadingStages]:
         """The stages that may stand in front of each of some states, a part at a time."""
         for begin in range(0, len(states.first), _STATES_AT_ONCE):
             some = np.arange(begin, min(begin + _STATES_AT_ONCE, len(states.first)))
             for leads in self._leads(stages, states.take(some)):
                 yield replace(leads, state=some[leads.state])
 
-    def _leads(self, stages: StagesAtCut, states: StatesAtCut) -> Iterator[LeadingStages]:
+    def _leads(self, stages: StagesAtCut, states: CertificateStates) -> Iterator[LeadingStages]:
         """The stages in front of not too many states."""
-        state, run, hops, loads = self._pairs(stages, states)
-        starts, stops = (np.searchsorted(stages.traffic.run, run, side=side) for side in ("left", "right"))
+        pairs = self._pairs(stages, states)
+        starts, stops = (np.searchsorted(stages.traffic.run, pairs.run, side=side) for side in ("left", "right"))
         counts = stops - starts
         edges = np.searchsorted(np.cumsum(counts), np.arange(0, counts.sum() + 1, _AT_ONCE), side="left")
         for begin, end in zip(edges, [*edges[1:], len(counts)], strict=True):
             mine = slice(int(begin), int(end))
             pair = np.repeat(np.arange(mine.start, mine.stop), counts[mine])
             within = np.arange(len(pair)) - np.repeat(np.cumsum(counts[mine]) - counts[mine], counts[mine])
-            chosen = starts[pair] + within
-            yield self._in_front(stages, states, state[pair], chosen, hops.take(pair), loads[pair])
+            yield self._in_front(stages, states, pairs.take(pair), starts[pair] + within)
 
-    def _pairs(self, stages: StagesAtCut, states: StatesAtCut) -> tuple[Ints, Ints, Hops, Floats]:
-        """All pairs of a state and a run in front of it whose boundary keeps within the threshold.
-
-        Returns the indices of both, the links between them, and the loads of the component where the run ends.
-        """
-        runs, starts = self.runs, stages.cut == self.last
-        used = np.unique(stages.traffic.run)
+    def _pairs(self, stages: StagesAtCut, states: CertificateStates) -> Pairs:
+        """All pairs of a state and a run in front of it whose boundary keeps within the threshold."""
+        runs, used = self.runs, np.unique(stages.traffic.run)
         end, first = runs.end[used], states.first[:, None]
         state, which = np.nonzero((end == first) | (runs.anywhere[used] & (end < first)))
-        run, count = used[which], len(state)
-        hops = Hops(np.full(count, np.inf), np.zeros(count), np.ones(count, dtype=np.intp))
-        if not starts:
-            behind = states.first[state], states.first[state] + states.replicas[state] - 1
+        count, run = len(state), used[which]
+        links = np.full(count, np.inf), np.zeros(count), np.ones(count, dtype=np.intp)
+        pairs = Pairs(state, states.first[state], states.replicas[state], run, *links, states.loads[state])
+        traffic = None
+        if stages.cut != self.last:
+            traffic = self.traffic_of(stages.cut)
+            bandwidth, latency_s = runs.hop(run, pairs.first, pairs.first + pairs.replicas - 1)
+            pairs = replace(pairs, bandwidth=bandwidth, latency_s=latency_s)
             if self.document.options.boundary == "parallel":
-                hops = replace(hops, lanes=np.minimum(runs.replicas[run], states.replicas[state]))
-            bandwidth, latency = runs.hop(run, *behind)
-            hops = replace(hops, bandwidth=bandwidth, latency_s=latency)
-            near = self._near(stages.cut, hops)
-            state, run, hops = state[near], run[near], hops.take(near)
-        sent, returned = self.traffic_of(stages.cut)
-        pairs = Behind(run, states.first[state], states.replicas[state], float(sent), float(returned), starts)
-        closed, loads, column = np.ones(len(run), dtype=bool), np.zeros((len(run), sum(self.widths))), 0
-        for level, width in zip(self.levels, self.widths, strict=True):
-            part = slice(column, column + width)
-            within, loads[:, part] = level.joined(pairs, states.loads[state, part])
+                pairs = replace(pairs, lanes=np.minimum(runs.replicas[run], pairs.replicas))
+            pairs = pairs.take(self._near(stages.cut, pairs))
+        closed, loads = np.ones(len(pairs.run), dtype=bool), np.empty(pairs.loads.shape)
+        for level, part in self.columns:
+            within, loads[:, part] = level.joined(pairs, pairs.loads[:, part], traffic)
             closed &= within
-            column += width
-        return state[closed], run[closed], hops.take(closed), loads[closed]
+        return replace(pairs, loads=loads).take(closed)
 
-    def _near(self, cut: int, hops: Hops) -> Flags:
+    def _near(self, cut: int, pairs: Pairs) -> Flags:
         """Whether boundaries keep within the threshold."""
-        return np.asarray(self.totals.busier[cut] / hops.bandwidth / hops.lanes <= self.threshold)
+        return np.asarray(self.totals.busier[cut] / pairs.bandwidth / pairs.lanes <= self.threshold)
 
     def _depth(self, stages: StagesAtCut, demand: Floats, transfer_s: Floats) -> Floats:
         """The fewest minibatches in flight of stages in front of others with a demand, by pairs."""
         replicas = self.runs.replicas[stages.traffic.run]
         if not self.covers or stages.cut == self.last:
             return np.ones(len(demand))
-        return np.asarray(figures.in_flight_depth(demand, stages.wait, transfer_s, self.threshold, replicas))
+        return np.asarray(formulas.in_flight_depth(demand, stages.wait, transfer_s, self.threshold, replicas))
 
-    def _times(self, stages: StagesAtCut, before: Floats, hops: Hops) -> Floats:
+    def _times(self, stages: StagesAtCut, before: Floats, pairs: Pairs) -> Floats:
         """The parts of a batch's time once stages are put in front of states with the parts `before`."""
         return before
 
@@ -373,59 +378,21 @@ class StageSpace:
         """Whether the parts of a batch's time leave enough for the layers in front of stages."""
         return np.ones(len(times), dtype=bool)
 
-    def _in_front(
-        self, stages: StagesAtCut, states: StatesAtCut, state: Ints, chosen: Ints, hops: Hops, loads: Floats
-    ) -> LeadingStages:
-        """The stages that fit in front of states, of pairs of the two by index."""
+    def _in_front(self, stages: StagesAtCut, states: CertificateStates, pairs: Pairs, chosen: Ints) -> LeadingStages:
+        """The chosen stages, one for each pair, that fit in front of its state."""
         mine = stages.take(chosen)
         replicas, capacity = self.runs.replicas[mine.traffic.run], self.runs.memory[mine.traffic.run]
-        transfer = self.totals.busier[stages.cut] / hops.bandwidth + hops.latency_s
-        depth = self._depth(mine, states.demand[state], transfer)
+        transfer = self.totals.busier[stages.cut] / pairs.bandwidth + pairs.latency_s
+        depth = self._depth(mine, states.demand[pairs.state], transfer)
         fits = np.ones(len(chosen), dtype=bool)
         if self.document.options.memory:
             fits = mine.fixed + depth * mine.growing <= capacity
         if self.share is not None and self.covers:
             fits &= depth * replicas + mine.late <= self.share
-        found, column = np.zeros(loads.shape), 0
-        for level, width in zip(self.levels, self.widths, strict=True):
-            part = slice(column, column + width)
-            within, found[:, part] = level.extended(mine.traffic, loads[:, part])
+        found = np.zeros(pairs.loads.shape)
+        for level, part in self.columns:
+            within, found[:, part] = level.extended(mine.traffic, pairs.loads[:, part])
             fits &= within
-            column += width
         demand = depth * replicas + mine.wait if self.covers else np.zeros(len(chosen))
-        times = self._times(mine, states.times[state], hops)
-        return LeadingStages(state, chosen, demand, found, times).take(fits & self._in_time(mine, times))
-
-
-def worker_memory(
-    model: CheckedModel,
-    totals: Totals,
-    cut: int,
-    before: Ints,
-    several: Flags,
-    *,
-    late: bool,
-    kept: int,
-    again: bool,
-) -> tuple[Floats, Floats]:
-    """Memory of one worker of stages from the cuts `before` to `cut`: fixed bytes, and bytes a minibatch in flight.
-
-    `several` says which stages have replicas, `late` whether their updates then take one more version of the weights;
-    `kept` is the number of versions where it does not depend on the minibatches in flight, otherwise 0, and `again`
-    stands for recomputation.
-    """
-    weights = totals.weights(cut, before)
-    buffers, saved = (total[cut] - total[before] for total in (totals.buffers, totals.saved))
-    crossing = totals.sent + totals.returned
-    fixed = buffers + crossing[cut] + crossing[before] + weights
-    if not model.training:
-        return fixed, np.zeros(len(before))
-    delayed = several & ~((before == 0) & (cut == len(totals.cuts) - 1)) & late
-    # Optimiser state, flat all-reduce buckets, and the weight versions that do not belong to a minibatch in flight.
-    # A correction keeps a step of the optimiser for each version, but for one.
-    each = 1 + model.corrects
-    fixed = fixed + weights * (model.state_ratio + several + each * (kept or delayed) - model.corrects)
-    fixed = fixed + totals.largest_workspace(cut, before)
-    growing = totals.sent[before] + weights * each * (not kept)
-    once = saved + totals.sent[cut]
-    return (fixed + once, growing) if again else (fixed, growing + once)
+        times = self._times(mine, states.times[pairs.state], pairs)
+        return LeadingStages(pairs.state, chosen, demand, found, times).take(fits & self._in_time(mine, times))

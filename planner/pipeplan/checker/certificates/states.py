@@ -6,15 +6,12 @@ docs/check.md states the rule and proves it.
 from __future__ import annotations
 
 from collections.abc import Container
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.certificates.shared_loads import CardLevel
-from pipeplan.checker.certificates.stages import StageSpace, StatesAtCut
-from pipeplan.checker.document import CheckedOptions
+from pipeplan.checker.certificates.stages import CertificateStates, StageSpace
 from pipeplan.checker.model import Flags, Floats
 from pipeplan.util.files import LARGEST, Node
 
@@ -26,74 +23,15 @@ LOAD_SLACK = 2e-13
 """Share of the limit by which loads and times are lowered, once for every cut between the state and the output."""
 
 
-@dataclass(frozen=True)
-class CountedLimits:
-    """The numbers that the states of a certificate count besides their place, because the options limit them."""
-
-    most_stages: int | None
-    """Largest number of stages; None where stages are not counted."""
-    same_stages: bool
-    """Whether there must be exactly so many stages."""
-    most_busy: int | None
-    """Largest number of busy workers of one copy; None where they are not counted."""
-    pins: tuple[tuple[int, int], ...]
-    """(layer, stage counted from 1) for layers that must be in a given stage."""
-
-    @staticmethod
-    def of(space: StageSpace, options: CheckedOptions) -> CountedLimits:
-        """The numbers that have to be counted in one space of plans."""
-        most = options.stages or options.max_stages
-        same = options.stages is not None
-        busy = None if options.max_workers is None else min(options.max_workers // space.copies, space.runs.workers)
-        names = space.model.names
-        return CountedLimits(
-            most, same, busy, tuple((names.index(name), stage) for name, stage in options.pins) if same else ()
-        )
-
-
-@dataclass(frozen=True)
-class CertificateStates:
-    """States of one space of plans, one array entry for each."""
-
-    cut: Ints
-    """The cut, as an index into the cuts of the model."""
-    first: Ints
-    """First worker of the stage behind the cut."""
-    replicas: Ints
-    """Replicas of that stage."""
-    demand: Floats
-    """Minibatches that a stage in front must cover; 0 where depths do not matter."""
-    loads: Floats
-    """A row for each state: what the cards and cores of the components of its first worker are busy, in seconds per
-    minibatch, without the traffic of the cut itself. 0 where the worker is the first of its component."""
-    times: Floats
-    """A row for each state: the parts of a batch's time behind the cut, with a flush; otherwise no columns."""
-    stages: Ints
-    """Number of stages behind the cut; 0 where stages are not counted."""
-    busy: Ints
-    """Number of workers of those stages; 0 where workers are not counted."""
-
-    def take(self, rows: Ints | Flags) -> CertificateStates:
-        """The entries that `rows` selects."""
-        return CertificateStates(*(array[rows] for array in vars(self).values()))
-
-    @property
-    def at_cut(self) -> StatesAtCut:
-        """The states as the stages in front see them."""
-        return StatesAtCut(self.first, self.replicas, self.demand, self.loads, self.times)
-
-
-def read_states(
-    entry: Node, space: StageSpace, counts: CountedLimits, start: int
-) -> tuple[CertificateStates, list[Any]]:
+def read_states(entry: Node, space: StageSpace, start: int) -> tuple[CertificateStates, list[Any]]:
     """The states of one space of plans, and as they are stated, for error messages.
 
     `start` is the number of workers in front of the state where nothing is placed yet. Raises an `InputError` where a
     state is malformed or impossible.
     """
     cuts = cut_indices(entry["cuts"], space.totals.cuts)
-    counted = [counts.most_stages is not None, counts.most_busy is not None]
-    ends = 4 + space.parts, 4 + space.parts + sum(space.widths)
+    counted = [space.most_stages is not None, space.most_busy is not None]
+    ends = 4 + space.parts, 4 + space.parts + sum(level.width for level in space.levels)
     width = ends[1] + sum(counted)
     rows = number_rows(entry["states"], (width,), f"states of {width} numbers each", slice(3, ends[1]))
     if len(rows) and not (rows[:, 0] < len(cuts)).all():
@@ -111,15 +49,13 @@ def read_states(
         stages=whole[:, 3] if counted[0] else nothing,
         busy=whole[:, -1] if counted[1] else nothing,
     )
-    _check(states, space, counts, start, entry["states"])
+    _check(states, space, start, entry["states"])
     # Where the first worker begins a component, no stage in front can use it, and a load there means nothing.
-    column = 0
-    for level, columns in zip(space.levels, space.widths, strict=True):
-        placed = states.cut < space.last
+    placed = states.cut < space.last
+    for level, part in space.columns:
         edge = np.ones(len(rows), dtype=bool)
         edge[placed] = states.first[placed] == level.begin[level.home[states.first[placed]]]
-        states.loads[edge, column : column + columns] = 0.0
-        column += columns
+        states.loads[edge, part] = 0.0
     return states, entry["states"].value
 
 
@@ -160,7 +96,7 @@ def _lowered(values: Floats, limit_s: float, cut: Ints, space: StageSpace) -> Fl
     return np.maximum(values - LOAD_SLACK * limit_s * (space.last - cut)[:, None], 0.0)
 
 
-def _check(states: CertificateStates, space: StageSpace, counts: CountedLimits, start: int, node: Node) -> None:
+def _check(states: CertificateStates, space: StageSpace, start: int, node: Node) -> None:
     """Raise an `InputError` where a state lies beyond the cluster or the limits, or completes a pipeline, or where the
     starting state is missing."""
     begins = states.cut == space.last
@@ -168,59 +104,52 @@ def _check(states: CertificateStates, space: StageSpace, counts: CountedLimits, 
     nothing = (states.first == start) & (states.replicas == 0) & (states.stages == 0) & (states.busy == 0)
     if not np.where(begins, nothing, placed).all():
         node.fail("a state lies beyond the cluster")
-    if (states.stages > (counts.most_stages or 0)).any() or (states.busy > (counts.most_busy or 0)).any():
+    if (states.stages > (space.most_stages or 0)).any() or (states.busy > (space.most_busy or 0)).any():
         node.fail("a state has more stages or workers behind it than were asked for")
-    if ((states.cut == 0) & ((states.stages == (counts.most_stages or 0)) | (not counts.same_stages))).any():
+    if ((states.cut == 0) & ((states.stages == (space.most_stages or 0)) | (not space.same_stages))).any():
         node.fail("a state has no layer left in front of it: it claims that a faster plan exists")
     if not begins.any():
         node.fail("the state where nothing is placed yet is missing")
 
 
-def covered(space: StageSpace, counts: CountedLimits, leads: CertificateStates, listed: CertificateStates) -> Flags:
+def covered(space: StageSpace, leads: CertificateStates, listed: CertificateStates) -> Flags:
     """Which of some states are covered by a listed state of the same cut. All states have this one cut."""
     runs, found = space.runs, np.zeros(len(leads.first), dtype=bool)
     last = leads.first + leads.replicas - 1
     # What lies before the stop of this component is joined with the stages in front at no higher level.
     joined = runs.level[np.maximum(leads.first - 1, 0), last]
     stop = runs.stop[np.maximum(leads.first - 1, 0), last]
-    homes = [(level, level.home[leads.first], level.home[listed.first]) for level in space.levels]
-    alone = _alone(space, listed)
+    # By level: the components of the states, and whether those of the listed ones bear it alone.
+    levels = [
+        (
+            level,
+            part,
+            level.home[leads.first],
+            level.home[listed.first],
+            level.alone(listed.first, listed.replicas, space.traffic_of(listed.cut), listed.loads[:, part]),
+        )
+        for level, part in space.columns
+    ]
     for index in range(len(listed.first)):
         first, replicas = int(listed.first[index]), int(listed.replicas[index])
         covers = (listed.demand[index] <= leads.demand) & (first >= leads.first) & (first + replicas <= stop)
         covers &= runs.no_slower((first, first + replicas - 1), leads.first, last, joined)
         covers &= listed.busy[index] <= leads.busy
         same = listed.stages[index] == leads.stages
-        covers &= same if counts.same_stages else listed.stages[index] <= leads.stages
+        covers &= same if space.same_stages else listed.stages[index] <= leads.stages
         if space.document.options.boundary == "parallel":
             covers &= replicas >= leads.replicas
         if space.parts:
             covers &= (listed.times[index] <= leads.times).all(axis=1)
-        column = 0
-        for number, ((level, mine, theirs), width) in enumerate(zip(homes, space.widths, strict=True)):
-            part = slice(column, column + width)
+        for level, part, mine, theirs, alone in levels:
             less = (listed.loads[index, part] <= leads.loads[:, part]).all(axis=1) & (mine == theirs[index])
             edge = leads.first == level.begin[mine]
-            if isinstance(level, CardLevel):
+            if not level.cores:
                 inside = first + replicas <= level.stop[theirs[index]]
                 alike = inside & (leads.first + leads.replicas <= level.stop[mine])
                 alike |= (leads.first == first) & (leads.replicas == replicas)
-                covers &= np.where(edge, alone[number][index], less & alike)
+                covers &= np.where(edge, alone[index], less & alike)
             else:
-                covers &= less | (alone[number][index] & (edge | (theirs[index] > mine)))
-            column += width
+                covers &= less | (alone[index] & (edge | (theirs[index] > mine)))
         found |= covers
-    return found
-
-
-def _alone(space: StageSpace, listed: CertificateStates) -> list[Flags]:
-    """For each level, whether the component of each state keeps within the limit with no stage in front in it."""
-    found, column = [], 0
-    for level, width in zip(space.levels, space.widths, strict=True):
-        loads = listed.loads[:, column : column + width]
-        if isinstance(level, CardLevel):
-            found.append(level.alone(listed.first, listed.replicas, space.traffic_of(listed.cut), loads))
-        else:
-            found.append(loads[:, 0] <= level.limit_s)
-        column += width
     return found

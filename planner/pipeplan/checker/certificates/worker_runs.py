@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeplan.checker.executor_work import room_of
+from pipeplan.checker.formulas import room_of
 from pipeplan.checker.model import Flags, Floats
 from pipeplan.checker.network import NetworkRates
 from pipeplan.cluster_data.cluster import Cluster
 
 Ints = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Arrays with one entry for each row, and further `Rows` with as many; fields of other kinds hold for all rows."""
+
+    def take(self, rows: Ints | Flags) -> Self:
+        """The entries that `rows` selects."""
+        taken = {
+            name: value.take(rows) if isinstance(value, Rows) else value[rows]
+            for name, value in vars(self).items()
+            if isinstance(value, Rows | np.ndarray)
+        }
+        return replace(self, **taken)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
+from pipeplan.checker.claims import TOLERANCE
 from pipeplan.checker.document import FORMAT, VERSION
-from pipeplan.checker.verdict_words import TOLERANCE
 from pipeplan.checker.verify import NO_CERTIFICATE, check_plan
 from pipeplan.cli.options import PATH, json_option, plan_profile_option, quiet_option
 from pipeplan.cli.output import print_json, print_line, print_warning

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
-from pipeplan.checker.verdict_words import search_text
 from pipeplan.cost.evaluate import Evaluation
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH
@@ -13,7 +12,7 @@ from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.figure import Figure
-from pipeplan.planning.outcome import Verdict
+from pipeplan.planning.outcome import Verdict, search_verdict
 from pipeplan.planning.virtual_stages.virtual_search import search_virtual
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
@@ -57,7 +56,7 @@ def solve_with_virtual_stages(problem: Problem, maximum_cuts: int, deadline: Dea
         best.plan,
         best.score,
         (result,),
-        Verdict(True, False, search_text(figure.step_s, min(found.bound_s, best.score.pace_s))),
+        search_verdict(figure.step_s, min(found.bound_s, best.score.pace_s)),
         compared,
         figure,
         min(found.bound_s, best.score.pace_s),

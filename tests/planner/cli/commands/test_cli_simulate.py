@@ -87,7 +87,7 @@ DAMAGES: tuple[tuple[tuple[str | int, ...], Any, str], ...] = (
     (("prediction", "stages", 0, "forward_s"), "soon", "forward_s: expected a number"),
     (("prediction", "stages", 0, "forward_s"), 1e308, "at most 9.2"),
     (("prediction", "stages"), [], "one for each stage, found 0"),
-    (("options", "overlap"), 1.5, "overlap: expected at most 1"),
+    (("options", "overlap"), 1.5, "the overlap must lie between 0 and 1"),
     (("cluster", "levels", 1, "bandwidth"), 0, "zero bandwidth"),
     (("cluster", "levels"), [], "has no levels"),
 )

@@ -1,6 +1,7 @@
-"""FSDP and HSDP: the passes, the exchanges and the memory of a plan whose replicas divide the weights.
+"""Plans of one stage: the buckets of DDP, and the gathered weights of FSDP and HSDP.
 
-An independent implementation of docs/cost-model.md, "Divided weights", as a walk along the clock of one worker.
+An independent implementation of docs/cost-model.md, "Waiting for the update" and "Divided weights". The latter is a
+walk along the clock of one worker.
 """
 
 from __future__ import annotations
@@ -9,12 +10,70 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeplan.checker.document import FLUSH, FULLY_SHARDED, PlanDocument
+from pipeplan.checker.formulas import gradient_exchange_s, overlapped_s
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.network import LinkRates
 from pipeplan.errors import InputError
 
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
+"""Sizes at which the first and every later bucket of gradients closes, as in torch's DDP."""
 EXCHANGING = "gathering weights and reducing gradients"
 """Name of the bound of a plan whose network is busier than its workers are with computing."""
+
+
+def waits_for_update(document: PlanDocument) -> bool:
+    """Whether plans of one stage are charged with the wait for their update, by the schedule and the options."""
+    return not document.inference and not document.accumulates and document.options.contention
+
+
+def ddp_pace(document: PlanDocument, model: CheckedModel, pass_s: float, group_s: float) -> float:
+    """Pace of a plan of one stage, seconds per minibatch; 0 for plans that this model does not apply to.
+
+    `pass_s` is the time of all passes of a minibatch, `group_s` that of one all-reduce.
+    """
+    if len(document.stages) > 1 or not waits_for_update(document):
+        return 0.0
+    exposed = exposed_allreduce_s(document, model)
+    hidden = max(0.0, group_s - exposed)
+    return (pass_s + exposed + (1.0 - document.options.overlap) * hidden) / len(document.stages[0].workers)
+
+
+def exposed_allreduce_s(document: PlanDocument, model: CheckedModel, index: int = 0) -> float:
+    """Exposed all-reduce time of a stage that sends buckets during a backward pass: what is left after it, seconds."""
+    if document.options.divides_weights:
+        return sharded_figures(document, model).exposed_s
+    stage = document.stages[index]
+    workers, own = stage.workers, model.set_of(stage.layers)
+    if len(workers) == 1:
+        return 0.0
+    layers = [layer for layer in range(len(model.backward_s)) if own >> layer & 1]
+    speed, link = slowest_speed(document, index), document.network.among(workers)
+    recompute_s = float(model.forward_s[layers].sum()) / speed if stage.recompute else 0.0
+    # When the buckets so far are reduced, relative to the end of the backward pass.
+    done_s = -float(model.backward_s[layers].sum()) / speed - recompute_s
+    for size, remaining in _buckets(model, layers):
+        took_s = float(gradient_exchange_s(document, len(workers), size, link.allreduce, link.latency_s))
+        done_s = max(done_s, -remaining / speed) + took_s
+    return max(0.0, done_s)
+
+
+def slowest_speed(document: PlanDocument, index: int) -> float:
+    """The speed of the slowest worker of a stage."""
+    return min(document.cluster.device_of(worker).speed for worker in document.stages[index].workers)
+
+
+def _buckets(model: CheckedModel, layers: Sequence[int]) -> Iterator[tuple[float, float]]:
+    """(bytes, remaining backward time when it closes) of each bucket of gradients, on a device of speed 1."""
+    remaining = float(model.backward_s[layers].sum())
+    filled, limit = 0.0, FIRST_BUCKET_BYTES
+    for layer in reversed(layers):
+        remaining -= float(model.backward_s[layer])
+        filled += float(model.parameters[layer])
+        if filled >= limit:
+            yield filled, remaining
+            filled, limit = 0.0, BUCKET_BYTES
+    if filled:
+        yield filled, 0.0
 
 
 @dataclass(frozen=True)
@@ -30,6 +89,8 @@ class ShardedFigures:
     """Time that all-reduces across servers add to the last backward pass of an update."""
     across_s: float
     """All of these all-reduces of an update."""
+    compute_s: float
+    """Both passes without their waits."""
     activations: float
     memory: float
     """Bytes of a worker without workspace."""
@@ -64,7 +125,9 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
     spread = [2 * exchange_s(len(groups), unit.weights, across) for unit in units]
     root_s, root_spread_s = exchange_s(len(groups[0]), rest, ring), 2 * exchange_s(len(groups), rest, across)
     overlap = document.options.overlap
-    forward_s = root_s + gathers[0] + _steps([unit.forward_s for unit in units], [*gathers[1:], 0.0], overlap)
+    forward_s = root_s + gathers[0]
+    for unit, exchanged_s in zip(units, [*gathers[1:], 0.0], strict=True):
+        forward_s += float(overlapped_s(unit.forward_s, exchanged_s, overlap))
     backward_s, done_s = root_s + gathers[-1], 0.0
     for place in range(len(units) - 1, -1, -1):
         scattered_s = 0.0
@@ -72,7 +135,7 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
             scattered_s = gathers[place + 1]
             done_s = max(done_s, backward_s + scattered_s) + spread[place + 1]
         exchanged_s = scattered_s + (gathers[place - 1] if place else 0.0)
-        backward_s += _steps([units[place].backward_s], [exchanged_s], overlap)
+        backward_s += float(overlapped_s(units[place].backward_s, exchanged_s, overlap))
     for scatter_s, spread_s in ((gathers[0], spread[0]), (root_s, root_spread_s)):
         backward_s += scatter_s
         done_s = max(done_s, backward_s) + spread_s
@@ -86,6 +149,7 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
         backward_s=backward_s,
         exposed_s=late_s + (spread_all_s - late_s) * (1 - overlap),
         across_s=spread_all_s,
+        compute_s=busy_s,
         activations=max(activations),
         memory=fixed + max(map(sum, zip(activations, _whole_bytes(model, units, rest), strict=True))),
         bound=EXCHANGING if 3 * (sum(gathers) + root_s) > busy_s else "compute of stage 1",
@@ -103,24 +167,18 @@ def _groups(document: PlanDocument) -> list[list[int]]:
         raise InputError("the weights are not divided among equally many workers of one stage")
     if document.schedule != FLUSH:
         raise InputError(f"the weights are divided under {FLUSH} only, not {document.schedule}")
-    if (document.accumulate or 0) % len(workers):
+    if document.minibatches % len(workers):
         raise InputError("workers that divide the weights need equally many of the microbatches")
     return groups
 
 
 def _unit(document: PlanDocument, model: CheckedModel, start: int, stop: int, wrapped: bool) -> _Unit:
-    speed = min(document.cluster.device_of(worker).speed for worker in document.stages[0].workers)
+    speed = slowest_speed(document, 0)
     forward_s, backward_s = (float(times[start:stop].sum()) / speed for times in (model.forward_s, model.backward_s))
     if wrapped and document.stages[0].recompute:
         backward_s += forward_s
     weights = float(model.parameters[start:stop].sum()) if wrapped else 0.0
     return _Unit(forward_s, backward_s, weights, float(model.saved[start:stop].sum()), wrapped)
-
-
-def _steps(computes: Sequence[float], waits: Sequence[float], overlap: float) -> float:
-    """Seconds of steps in each of which workers compute while the network is busy."""
-    both = zip(computes, waits, strict=True)
-    return sum(max(compute, wait) + (1 - overlap) * min(compute, wait) for compute, wait in both)
 
 
 def _whole_bytes(model: CheckedModel, units: Sequence[_Unit], root: float) -> Iterator[float]:
