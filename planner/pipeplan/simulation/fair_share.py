@@ -287,18 +287,16 @@ class SharedCards:
     times."""
     _cards: dict[tuple[int, int, int], Card] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The cards so far, by direction, level and index of the component."""
-    _messages: dict[tuple[int, int, float], Use] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def message(self, sender: int, receiver: int, bandwidth: float) -> Use:
         """Use of cards by a message from one worker to another at `bandwidth` bytes/s."""
-        key = sender, receiver, bandwidth
-        if key not in self._messages:
-            self._messages[key] = self._use([(sender, receiver)], bandwidth, MESSAGES)
-        return self._messages[key]
+        return self._use([(sender, receiver)], bandwidth, MESSAGES)
 
     def ring(self, stage: int) -> Use:
         """Use of cards by an all-reduce among the replicas of a stage, in a ring in the order of their numbers."""
-        return self._rings[stage]
+        workers = sorted(self.plan.stages[stage].workers)
+        hops = list(zip(workers, [*workers[1:], workers[0]], strict=True))
+        return self._use(hops, self.links.allreduce_among(workers)[0], RINGS)
 
     def computing(self, worker: int) -> Use:
         """Use of its server's cores by a worker that computes; empty where the server has a core for each worker."""
@@ -309,22 +307,9 @@ class SharedCards:
         cluster = self.links.cluster
         uses: dict[int, Use] = {}
         for first, stop, cores in cluster.shared_cores:
-            own = min(self.busy, math.ceil(cores))
-            use: Use = {Card(own): 1 / cores}
+            use: Use = {Card(min(self.busy, math.ceil(cores))): 1 / cores}
             uses |= dict.fromkeys(range(first, stop), use)
         return uses
-
-    @cached_property
-    def _rings(self) -> tuple[Use, ...]:
-        rings = []
-        for stage in self.plan.stages:
-            workers = sorted(stage.workers)
-            hops = list(zip(workers, [*workers[1:], workers[0]], strict=True))
-            rings.append(self._use(hops, self.links.allreduce_among(workers)[0], RINGS))
-        return tuple(rings)
-
-    def _card(self, direction: int, level: int, component: int) -> Card:
-        return self._cards.setdefault((direction, level, component), Card())
 
     def _use(self, hops: list[tuple[int, int]], bandwidth: float, kind: int) -> Use:
         """Use of cards by simultaneous transfers at `bandwidth` bytes/s over all hops (sender, receiver)."""
@@ -335,6 +320,7 @@ class SharedCards:
                 for direction, worker in ((OUT, sender), (IN, receiver)):
                     rate = self.links.card(level, worker)[kind]
                     if math.isfinite(rate) and rate > 0:
-                        card = self._card(direction, level, cluster.component(level, worker))
+                        place = direction, level, cluster.component(level, worker)
+                        card = self._cards.setdefault(place, Card())
                         use[card] = use.get(card, 0.0) + bandwidth / rate
         return use

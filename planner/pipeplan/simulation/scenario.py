@@ -20,13 +20,11 @@ from pipeplan.cost.virtual_stages import check_devices
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE, update_share
-from pipeplan.problem.plan_file import PLAN_FORMAT, PLAN_VERSION, read_plan_document
+from pipeplan.problem.plan_file import read_plan_document
 from pipeplan.simulation.fair_share import SharedCards
 from pipeplan.util.files import Node
 from pipeplan.util.typed import Amount, Bytes, decode
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
-
-FORMAT, VERSION = PLAN_FORMAT, PLAN_VERSION
 
 
 @dataclass(frozen=True)
