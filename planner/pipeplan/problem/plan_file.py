@@ -60,14 +60,14 @@ def plan_file(path: Path) -> Path:
 def plan_from_document(root: Node, profile: Profile) -> tuple[Problem, Plan]:
     """The problem and the plan of a plan.json, given the profile that it was made from."""
     plan = Plan.from_json(root["plan"])
-    return Problem(profile, cluster_json.cluster_from_json(root["cluster"]), _options(root["options"], plan)), plan
+    return Problem(profile, cluster_json.cluster_from_json(root["cluster"]), options_of_plan(root, plan)), plan
 
 
-def _options(node: Node, plan: Plan) -> Options:
-    """The options that plan.json names; all others have their defaults."""
+def options_of_plan(root: Node, plan: Plan) -> Options:
+    """The options that a plan.json names; all others have their defaults."""
     # The plan states these itself, under `plan`.
     of_plan = {"inference": plan.inference, "schedule": plan.schedule, "accumulate": plan.accumulate}
-    stated = dict(node.mapping())
+    stated = dict(root["options"].mapping())
     if stated.pop("shard_optimizer", False) is True:  # plans before FSDP
         stated["sharding"] = "zero1"
-    return decode(Node(stated | of_plan, node.where), Options)
+    return decode(Node(stated | of_plan, root["options"].where), Options)
