@@ -150,9 +150,6 @@ class SharedNetwork:
         self._left.append(duration_s)
         self._done.append((done, args))
         self.is_changed, self._place = True, self._queue.next_place()
-        # Another flow arrives now, or this one does: before events of the same time that come later.
-        if duration_s <= 0 or self._next_s <= self._queue.now:
-            self.plan()
 
     def _move(self) -> None:
         """Account for the progress of all flows since the last call."""
