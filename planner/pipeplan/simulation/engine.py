@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from heapq import heappop
 
 from pipeplan.errors import InputError
 from pipeplan.simulation.events import EventQueue, Pass, SimulatedEvents
@@ -68,15 +67,10 @@ class _Engine:
         Raises an `InputError` on a deadlock, with a worker and what it waits for, `OutOfTime` at the deadline, and
         `TooSlow` as soon as the first stage certainly ends after `limit_s`.
         """
-        queue, network, count = self._queue, self._network, 0
+        queue, count = self._queue, 0
         for seat in self._seats:
             self._advance(seat)
-        while queue.events or (network is not None and network.is_changed):
-            if network is not None and network.is_changed and queue.next_s > queue.now:
-                network.plan()
-                continue
-            queue.now, _, _, event, args = heappop(queue.events)
-            event(*args)
+        while queue.pop():
             count += 1
             if count % EVENTS_BETWEEN_LOOKS == 0:
                 deadline.check()

@@ -110,7 +110,7 @@ def _undominated(crossing: dict[Card, dict[int, float]], kinds: Sequence[FlowKin
 class SharedNetwork:
     """The flows that are under way, in simulated time: parallel lists, in the order in which the flows started.
 
-    Flows that start or arrive at the same time change the speeds once, before the time goes on (`plan`).
+    Flows that start or arrive at the same time change the speeds once, before the time goes on.
     """
 
     def __init__(self, queue: EventQueue, kinds: Sequence[FlowKind]) -> None:
@@ -126,17 +126,13 @@ class SharedNetwork:
         self._left: list[float] = []
         """Seconds that each flow still takes at full speed."""
         self._speeds: list[float] = []
-        """Speed of each flow, as a share of full speed; out of date while `is_changed`."""
+        """Speed of each flow, as a share of full speed, since the last plan."""
         self._done: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         """What to call when each flow has arrived."""
         self._since_s = 0.0
         """The time of `_left`."""
-        self._next_s = math.inf
-        """Time of the next arrival."""
-        self._place = 0
-        """Place of the next arrival among the events of its time."""
-        self.is_changed = False
-        """Whether flows have started or arrived since the last plan."""
+        self._plans = 0
+        """The number of plans so far; only the last one's arrival happens."""
         self._remembered: dict[tuple[int, ...], list[float]] = {}
         """The speeds of flows, by their kinds."""
 
@@ -149,7 +145,7 @@ class SharedNetwork:
         self._numbers.append(self._equal[kind])
         self._left.append(duration_s)
         self._done.append((done, args))
-        self.is_changed, self._place = True, self._queue.next_place()
+        self._queue.settle = self._plan
 
     def _move(self) -> None:
         """Account for the progress of all flows since the last call."""
@@ -157,9 +153,8 @@ class SharedNetwork:
         if passed > 0:
             self._left = [left - passed * speed for left, speed in zip(self._left, self._speeds, strict=True)]
 
-    def plan(self) -> None:
+    def _plan(self) -> None:
         """Set the speeds of all flows, and schedule the next arrival."""
-        self.is_changed = False
         numbers = tuple(self._numbers)
         speeds = self._remembered.get(numbers)
         if speeds is None:
@@ -167,13 +162,13 @@ class SharedNetwork:
                 self._remembered.clear()
             speeds = self._remembered[numbers] = share_cards([self._kinds[number] for number in numbers])
         self._speeds = speeds
-        self._next_s = math.inf
+        self._plans += 1
         if speeds:
-            self._next_s = self._queue.now + max(0.0, min(map(truediv, self._left, speeds)))
-            self._queue.put(self._next_s, -1, self._place, self._arrivals, self._place)
+            soonest_s = max(0.0, min(map(truediv, self._left, speeds)))
+            self._queue.at(self._queue.now + soonest_s, -1, self._arrivals, self._plans)
 
-    def _arrivals(self, place: int) -> None:
-        if place != self._place:  # flows have started since this was planned
+    def _arrivals(self, plan: int) -> None:
+        if plan != self._plans:  # flows have started since
             return
         self._move()
         # The rounding error grows with the simulated time.
@@ -182,7 +177,7 @@ class SharedNetwork:
         done = [self._done[flow] for flow in arrived]
         for flow in reversed(arrived):
             del self._numbers[flow], self._left[flow], self._done[flow]
-        self.is_changed, self._place, self._next_s = True, self._queue.next_place(), math.inf
+        self._queue.settle = self._plan
         for event, args in done:
             event(*args)
 

@@ -9,7 +9,6 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from heapq import heappop
 from itertools import pairwise
 
 import pytest
@@ -490,12 +489,8 @@ def _ends(kinds: Sequence[FlowKind], flows: Sequence[tuple[float, float]]) -> li
     for number, (start_s, duration_s) in enumerate(flows):
         done = partial(lambda one: ended.setdefault(one, queue.now), number)
         queue.at(start_s, 0, network.start, duration_s, number, done)
-    while queue.events or network.is_changed:
-        if network.is_changed and queue.next_s > queue.now:
-            network.plan()
-        else:
-            queue.now, _, _, event, args = heappop(queue.events)
-            event(*args)
+    while queue.pop():
+        pass
     return [ended[number] for number in range(len(flows))]
 
 
