@@ -54,7 +54,7 @@ class _Engine:
         self._seats = make_seats(scenario, self._workers, minibatches)
         routes = Routes(scenario, self._workers, minibatches, pairs=self._has_pairs)
         self._reduces = routes.reduces
-        self._network = None if scenario.cards is None else SharedNetwork(self._queue, routes.kinds)
+        self._network = SharedNetwork(self._queue, routes.kinds)
         self._carrier = Carrier(self._queue, self._network)
         self._joined: dict[tuple[int, int], int] = {}
         """(stage, group) -> the replicas that have joined its all-reduce."""
@@ -143,7 +143,7 @@ class _Engine:
         worker.seat.busy = True
         now = self._queue.now
         start_s = now if began_s is None else began_s
-        if worker.cores is not None and self._network is not None:
+        if worker.cores is not None:
             self._network.start(duration_s, worker.cores, self._computed, worker, action, start_s)
             return
         self._actions.append(Pass(worker.stage, worker.replica, action, start_s, now + duration_s))
@@ -224,7 +224,7 @@ class _Engine:
             self._joined[key] = joined
             return
         # Under a flush, replicas go on at the end of the all-reduce, which cards may delay, and not at its start.
-        waits = self._network is not None and self._scenario.drains
+        waits = self._scenario.cards is not None and self._scenario.drains
         early = [replica for replica in replicas if group in replica.awaits_at_once and not waits]
         late = [replica for replica in replicas if replica not in early]
         for replica in replicas:
