@@ -23,7 +23,7 @@ import math
 from functools import partial
 
 from pipeplan.errors import InputError
-from pipeplan.simulation.events import EventQueue, Pass, SimulatedEvents
+from pipeplan.simulation.events import FIRST, EventQueue, Pass, SimulatedEvents
 from pipeplan.simulation.fair_share import SharedNetwork
 from pipeplan.simulation.links import Carrier
 from pipeplan.simulation.message_order import message_order
@@ -202,7 +202,7 @@ class _Engine:
         arrived = receiver.activations if action.kind is FORWARD else receiver.gradients
         latency_s = sender.routes[receiver].latency_s
         if latency_s > 0:
-            self._queue.at(self._queue.now + latency_s, -1, self._arrive, receiver, arrived, action.index)
+            self._queue.at(self._queue.now + latency_s, FIRST, self._arrive, receiver, arrived, action.index)
         else:
             self._arrive(receiver, arrived, action.index)
         if self._order is not None:
@@ -234,11 +234,11 @@ class _Engine:
             if waits:
                 self._waited[key] = start_s
             for replica in early:
-                self._queue.at(start_s, -1, self._arrive, replica, replica.reduced, group)
+                self._queue.at(start_s, FIRST, self._arrive, replica, replica.reduced, group)
 
         def flown() -> None:
             for replica in late:
-                self._queue.at(self._queue.now, -1, self._arrive, replica, replica.reduced, group)
+                self._queue.at(self._queue.now, FIRST, self._arrive, replica, replica.reduced, group)
 
         self._carrier.carry(self._reduces[worker.stage], group, flown, begun)
 

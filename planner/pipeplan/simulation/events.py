@@ -64,6 +64,10 @@ class SimulatedEvents:
         return sorted(done.end_s for done in self.actions if done.stage == stage and done.action.kind is kind)
 
 
+FIRST = -1
+"""The rank of all events but ends of passes, whose rank is their minibatch."""
+
+
 class EventQueue:
     """The simulated time, and what happens later.
 

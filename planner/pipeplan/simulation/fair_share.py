@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.plan.plan import Plan
-from pipeplan.simulation.events import EventQueue
+from pipeplan.simulation.events import FIRST, EventQueue
 
 
 @dataclass(eq=False, slots=True)
@@ -139,7 +139,7 @@ class SharedNetwork:
     def start(self, duration_s: float, kind: int, done: Callable[..., None], *args: Any) -> None:
         """Start a flow that takes `duration_s` at full speed; `done(*args)` is called when it has arrived."""
         if self._uses_none[kind]:
-            self._queue.at(self._queue.now + duration_s, -1, done, *args)
+            self._queue.at(self._queue.now + duration_s, FIRST, done, *args)
             return
         self._move()
         self._numbers.append(self._equal[kind])
@@ -165,7 +165,7 @@ class SharedNetwork:
         self._plans += 1
         if speeds:
             soonest_s = max(0.0, min(map(truediv, self._left, speeds)))
-            self._queue.at(self._queue.now + soonest_s, -1, self._arrivals, self._plans)
+            self._queue.at(self._queue.now + soonest_s, FIRST, self._arrivals, self._plans)
 
     def _arrivals(self, plan: int) -> None:
         if plan != self._plans:  # flows have started since

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pipeplan.simulation.events import EventQueue, Transfer
+from pipeplan.simulation.events import FIRST, EventQueue, Transfer
 from pipeplan.simulation.fair_share import SharedNetwork
 
 Flown = Callable[[], None]
@@ -68,7 +68,7 @@ class Carrier:
     def _flown(self, route: Route, number: int, flown: Flown, start_s: float) -> None:
         flown()
         if route.rest_s > 0:
-            self._queue.at(self._queue.now + route.rest_s, -1, self._done, route.link, number, start_s)
+            self._queue.at(self._queue.now + route.rest_s, FIRST, self._done, route.link, number, start_s)
         else:
             self._done(route.link, number, start_s)
 
