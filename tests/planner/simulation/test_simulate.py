@@ -31,7 +31,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
-from pipeplan.simulation.engine import POSTED_RECEIVES, simulate_schedule
+from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.events import EventQueue, SimulatedEvents
 from pipeplan.simulation.fair_share import Card, FlowKind, SharedNetwork, Use, flow_kind, reduced_kinds, share_cards
 from pipeplan.simulation.from_plan import scenario_of_plan
@@ -571,13 +571,6 @@ def test_activations_wait_for_their_receive() -> None:
     assert all(done.start_s < 10 for done in sent[:6])
     assert [done.start_s for done in sent[6:]] == [starts[2], starts[3]]
     assert starts[2] > 50
-
-
-def test_receives_are_posted_as_far_ahead_as_in_the_executor() -> None:
-    pytest.importorskip("torch")
-    from pipeplan_launch.runtime import engine
-
-    assert POSTED_RECEIVES == engine.POSTED_RECEIVES
 
 
 def test_buckets_leave_during_the_last_backward_pass_before_a_flush() -> None:
