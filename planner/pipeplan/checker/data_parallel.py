@@ -89,8 +89,6 @@ class ShardedFigures:
     """Time that all-reduces across servers add to the last backward pass of an update."""
     across_s: float
     """All of these all-reduces of an update."""
-    compute_s: float
-    """Both passes without their waits."""
     activations: float
     memory: float
     """Bytes of a worker without workspace."""
@@ -149,7 +147,6 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
         backward_s=backward_s,
         exposed_s=late_s + (spread_all_s - late_s) * (1 - overlap),
         across_s=spread_all_s,
-        compute_s=busy_s,
         activations=max(activations),
         memory=fixed + max(map(sum, zip(activations, _whole_bytes(model, units, rest), strict=True))),
         bound=EXCHANGING if 3 * (sum(gathers) + root_s) > busy_s else "compute of stage 1",

@@ -70,8 +70,6 @@ class StageFigures:
     """Memory of one worker."""
     weights_s: float = 0.0
     """The part of `backward_s` that gradients of the weights take in a pass of their own."""
-    waits_s: float = 0.0
-    """The part of both passes in which a worker waits for weights that it gathers, and keeps no core busy."""
 
     @property
     def pass_s(self) -> float:
@@ -122,7 +120,6 @@ def _with_divided_weights(
         forward_s=own.forward_s,
         backward_s=own.backward_s,
         update_s=figure.update_s / own.shards,
-        waits_s=own.forward_s + own.backward_s - own.compute_s,
         allreduce_s=own.across_s,
         group_s=own.across_s,
         minibatch_bytes=own.activations,

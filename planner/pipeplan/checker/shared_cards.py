@@ -58,7 +58,7 @@ def core_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[
     """The time for which a minibatch keeps the cores of each server busy whose workers share them."""
     cluster, busy = document.cluster, dict[int, float]()
     for stage, figure in zip(document.stages, figures, strict=True):
-        mine = float(core_busy_s(document, figure.pass_s - figure.waits_s, figure.group_s, len(stage.workers)))
+        mine = float(core_busy_s(document, figure.pass_s, figure.group_s, len(stage.workers)))
         for worker in stage.workers:
             server = cluster.server_of(worker)
             busy[server] = busy.get(server, 0.0) + mine

@@ -138,15 +138,16 @@ def _core_time_of_replica(plan: Plan, problem: Problem, links: Links, index: int
     stage = plan.stages[index]
     speed = problem.cluster.speed_of(stage.workers)
     if problem.options.sharding.divides_weights:
-        update_s = sum(unit.update_s for unit in problem.units) / len(shard_groups(plan, problem)[0])
-        own_s = (update_s + executor_work_s(plan, problem, index)) / speed
-        return (sharded_passes(plan, problem, links).compute_s + own_s) / stage.replicas
+        # The cores also move the weights that passes wait for.
+        passes, shards = sharded_passes(plan, problem, links), len(shard_groups(plan, problem)[0])
+        own = sum(unit.update_s for unit in problem.units) / shards + executor_work_s(plan, problem, index)
+        return (passes.forward_s + passes.backward_s + own / speed) / stage.replicas
     units = [problem.units[unit] for unit in units_of(problem, stage)]
     forward, backward = (
         sum(times) for times in zip(*((unit.forward_s, unit.backward_s) for unit in units), strict=True)
     )
-    passes = forward + formulas.backward_time(forward, backward, stage.recompute)
-    work = (passes + executor_work_s(plan, problem, index)) / speed
+    work = forward + formulas.backward_time(forward, backward, stage.recompute)
+    work = (work + executor_work_s(plan, problem, index)) / speed
     interval = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
     allreduce = 0.0 if plan.schedule in FLUSHING else group_allreduce_time(plan, problem, links, index)
     return float(formulas.core_time(work, stage.replicas, allreduce, interval, problem.options.overlap))

@@ -91,8 +91,6 @@ class ShardedPasses:
     """What the all-reduces across servers add to the last backward pass of an update."""
     across_s: float
     """All of these all-reduces of one update."""
-    compute_s: float
-    """The passes without their waits."""
     bound: str
     """The resource that is busier during one microbatch, in words."""
 
@@ -129,7 +127,7 @@ def sharded_passes(plan: Plan, problem: Problem, links: Links) -> ShardedPasses:
     computes = sum(one.forward_s + one.backward_s for one in times)
     exchanges = 3 * sum(one.gather_s for one in [*times, root])
     bound = EXCHANGING if exchanges > computes else "compute of stage 1"
-    return ShardedPasses(forward_s, backward_s, exposed_s, across_s, computes, bound)
+    return ShardedPasses(forward_s, backward_s, exposed_s, across_s, bound)
 
 
 def root_bytes(problem: Problem, units: Sequence[FsdpUnit]) -> float:

@@ -134,16 +134,7 @@ def _robustness(
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
     """The document that `pipeplan explain --json` prints."""
     score, second = explanation.evaluation, explanation.alternatives.second
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "feasible": True,
-        "profile": {
-            "digest": explanation.problem.profile.digest(),
-            "model": explanation.problem.profile.model_name,
-            "minibatch": explanation.problem.profile.minibatch,
-        },
-        "cluster": explanation.problem.cluster.name,
+    return document_head(explanation.problem, feasible=True) | {
         "plan": explanation.plan.to_json() | {"config": explanation.plan.config},
         "minibatch_s": score.pace_s,
         "step_s": explanation.step_s,
@@ -171,14 +162,21 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _alternative_json(one: Alternative) -> dict[str, Any]:
+def document_head(problem: Problem, *, feasible: bool) -> dict[str, Any]:
+    """What the documents of all explanations begin with."""
+    profile = problem.profile
     return {
-        "config": one.plan.config,
-        "minibatch_s": one.pace_s,
-        "step_s": one.step_s,
-        "behind": one.behind,
-        "part": one.part,
+        "format": FORMAT,
+        "version": VERSION,
+        "feasible": feasible,
+        "profile": {"digest": profile.digest(), "model": profile.model_name, "minibatch": profile.minibatch},
+        "cluster": problem.cluster.name,
     }
+
+
+def _alternative_json(one: Alternative) -> dict[str, Any]:
+    figures = {"minibatch_s": one.pace_s, "step_s": one.step_s, "behind": one.behind, "part": one.part}
+    return {"config": one.plan.config} | figures
 
 
 def _robustness_json(robustness: Robustness | None) -> dict[str, Any] | None:

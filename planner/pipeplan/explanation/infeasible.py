@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeplan.drawing.tables import describe_cluster
-from pipeplan.explanation.explain import FORMAT, VERSION
+from pipeplan.explanation.explain import document_head
 from pipeplan.planning.infeasibility import Diagnosis
 from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
@@ -67,16 +67,7 @@ def _layers(diagnosis: Diagnosis) -> Table:
 def diagnosis_json(problem: Problem, diagnosis: Diagnosis) -> dict[str, Any]:
     """The document that `pipeplan explain --json` prints where there is no plan."""
     enough, growth = diagnosis.enough, diagnosis.growth
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "feasible": False,
-        "profile": {
-            "digest": problem.profile.digest(),
-            "model": problem.profile.model_name,
-            "minibatch": problem.profile.minibatch,
-        },
-        "cluster": problem.cluster.name,
+    return document_head(problem, feasible=False) | {
         "why": diagnosis.text,
         "capacity_bytes": diagnosis.capacity_bytes if problem.options.memory else None,
         "oversized": [

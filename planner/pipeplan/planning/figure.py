@@ -22,17 +22,15 @@ from typing import Protocol, TypeVar
 
 from pipeplan.cluster_data.cluster import Cluster, Device
 from pipeplan.cost.evaluate import Evaluation
-from pipeplan.cost.formulas import ROUNDING
 from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
-from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches, round_length
 from pipeplan.simulation.scenario import Scenario
-from pipeplan.simulation.simulate import UPDATES, simulate, simulated_update_s, with_update
+from pipeplan.simulation.simulate import UPDATES, simulated_update_s, steady_step_s, with_update
 from pipeplan.util.deadline import Deadline, OutOfTime
 
 TOLERANCE = 0.03
@@ -101,9 +99,7 @@ LEAST_FLUSHES = 3
 """The least number of updates before and after the steady part of a simulation with a flush."""
 LEAST_UPDATE = 2
 """The least length of a shortened update, as a multiple of the microbatches in flight."""
-PERIODIC_UPDATES = 5
-"""The updates that are simulated to see that the third and fourth take equally long. The last has none behind it, and
-is not measured."""
+TOO_FEW = "too few microbatches for a steady state"
 REMEMBERED = 512
 """The number of simulations that are remembered."""
 
@@ -173,12 +169,9 @@ def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadlin
     try:
         if count is None:
             known = Figure(score.pace_s, by_updates_s(scenario, lengths, deadline), UPDATES * sum(lengths))
-        elif (periodic := periodic_s(scenario, deadline)) is not None:
-            known = Figure(score.pace_s, periodic, PERIODIC_UPDATES * (scenario.accumulate or 1))
         else:
-            steady = simulate(scenario, count, deadline).report.steady
-            note = "" if steady is not None else "too few microbatches for a steady state"
-            known = Figure(score.pace_s, None if steady is None else steady.pace_s, count, note)
+            step_s = steady_step_s(scenario, count, deadline)
+            known = Figure(score.pace_s, step_s, count, "" if step_s is not None else TOO_FEW)
     except OutOfTime:
         return Figure(score.pace_s, note="no time was left to simulate it")
     except InputError as error:
@@ -249,25 +242,6 @@ def lengths_of_updates(scenario: Scenario, plan: Plan) -> tuple[int, ...]:
     if short + longer < group and not (plan.virtual and group <= most):
         return (short, longer) if short + longer <= most else ()
     return (group,) if group <= most else ()
-
-
-def periodic_s(scenario: Scenario, deadline: Deadline) -> float | None:
-    """Seconds per microbatch of a plan with a flush whose third and fourth update take equally long at every stage.
-
-    All further updates are like these. None for other plans, and where replicas do not take the same turns in every
-    update. Raises `OutOfTime`.
-    """
-    group = scenario.accumulate
-    if not (scenario.drains and group) or round_length(scenario) != group:
-        return None
-    ends = [[0.0] * PERIODIC_UPDATES for _ in scenario.stages]
-    for done in simulate_schedule(scenario, PERIODIC_UPDATES * group, deadline).passes:
-        update = done.action.index // group
-        ends[done.stage][update] = max(ends[done.stage][update], done.end_s)
-    updates = [(third - second, fourth - third) for _, second, third, fourth, _ in ends]
-    update_s = updates[-1][1]
-    alike = all(math.isclose(one, update_s, rel_tol=ROUNDING) for update in updates for one in update)
-    return update_s / group if alike else None
 
 
 def by_updates_s(scenario: Scenario, lengths: Sequence[int], deadline: Deadline) -> float:

@@ -21,10 +21,9 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from heapq import heappop
 
 from pipeplan.errors import InputError
-from pipeplan.simulation.events import EventQueue, Pass, SimulatedEvents
+from pipeplan.simulation.events import FIRST, EventQueue, Pass, SimulatedEvents
 from pipeplan.simulation.fair_share import SharedNetwork
 from pipeplan.simulation.links import Carrier
 from pipeplan.simulation.message_order import message_order
@@ -55,7 +54,7 @@ class _Engine:
         self._seats = make_seats(scenario, self._workers, minibatches)
         routes = Routes(scenario, self._workers, minibatches, pairs=self._has_pairs)
         self._reduces = routes.reduces
-        self._network = None if scenario.cards is None else SharedNetwork(self._queue, routes.kinds)
+        self._network = SharedNetwork(self._queue, routes.kinds)
         self._carrier = Carrier(self._queue, self._network)
         self._joined: dict[tuple[int, int], int] = {}
         """(stage, group) -> the replicas that have joined its all-reduce."""
@@ -68,15 +67,10 @@ class _Engine:
         Raises an `InputError` on a deadlock, with a worker and what it waits for, `OutOfTime` at the deadline, and
         `TooSlow` as soon as the first stage certainly ends after `limit_s`.
         """
-        queue, network, count = self._queue, self._network, 0
+        queue, count = self._queue, 0
         for seat in self._seats:
             self._advance(seat)
-        while queue.events or (network is not None and network.is_changed):
-            if network is not None and network.is_changed and queue.next_s > queue.now:
-                network.plan()
-                continue
-            queue.now, _, _, event, args = heappop(queue.events)
-            event(*args)
+        while queue.pop():
             count += 1
             if count % EVENTS_BETWEEN_LOOKS == 0:
                 deadline.check()
@@ -149,7 +143,7 @@ class _Engine:
         worker.seat.busy = True
         now = self._queue.now
         start_s = now if began_s is None else began_s
-        if worker.cores is not None and self._network is not None:
+        if worker.cores is not None:
             self._network.start(duration_s, worker.cores, self._computed, worker, action, start_s)
             return
         self._actions.append(Pass(worker.stage, worker.replica, action, start_s, now + duration_s))
@@ -208,7 +202,7 @@ class _Engine:
         arrived = receiver.activations if action.kind is FORWARD else receiver.gradients
         latency_s = sender.routes[receiver].latency_s
         if latency_s > 0:
-            self._queue.at(self._queue.now + latency_s, -1, self._arrive, receiver, arrived, action.index)
+            self._queue.at(self._queue.now + latency_s, FIRST, self._arrive, receiver, arrived, action.index)
         else:
             self._arrive(receiver, arrived, action.index)
         if self._order is not None:
@@ -230,7 +224,7 @@ class _Engine:
             self._joined[key] = joined
             return
         # Under a flush, replicas go on at the end of the all-reduce, which cards may delay, and not at its start.
-        waits = self._network is not None and self._scenario.drains
+        waits = self._scenario.cards is not None and self._scenario.drains
         early = [replica for replica in replicas if group in replica.awaits_at_once and not waits]
         late = [replica for replica in replicas if replica not in early]
         for replica in replicas:
@@ -240,11 +234,11 @@ class _Engine:
             if waits:
                 self._waited[key] = start_s
             for replica in early:
-                self._queue.at(start_s, -1, self._arrive, replica, replica.reduced, group)
+                self._queue.at(start_s, FIRST, self._arrive, replica, replica.reduced, group)
 
         def flown() -> None:
             for replica in late:
-                self._queue.at(self._queue.now, -1, self._arrive, replica, replica.reduced, group)
+                self._queue.at(self._queue.now, FIRST, self._arrive, replica, replica.reduced, group)
 
         self._carrier.carry(self._reduces[worker.stage], group, flown, begun)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,32 +64,35 @@ class SimulatedEvents:
         return sorted(done.end_s for done in self.actions if done.stage == stage and done.action.kind is kind)
 
 
+FIRST = -1
+"""The rank of all events but ends of passes, whose rank is their minibatch."""
+
+
 class EventQueue:
     """The simulated time, and what happens later.
 
-    Events at the same time happen by rank, then in the order of their places.
+    Events at the same time happen by rank, then in the order in which they were scheduled.
     """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._places = 0
+        self.settle: Callable[[], None] | None = None
+        """Called once before the time goes on."""
+        self._events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
 
     def at(self, time_s: float, rank: int, event: Callable[..., None], *args: Any) -> None:
-        """Call `event(*args)` at a time, after the events of the same time and rank that are known already."""
-        self._places += 1
-        heapq.heappush(self.events, (time_s, rank, self._places, event, args))
+        """Call `event(*args)` at a time."""
+        self._count += 1
+        heapq.heappush(self._events, (time_s, rank, self._count, event, args))
 
-    def next_place(self) -> int:
-        """A place of its own, for an event whose time is not known yet."""
-        self._places += 1
-        return self._places
-
-    def put(self, time_s: float, rank: int, place: int, event: Callable[..., None], *args: Any) -> None:
-        """Call `event(*args)` at a time, at its place among the events of the same time and rank."""
-        heapq.heappush(self.events, (time_s, rank, place, event, args))
-
-    @property
-    def next_s(self) -> float:
-        """Time of the next event; infinite if there is none."""
-        return self.events[0][0] if self.events else math.inf
+    def pop(self) -> bool:
+        """Advance the time to the next event, and let it happen. False if there is none."""
+        if self.settle is not None and (not self._events or self._events[0][0] > self.now):
+            settle, self.settle = self.settle, None
+            settle()
+        if not self._events:
+            return False
+        self.now, _, _, event, args = heapq.heappop(self._events)
+        event(*args)
+        return True

@@ -21,7 +21,7 @@ from typing import Any
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.plan.plan import Plan
-from pipeplan.simulation.events import EventQueue
+from pipeplan.simulation.events import FIRST, EventQueue
 
 
 @dataclass(eq=False, slots=True)
@@ -110,7 +110,7 @@ def _undominated(crossing: dict[Card, dict[int, float]], kinds: Sequence[FlowKin
 class SharedNetwork:
     """The flows that are under way, in simulated time: parallel lists, in the order in which the flows started.
 
-    Flows that start or arrive at the same time change the speeds once, before the time goes on (`plan`).
+    Flows that start or arrive at the same time change the speeds once, before the time goes on.
     """
 
     def __init__(self, queue: EventQueue, kinds: Sequence[FlowKind]) -> None:
@@ -126,33 +126,26 @@ class SharedNetwork:
         self._left: list[float] = []
         """Seconds that each flow still takes at full speed."""
         self._speeds: list[float] = []
-        """Speed of each flow, as a share of full speed; out of date while `is_changed`."""
+        """Speed of each flow, as a share of full speed, since the last plan."""
         self._done: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         """What to call when each flow has arrived."""
         self._since_s = 0.0
         """The time of `_left`."""
-        self._next_s = math.inf
-        """Time of the next arrival."""
-        self._place = 0
-        """Place of the next arrival among the events of its time."""
-        self.is_changed = False
-        """Whether flows have started or arrived since the last plan."""
+        self._plans = 0
+        """The number of plans so far; only the last one's arrival happens."""
         self._remembered: dict[tuple[int, ...], list[float]] = {}
         """The speeds of flows, by their kinds."""
 
     def start(self, duration_s: float, kind: int, done: Callable[..., None], *args: Any) -> None:
         """Start a flow that takes `duration_s` at full speed; `done(*args)` is called when it has arrived."""
         if self._uses_none[kind]:
-            self._queue.at(self._queue.now + duration_s, -1, done, *args)
+            self._queue.at(self._queue.now + duration_s, FIRST, done, *args)
             return
         self._move()
         self._numbers.append(self._equal[kind])
         self._left.append(duration_s)
         self._done.append((done, args))
-        self.is_changed, self._place = True, self._queue.next_place()
-        # Another flow arrives now, or this one does: before events of the same time that come later.
-        if duration_s <= 0 or self._next_s <= self._queue.now:
-            self.plan()
+        self._queue.settle = self._plan
 
     def _move(self) -> None:
         """Account for the progress of all flows since the last call."""
@@ -160,9 +153,8 @@ class SharedNetwork:
         if passed > 0:
             self._left = [left - passed * speed for left, speed in zip(self._left, self._speeds, strict=True)]
 
-    def plan(self) -> None:
+    def _plan(self) -> None:
         """Set the speeds of all flows, and schedule the next arrival."""
-        self.is_changed = False
         numbers = tuple(self._numbers)
         speeds = self._remembered.get(numbers)
         if speeds is None:
@@ -170,13 +162,13 @@ class SharedNetwork:
                 self._remembered.clear()
             speeds = self._remembered[numbers] = share_cards([self._kinds[number] for number in numbers])
         self._speeds = speeds
-        self._next_s = math.inf
+        self._plans += 1
         if speeds:
-            self._next_s = self._queue.now + max(0.0, min(map(truediv, self._left, speeds)))
-            self._queue.put(self._next_s, -1, self._place, self._arrivals, self._place)
+            soonest_s = max(0.0, min(map(truediv, self._left, speeds)))
+            self._queue.at(self._queue.now + soonest_s, FIRST, self._arrivals, self._plans)
 
-    def _arrivals(self, place: int) -> None:
-        if place != self._place:  # flows have started since this was planned
+    def _arrivals(self, plan: int) -> None:
+        if plan != self._plans:  # flows have started since
             return
         self._move()
         # The rounding error grows with the simulated time.
@@ -185,7 +177,7 @@ class SharedNetwork:
         done = [self._done[flow] for flow in arrived]
         for flow in reversed(arrived):
             del self._numbers[flow], self._left[flow], self._done[flow]
-        self.is_changed, self._place, self._next_s = True, self._queue.next_place(), math.inf
+        self._queue.settle = self._plan
         for event, args in done:
             event(*args)
 
@@ -287,18 +279,16 @@ class SharedCards:
     times."""
     _cards: dict[tuple[int, int, int], Card] = field(default_factory=dict, init=False, repr=False, compare=False)
     """The cards so far, by direction, level and index of the component."""
-    _messages: dict[tuple[int, int, float], Use] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def message(self, sender: int, receiver: int, bandwidth: float) -> Use:
         """Use of cards by a message from one worker to another at `bandwidth` bytes/s."""
-        key = sender, receiver, bandwidth
-        if key not in self._messages:
-            self._messages[key] = self._use([(sender, receiver)], bandwidth, MESSAGES)
-        return self._messages[key]
+        return self._use([(sender, receiver)], bandwidth, MESSAGES)
 
     def ring(self, stage: int) -> Use:
         """Use of cards by an all-reduce among the replicas of a stage, in a ring in the order of their numbers."""
-        return self._rings[stage]
+        workers = sorted(self.plan.stages[stage].workers)
+        hops = list(zip(workers, [*workers[1:], workers[0]], strict=True))
+        return self._use(hops, self.links.allreduce_among(workers)[0], RINGS)
 
     def computing(self, worker: int) -> Use:
         """Use of its server's cores by a worker that computes; empty where the server has a core for each worker."""
@@ -309,22 +299,9 @@ class SharedCards:
         cluster = self.links.cluster
         uses: dict[int, Use] = {}
         for first, stop, cores in cluster.shared_cores:
-            own = min(self.busy, math.ceil(cores))
-            use: Use = {Card(own): 1 / cores}
+            use: Use = {Card(min(self.busy, math.ceil(cores))): 1 / cores}
             uses |= dict.fromkeys(range(first, stop), use)
         return uses
-
-    @cached_property
-    def _rings(self) -> tuple[Use, ...]:
-        rings = []
-        for stage in self.plan.stages:
-            workers = sorted(stage.workers)
-            hops = list(zip(workers, [*workers[1:], workers[0]], strict=True))
-            rings.append(self._use(hops, self.links.allreduce_among(workers)[0], RINGS))
-        return tuple(rings)
-
-    def _card(self, direction: int, level: int, component: int) -> Card:
-        return self._cards.setdefault((direction, level, component), Card())
 
     def _use(self, hops: list[tuple[int, int]], bandwidth: float, kind: int) -> Use:
         """Use of cards by simultaneous transfers at `bandwidth` bytes/s over all hops (sender, receiver)."""
@@ -335,6 +312,7 @@ class SharedCards:
                 for direction, worker in ((OUT, sender), (IN, receiver)):
                     rate = self.links.card(level, worker)[kind]
                     if math.isfinite(rate) and rate > 0:
-                        card = self._card(direction, level, cluster.component(level, worker))
+                        place = direction, level, cluster.component(level, worker)
+                        card = self._cards.setdefault(place, Card())
                         use[card] = use.get(card, 0.0) + bandwidth / rate
         return use

@@ -10,15 +10,14 @@ from pipeplan.cost.virtual_stages import PLACEMENTS
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import SPLITTING
 from pipeplan.problem.problem import Problem
-from pipeplan.simulation.scenario import CostModel, PredictedStage, Scenario, assemble_scenario
+from pipeplan.simulation.scenario import PredictedStage, Scenario, assemble_scenario
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
 
 
 def scenario_of_plan(plan: Plan, problem: Problem, score: Evaluation) -> Scenario:
     """The scenario of a plan with this score, as its plan.json would give it (`scenario_from_document`)."""
-    options, busy = problem.options, problem.profile.provenance.processes
-    model = CostModel(options.overlap, options.boundary == "parallel", options.contention, busy)
-    return assemble_scenario(plan, problem.cluster, stage_figures(plan, problem, score), model, score.pace_s)
+    figures, busy = stage_figures(plan, problem, score), problem.profile.provenance.processes
+    return assemble_scenario(plan, problem.cluster, figures, problem.options, score.pace_s, busy)
 
 
 def stage_figures(plan: Plan, problem: Problem, score: Evaluation) -> list[PredictedStage]:

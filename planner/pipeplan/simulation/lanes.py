@@ -156,38 +156,28 @@ def _recorded(intervals: Sequence[TimelineInterval]) -> Iterator[Bar]:
             yield Bar(interval.kind, action, interval.start_s, interval.end_s)
 
 
-def shift_lanes(lanes: Sequence[Lane], scenario: Scenario, first: int) -> list[Lane]:
-    """The lanes with minibatches counted from `first`, as a run that resumes in the middle of an epoch counts them."""
-    if not first:
-        return list(lanes)
-    moved = []
+def cut_lanes(lanes: Sequence[Lane], scenario: Scenario, minibatches: int, first: int = 0) -> list[Lane]:
+    """The lanes cut to the first `minibatches` minibatches, and to the groups that begin among them.
+
+    Minibatches are then counted from `first`, as a run that resumes in the middle of an epoch counts them.
+    """
+    kept = []
     for lane in lanes:
-        groups = group_count(scenario.schedule.group_size(scenario.shapes[lane.stage]), first)
-        actions = [
-            Action(bar.action.kind, bar.action.index + (groups if counts_groups(bar.action) else first))
-            for bar in lane.bars
-        ]
-        bars = tuple(bar._replace(action=action) for bar, action in zip(lane.bars, actions, strict=True))
-        moved.append(replace(lane, bars=bars))
-    return moved
+        size = scenario.schedule.group_size(scenario.shapes[lane.stage])
+        groups, first_group = group_count(size, minibatches), group_count(size, first)
+        bars = []
+        for bar in lane.bars:
+            kind, index = bar.action.kind, bar.action.index
+            end, begin = (groups, first_group) if counts_groups(bar.action) else (minibatches, first)
+            if index < end:
+                bars.append(bar._replace(action=Action(kind, index + begin)))
+        kept.append(replace(lane, bars=tuple(bars)))
+    return kept
 
 
 def counts_groups(action: Action) -> bool:
     """Whether an action's index is that of a group of minibatches."""
     return action.kind in (ActionKind.REDUCE, ActionKind.UPDATE)
-
-
-def lanes_within(lanes: Sequence[Lane], scenario: Scenario, minibatches: int) -> list[Lane]:
-    """The lanes cut to the first `minibatches` minibatches, and to the groups that begin among them."""
-    kept = []
-    for lane in lanes:
-        size = scenario.schedule.group_size(scenario.shapes[lane.stage])
-        groups = group_count(size, minibatches)
-        bars = tuple(
-            bar for bar in lane.bars if bar.action.index < (groups if counts_groups(bar.action) else minibatches)
-        )
-        kept.append(replace(lane, bars=bars))
-    return kept
 
 
 class Mark(NamedTuple):

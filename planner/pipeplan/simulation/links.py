@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pipeplan.simulation.events import EventQueue, Transfer
+from pipeplan.simulation.events import FIRST, EventQueue, Transfer
 from pipeplan.simulation.fair_share import SharedNetwork
 
 Flown = Callable[[], None]
@@ -21,7 +21,6 @@ class SerialLink:
 
     row: str
     pair: str = ""
-    free_s: float = 0.0
     waiting: deque[tuple[Route, int, Flown, Begun]] = field(default_factory=deque)
     busy: bool = False
 
@@ -47,50 +46,35 @@ class Route:
 class Carrier:
     """Carries the jobs of links in simulated time, and lists when each link was busy."""
 
-    def __init__(self, queue: EventQueue, network: SharedNetwork | None) -> None:
-        """Flows share the cards of a `network`."""
+    def __init__(self, queue: EventQueue, network: SharedNetwork) -> None:
+        """Flows share the cards of the network."""
         self._queue, self._network = queue, network
         self.transfers: list[Transfer] = []
 
     def carry(self, route: Route, number: int, flown: Flown, begun: Begun = None) -> None:
-        """Queue a job on the link of its route, with the number of its minibatch or group.
+        """Queue a job on the link of its route, with the number of its minibatch or group."""
+        if route.link.busy:
+            route.link.waiting.append((route, number, flown, begun))
+        else:
+            self._begin(route, number, flown, begun)
 
-        Calls come in order of time, so a link serves jobs in the order of these calls.
-        """
-        link = route.link
-        if self._network is not None:
-            if link.busy:
-                link.waiting.append((route, number, flown, begun))
-            else:
-                self._begin(self._network, route, number, flown, begun)
-            return
-        start_s = max(self._queue.now, link.free_s)
-        link.free_s = start_s + route.flow_s + route.rest_s
-        self._record(link, number, start_s, link.free_s)
-        if begun is not None:
-            begun(start_s)
-        self._queue.at(start_s + route.flow_s, -1, flown)
-
-    def _begin(self, network: SharedNetwork, route: Route, number: int, flown: Flown, begun: Begun) -> None:
+    def _begin(self, route: Route, number: int, flown: Flown, begun: Begun) -> None:
         """Begin with a job on a free link."""
         start_s, route.link.busy = self._queue.now, True
         if begun is not None:
             begun(start_s)
-        network.start(route.flow_s, route.kind, self._flown, route, number, flown, start_s)
+        self._network.start(route.flow_s, route.kind, self._flown, route, number, flown, start_s)
 
     def _flown(self, route: Route, number: int, flown: Flown, start_s: float) -> None:
         flown()
         if route.rest_s > 0:
-            self._queue.at(self._queue.now + route.rest_s, -1, self._done, route.link, number, start_s)
+            self._queue.at(self._queue.now + route.rest_s, FIRST, self._done, route.link, number, start_s)
         else:
             self._done(route.link, number, start_s)
 
     def _done(self, link: SerialLink, number: int, start_s: float) -> None:
-        self._record(link, number, start_s, self._queue.now)
+        if self._queue.now > start_s:
+            self.transfers.append(Transfer(link.row, number, start_s, self._queue.now, link.pair))
         link.busy = False
-        if link.waiting and self._network is not None:
-            self._begin(self._network, *link.waiting.popleft())
-
-    def _record(self, link: SerialLink, number: int, start_s: float, end_s: float) -> None:
-        if end_s > start_s:
-            self.transfers.append(Transfer(link.row, number, start_s, end_s, link.pair))
+        if link.waiting:
+            self._begin(*link.waiting.popleft())

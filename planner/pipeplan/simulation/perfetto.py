@@ -104,17 +104,17 @@ def overlaid_document(scenario: Scenario, run: MeasuredRun, most: int | None = N
     """
     measured = lanes.measured_lanes(scenario, run)
     first, end = _recorded(run, most)
-    measured = lanes.lanes_within(measured, scenario, end)
+    measured = lanes.cut_lanes(measured, scenario, end)
     # More minibatches follow than are shown, so that the pipeline stays full, as it did in the run.
     epoch_minibatches = next(iter(run.recorded.values())).epoch_minibatches
     count = min(epoch_minibatches - first, end - first + 2 * scenario.in_flight)
     replayed = simulate_schedule(scenario, count)
-    played = lanes.lanes_within(lanes.predicted_lanes(scenario, replayed, count), scenario, end - first)
+    played = lanes.cut_lanes(lanes.predicted_lanes(scenario, replayed, count), scenario, end - first, first)
     end_s = max((bar.end_s for lane in played for bar in lane.bars), default=0.0)
     group = _Group(PREDICTED, scenario, 0)
     offset = 10 ** len(str(_link_process(group)))
     events = [
-        *group.events(lanes.shift_lanes(played, scenario, first)),
+        *group.events(played),
         *_links(group, [done for done in replayed.transfers if done.start_s < end_s], first),
         *_memory(group, replayed, count, end_s),
         *_Group(MEASURED, scenario, offset).events(measured),

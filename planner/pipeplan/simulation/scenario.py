@@ -19,13 +19,12 @@ from pipeplan.cost.virtual_stages import check_devices
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, DOUBLE_BUFFERED, FLUSHING, INFERENCE, update_share
-from pipeplan.problem.plan_file import PLAN_FORMAT, PLAN_VERSION, PlanFile, read_plan_document
+from pipeplan.problem.options import Options
+from pipeplan.problem.plan_file import PlanFile, read_plan_document
 from pipeplan.problem.plan_file import PredictedStage as PredictedStage
 from pipeplan.simulation.fair_share import SharedCards
 from pipeplan.util.files import Node
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
-
-FORMAT, VERSION = PLAN_FORMAT, PLAN_VERSION
 
 
 @dataclass(frozen=True)
@@ -187,40 +186,30 @@ def scenario_from_document(root: Node) -> Scenario:
     stated = PlanFile.of(root)
     plan, options, cluster = stated.plan, stated.options, stated.to_cluster()
     _check(root["plan"], plan, cluster)
-    model = CostModel(options.overlap, options.boundary == "parallel", options.contention, stated.profile.processes)
-    return assemble_scenario(plan, cluster, stated.prediction.stages, model, stated.prediction.minibatch_s)
-
-
-@dataclass(frozen=True)
-class CostModel:
-    """The choices of the cost model that a simulation follows."""
-
-    overlap: float
-    parallel: bool
-    """Whether a boundary carries as many messages at once as its smaller side has replicas."""
-    contention: bool
-    """Whether what workers share is charged."""
-    busy: int = 1
-    """Busy workers beside which the profile was measured (`SharedCards.busy`)."""
+    predicted_s, busy = stated.prediction.minibatch_s, stated.profile.processes
+    return assemble_scenario(plan, cluster, stated.prediction.stages, options, predicted_s, busy)
 
 
 def assemble_scenario(
-    plan: Plan, cluster: Cluster, figures: Sequence[PredictedStage], model: CostModel, predicted_s: float
+    plan: Plan, cluster: Cluster, figures: Sequence[PredictedStage], options: Options, predicted_s: float, busy: int
 ) -> Scenario:
-    """The scenario of a plan with the figures of its stages. `predicted_s` is its pace, in seconds per minibatch."""
+    """The scenario of a plan with the figures of its stages.
+
+    `predicted_s`: its pace, in seconds per minibatch. `busy`: workers beside which the profile was measured.
+    """
     links = Links.of(cluster)
     return Scenario(
         config=plan.config,
-        stages=tuple(_load(plan, index, one, model) for index, one in enumerate(figures)),
-        hops=tuple(_hops(plan, links, index, one, model.parallel) for index, one in enumerate(figures[:-1])),
+        stages=tuple(_load(plan, index, one, options) for index, one in enumerate(figures)),
+        hops=tuple(_hops(plan, links, index, one, options) for index, one in enumerate(figures[:-1])),
         schedule=SCHEDULES[INFERENCE if plan.inference else plan.schedule],
         # A drained pipeline computes nothing while it waits for its all-reduces.
-        overlap=0.0 if plan.schedule in FLUSHING else model.overlap,
+        overlap=0.0 if plan.schedule in FLUSHING else options.overlap,
         predicted_s=predicted_s,
         copies=plan.copies,
         workers_per_server=cluster.workers_per_server,
         accumulate=plan.accumulate,
-        cards=SharedCards(plan, links, model.busy) if model.contention else None,
+        cards=SharedCards(plan, links, busy) if options.contention else None,
         server_starts=() if cluster.uniform else tuple(cluster.starts(cluster.server_level)[:-1]),
     )
 
@@ -246,7 +235,7 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
         node["stages"].fail(f"{most} minibatches are in flight at a stage, more than one update of 2bw has")
 
 
-def _load(plan: Plan, index: int, figures: PredictedStage, model: CostModel) -> StageLoad:
+def _load(plan: Plan, index: int, figures: PredictedStage, options: Options) -> StageLoad:
     stage, own_s = plan.stages[index], figures.executor_s / (1 if plan.inference else 2)
     backward_s, step_s = figures.backward_s + (0.0 if plan.inference else own_s), figures.update_s
     accumulates = plan.schedule in ACCUMULATING and not plan.inference
@@ -264,7 +253,7 @@ def _load(plan: Plan, index: int, figures: PredictedStage, model: CostModel) -> 
         memory_bytes=figures.memory_bytes,
         parameter_bytes=figures.parameter_bytes,
         versions=stage.versions,
-        left_s=_left_s(plan, figures, model),
+        left_s=_left_s(plan, figures, options),
         per_update=plan.accumulate / stage.replicas if plan.schedule in ACCUMULATING and plan.accumulate else 1.0,
         deferred=stage.deferred,
         weights_s=figures.weights_s,
@@ -273,15 +262,15 @@ def _load(plan: Plan, index: int, figures: PredictedStage, model: CostModel) -> 
     )
 
 
-def _left_s(plan: Plan, figures: PredictedStage, model: CostModel) -> float | None:
+def _left_s(plan: Plan, figures: PredictedStage, options: Options) -> float | None:
     """The rest of an all-reduce at the end of the backward pass during which it starts, in seconds."""
     left_s = figures.exposed_sync_s
     if plan.schedule in FLUSHING and left_s is not None:
-        return left_s + (1.0 - model.overlap) * max(0.0, figures.sync_s - left_s)
-    return left_s if model.contention else None
+        return left_s + (1.0 - options.overlap) * max(0.0, figures.sync_s - left_s)
+    return left_s if options.contention else None
 
 
-def _hops(plan: Plan, links: Links, index: int, figures: PredictedStage, parallel: bool) -> tuple[StageBoundary, ...]:
+def _hops(plan: Plan, links: Links, index: int, figures: PredictedStage, options: Options) -> tuple[StageBoundary, ...]:
     hops = []
     for copy in range(plan.copies):
         senders, receivers = plan.copy(copy)[index : index + 2]
@@ -289,7 +278,7 @@ def _hops(plan: Plan, links: Links, index: int, figures: PredictedStage, paralle
             hops.append(StageBoundary(0.0, 0.0, 0.0, len(senders)))
             continue
         bandwidth, latency_s = links.sendrecv_among(senders + receivers)
-        at_once = min(len(senders), len(receivers)) if parallel else 1
+        at_once = min(len(senders), len(receivers)) if options.boundary == "parallel" else 1
         sizes = (figures.send_bytes, figures.receive_gradient_bytes)
         send_s, return_s = (float(formulas.boundary_time(size, bandwidth)) for size in sizes)
         hops.append(StageBoundary(send_s, latency_s, return_s, at_once, bandwidth))

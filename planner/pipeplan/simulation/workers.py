@@ -141,9 +141,9 @@ class Routes:
                 link = self._pairs.setdefault((*ends, forward), link)
             else:
                 link = links.setdefault(row, SerialLink(row))
-            cards, kind = self._scenario.cards, 0
-            if cards is not None:
-                kind = self._kind(cards.message(*ends, hop.bandwidth), is_message=self._has_pairs)
+            cards = self._scenario.cards
+            use = {} if cards is None else cards.message(*ends, hop.bandwidth)
+            kind = self._kind(use, is_message=self._has_pairs)
             sent_s = hop.transmit_s if forward else hop.back_s
             sender.routes[receiver] = Route(link, sent_s, 0.0, kind, hop.latency_s)
 
@@ -154,7 +154,7 @@ class Routes:
         routes = []
         for stage, load in enumerate(scenario.stages):
             link = shared if scenario.copies > 1 else SerialLink(f"all-reduce of stage {stage + 1}")
-            kind = 0 if cards is None else self._kind(cards.ring(stage), RING_WEIGHT)
+            kind = self._kind({} if cards is None else cards.ring(stage), RING_WEIGHT)
             routes.append(Route(link, *self._parts(load), kind))
         return routes
 

@@ -11,15 +11,13 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.schedules import FLUSH, ZERO_BUBBLE
-from pipeplan.planning.figure import figure_of, periodic_s
+from pipeplan.planning.figure import figure_of
 from pipeplan.planning.listed_plans import _Listing, listed_plans, uniform_plans
 from pipeplan.planning.local_search import PlanSearch
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.simulation.from_plan import scenario_of_plan
-from pipeplan.simulation.simulate import simulate
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.util.deadline import NO_DEADLINE
 
@@ -84,15 +82,3 @@ def test_the_search_of_listed_plans_finds_the_best_of_them() -> None:
         score = evaluate(deep, problem)
         if score.pace_s < best.step_s:
             assert figure_of(deep, score, problem, NO_DEADLINE).step_s >= best.step_s * (1 - 1e-9), deep.config
-
-
-def test_updates_that_repeat_have_the_steady_step_time() -> None:
-    problem, seen = _problem(accumulate=12), 0
-    for plan in list(listed_plans(problem, math.inf))[:20]:
-        deep = depths.assign_depths(plan, problem, 0.0)
-        scenario = scenario_of_plan(deep, problem, evaluate(deep, problem))
-        found, steady = periodic_s(scenario, NO_DEADLINE), simulate(scenario).report.steady
-        assert steady is not None
-        assert found is None or math.isclose(found, steady.pace_s, rel_tol=1e-8), deep.config
-        seen += found is not None
-    assert seen > 5

@@ -178,7 +178,7 @@ def test_forged_figures_are_refused(name: str) -> None:
 def test_the_checker_has_the_same_figures(sharding: Sharding, recompute: bool, overlap: float, cores: int) -> None:
     """For blocks with a root, also with tied weights, and for runs of layers; one and several microbatches a worker.
 
-    Workers that share cores are busy with computing, and not while they wait for weights.
+    Cores that workers share also move the weights that passes wait for.
     """
     cluster = replace(SERVERS, device=replace(SERVERS.device, cores=cores))
     ties = (TiedWeights(("weight",), ("embed", "head"), 80 * MB),)

@@ -8,8 +8,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
-from heapq import heappop
+from functools import cache, partial
 from itertools import pairwise
 
 import pytest
@@ -31,9 +30,9 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_json import plan_document
-from pipeplan.simulation.engine import POSTED_RECEIVES, simulate_schedule
+from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.events import EventQueue, SimulatedEvents
-from pipeplan.simulation.fair_share import Card, SharedNetwork, Use, flow_kind, reduced_kinds, share_cards
+from pipeplan.simulation.fair_share import Card, FlowKind, SharedNetwork, Use, flow_kind, reduced_kinds, share_cards
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.memory import memory_over_time, peak_memory
 from pipeplan.simulation.metrics import SimulationReport, enough_minibatches, summarise_simulation
@@ -482,22 +481,26 @@ def test_what_a_flush_waits_for_is_in_sync_also_where_it_is_a_flow() -> None:
     assert (report.stages[0].computing, report.stages[0].synchronising) == (pytest.approx(0.6), pytest.approx(0.4))
 
 
+def _ends(kinds: Sequence[FlowKind], flows: Sequence[tuple[float, float]]) -> list[float]:
+    """The times at which flows end that start at a time and take some seconds at full speed: (start, seconds)."""
+    queue, ended = EventQueue(), dict[int, float]()
+    network = SharedNetwork(queue, kinds)
+    for number, (start_s, duration_s) in enumerate(flows):
+        done = partial(lambda one: ended.setdefault(one, queue.now), number)
+        queue.at(start_s, 0, network.start, duration_s, number, done)
+    while queue.pop():
+        pass
+    return [ended[number] for number in range(len(flows))]
+
+
 def test_flows_share_cards_fairly() -> None:
     """Two flows of 4 s over one card: the second, which began at 1 s, slows the first down, and then has it alone."""
-    queue, ended = EventQueue(), dict[str, float]()
     card, other = Card(), Card()
-    uses: dict[str, Use] = {"first": {card: 1.0}, "second": {card: 1.0, other: 0.1}, "apart": {other: 0.5}}
-    network = SharedNetwork(queue, [flow_kind(use) for use in uses.values()])
-    for kind, (name, start_s, duration_s) in enumerate((("first", 0, 4), ("second", 1, 4), ("apart", 1, 3))):
-        queue.at(start_s, 0, network.start, duration_s, kind, lambda one=name: ended.setdefault(one, queue.now))
-    while queue.events or network.is_changed:
-        if network.is_changed and queue.next_s > queue.now:
-            network.plan()
-        else:
-            queue.now, _, _, event, args = heappop(queue.events)
-            event(*args)
+    uses: list[Use] = [{card: 1.0}, {card: 1.0, other: 0.1}, {other: 0.5}]
     # The first has 3 s left at 1 s, and half the card until 7 s; the second then 1 s.
-    assert ended == pytest.approx({"apart": 4.0, "first": 7.0, "second": 8.0})
+    assert _ends([flow_kind(use) for use in uses], [(0, 4), (1, 4), (1, 3)]) == pytest.approx([7.0, 8.0, 4.0])
+    # Four fifths of the card for an all-reduce of weight 4.
+    assert _ends([flow_kind({card: 1.0}, 4.0), flow_kind({card: 1.0})], [(0, 1), (0, 1)]) == pytest.approx([1.25, 2.0])
 
 
 def test_a_flow_has_what_the_others_cannot_use() -> None:
@@ -506,7 +509,7 @@ def test_a_flow_has_what_the_others_cannot_use() -> None:
     uses: list[tuple[list[Use], list[float]]] = [
         ([{a: 1.0}, {a: 1.0}], [0.5, 0.5]),
         ([{a: 0.2}, {a: 1.0}], [1.0, 0.8]),
-        ([{a: 2.0}], [0.5]),
+        ([{a: 20.0}], [0.05]),
         # The first is held to half of b by the second, which leaves the third the rest of a.
         ([{a: 1.0, b: 1.0}, {b: 1.0}, {a: 0.5}], [0.5, 0.5, 1.0]),
         ([{a: 1.0, b: 1.0}, {b: 1.0}, {b: 1.0}, {a: 1.0}], [1 / 3, 1 / 3, 1 / 3, 2 / 3]),
@@ -530,6 +533,9 @@ def test_messages_that_began_earlier_have_more_of_a_card() -> None:
     uses = [{card: 1.0}, {card: 1.0, other: 0.1}, {other: 0.5}, {card: 1.0}]
     alone = [flow_kind(use, is_message=True) for use in uses]
     assert share_cards(alone) == pytest.approx([1 / 2.71, 0.9 / 2.71, 1.0, 0.81 / 2.71])
+    # The second of two messages on one card is the first of two on another.
+    crossing = [flow_kind(use, is_message=True) for use in ({other: 1.0}, {card: 1.0, other: 1.0}, {card: 1.0})]
+    assert share_cards(crossing) == pytest.approx([1 / 1.9, 0.9 / 1.9, 1 / 1.9])
     beside = [*alone[:2], alone[3], flow_kind({card: 1.0}, 3.0)]
     assert share_cards(beside) == pytest.approx([0.5 / 2.71, 0.45 / 2.71, 0.405 / 2.71, 0.5])
 
@@ -564,13 +570,6 @@ def test_activations_wait_for_their_receive() -> None:
     assert all(done.start_s < 10 for done in sent[:6])
     assert [done.start_s for done in sent[6:]] == [starts[2], starts[3]]
     assert starts[2] > 50
-
-
-def test_receives_are_posted_as_far_ahead_as_in_the_executor() -> None:
-    pytest.importorskip("torch")
-    from pipeplan_launch.runtime import engine
-
-    assert POSTED_RECEIVES == engine.POSTED_RECEIVES
 
 
 def test_buckets_leave_during_the_last_backward_pass_before_a_flush() -> None:
