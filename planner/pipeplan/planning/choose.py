@@ -182,6 +182,8 @@ class _Chooser:
     """By microbatch size, a lower bound on the seconds per sample of all plans of 1f1b-flush."""
     relaxed: dict[bool, Relaxation] = field(default_factory=dict)
     """The bounds of relaxations: for plans of 1f1b-flush and zb-h1 (True), and of 1f1b-flush alone (False)."""
+    split: set[Plan] = field(default_factory=set)
+    """The plans whose stages were tried under zb-h1."""
     finished: bool = True
     refused: TooFewLayersError | None = None
 
@@ -193,7 +195,7 @@ class _Chooser:
         self._alone()
         self._old_gradients()
         finished, self.finished = self.finished, True
-        self._relax(known, 0.2)
+        self._relax(known, 0.12)
         self._pipelines(known)
         self._search_all(known)
         self._relax(known, 0.9)
@@ -288,15 +290,26 @@ class _Chooser:
         options = self.question.options
         if options.stages != 1 and not options.grid:
             self._best_of_sizes(UNIFORM, sizes, extrapolated, grid=True, allow_copies=False)
+            # Searches for other pipelines may take all the time that is left.
+            self._split_best()
         self._best_of_sizes(PIPELINE, sizes, extrapolated, bounds=True)
         self._few_stages(sizes)
         self._from_steady_state(sizes)
-        pipelines = [one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)]
-        if pipelines and self.question.simulates:
-            best, simplest = min(pipelines, key=lambda one: one.sample_s), simplest_of(pipelines)
-            for start in [best] if simplest is best else [best, simplest]:
-                self.found += zero_bubbles(start, self.deadline.share(0.2))
+        best = self._split_best()
+        if best is not None:
             self.found += virtual_flushes(best, self.deadline.share(0.8))
+
+    def _split_best(self) -> Candidate | None:
+        """Try zb-h1 with the stages of the fastest pipeline and of the simplest one near it. Returns the fastest."""
+        pipelines = [one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)]
+        if not (pipelines and self.question.simulates):
+            return None
+        best, simplest = min(pipelines, key=lambda one: one.sample_s), simplest_of(pipelines)
+        for start in [best] if simplest is best else [best, simplest]:
+            if start.plan not in self.split:
+                self.split.add(start.plan)
+                self.found += zero_bubbles(start, self.deadline.share(0.2))
+        return best
 
     def _few_stages(self, sizes: list[int]) -> None:
         """The best pipelines of few stages by the formulas: simulated, one may beat the best of all."""
