@@ -195,7 +195,7 @@ class _Chooser:
         self._alone()
         self._old_gradients()
         finished, self.finished = self.finished, True
-        self._relax(known, 0.2)
+        self._relax(known, 0.12)
         self._pipelines(known)
         self._search_all(known)
         self._relax(known, 0.9)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from pipeplan.problem.between_cuts import Workspaces
 from pipeplan.problem.problem import Problem
+from pipeplan.problem.units import Flow, Unit
 from pipeplan.util import graph
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
@@ -167,11 +168,29 @@ def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLIN
     """All cuts of the problem, or, if there are more than `limit`, a selection of those that the fewest bytes cross.
 
     At the deadline the selection is what was found, and beyond that the cuts along one topological order. Where one
-    stage is asked for, the only cuts are the empty and the full one.
+    stage is asked for, the only cuts are the empty and the full one. The last few results are remembered, because a
+    choice asks for the same cuts again and again.
     """
+    whole = 1 in (problem.options.stages, problem.options.max_stages)
+    key = problem.units, problem.flows, limit, whole
+    known = _REMEMBERED.get(key)
+    if known is None:
+        known = _enumerated(problem, limit, deadline, whole=whole)
+        if not deadline.passed:
+            _REMEMBERED[key] = known
+            while len(_REMEMBERED) > REMEMBERED:
+                _REMEMBERED.pop(next(iter(_REMEMBERED)))
+    return known
+
+
+REMEMBERED = 8
+_REMEMBERED: dict[tuple[tuple[Unit, ...], tuple[Flow, ...], int, bool], Cuts] = {}
+
+
+def _enumerated(problem: Problem, limit: int, deadline: Deadline, *, whole: bool) -> Cuts:
     count = len(problem.units)
     try:
-        if 1 in (problem.options.stages, problem.options.max_stages):
+        if whole:
             ideals, complete = [0, (1 << count) - 1], True
         else:
             ideals, complete = graph.ideals(count, problem.edges, limit, deadline.share(0.5)), True
