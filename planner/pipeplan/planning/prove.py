@@ -45,13 +45,14 @@ class Relaxation:
 
     def tighten(self, sizes: Sequence[int], best_sample_s: float, deadline: Deadline) -> None:
         """Raise the least bound until it stays, it is near the best figure that is known, or the deadline comes."""
-        ends = dict.fromkeys(sizes, best_sample_s)
+        ends = {}
         try:
             for size in sizes:
                 one = self._of(size, deadline)
                 if one is None:
                     return
                 self.bounds[size] = max(self.bounds.get(size, 0.0), one.floor_s / self.samples)
+                ends[size] = min(best_sample_s, MOST * self.bounds[size])
             unasked = set(sizes)
             while True:
                 size = min(ends, key=self.bounds.__getitem__)
@@ -60,7 +61,7 @@ class Relaxation:
                     return
                 # Most sizes cannot reach the best figure, which one question shows.
                 first = size in unasked and best_sample_s < float("inf")
-                middle = high if first else (low * min(high, MOST * low)) ** 0.5
+                middle = high if first else (low * high) ** 0.5
                 unasked.discard(size)
                 if not self._known[size].may_fit(middle * self.samples, deadline):
                     self.bounds[size] = middle
