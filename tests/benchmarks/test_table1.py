@@ -169,7 +169,7 @@ def test_profiles_are_the_published_ones_where_they_are(reference: Path) -> None
 
 @pytest.mark.slow
 def test_the_page_shows_the_table_and_names_the_rows_that_are_off(reference: Path) -> None:
-    settings = Settings(time_limit_s=20)
+    settings = Settings(time_limit_s=20, simulate=False)
     table = build_table(ROWS, folder_of(reference), settings, lambda step: None)
     off = {row.published.name for row in table.rows if row.off}
     assert off == {"alexnet-2x8", "gnmt16-1x4", "gnmt8-1x4", "gnmt16-4x4", "gnmt8-3x4", "awd-lm-1x4", "s2vt-4x1"}
