@@ -193,7 +193,9 @@ def main() -> None:
     parser.add_argument("--update-page", action="store_true", help=f"write the table into {PAGE.name}")
     given = parser.parse_args()
     try:
-        text = printed_table(given.rows, given.reference, Settings(simulate=False, solver=given.solver, time_limit_s=given.time_limit))
+        text = printed_table(
+            given.rows, given.reference, Settings(simulate=False, solver=given.solver, time_limit_s=given.time_limit)
+        )
     except InputError as error:
         sys.exit(f"error: {error}")
     print(text)

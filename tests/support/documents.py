@@ -8,7 +8,6 @@ import drawn
 import figured
 from pipelines import Shape, intervals
 
-Document = dict[str, Any]
 HOSTILE = '<img src=x onerror="window.hit=1"></script><script>window.hit=1</script>{{7*7}}'
 
 

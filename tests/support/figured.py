@@ -6,8 +6,6 @@ from typing import Any
 
 from pipelines import Shape
 
-Document = dict[str, Any]
-GIB = 2**30
 
 
 def loads(shape: Shape, servers: int, run: bool, name: str) -> list[Document]:
