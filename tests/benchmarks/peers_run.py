@@ -223,7 +223,7 @@ class Ours:
         profile, plan = folder / f"{self.subject}-{self.minibatch}.json", folder / self.name.replace(" ", "-")
         if not profile.exists():
             job = f"{JOBS}:{self.subject}"
-            pipeplan("profile", job, "--batch", self.minibatch, "--repeats", repeats, "-o", profile)
+            pipeplan("profile", job, "--microbatch", self.minibatch, "--repeats", repeats, "-o", profile)
         limits: list[object] = ["--workers", WORKERS] if cluster == "local" else []
         limits += ["--microbatch", self.minibatch]
         if self.accumulate > 1:

@@ -171,7 +171,7 @@ def write_plan(way: str, link: str, folder: Path, plan: Path) -> None:
     profile, cluster = folder / f"profile-{minibatch}.json", folder / "cluster.toml"
     if not profile.exists():
         job = f"{JOBS}:{SUBJECT}"
-        pipeplan("profile", job, "--batch", minibatch, "--repeats", 5, "-o", profile)
+        pipeplan("profile", job, "--microbatch", minibatch, "--repeats", 5, "-o", profile)
     where: tuple[object, ...] = ("--cluster", "local", "--workers", 2)
     if link != "none":
         cluster.write_text(cluster_file(LINKS[link]))
