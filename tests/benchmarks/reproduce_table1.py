@@ -12,6 +12,7 @@ import argparse
 import os
 import re
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,11 +157,15 @@ def to_markdown(sections: list[Section]) -> str:
     parts = []
     for section in sections:
         parts.append(f"### {section.title}")
-        parts += section.before
+        parts += map(_wrapped, section.before)
         if section.columns:
             parts.append("\n".join(_lines(section)))
-        parts += section.after
+        parts += map(_wrapped, section.after)
     return "\n\n".join(parts) + "\n"
+
+
+def _wrapped(paragraph: str) -> str:
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _lines(section: Section) -> list[str]:
