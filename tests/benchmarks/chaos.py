@@ -32,12 +32,14 @@ from pathlib import Path
 from signal import SIG_DFL, SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, signal
 
 import faulty_time
-from faults import EPOCH, plan_mnist
 from launching import PATIENCE_S, Launch, curve, last_step
 from network_namespaces import OWN_NAMESPACES
 from rich.console import Console
 from rich.table import Table
 
+EPOCH = 40
+"""Minibatches of an epoch."""
+PIPEPLAN = (sys.executable, "-m", "pipeplan")
 OPTIONS = ("--epochs", "1000000", "--max-minibatches", str(EPOCH), "--log-every", "0", "--restarts", "1000")
 OPTIONS += ("--checkpoint-minibatches", "10", "--evaluate-every", "1000", "--timeout", "10")
 NAME = re.compile(r"checkpoints/(epoch-\d+-sample-\d+)")
@@ -138,6 +140,16 @@ class Runs:
     def gone_on_from(self) -> list[str]:
         """The names of the checkpoints that were named since the mark."""
         return [match[1] for line in self.launch.lines[self._lines :] if (match := NAME.search(line))]
+
+
+def plan_job(folder: Path, workers: int) -> Path:
+    """launch.sh of the best plan for the job with a stage on each of so many workers."""
+    (folder / "job.py").write_text(JOB)
+    profile, plan = folder / "profile.json", folder / "plan"
+    shape = ("--cluster", "local", "--workers", workers, "--stages", workers, "-o", plan)
+    for arguments in (("profile", f"{folder / 'job.py'}:build", "-o", profile), ("solve", profile, *shape)):
+        subprocess.run([*PIPEPLAN, *map(str, arguments)], check=True, capture_output=True)
+    return plan / "launch.sh"
 
 
 def _soon(condition: Callable[[], bool], what: str) -> None:
@@ -383,9 +395,7 @@ def main() -> int:
     elif _namespaces_work():
         os.execvp(OWN_NAMESPACES[0], [*_IN_NAMESPACES, sys.executable, *sys.argv, "--in-namespace"])
     with tempfile.TemporaryDirectory() as folder:
-        job = Path(folder) / "job.py"
-        job.write_text(JOB)
-        script = plan_mnist(Path(folder), given.workers, given.workers, f"{job}:build")
+        script = plan_job(Path(folder), given.workers)
         result = chaos(script, Path(folder), minutes=given.minutes, every_s=given.every, seed=given.seed)
     table = Table("faults", "resumed", "minibatches", "same losses", "lost", "left")
     counts = [str(sum(result.faults.values())), str(result.resumed), str(result.minibatches)]

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from learning import JOBS, NEAR, Task, _accuracy
+from jobs import JOBS, accuracy
+from learning import NEAR, Task
 from learning import TASKS as LEARNING_TASKS
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, NAdam, Optimizer
@@ -212,7 +213,7 @@ def train(name: str, way: Delays, optimizer: str, rate: float, correction: str, 
                     stage.set_rate((epoch + number / sizes.count) / task.epochs)
                 stage.after_minibatch(number == sizes.count - 1, correction == "ef", fresh)
         run.loss.append(statistics.fmean(losses))
-        run.accuracy.append(_accuracy(job))
+        run.accuracy.append(accuracy(job))
     return run
 
 

@@ -1,26 +1,23 @@
-"""How far estimates are from published measurements, and what it takes to estimate a model of 7 B parameters.
+"""How far estimates are from published measurements.
 
-    PIPEPLAN_REFERENCE=FOLDER .venv/bin/python tests/benchmarks/estimates.py [--layers] [--large]
+    PIPEPLAN_REFERENCE=FOLDER .venv/bin/python tests/benchmarks/estimates.py
 
 `pipeplan profile --device v100` beside PipeDream's published V100 profiles, layer by layer, matched by kind, parameters
 and order: the total, the share of each layer in it for the layers that make up 90% of the published time, and what the
 plan that the estimate gives on clusters A and B would lose by the published times. Each profile is compared as it was
-published, and again without what is known to be wrong with it (docs/estimate.md). With --layers the layers, too; with
---large only a Llama of 7 B parameters for an H100, in bfloat16: seconds and peak memory.
+published, and again without what is known to be wrong with it (docs/estimate.md).
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import resource
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jobs import JOBS
 from rich.console import Console
 from rich.table import Table
 
@@ -37,7 +34,6 @@ from pipeplan.profiler.options import ProfilerOptions as Measure
 from pipeplan.profiler.profiler import profile_model
 
 MOST, CLOSE = 0.9, 0.25
-JOBS = Path(__file__).with_name("estimates_jobs.py")
 KINDS = {
     "Conv2d": "convolution", "Linear": "linear", "Classifier": "linear", "LSTM": "lstm", "EmuBidirLSTM": "lstm",
     "RecurrentAttention": "lstm", "Embedding": "embedding", "BatchNorm2d": "norm", "ReLU": "relu",
@@ -157,8 +153,8 @@ CASES = (
 )
 
 
-def compare(case: Case, folder: Path, summary: Table, kinds: Table, plans: Table) -> Table:
-    """Add a profile to the tables; the result has its layers."""
+def compare(case: Case, folder: Path, summary: Table, kinds: Table, plans: Table) -> None:
+    """Add a profile to the tables."""
     ours = profile_model(case.ref, Measure(batches=(case.minibatch,), device="v100"))
     theirs = published(folder / f"{case.name}.txt", case.minibatch)
     raw = matched(theirs, pieces_of(ours.layers, lambda layer: layer.op))
@@ -167,7 +163,6 @@ def compare(case: Case, folder: Path, summary: Table, kinds: Table, plans: Table
         for cluster in "AB":
             plans.add_row(case.name, cluster, label, *plan_by(ours, pairs, cluster))
     kinds.add_row(case.name, *by_kind(case.correct(raw)))
-    return layer_table(case.name, case.correct(raw))
 
 
 def by_kind(pairs: Sequence[Pair]) -> list[str]:
@@ -224,16 +219,6 @@ def plan_by(ours: Profile, pairs: Sequence[Pair], cluster: str) -> list[str]:
     return [best.plan.config, made.plan.config, f"{loss:.1%}"]
 
 
-def layer_table(name: str, pairs: Sequence[Pair]) -> Table:
-    """The pieces that make up most of the time."""
-    headings = ("layer", "kind", "forward ms", "ours", "backward ms", "ours", "error of share")
-    table = Table(*headings, title=f"{name}, less the known")
-    for (theirs, ours), wrong in large(pairs):
-        times = (theirs.forward_s, ours.forward_s, theirs.backward_s, ours.backward_s)
-        table.add_row(ours.name, ours.kind, *(f"{one * 1e3:.2f}" for one in times), f"{wrong:+.0%}")
-    return table
-
-
 STEPS = (
     ("V100, float32", "v100", "resnet50", 128, 367),
     ("A100, tf32", "a100", "resnet50", 256, 938),
@@ -252,31 +237,9 @@ def whole_steps() -> Table:
     return table
 
 
-def estimate_large(console: Console) -> None:
-    """Seconds and memory for a Llama of 7 B parameters."""
-    start = time.perf_counter()
-    profile = profile_model(f"{JOBS}:llama7b", Measure(device="h100"))
-    seconds = time.perf_counter() - start
-    parameters = sum(layer.parameter_bytes for layer in profile.layers) / 2
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    console.print(
-        f"Llama, {parameters / 1e9:.2f} B parameters, {profile.minibatch} × 2048 tokens, {len(profile.layers)} layers, "
-        f"for an H100: {seconds:.0f} s, {peak:.2f} GiB of memory at most (limits: 300 s, 4 GiB). "
-        f"Estimate: {profile.total_s * 1e3:.0f} ms a minibatch, {profile.provenance.notes[-1] or 'no notes'}"
-    )
-
-
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", action="store_true")
-    parser.add_argument("--large", action="store_true")
-    given = parser.parse_args()
     warnings.simplefilter("ignore")
-    console = Console(width=120)
-    if given.large:
-        estimate_large(console)
-        return
     folder = Path(os.environ.get("PIPEPLAN_REFERENCE", "")) / "pipedream"
     if not folder.is_dir():
         sys.exit("PIPEPLAN_REFERENCE names no folder that has pipedream/vgg16.txt and the others")
@@ -284,9 +247,10 @@ def main() -> None:
     summary = Table(*headings, title="V100, forward and backward of one minibatch")
     plans = Table("model", "cluster", "compared", "by published times", "by the estimate", "loses", title="Plans")
     kinds = Table("model", *dict.fromkeys(KINDS.values()), title="Errors of the sums by kind of layer, less the known")
-    layers = [compare(case, folder, summary, kinds, plans) for case in CASES]
-    for table in (summary, kinds, plans, whole_steps(), *(layers if given.layers else ())):
-        console.print(table)
+    for case in CASES:
+        compare(case, folder, summary, kinds, plans)
+    for table in (summary, kinds, plans, whole_steps()):
+        Console(width=120).print(table)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,21 @@
-"""How near the first prediction that a user sees is to the run: small models, of a few milliseconds a minibatch.
+"""Predicted beside measured: step times and memory of small jobs on this machine, and workers beside a plain loop.
 
-    python tests/benchmarks/first_prediction.py [--only NAME] [--runs N] [--folder F]
+    python tests/benchmarks/first_prediction.py [times] [--only NAME] [--runs N]
+    python tests/benchmarks/first_prediction.py memory [--only NAME] [--schedules NAME ...] [--minibatches N]
+    python tests/benchmarks/first_prediction.py loop [--runs N]
 
-`readme` is the README's main job (three local workers, the plan that is best without the executor's costs: three
-stages), `init` the template of `pipeplan init` on two workers; three small models follow with a plan of one worker, two
-and three stages each. Every model is profiled by itself, and the executor's costs are measured unless they are known.
-Profile, plan and run are made N times (3) one after the other, so that a machine whose speed changes within minutes has
-the same speed in a prediction and in its run, and the median counts. The table has predicted over measured minibatches
-per second. The processor's load average is printed with it: on a machine that others use the measured paces are theirs
-as well.
+`times`: the first prediction that a user sees. Profile, plan and run are made N times (3) one after the other, so that
+a machine whose speed changes within minutes has the same speed in a prediction and in its run, and the median counts.
+
+`memory`: the peak of every worker against the planner's figure, for unreplicated plans that train N minibatches (16).
+The prediction includes a worker without a model and what the allocator takes, as measured on this machine. Neither
+counts the data set, or code that is loaded at first use.
+
+`loop`: the README's job on one, two and three workers beside what a user writes without pipeplan: one thread, the same
+model, samples, optimiser and minibatch. The sides take turns. Both leave out the beginning: the loop a tenth of its
+minibatches, a pipeline the fill of every epoch.
+
+The load of the processor is printed with the times: where others use the machine, the measured times are theirs too.
 """
 
 from __future__ import annotations
@@ -20,14 +27,23 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-JOBS = HERE / "first_prediction_jobs.py"
-LEAST_MINIBATCHES = 900
+from jobs import JOBS
+from rich.console import Console
+from rich.table import Table
+
+PIPEPLAN = (sys.executable, "-m", "pipeplan")
+INIT = f"{Path(__file__).parents[2] / 'templates' / 'init' / 'job.py'}:build"
+LEAST_MINIBATCHES, LOOP_MINIBATCHES = 900, 900
+LEFT_OUT = 10
+SCHEDULES = {"1f1b-stashing": 0, "vertical-sync": 0, "2bw": 4, "1f1b-flush": 4, "gpipe": 3}
+"""Minibatches per update, where the schedule takes a number."""
+MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -37,68 +53,152 @@ class Case:
     name: str
     ref: str
     stages: int
-    epoch: int
+    epoch: int = 0
     """Minibatches of an epoch."""
+    profile: tuple[str, ...] = ()
+    """Further options of `pipeplan profile`."""
 
 
-CASES = [
+TIMES = (
     Case("readme", "mnist", 3, 45),
-    Case("init", f"{ROOT / 'templates' / 'init' / 'job.py'}:build", 2, 1024),
-    *(
-        Case(name, f"{JOBS}:{name}", stages, 64)
-        for name in ("mlp", "convolutions", "attention")
-        for stages in (1, 2, 3)
-    ),
-]
+    Case("init", INIT, 2, 1024),
+    *(Case(name, f"{JOBS}:{name}", count, 64) for name in ("mlp", "convolutions", "attention") for count in (1, 2, 3)),
+)
+MEMORY = (
+    Case("readme", "mnist", 3),
+    Case("init", INIT, 2),
+    *(Case(name, f"{JOBS}:large_{name}", 2) for name in ("mlp", "resnet", "lstm")),
+    Case("alexnet", "alexnet", 2, profile=("--microbatch", "16")),
+)
 
 
-def run(*arguments: object, folder: Path) -> None:
-    """Run a command. Raises `SystemExit` with its output where it fails."""
-    done = subprocess.run([str(one) for one in arguments], cwd=folder, capture_output=True, text=True, check=False)
+def call(*command: object, folder: Path) -> str:
+    """The output of a command. Raises `SystemExit` with it where the command fails."""
+    done = subprocess.run([str(one) for one in command], cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"{arguments}: {done.stdout}{done.stderr}")
+        raise SystemExit(f"{command}: {done.stdout}{done.stderr}")
+    return done.stdout
 
 
-def paces(case: Case, folder: Path) -> tuple[float, float]:
-    """Predicted and measured seconds per minibatch of the best plan with so many stages."""
-    pipeplan = [sys.executable, "-m", "pipeplan"]
-    profile, plan = folder / f"{case.name}-{case.stages}.json", folder / f"{case.name}-{case.stages}"
-    run(*pipeplan, "profile", case.ref, "--force", "-o", profile, folder=folder)
-    limits = ["--stages", case.stages, "--max-replicas", 1, "--force", "-o", plan]
-    run(*pipeplan, "solve", profile, "--cluster", "local", "--workers", case.stages, *limits, folder=folder)
-    epochs = -(-LEAST_MINIBATCHES // case.epoch)
-    run(plan / "launch.sh", "--epochs", epochs, folder=folder)
-    latest = max((plan / "runs").glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
-    summary = json.loads(latest.read_text())["minibatch_s"]
-    return float(summary["predicted"]), float(summary["measured"])
+def train(plan: Path, run: Path, *options: object) -> dict[str, Any]:
+    """Run a plan; the summary."""
+    call(plan / "launch.sh", *options, "--log-every", 0, "--run-dir", run, folder=plan)
+    summary: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return summary
 
 
-def table(cases: Sequence[Case], folder: Path, runs: int) -> None:
-    """Run all cases and print a line for each."""
-    print(f"{'model':<14}{'stages':>6}{'predicted':>11}{'measured':>10}  minibatches/s   predicted/measured, range")
-    for case in cases:
-        found = [paces(case, folder) for _ in range(runs)]
-        predicted_s, measured_s = (statistics.median(one) for one in zip(*found, strict=True))
+def solve(profile: Path, workers: int, plan: Path, *options: object) -> None:
+    """The best plan with a stage on each of so many workers of this machine."""
+    shape = ("--workers", workers, "--stages", workers, "--max-replicas", 1)
+    call(*PIPEPLAN, "solve", profile, "--cluster", "local", *shape, *options, "-o", plan, folder=profile.parent)
+
+
+def times(given: argparse.Namespace, folder: Path) -> Table:
+    """Predicted and measured minibatches per second."""
+    table = Table("model", "stages", "predicted/s", "measured/s", "predicted/measured", "range", "load")
+    for case in chosen(TIMES, given.only):
+        found = []
+        for number in range(given.runs):
+            place = folder / f"{case.name}-{case.stages}-{number}"
+            place.mkdir()
+            call(*PIPEPLAN, "profile", case.ref, "-o", "profile.json", folder=place)
+            solve(place / "profile.json", case.stages, place / "plan")
+            epochs = -(-LEAST_MINIBATCHES // case.epoch)
+            summary = train(place / "plan", place / "run", "--epochs", epochs)["minibatch_s"]
+            found.append((float(summary["predicted"]), float(summary["measured"])))
+        rates = (f"{1 / statistics.median(one):.1f}" for one in zip(*found, strict=True))
         ratios = sorted(measured / predicted for predicted, measured in found)
-        print(
-            f"{case.name:<14}{case.stages:>6}{1 / predicted_s:>11.1f}{1 / measured_s:>10.1f}"
-            f"{statistics.median(ratios):>31.0%}  {ratios[0]:.0%}-{ratios[-1]:.0%}  load {os.getloadavg()[0]:.1f}",
-            flush=True,
-        )
+        shown = f"{statistics.median(ratios):.0%}", f"{ratios[0]:.0%}-{ratios[-1]:.0%}"
+        table.add_row(case.name, str(case.stages), *rates, *shown, f"{os.getloadavg()[0]:.1f}")
+    return table
+
+
+def memory(given: argparse.Namespace, folder: Path) -> Table:
+    """Predicted and measured memory of every stage."""
+    table = Table("model", "schedule", "stage", "predicted MiB", "measured MiB", "measured/predicted")
+    for case in chosen(MEMORY, given.only):
+        place = folder / case.name
+        place.mkdir()
+        call(*PIPEPLAN, "profile", case.ref, *case.profile, "-o", "profile.json", folder=place)
+        minibatch = json.loads((place / "profile.json").read_text())["minibatch"]
+        for schedule in given.schedules:
+            options: list[object] = ["--schedule", schedule, "--microbatch", minibatch]
+            options += ["--batch", minibatch * SCHEDULES[schedule]] if SCHEDULES[schedule] else []
+            solve(place / "profile.json", case.stages, place / schedule, *options)
+            few = ("--epochs", 1, "--max-minibatches", given.minibatches)
+            for stage in train(place / schedule, place / f"{schedule}-run", *few)["stages"]:
+                figures = stage["memory_bytes"]
+                sizes = [f"{figures[key] / MIB:.0f}" for key in ("predicted", "measured")]
+                table.add_row(case.name, schedule, str(stage["stage"]), *sizes, f"{figures['ratio']:.2f}")
+    return table
+
+
+def chosen(cases: tuple[Case, ...], name: str | None) -> list[Case]:
+    """The cases of a name, or all."""
+    return [case for case in cases if name in (None, case.name)]
+
+
+def loop(given: argparse.Namespace, folder: Path) -> Table:
+    """Minibatches per second of a plain loop, and of workers."""
+    call(*PIPEPLAN, "profile", "mnist", "-o", "profile.json", folder=folder)
+    rates: dict[str, list[float]] = {}
+    for turn in range(given.runs):
+        rates.setdefault("plain loop", []).append(float(call(sys.executable, __file__, "plain", folder=folder)))
+        for workers in (1, 2, 3):
+            plan = folder / f"plan-{workers}"
+            if not plan.exists():
+                solve(folder / "profile.json", workers, plan)
+            summary = train(plan, plan / "runs" / str(turn), "--epochs", -(-LOOP_MINIBATCHES // 45))
+            rates.setdefault(f"{workers} workers", []).append(1 / float(summary["minibatch_s"]["measured"]))
+    table = Table("", "minibatches/s", "of the loop", "range", f"load {os.getloadavg()[0]:.1f}")
+    first = statistics.median(rates["plain loop"])
+    for name, found in rates.items():
+        middle = statistics.median(found)
+        table.add_row(name, f"{middle:.0f}", f"{middle / first:.0%}", f"{min(found):.0f}-{max(found):.0f}")
+    return table
+
+
+def plain_loop() -> float:
+    """Minibatches per second of one process."""
+    import torch
+
+    from pipeplan_launch import load_job
+
+    torch.set_num_threads(1)
+    job = load_job("mnist", seed=0)
+    assert job.loss is not None
+    samples, targets = job.datasets.train[:]
+    optimizer = job.make_optimizer(list(job.model.parameters()))
+    begun, left_out = 0.0, LOOP_MINIBATCHES // LEFT_OUT
+    for number in range(LOOP_MINIBATCHES):
+        if number == left_out:
+            begun = time.perf_counter()
+        rows = torch.randint(len(samples), (job.minibatch,))
+        optimizer.zero_grad()
+        loss = job.loss(job.model(samples[rows]), targets[rows])
+        loss.backward()
+        optimizer.step()
+        loss.item()
+    return (LOOP_MINIBATCHES - left_out) / (time.perf_counter() - begun)
+
+
+TABLES: Mapping[str, Callable[[argparse.Namespace, Path], Table]] = {"times": times, "memory": memory, "loop": loop}
 
 
 def main() -> None:
-    """Print the table."""
+    """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="?", choices=(*TABLES, "plain"), default="times")
     parser.add_argument("--only", help="only this model")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="keep profiles, plans and runs here")
+    parser.add_argument("--schedules", nargs="*", choices=SCHEDULES, default=["1f1b-stashing"])
+    parser.add_argument("--minibatches", type=int, default=16)
     given = parser.parse_args()
-    cases = [case for case in CASES if given.only in (None, case.name)]
+    if given.what == "plain":
+        print(plain_loop())
+        return
     with tempfile.TemporaryDirectory() as scratch:
-        folder = given.folder or Path(scratch)
-        folder.mkdir(parents=True, exist_ok=True)
-        table(cases, folder.absolute(), given.runs)
+        Console(width=120).print(TABLES[given.what](given, Path(scratch)))
 
 
 if __name__ == "__main__":

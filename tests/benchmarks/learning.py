@@ -22,18 +22,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from jobs import JOBS, accuracy
 from rich.console import Console
 from rich.table import Table
 
-from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.runtime.data import Batches, minibatch_sizes
 from pipeplan_launch.tracing.trace import trace_job
 
-JOBS = Path(__file__).with_name("learning_jobs.py")
 MICROBATCHES = 4
 NEAR = 0.005
 """How near to the accuracy of one process counts as reaching it: half a point."""
@@ -116,17 +114,8 @@ def one_process(task: Task, seed: int) -> Curve:
             optimizer.step()
             losses.append(loss.item())
         curve.loss.append(statistics.fmean(losses))
-        curve.accuracy.append(_accuracy(job))
+        curve.accuracy.append(accuracy(job))
     return curve
-
-
-@torch.no_grad()
-def _accuracy(job: Job) -> float:
-    test: Any = job.datasets.test
-    job.model.eval()
-    inputs, target = test[:]
-    right: Any = job.correct(job.model(inputs), target)
-    return float(right) / len(test)
 
 
 def pipeline(task: Task, way: Way, seed: int) -> Curve:

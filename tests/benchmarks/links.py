@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,8 +31,6 @@ from statistics import median
 import network_namespaces as requirements
 import torch
 import torch.distributed as dist
-from links_network import run as run_in
-from links_network import several
 from network_namespaces import OWN_NAMESPACES as NAMESPACES
 from network_namespaces import Network, NetworkNode
 from rich.console import Console
@@ -65,6 +64,11 @@ class Case:
     """Of every server, where they differ."""
 
 
+def several(count: int, node: NetworkNode) -> tuple[NetworkNode, ...]:
+    """So many of the same."""
+    return (node,) * count
+
+
 def behind(rate: str, *below: NetworkNode) -> NetworkNode:
     """A switch and its cable."""
     return NetworkNode(rate, 0, below)
@@ -89,6 +93,11 @@ CASES = {
         behind("", NetworkNode("200mbit", 3), NetworkNode("200mbit", 1)), (3, 2), (None, 200), sizes=(3, 1)
     ),
 }
+
+
+def run_in(network: Network, work: Callable[[], object], port: int) -> list[int]:
+    """Do some work in a process for every worker; their exit statuses, of which a signal's is negative."""
+    return [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in network.start(work, port)]
 
 
 def survey(network: Network, output: Path, port: int) -> float:

@@ -20,16 +20,18 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import statistics
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from peers_jobs import SUBJECTS
-from peers_load import undisturbed
+from jobs import SUBJECTS
 from peers_run import INSIDE, Ground, Here, Measured, Ours, Peers, Shaped, cluster_file, in_own_network
-from peers_table import Found, Row, Settings, add
 from rich.console import Console
 from rich.table import Table
 
@@ -39,7 +41,56 @@ TOLERANCE = 1e-3
 """Of losses, relative: sums in another order drift apart as training goes on."""
 FINALISTS = 2
 """Peers that take part in every turn: the fastest of those tried."""
+T = TypeVar("T")
+MOST = 0.15
+"""Cores that other processes may use, on average over a run."""
+ATTEMPTS = 4
+_STAT = Path("/proc/stat")
 EVERY = ("1f1b", "gpipe", "interleaved", "looped-bfs", "zero-bubble", "zbv", "dualpipev")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison."""
+
+    target: float
+    """The ratio to reach."""
+    ours: tuple[Ours, ...]
+    theirs: tuple[str, ...]
+    exact: bool
+    """Whether both sides compute the same at every update, and not only at the first."""
+    shaped: str | None = None
+    """The rate of the link between the workers, if it is not loopback."""
+
+    @property
+    def subject(self) -> str:
+        """The model."""
+        return self.ours[0].subject
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long to measure."""
+
+    repeats: int
+    warm: int
+    updates: int
+    """Measured, after the warm ones."""
+
+    @property
+    def all(self) -> int:
+        """Updates of one run."""
+        return self.warm + self.updates
+
+
+@dataclass(frozen=True)
+class Found:
+    """The measurements of a row, by contender."""
+
+    runs: Mapping[str, Sequence[Measured]]
+    """One a turn."""
+    tried: Mapping[str, float]
+    """Seconds per update of the peers that were tried once, to choose who takes part."""
 
 
 def flush(subject: str, microbatches: int) -> Row:
@@ -153,6 +204,84 @@ def check_losses(row: Row, runs: Mapping[str, Sequence[Measured]]) -> None:
             for update in range(len(losses) if row.exact else 1):
                 if abs(losses[update] - theirs[update]) > TOLERANCE * abs(theirs[update]):
                     raise RuntimeError(f"{own} and {peer} have other losses: {losses} and {theirs}")
+
+
+def ratios(ours: Sequence[Measured], theirs: Sequence[Measured], warm: int) -> list[float]:
+    """The peer's time over ours, by turn."""
+    return [peer.update_s(warm) / own.update_s(warm) for own, peer in zip(ours, theirs, strict=True)]
+
+
+def add(table: Table, name: str, row: Row, found: Found, settings: Settings) -> None:
+    """The lines of a row: every contender, ours with its ratio to the fastest peer."""
+    warm = settings.warm
+    medians = {who: statistics.median(run.update_s(warm) for run in runs) for who, runs in found.runs.items()}
+    ours = {one.name for one in row.ours}
+    plain = min((who for who in medians.keys() - ours if not who.endswith("+")), key=medians.__getitem__)
+    best = min(medians.keys() - ours, key=medians.__getitem__)
+    for number, (who, runs) in enumerate(found.runs.items()):
+        cells = [f"{medians[who] * 1e3:.0f}", str(len(runs))]
+        cells.append(", ".join(f"{memory / 2**20:.0f}" for memory in runs[0].memory_bytes))
+        if who in ours:
+            cells += [spread(ratios(runs, found.runs[peer], warm)) for peer in (plain, best)]
+            cells.insert(-1, f"{row.target:.2f}")
+        else:
+            cells += ["fastest peer" if who == plain else "", "", "fastest of all" if who == best else ""]
+        table.add_row("" if number else name, label(who), *cells)
+    for who, time_s in found.tried.items():
+        if who not in found.runs:
+            table.add_row("", label(f"{who}+"), f"{time_s * 1e3:.0f}", "tried")
+    table.add_section()
+
+
+def spread(found: Sequence[float]) -> str:
+    """The median, and from where to where."""
+    return f"{statistics.median(found):.2f} ({min(found):.2f}-{max(found):.2f})"
+
+
+def label(contender: str) -> str:
+    """As the table has it."""
+    plain = contender.removesuffix("+")
+    kind, colon, microbatches = plain.partition(":")
+    text = "torch DDP" if kind == "ddp" else f"torch {kind}, M = {microbatches}"
+    if not colon:
+        return contender
+    return text + ", allocator set" * contender.endswith("+")
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Seconds so far: of the clock, of work on all cores, of work by processes that this one started and waited for."""
+
+    clock: float
+    all: float
+    own: float
+
+    @staticmethod
+    def now() -> Moment:
+        """Read the clocks."""
+        worked = 0.0
+        if _STAT.exists():
+            user, nice, system, _idle, _waiting, irq, softirq, stolen = map(int, _STAT.read_text().split()[1:9])
+            worked = (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+        times = os.times()
+        return Moment(time.perf_counter(), worked, sum(times[:4]))
+
+    def others_since(self, before: Moment) -> float:
+        """Cores that others used in between, on average. What another machine on the same processor took is in it."""
+        return max(0.0, (self.all - before.all) - (self.own - before.own)) / (self.clock - before.clock)
+
+
+def undisturbed(run: Callable[[], T]) -> T:
+    """The result of a run during which others used next to nothing, of a few attempts; says so if there is none."""
+    for attempt in range(ATTEMPTS):
+        before = Moment.now()
+        result = run()
+        others = Moment.now().others_since(before)
+        if others <= MOST:
+            break
+        what = "measured again" if attempt + 1 < ATTEMPTS else "kept all the same"
+        print(f"  disturbed: other processes used {others:.2f} cores; {what}", file=sys.stderr, flush=True)
+    return result
 
 
 def say(text: str) -> None:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-import peers_jobs
 import peers_torch
-from peers_jobs import SUBJECTS
+from jobs import JOBS, SUBJECTS
 
 Command = tuple[str, ...]
 WORKERS = 2
@@ -223,8 +222,8 @@ class Ours:
         """Profile and solve; returns the plan folder."""
         profile, plan = folder / f"{self.subject}-{self.minibatch}.json", folder / self.name.replace(" ", "-")
         if not profile.exists():
-            job = f"{peers_jobs.__file__}:{self.subject}"
-            pipeplan("profile", job, "--batch", self.minibatch, "--repeats", repeats, "-o", profile)
+            job = f"{JOBS}:{self.subject}"
+            pipeplan("profile", job, "--microbatch", self.minibatch, "--repeats", repeats, "-o", profile)
         limits: list[object] = ["--workers", WORKERS] if cluster == "local" else []
         limits += ["--microbatch", self.minibatch]
         if self.accumulate > 1:

@@ -1,7 +1,10 @@
 """One worker of a peer: a schedule of torch.distributed.pipelining, or DistributedDataParallel (DDP).
 
-torchrun starts it, as it starts ours. It runs the contenders that it is told, one after another in the same processes,
-each from the same initial weights over the same minibatches, read as ours are, and writes what it measured as JSON.
+torchrun starts it, as it starts ours. With --updates it runs the contenders that it is told, one after another in the
+same processes, each from the same initial weights over the same minibatches, read as ours are. With --goal one
+contender trains whole epochs until the mean training loss of one is at most the goal; the clock stands still while
+losses and weights are sent around and the test set is evaluated, which only this comparison does. What was measured is
+written as JSON.
 """
 
 from __future__ import annotations
@@ -17,10 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import peers_jobs
 import torch
 import torch.distributed as dist
-from peers_jobs import SUBJECTS, pieces
+from jobs import JOBS, SUBJECTS, accuracy, pieces
 from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.nn.parallel import DistributedDataParallel
@@ -67,7 +69,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--subject", required=True)
     parser.add_argument("--contenders", required=True, help="as in 1f1b:4,ddp:1: the number is of microbatches")
-    parser.add_argument("--updates", type=int, required=True)
+    parser.add_argument("--updates", type=int)
+    parser.add_argument("--goal", type=float, help="mean training loss of an epoch")
+    parser.add_argument("--epochs", type=int, help="at most, with --goal")
+    parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--keep-memory", action="store_true", help="set the allocator as our executor does")
     parser.add_argument("--write", type=Path, required=True)
     given = parser.parse_args()
@@ -75,21 +80,28 @@ def main() -> None:
         keep_freed_memory()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    measured = {name: run(given.subject, name, given.updates) for name in given.contenders.split(",")}
+    if given.goal is None:
+        measured = {name: run(given.subject, name, given.updates) for name in given.contenders.split(",")}
+    else:
+        measured = train(given.subject, given.contenders, given.seed, given.epochs, given.goal)
     if dist.get_rank() == dist.get_world_size() - 1:
         given.write.write_text(json.dumps(measured))
     dist.barrier()
     dist.destroy_process_group()
 
 
+def start(subject: str, contender: str, seed: int) -> tuple[Job, Update, list[nn.Parameter]]:
+    """The job of a contender, what makes one update, and the parameters of this worker."""
+    kind, _, number = contender.partition(":")
+    job = load_job(f"{JOBS}:{subject}", seed)
+    if kind == "ddp":
+        return job, *data_parallel(job, SUBJECTS[subject].batch, seed)
+    return job, *pipelined(job, subject, kind, int(number), seed)
+
+
 def run(subject: str, contender: str, updates: int) -> dict[str, Any]:
     """Updates of one contender: when each ended (seconds), its mean loss, and the memory of every worker (bytes)."""
-    kind, _, number = contender.partition(":")
-    job = load_job(f"{peers_jobs.__file__}:{subject}", SEED)
-    if kind == "ddp":
-        update, parameters = data_parallel(job, SUBJECTS[subject].batch)
-    else:
-        update, parameters = pipelined(job, subject, kind, int(number))
+    _, update, parameters = start(subject, contender, SEED)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what the contender before has left counts for nobody
     reset_peak()
@@ -109,9 +121,47 @@ def run(subject: str, contender: str, updates: int) -> dict[str, Any]:
     }
 
 
-def pipelined(
-    job: Job, subject: str, kind: str, microbatches: int, seed: int = SEED
-) -> tuple[Update, list[nn.Parameter]]:
+def train(subject: str, contender: str, seed: int, epochs: int, goal: float) -> dict[str, Any]:
+    """Seconds, losses and accuracies by epoch, until the goal."""
+    kind = contender.partition(":")[0]
+    job, update, _ = start(subject, contender, seed)
+    updates = len(job.datasets.train) // SUBJECTS[subject].batch  # type: ignore[arg-type]
+    seconds: list[float] = []
+    losses: list[float] = []
+    accuracies: list[float] = []
+    while len(seconds) < epochs and (not losses or losses[-1] > goal):
+        job.model.train()
+        dist.barrier()
+        seen: list[float] = []
+        begun = time.perf_counter()
+        for index in range(updates):
+            seen += update(len(seconds) * updates + index)
+        dist.barrier()
+        seconds.append(time.perf_counter() - begun)
+        losses.append(mean_of_all(seen))
+        if kind in KINDS:
+            share_weights(job, subject, kind)
+        accuracies.append(accuracy(job))
+    return {"seconds": seconds, "loss": losses, "accuracy": accuracies}
+
+
+def mean_of_all(losses: list[float]) -> float:
+    """The mean of the losses that the workers saw, each of as many samples."""
+    total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total[0] / total[1])
+
+
+def share_weights(job: Job, subject: str, kind: str) -> None:
+    """Give every worker the weights of all stages, so that all of them see the same accuracy."""
+    cuts = getattr(SUBJECTS[subject], KINDS[kind].cuts)
+    owners = {stage: rank for rank in range(dist.get_world_size()) for stage in KINDS[kind].stages(rank)}
+    for stage, module in enumerate(pieces(job.model, cuts)):
+        for parameter in module.parameters():
+            dist.broadcast(parameter.detach(), owners[stage])
+
+
+def pipelined(job: Job, subject: str, kind: str, microbatches: int, seed: int) -> tuple[Update, list[nn.Parameter]]:
     """An update by a schedule of the peer: the batch in microbatches, a flush, a step."""
     rank, batch = dist.get_rank(), SUBJECTS[subject].batch
     cuts = getattr(SUBJECTS[subject], KINDS[kind].cuts)
@@ -140,7 +190,7 @@ def pipelined(
     return update, parameters
 
 
-def data_parallel(job: Job, batch: int, seed: int = SEED) -> tuple[Update, list[nn.Parameter]]:
+def data_parallel(job: Job, batch: int, seed: int) -> tuple[Update, list[nn.Parameter]]:
     """An update by DDP, as its documentation shows it: every worker an equal share of the batch."""
     rank, world = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(job.model)

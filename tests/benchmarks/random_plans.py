@@ -83,7 +83,7 @@ def simulated(drawn: Drawn) -> float:
 
 def replayed(drawn: Drawn, folder: Path) -> float:
     """The replayed pace over that of the formulas, less one; kept in the folder, for the same plan and prediction."""
-    from replay_run import replay_plan
+    from replay import replay_plan
 
     from pipeplan.rendering import plan_folder
 

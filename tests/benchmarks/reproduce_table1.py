@@ -1,6 +1,6 @@
 """Table 1 of the PipeDream paper: the published speed-ups beside pipeplan's predictions.
 
-    python tests/benchmarks/reproduce_table1.py [--reference FOLDER] [--rows NAME,…] [-o table1.md]
+    python tests/benchmarks/reproduce_table1.py [--reference FOLDER] [--rows NAME,…] [--update-page]
 
 FOLDER (or the environment variable PIPEPLAN_REFERENCE) holds PipeDream's published profiles, `pipedream/vgg16.txt` and
 so on; estimated profiles take the place of those that are missing. docs/evidence/table1.md explains the table.
@@ -8,72 +8,206 @@ so on; estimated profiles take the place of those that are missing. docs/evidenc
 
 from __future__ import annotations
 
+import argparse
 import os
+import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-import click
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from table1 import profiles
-from table1.render import print_sections, to_markdown
-from table1.sections import sections_of
-from table1.table import Report, build_table, rows_named
+import table1_links
+from table1_links import FITTED, SOURCE
+from table1_rows import OFF, Row, Table, build_table, rows_named
 
 from pipeplan.errors import InputError
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
-from pipeplan.util.files import write_text
+
+COLUMNS = (
+    "publ., pred.: the published and the predicted speed-up; the second pred. is that of our plan. proof: ≤ says how"
+    " much faster another plan can be at most, where shared cards cost something, which neither solver models."
+)
+RANK = (
+    "rank: the rank of the paper's configuration among all lists of replica counts, each with its best cuts on"
+    " consecutive workers, and copies inside each server; without shared cards, and without the passes that wait for an"
+    " update, as those of data parallelism do in pred."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A title, sentences, a table, and sentences below it. Columns that end in `>` are aligned to the right."""
+
+    title: str
+    columns: tuple[str, ...] = ()
+    cells: tuple[tuple[str, ...], ...] = ()
+    before: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
+
+
+def sections_of(table: Table) -> list[Section]:
+    """The sections of the whole table."""
+    return [_rows(table), _links(table)]
+
+
+def _rows(table: Table) -> Section:
+    cells = []
+    for row in table.rows:
+        published = row.published
+        cells.append(
+            (
+                published.name,
+                published.cluster,
+                _config(row),
+                f"{published.speedup:.2f}",
+                f"{row.paper.gain:.2f}",
+                f"{row.error:+.0%}" + ("*" if row.off else ""),
+                f"{row.rank.place:,}",
+                row.ours.config,
+                f"{row.ours.gain:.2f}",
+                _proof(row.outcome),
+            )
+        )
+    estimated = [row.published.name for row in table.rows if not row.source.published]
+    sizes = {f"{row.published.profile} {row.source.text}" for row in table.rows if row.source.published}
+    estimates = f"Rows with estimated profiles: {', '.join(estimated)}." if estimated else ""
+    measured = f"Profiles published by PipeDream's authors: {'; '.join(sorted(sizes))}." if sizes else ""
+    return Section(
+        "Table 1: times faster than data parallelism",
+        ("row", "on", "paper's", "publ.>", "pred.>", "off>", "rank>", "ours", "pred.>", "proof"),
+        tuple(cells),
+        before=(SOURCE + ".",),
+        after=tuple(
+            text
+            for text in (
+                f"Starred rows are off by more than {OFF:.0%}; docs/evidence/table1.md gives the reasons.",
+                "The rows of VGG-16 are fitted, not predicted." if _has_fitted(table.rows) else "",
+                COLUMNS,
+                f"{RANK} {_among(table.rows)}",
+                measured,
+                estimates,
+                _times(table.rows),
+                _to_accuracy(table.rows),
+            )
+            if text
+        ),
+    )
+
+
+def _has_fitted(rows: Sequence[Row]) -> bool:
+    return any(row.published.name in FITTED.values() for row in rows)
+
+
+def _among(rows: Sequence[Row]) -> str:
+    totals = {row.published.shape: row.rank.among for row in rows}
+    return f"There are {', '.join(f'{total:,} on {shape}' for shape, total in totals.items())}."
+
+
+def _config(row: Row) -> str:
+    stages = len(row.paper.plan.stages)
+    straight = row.published.config == "straight" and stages != row.published.workers
+    return f"straight {stages}" if straight else row.published.config
+
+
+def _proof(outcome: Outcome) -> str:
+    if outcome.verdict.proven and outcome.gap <= 1e-6:
+        return "proven"
+    return f"≤{outcome.gap:.1%}"
+
+
+def _times(rows: Sequence[Row]) -> str:
+    parts = [
+        f"{row.published.name} "
+        + ", ".join(f"{one.pace_s * 1e3:.1f}" for one in (row.data_parallel, row.paper, row.ours))
+        for row in rows
+    ]
+    return f"Milliseconds per minibatch (data parallelism, the paper's plan, ours): {'; '.join(parts)}."
+
+
+def _to_accuracy(rows: Sequence[Row]) -> str:
+    parts = [f"{row.published.name} {row.published.to_accuracy:g}" for row in rows if row.published.to_accuracy]
+    return f"Time to accuracy, from the paper and not predicted: {', '.join(parts)}." if parts else ""
+
+
+def _links(table: Table) -> Section:
+    sources = list(dict.fromkeys(one.source for one in table.efficiencies))
+    cells = [
+        (
+            *(one.cluster, one.level, one.operation),
+            *(f"{one.nominal / 1e9:.4g}", f"{one.rate / 1e9:.3f}", f"{one.share:.3f}"),
+            *(one.how, f"[{sources.index(one.source) + 1}]"),
+        )
+        for one in table.efficiencies
+    ]
+    return Section(
+        "Links: nominal and reached rate, GB/s each way",
+        ("on", "level", "operation", "nominal>", "reached>", "share>", "how", "from"),
+        tuple(cells),
+        after=(
+            *(f"[{number}] {source}." for number, source in enumerate(sources, start=1)),
+            "All profiles are of a V100; the speed of cluster C's cards is the ratio of their peak to a V100's.",
+        ),
+    )
+
+
+def to_markdown(sections: list[Section]) -> str:
+    """All sections as Markdown."""
+    parts = []
+    for section in sections:
+        parts.append(f"### {section.title}")
+        parts += map(_wrapped, section.before)
+        if section.columns:
+            parts.append("\n".join(_lines(section)))
+        parts += map(_wrapped, section.after)
+    return "\n\n".join(parts) + "\n"
+
+
+def _wrapped(paragraph: str) -> str:
+    return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def _lines(section: Section) -> list[str]:
+    names = [column.removesuffix(">") for column in section.columns]
+    rules = ["---:" if column.endswith(">") else "---" for column in section.columns]
+    rows = [[cell.replace("|", "\\|").replace("*", "\\*") for cell in row] for row in section.cells]
+    return [f"| {' | '.join(row)} |" for row in (names, rules, *rows)]
+
 
 REFERENCE = "PIPEPLAN_REFERENCE"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "table1.md"
+BLOCK = re.compile(r"<!-- table1 -->\n(.*?)<!-- /table1 -->", re.DOTALL)
 
 
-@click.command()
-@click.option(
-    "--reference",
-    type=click.Path(path_type=Path),
-    help=f"A folder with PipeDream's published profiles, pipedream/vgg16.txt …  [default: {REFERENCE}, else bundled]",
-)
-@click.option("--rows", metavar="NAME,…", help="Only these rows: vgg16-4x4,gnmt8-3x4.")
-@click.option("--solver", type=click.Choice(["dp", "both"]), default="both", show_default=True)
-@click.option("--time-limit", type=float, default=20.0, show_default=True, help="Seconds for each solver and row.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Also write the table as Markdown.")
-def command(
-    reference: Path | None,
-    rows: str | None,
-    solver: str,
-    time_limit: float,
-    output: Path | None,
-) -> None:
-    """Print Table 1 of the PipeDream paper beside pipeplan's predictions."""
-    try:
-        wanted = rows_named(rows)
-        folder = profiles.folder_of(reference or _reference_from_environment())
-        with _progress() as report:
-            table = build_table(wanted, folder, Settings(solver=solver, time_limit_s=time_limit), report)
-    except InputError as error:
-        raise click.ClickException(str(error)) from error
-    sections = sections_of(table)
-    if output is not None:
-        write_text(output, to_markdown(sections))
-    print_sections(sections, Console(highlight=False, width=None if sys.stdout.isatty() else 200))
+def printed_table(names: str | None, reference: Path | None, settings: Settings) -> str:
+    """The table as Markdown. Raises `InputError` where there is no such row or no such folder."""
+    wanted, folder = rows_named(names), table1_links.folder_of(reference)
+    table = build_table(wanted, folder, settings, lambda step: print(step, file=sys.stderr, flush=True))
+    return to_markdown(sections_of(table))
 
 
-def _reference_from_environment() -> Path | None:
+def main() -> None:
+    """Print the table."""
     named = os.environ.get(REFERENCE)
-    return Path(named) if named else None
-
-
-@contextmanager
-def _progress() -> Iterator[Report]:
-    """Show the current step on standard error where that is a terminal."""
-    console = Console(file=sys.stderr)
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("reading", total=None)
-        yield lambda step: bar.update(task, description=step)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reference", type=Path, default=Path(named) if named else None)
+    parser.add_argument("--rows", metavar="NAME,…", help="only these rows: vgg16-4x4,gnmt8-3x4")
+    parser.add_argument("--solver", choices=("dp", "both"), default="both")
+    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for each solver and row")
+    parser.add_argument("--update-page", action="store_true", help=f"write the table into {PAGE.name}")
+    given = parser.parse_args()
+    try:
+        text = printed_table(
+            given.rows, given.reference, Settings(simulate=False, solver=given.solver, time_limit_s=given.time_limit)
+        )
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    print(text)
+    if given.update_page:
+        block = f"<!-- table1 -->\n\n{text.strip()}\n\n<!-- /table1 -->"
+        PAGE.write_text(BLOCK.sub(lambda _: block, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    command()
+    main()

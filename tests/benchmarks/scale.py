@@ -1,32 +1,59 @@
 """How long the dynamic program takes on large instances, how close it comes, and when it first has a plan and a bound.
 
-    python tests/benchmarks/scale.py [--only NAME] [--seconds 60] [--with KIND] [--growth]
+    python tests/benchmarks/scale.py [--only NAME] [--seconds 60]
 
 Every instance is solved in a process of its own. A row has the CPU seconds of the whole process, the wall-clock seconds
 of the solver, the largest resident memory, the gap (with every shared resource to itself), and after how many seconds
-there was a first plan, a first bound, and a gap of at most 1%. --with adds a cost to every instance, so that its rows
-show what that cost takes: `sharding` divides the optimiser's state among replicas, `executor` charges the time and the
-memory of the executor itself, and `tied` lets two layers share weights. With --growth the time of chains whose memory
-binds is fitted by powers of the numbers of layers and workers, and the fit is compared with larger chains.
+there was a first plan, a first bound, and a gap of at most 1%.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import resource
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 
-import numpy as np
-from large_instances import KINDS, chain, cluster, with_cost
-
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.planning.settings import MAXIMUM_CUTS
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 from pipeplan.solvers.dp import dynamic_program
+
+RATES = ((100e9, 1e-6), (12.5e9, 2e-6), (6e9, 3e-6))
+"""Bandwidth in bytes/s and latency in seconds, by level."""
+
+
+def chain(layers: int, seed: int = 0) -> Profile:
+    """Layers in a row: 1.5 to 4.5 ms, 2 to 20 MB of parameters, 25 to 100 MB saved, 1 to 4 MB across."""
+    rng = random.Random(seed)
+    made = tuple(
+        Layer(
+            f"l{i}",
+            rng.uniform(0.5, 1.5) * 1e-3,
+            rng.uniform(1, 3) * 1e-3,
+            int(rng.uniform(2e6, 20e6)),
+            int(rng.uniform(25e6, 100e6)),
+        )
+        for i in range(layers)
+    )
+    tensors = tuple(
+        Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), int(rng.uniform(1e6, 4e6)), 2_000_000) for i in range(layers - 1)
+    )
+    return Profile(layers=made, tensors=tensors, minibatch=1, optimizer_state_ratio=2.0)
+
+
+def cluster(*counts: int, memory_gib: float = 80.0) -> Cluster:
+    """Equal devices joined by levels of so many components, innermost first."""
+    levels = tuple(Level(f"level{i}", count, *RATES[i]) for i, count in enumerate(counts))
+    return Cluster("benchmark", Device("device", "cuda", int(memory_gib * 2**30)), levels)
+
 
 PLAIN, KEEPING = Options(contention=False), Options(contention=False, recompute=False)
 FLUSH = Options(contention=False, schedule="1f1b-flush", accumulate=64)
@@ -44,19 +71,16 @@ INSTANCES: dict[str, tuple[Callable[[], Problem], float]] = {
     ),
 }
 """By name: the layers times the workers, and the gap that is enough. The memory binds, except on 16,384 workers."""
-FITTED = tuple((layers, servers) for layers in (125, 250, 500) for servers in (8, 32, 128))
-PREDICTED = ((1000, 128), (1000, 512))
-"""Layers and servers of 8 workers."""
 
 
 def _asynchronous(schedule: str, accumulate: int | None = None) -> Options:
     return Options(contention=False, schedule=schedule, accumulate=accumulate)
 
 
-def measure(name: str, seconds: float, kind: str) -> None:
-    """Solve an instance, with a kind of cost added, and print its row."""
+def measure(name: str, seconds: float) -> None:
+    """Solve an instance, and print its row."""
     make, gap = INSTANCES[name]
-    problem = with_cost(make(), kind)
+    problem = make()
     began, told = time.perf_counter(), list[tuple[float, float, float]]()
     cuts = enumerate_cuts(problem, MAXIMUM_CUTS)
 
@@ -91,48 +115,19 @@ def _first(told: list[tuple[float, float, float]], known: Callable[[float, float
     return "-"
 
 
-def growth() -> None:
-    """Fit seconds ≈ a · layers^x · workers^y, and print measured beside predicted seconds of larger chains."""
-    rows = []
-    for layers, servers in FITTED:
-        rows.append((layers, 8 * servers, _seconds(layers, servers)))
-        print("  {:>5} layers, {:>5} workers: {:.2f} CPU s".format(*rows[-1]), flush=True)
-    table = np.log(np.array(rows))
-    design = np.column_stack([np.ones(len(table)), table[:, :2]])
-    fit, *_ = np.linalg.lstsq(design, table[:, 2], rcond=None)
-    print(f"CPU seconds grow with layers^{fit[1]:.2f} and workers^{fit[2]:.2f}")
-    for layers, servers in PREDICTED:
-        predicted = float(np.exp(fit @ [1, np.log(layers), np.log(8 * servers)]))
-        print(f"  predicted {predicted:.1f} s, measured {_seconds(layers, servers):.1f} s")
-
-
-def _seconds(layers: int, servers: int) -> float:
-    # So little memory that the model has to be split, however many layers it has.
-    problem = Problem(chain(layers), cluster(8, servers, memory_gib=0.08 * layers), KEEPING)
-    began = time.process_time()
-    dynamic_program.solve(problem, enumerate_cuts(problem, MAXIMUM_CUTS), 600)
-    return time.process_time() - began
-
-
 def main() -> None:
     """Print a row for every instance."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=tuple(INSTANCES))
     parser.add_argument("--seconds", type=float, default=60.0, help="limit of each solve")
-    parser.add_argument("--with", dest="kind", choices=KINDS, default="nothing", help="what every instance also has")
-    parser.add_argument("--growth", action="store_true", help="fit how the time grows, instead of the table")
     given = parser.parse_args()
-    if given.growth:
-        growth()
-        return
     if given.only:
-        measure(given.only, given.seconds, given.kind)
+        measure(given.only, given.seconds)
         return
     headings = f"{'CPU s':>7} {'wall s':>7} {'GiB':>6}  {'gap':>8}  {'plan':>8} {'bound':>8} {'1%':>8}"
     print(f"{'layers x workers':<23} {headings}", flush=True)
     for name in INSTANCES:
-        options = ["--seconds", str(given.seconds), "--with", given.kind]
-        subprocess.run([sys.executable, __file__, "--only", name, *options], check=True)
+        subprocess.run([sys.executable, __file__, "--only", name, "--seconds", str(given.seconds)], check=True)
 
 
 if __name__ == "__main__":

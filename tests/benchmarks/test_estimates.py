@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import estimates
@@ -43,22 +42,3 @@ def test_images_get_the_plans_that_the_published_times_give(name: str) -> None:
         by_published, by_estimate, loss = estimates.plan_by(ours, pairs, cluster)
         assert by_published == by_estimate
         assert loss == "0.0%"
-
-
-def test_the_comparison_sees_a_wrong_estimate() -> None:
-    right = [estimates.Piece("relu", f"layer{index}", 0.01 * index, 0.02 * index, 0) for index in range(1, 6)]
-    assert estimates.errors_of(list(zip(right, right, strict=True)))[2:] == ["+0.0%", "4 of 4", "+0%"]
-    wrong = [*right[:4], replace(right[4], forward_s=2 * right[4].forward_s)]
-    assert estimates.errors_of(list(zip(right, wrong, strict=True)))[2:] == ["+11.1%", "4 of 4", "+20%"]
-
-
-def test_layers_are_matched_by_kind_parameters_and_order() -> None:
-    one, other = (estimates.Piece("linear", name, 1.0, 1.0, size) for name, size in (("one", 4), ("other", 8)))
-    relu = estimates.Piece("relu", "relu", 1.0, 1.0, 0)
-    assert [ours.name for _, ours in estimates.matched([one, relu, other], [other, relu, one])] == [
-        "one",
-        "relu",
-        "other",
-    ]
-    with pytest.raises(SystemExit, match="we have no"):
-        estimates.matched([one, one], [one, other])

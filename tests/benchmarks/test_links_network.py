@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,8 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(LACKS), reason=LACKS)]
 
 
 def measured(name: str, folder: Path) -> tuple[Links, str]:
+    environment = os.environ | {"PYTHONPATH": str(Path(requirements.__file__).parent)}
     command = [sys.executable, SCRIPT, name, "--keep", folder]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert done.returncode == 0, done.stderr
     return Links.of(cluster_toml.load_cluster(str(folder / f"{name}.toml"))), done.stdout
 

@@ -6,14 +6,12 @@ import json
 from pathlib import Path
 
 import peers
-import peers_jobs
 import peers_run
-import peers_table
 import peers_torch
 import pytest
 import torch
 from extents import slow_but_for
-from peers_jobs import SUBJECTS, pieces
+from jobs import JOBS, SUBJECTS, pieces
 
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.tracing.split import build_stage_program
@@ -25,7 +23,7 @@ FEW = 2
 
 @pytest.mark.parametrize("subject", slow_but_for({*SUBJECTS} - {"gpt", "vgg"}, SUBJECTS))
 def test_both_sides_have_the_same_stages_and_the_same_first_loss(subject: str, tmp_path: Path) -> None:
-    job = load_job(f"{peers_jobs.__file__}:{subject}", peers_torch.SEED)
+    job = load_job(f"{JOBS}:{subject}", peers_torch.SEED)
     samples = peers_torch.loader(job, FEW, peers_torch.SEED)(0)
     traced = trace_job(job, FEW)
     profile = tmp_path / "profile.json"
@@ -79,6 +77,6 @@ def test_other_losses_end_the_comparison() -> None:
 
 @pytest.mark.slow
 def test_a_row_runs_from_profile_to_ratio(tmp_path: Path) -> None:
-    settings = peers_table.Settings(repeats=1, warm=1, updates=1)
+    settings = peers.Settings(repeats=1, warm=1, updates=1)
     found = peers.measure("flush-gpt-4", peers.ROWS["flush-gpt-4"], settings, tmp_path)
     assert all(run.update_s(settings.warm) > 0 for runs in found.runs.values() for run in runs)

@@ -59,7 +59,7 @@ latency = "10 us"
 """
 TIGHT = """
 from dataclasses import replace
-from large_instances import chain, cluster
+from scale import chain, cluster
 from pipeplan.errors import PipeplanError
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -95,13 +95,13 @@ def last_line(text: str) -> str:
 
 def bundled() -> str:
     """The 24 bundled answers: how many are proven, and the slowest."""
-    text, cpu_s = run([sys.executable, str(BENCHMARKS / "bundled_answers.py")])
+    text, cpu_s = run([sys.executable, str(BENCHMARKS / "proofs.py"), "bundled"])
     return f"{last_line(text)}; {cpu_s:.0f} CPU s together"
 
 
 def chains(count: int) -> str:
     """Random transformers, 20 CPU seconds each: how many are proven or within 1%."""
-    command = [sys.executable, str(BENCHMARKS / "transformer_chains.py"), "--count", str(count), "--cpu"]
+    command = [sys.executable, str(BENCHMARKS / "proofs.py"), "--count", str(count)]
     return last_line(run(command)[0])
 
 

@@ -1,166 +1,243 @@
 """Runs a plan on emulated servers of this machine, and compares it with its predictions. docs/evidence/replay.md.
 
-    PYTHONPATH=tests/support python tests/evaluation/replay.py [PLAN] [--seconds 20] [--fault KIND[:WHERE][@WHEN]]
-        [--timeout S] [--profile FILE] [--keep FOLDER] [--json]
+    PYTHONPATH=tests/support python tests/evaluation/replay.py [PLAN] [--seconds 20] [--profile FILE] [--json]
 
 The executor, its messages and its all-reduces are real; links are shaped, and computing is replaced by sleeping as long
-as the profile says. With --fault the plan's launchers run it, and a fault strikes in the middle: the exit status is 1
-if they did not react as the executor promises.
+as the profile says. The emulation runs in namespaces of its own, which end with it, also after errors and signals; all
+temporary files are removed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import os
+import signal
+import subprocess
 import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
-from fault_contract import FaultReplayed
-from fault_replay import replay_fault
+import emulation
+import replay_measure as measure
+from network_namespaces import OWN_NAMESPACES, check_requirements
+from replay_folder import write_folder
 from replay_measure import ReplayResult
-from replay_run import SECONDS, ReplaySettings, replay_plan
+from replay_network import Rings, Scaling, network_tree, parts_of, scaling_for
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.errors import InputError
+from pipeplan.plan.plan import Plan
 from pipeplan.problem import plan_file
 from pipeplan.problem.plan_profile import profile_if_found
-from pipeplan.util.units import show_size, show_time
+from pipeplan.profile_data.profile import Profile
+from pipeplan.simulation import engine, metrics, scenario
+from pipeplan.simulation.scenario import Scenario
+from pipeplan.util.files import Node, read_document
+from pipeplan.util.units import show_time
 
-NOT_AS_PROMISED, WRONG, INTERRUPTED = 1, 2, 130
-LEAST_S = 1e-6
-"""Shorter times are printed as 0."""
+WORKERS_A_CORE = 32
+"""Most workers per core. With more, their own work dominates the measurement although their stages sleep."""
+MOST_MINIBATCHES = 20_000
+LEAST_ROUNDS = 2
+SECONDS = 20.0
+STARTING_S = 60.0
+WRONG, INTERRUPTED = 2, 130
+
+
+@dataclass(frozen=True)
+class PreparedReplay:
+    """The plan of a plan folder, with the parameters of its emulation."""
+
+    folder: Path
+    root: Node
+    """The content of plan.json."""
+    profile: Profile | None
+    plan: Scenario
+    rings: Rings
+    scaling: Scaling
+    minibatches: int
+
+    @property
+    def training_s(self) -> float:
+        """Predicted seconds of the emulated training."""
+        return self.minibatches * self.plan.predicted_s * self.scaling.time_by
+
+    def order(self, scratch: Path, limit_s: float) -> dict[str, Any]:
+        """Write the emulated plan into a folder, and return the order to run it."""
+        write_folder(self.folder, self.root, self.profile, self.scaling, self.rings, self.minibatches, scratch / "plan")
+        return {
+            "plan": str(scratch / "plan"),
+            "network": network_tree(self.rings.servers, self.scaling),
+            "arguments": ["--epochs", "1", "--threads", "1", "--run-dir", str(scratch / "run"), "--log-every", "0"],
+            "limit_s": limit_s,
+        }
+
+
+def prepare_replay(folder: Path, profile: Profile | None, seconds: float) -> PreparedReplay:
+    """Prepare a replay of so many seconds of training, or more if a steady state needs them.
+
+    Raises `InputError` where the folder has no plan, or the plan has too many workers for this machine.
+    """
+    plan = scenario.read_scenario(folder)
+    root = read_document(folder / "plan.json", scenario.FORMAT, scenario.VERSION)
+    plan = replace(plan, predicted_s=plan_file.step_time_s(root))
+    cluster = cluster_from_json(root["cluster"])
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cluster.workers > WORKERS_A_CORE * cores:
+        raise InputError(
+            f"the cluster has {cluster.workers} workers, and this machine can emulate {WORKERS_A_CORE * cores}, "
+            f"{WORKERS_A_CORE} for each core; replay a plan for fewer --servers"
+        )
+    planned = Plan.from_json(root["plan"])
+    rings = Rings(planned, cluster, parts_of(cluster, {one for stage in planned.stages for one in stage.workers}))
+    scaling = scaling_for(plan, [rings.inflation(index) for index in range(len(plan.stages))])
+    return PreparedReplay(folder, root, profile, plan, rings, scaling, _minibatches(plan, seconds / scaling.time_by))
+
+
+def _minibatches(plan: Scenario, seconds: float) -> int:
+    """The number of minibatches in so many seconds at the predicted step time, but enough for a steady state."""
+    length = measure.round_of(plan)
+    spare = measure.warm_up(plan) + plan.in_flight
+    wanted = max(seconds / plan.predicted_s, (spare + LEAST_ROUNDS * length) * 1.2)
+    return min(max(math.ceil(wanted / length) * length, length), MOST_MINIBATCHES)
+
+
+def replay_plan(folder: Path, profile: Profile | None, seconds: float = SECONDS) -> ReplayResult:
+    """Replay the plan in a plan folder, whose layers `profile` describes (None: each stage is one layer).
+
+    Raises `InputError` where there is no plan, this machine cannot replay it, or the replay fails.
+    """
+    ready = prepare_replay(folder, profile, seconds)
+    check_requirements()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="pipeplan-replay-", ignore_cleanup_errors=True) as made:
+        scratch = Path(made)
+        limit_s = STARTING_S + 5 * max(seconds, ready.training_s)
+        result = run_order(ready.order(scratch, limit_s), scratch)
+        if result["late"]:
+            raise InputError(
+                f"the replay took longer than {limit_s:.0f} s, for {ready.training_s:.0f} s of training: "
+                "run it again when this machine has less to do, or with other --seconds"
+            )
+        if any(result["statuses"]):
+            raise InputError(f"the replayed workers failed: {last_line(scratch / 'log.txt')}")
+        return _measured(ready, scratch, began)
+
+
+def _measured(ready: PreparedReplay, scratch: Path, began: float) -> ReplayResult:
+    plan, scaling = ready.plan, ready.scaling
+    steps = measure.read_steps(scratch / "run")
+    window = measure.window_of(plan, steps, ready.minibatches)
+    steady = metrics.summarise_simulation(
+        plan, engine.simulate_schedule(plan, ready.minibatches), ready.minibatches
+    ).steady
+    return ReplayResult(
+        config=plan.config,
+        predicted_s=plan.predicted_s,
+        simulated_s=None if steady is None else steady.pace_s,
+        measured_s=window.pace_s / scaling.time_by,
+        spread=window.spread,
+        minibatches=window.last - window.first,
+        scaling=scaling,
+        stages=measure.stage_times(plan, steps, window, scaling),
+        seconds=time.monotonic() - began,
+    )
+
+
+def run_order(order: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Run an order and return its result, after all of its processes have ended.
+
+    Raises `InputError` with the first error that was printed inside.
+    """
+    path, log, out = folder / "order.json", folder / "log.txt", folder / "result.json"
+    path.write_text(json.dumps(order | {"out": str(out)}))
+    command = [*OWN_NAMESPACES, sys.executable, emulation.__file__, str(path)]
+    # torch creates a temporary folder and does not remove it.
+    modules = os.pathsep.join(filter(None, sys.path))
+    environment = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR", "TMPDIR": str(folder), "PYTHONPATH": modules}
+    with log.open("w") as file:
+        # The emulation ends when this end of the pipe closes, which also happens if this process is killed.
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=file, stderr=file, env=environment, start_new_session=True
+        )
+        try:
+            status = process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            assert process.stdin is not None
+            process.stdin.close()
+    if status or not out.is_file():
+        raise InputError(f"the replay failed: {last_line(log)}")
+    result: dict[str, Any] = json.loads(out.read_text())
+    return result
+
+
+def last_line(log: Path) -> str:
+    """The last error in a log, or its last line."""
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or ["no message"])[-1]
 
 
 def show_replay(replayed: ReplayResult, console: Console) -> None:
     """Print the result of a replay."""
-    console.print(_headline(replayed), soft_wrap=True)
-    tables = [_stages(replayed)] + ([_links(replayed)] if replayed.links else [])
-    for table in tables:
-        console.print()
-        console.print(table)
-    console.print()
-    if replayed.unshaped:
-        inside = " and ".join(f"a {name}" for name in replayed.unshaped)
-        console.print(f"Links inside {inside} are not shaped: they are as fast as this machine.", soft_wrap=True)
-    console.print(replayed.cause, soft_wrap=True)
-
-
-def _headline(replayed: ReplayResult) -> str:
     simulated = f", simulated {show_time(replayed.simulated_s)}" if replayed.simulated_s is not None else ""
-    cores = "" if replayed.cores_busy is None else f", cores at work {replayed.cores_busy:.0%} of the time"
-    return (
+    console.print(
         f"Plan {replayed.config}: predicted {show_time(replayed.predicted_s)} a minibatch{simulated}, replayed "
         f"{show_time(replayed.measured_s)} ± {replayed.spread:.1%} over {replayed.minibatches} minibatches: "
         f"{replayed.error:+.1%}.\nBytes are divided by {replayed.scaling.bytes_by:.0f}, times stretched by "
-        f"{replayed.scaling.time_by:.3g}; {replayed.seconds:.0f} s in all{cores}."
+        f"{replayed.scaling.time_by:.3g}; {replayed.seconds:.0f} s in all.\n",
+        soft_wrap=True,
     )
-
-
-def _stages(replayed: ReplayResult) -> Table:
-    table = _table("stage", "repl.", "computes", "pred.", "sync", "waits", "sends", "busy", "pred.")
+    table = Table("stage", box=box.SIMPLE, pad_edge=False, show_edge=False)
+    for name in ("repl.", "computes", "pred.", "sync", "waits", "sends", "busy", "pred."):
+        table.add_column(name, justify="right", no_wrap=True)
     for number, stage in enumerate(replayed.stages, 1):
         times = [stage.computing_s, stage.predicted_s, stage.sync_s, stage.wait_s, stage.send_s]
         busy = f"{stage.busy(replayed.measured_s):.0%}", f"{stage.predicted_busy(replayed.predicted_s):.0%}"
-        table.add_row(str(number), str(stage.replicas), *map(_time, times), *busy)
-    return table
+        table.add_row(str(number), str(stage.replicas), *map(show_time, times), *busy)
+    console.print(table)
 
 
-def _links(replayed: ReplayResult) -> Table:
-    table = _table("link of", "Gbit/s", "way", "a minibatch", "pred.", "busy", "pred.")
-    for link in replayed.links:
-        sizes = [show_size(round(size)) for size in (link.bytes_per_minibatch, link.predicted_bytes)]
-        rate = f"{link.rate * 8 / 1e9:.3g}"
-        table.add_row(link.name, rate, link.direction, *sizes, f"{link.busy:.0%}", f"{link.predicted_busy:.0%}")
-    return table
+def _end(number: int, _frame: FrameType | None) -> None:
+    """End with an exception, so that the folder is removed."""
+    raise SystemExit(128 + number)
 
 
-def _time(seconds: float) -> str:
-    return "0" if seconds < LEAST_S else show_time(seconds)
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(first, box=box.SIMPLE, pad_edge=False, show_edge=False)
-    for name in others:
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def show_fault_replay(replayed: FaultReplayed, console: Console) -> None:
-    """Print the result of a replay with a fault."""
-    console.print(f"Plan {replayed.config}, {replayed.fault}, after {_minibatches(replayed.struck_after)}.")
-    console.print(f"promised: {replayed.promised}", soft_wrap=True)
-    console.print(f"happened: {_happened(replayed)}", soft_wrap=True)
-    for line in replayed.said:
-        console.print(f"said:     {line}", soft_wrap=True)
-    verdict = "as promised" if replayed.kept else f"NOT as promised: {'; '.join(replayed.broken)}"
-    console.print(
-        f"{verdict}. Times are of the emulation, whose minibatches are stretched by {replayed.time_by:.3g}; "
-        f"{replayed.seconds:.0f} s in all.",
-        soft_wrap=True,
-    )
-
-
-def _happened(replayed: FaultReplayed) -> str:
-    parts = []
-    if replayed.noticed_s is None:
-        parts.append("no worker ended")
-    else:
-        parts.append(f"noticed after {replayed.noticed_s:.1f} s")
-        if replayed.all_ended_s is not None:
-            parts.append(f"all workers had ended after {replayed.all_ended_s:.1f} s")
-    if replayed.back_s is not None:
-        parts.append(f"the first minibatch after it was done after {replayed.back_s:.1f} s")
-    if replayed.over_s is not None:
-        parts.append(f"all was over after {replayed.over_s:.1f} s")
-    parts.append(f"{replayed.restarts or 'no'} restart{'' if replayed.restarts == 1 else 's'}")
-    parts.append(f"{replayed.done} of {_minibatches(replayed.minibatches)} done")
-    return ", ".join(parts)
-
-
-def _minibatches(count: int) -> str:
-    return f"{count} minibatch{'' if count == 1 else 'es'}"
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 1 <= seconds <= 3600:
-        raise ValueError
-    return seconds
-
-
-def _arguments(words: list[str]) -> argparse.Namespace:
+def main(words: list[str]) -> None:
+    """Replay a plan and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", type=Path, nargs="?", default=Path("plan"))
     parser.add_argument("--profile", type=Path, help="the profile that the plan was made from")
-    parser.add_argument("--seconds", type=_seconds, default=SECONDS, help="duration of the run")
-    parser.add_argument("--fault", help="cut:server1, flap:server1:3s, kill:worker3 or freeze:worker3, @20 or @5s")
-    parser.add_argument("--timeout", type=_seconds, help="with --fault: the executor's --timeout in seconds")
-    parser.add_argument("--keep", type=Path, help="keep the run folder and logs in this folder")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="duration of the run")
     parser.add_argument("--json", action="store_true")
-    return parser.parse_args(words)
-
-
-def main(words: list[str]) -> int:
-    """Replay a plan, print the result, and return the exit status."""
-    given, console = _arguments(words), Console(highlight=False, markup=False)
-    if given.timeout is not None and given.fault is None:
-        raise InputError("--timeout is for a replay with a --fault: give one, or leave it out")
+    given = parser.parse_args(words)
     path, root = plan_file.plan_file(given.plan), plan_file.read_plan_document(given.plan)
     layers = profile_if_found(root, path, given.profile)  # without it, each stage is replayed as one layer
-    if given.fault is None:
-        replayed = replay_plan(given.plan, layers, ReplaySettings(given.seconds, given.keep))
-        print(json.dumps(replayed.to_json(), indent=1)) if given.json else show_replay(replayed, console)
-        return 0
-    broken = replay_fault(given.plan, layers, given.fault, given.seconds, given.timeout, given.keep)
-    print(json.dumps(broken.to_json(), indent=1)) if given.json else show_fault_replay(broken, console)
-    return 0 if broken.kept else NOT_AS_PROMISED
+    replayed = replay_plan(given.plan, layers, given.seconds)
+    if given.json:
+        print(json.dumps(asdict(replayed) | {"error": replayed.error}, indent=1))
+    else:
+        show_replay(replayed, Console(highlight=False, markup=False))
 
 
 if __name__ == "__main__":
+    for terminating in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(terminating, _end)
     try:
-        sys.exit(main(sys.argv[1:]))
+        main(sys.argv[1:])
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(WRONG)

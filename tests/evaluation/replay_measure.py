@@ -1,4 +1,4 @@
-"""The measurements of a replay, from its run folder and its cables' counters, between filling and draining.
+"""The measurements of a replay, from its run folder, between filling and draining.
 
 All times of a `ReplayResult` are seconds on the plan's own hardware, not of the emulation.
 """
@@ -8,18 +8,15 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replay_network import HEADERS, LinkUse, NetworkPart, Scaling
+from replay_network import Scaling
 
 from pipeplan.errors import InputError
 from pipeplan.simulation.scenario import Scenario
-
-FORMAT, VERSION = "pipeplan-replay", 1
 
 
 @dataclass(frozen=True)
@@ -52,42 +49,26 @@ class ReplayedStage:
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """The result of a replay. Paces are seconds per minibatch."""
+    """The result of a replay. Times are seconds per minibatch."""
 
     config: str
     predicted_s: float
-    """Pace by the planner."""
     simulated_s: float | None
-    """Pace by the simulation of the same schedule; None without a steady state."""
+    """Of the simulation of the same schedule; None without a steady state."""
     measured_s: float
     spread: float
-    """Relative standard error of the measured pace, from parts of the run."""
+    """Relative standard error of the measured time, from parts of the run."""
     minibatches: int
     """Number of measured minibatches."""
     scaling: Scaling
     stages: tuple[ReplayedStage, ...]
-    links: tuple[LinkUse, ...]
     seconds: float
     """Duration of the replay, including its start and end."""
-    cores_busy: float | None = None
-    """Share of the time for which this machine's cores were busy, with all programs."""
-    unshaped: tuple[str, ...] = ()
-    """Levels of the cluster whose links are not shaped."""
-    cause: str = ""
-    """The main cause of the difference, in a sentence."""
 
     @property
     def error(self) -> float:
-        """Measured over predicted pace, less 1: above 0 the plan is slower than predicted."""
+        """Measured over predicted time, less 1: above 0 the plan is slower than predicted."""
         return self.measured_s / self.predicted_s - 1
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON document, with derived figures."""
-        stages = [
-            asdict(one) | {"busy": one.busy(self.measured_s), "predicted_busy": one.predicted_busy(self.predicted_s)}
-            for one in self.stages
-        ]
-        return {"format": FORMAT, "version": VERSION} | asdict(self) | {"stages": stages, "error": self.error}
 
 
 LONGEST_ROUND = 240
@@ -168,47 +149,3 @@ def stage_times(
         means = {name: sum(step[name] for step in mine) / len(mine) / scaling.time_by for name in TIMES}
         times.append(ReplayedStage(load.replicas, load.busy_s, **means))
     return tuple(times)
-
-
-def link_uses(
-    servers: NetworkPart, traffic: Sequence[dict[str, Any]], window: Window, scaling: Scaling
-) -> list[LinkUse]:
-    """The traffic of each shaped cable, in its busier direction."""
-    cables = {part.name: part for part in servers.cables}
-    busiest = []
-    for counted in traffic:
-        part = cables.get(counted["name"])
-        if part is not None:
-            uses = [_use(part, name, counted, column, window, scaling) for name, column in _DIRECTIONS]
-            busiest.append(max(uses, key=lambda use: use.busy))
-    return busiest
-
-
-_DIRECTIONS = (("out", "out"), ("in", "into"))
-
-
-def _use(
-    part: NetworkPart, direction: str, counted: dict[str, Any], column: str, window: Window, scaling: Scaling
-) -> LinkUse:
-    start, end = window.ends_s[0], window.ends_s[-1]
-    carried = (_at(counted["time_s"], counted[column], end) - _at(counted["time_s"], counted[column], start)) / HEADERS
-    per_minibatch = carried / (window.last - window.first) * scaling.bytes_by
-    return LinkUse(part.name, part.rate, direction, per_minibatch, carried / (end - start) / scaling.rate(part.rate))
-
-
-def cores_busy(counted: dict[str, Sequence[float]], window: Window) -> float | None:
-    """Share of the time for which this machine's cores were busy; None where the system does not count it."""
-    start, end = window.ends_s[0], window.ends_s[-1]
-    busy, ticks = (
-        _at(counted["time_s"], counted[n], end) - _at(counted["time_s"], counted[n], start) for n in ("busy", "all")
-    )
-    return busy / ticks if ticks > 0 else None
-
-
-def _at(times: Sequence[float], values: Sequence[float], when: float) -> float:
-    """A counter at some time, interpolated between two readings."""
-    at = bisect_left(times, when)
-    if at == 0 or at == len(times):
-        return values[0] if at == 0 else values[-1]
-    share = (when - times[at - 1]) / (times[at] - times[at - 1])
-    return values[at - 1] + share * (values[at] - values[at - 1])

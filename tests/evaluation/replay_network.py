@@ -1,4 +1,4 @@
-"""The emulated network of a replay: its cables, its scale, and the traffic that plan.json predicts for it.
+"""The emulated network of a replay: its cables, its scale and its all-reduces.
 
 The cluster is a tree of switches, in which every component's card is a cable with the rate of its messages. Bytes and
 rates are divided by `bytes_by`, so that a machine with two cores can carry the traffic of all cables together. Times
@@ -10,21 +10,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.links import Links
-from pipeplan.cost import contention
 from pipeplan.cost.ddp_overlap import BUCKET_BYTES
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.plan_file import PlanFile
 from pipeplan.simulation.scenario import Scenario, StageLoad
-from pipeplan.util.files import Node
 
 MOST_TRAFFIC = 1e8
 """Most bytes/s of all workers together: on two cores 16 workers reach 1.3 Gbit/s without computing."""
@@ -179,67 +173,9 @@ def _node(part: NetworkPart, scaling: Scaling) -> dict[str, Any]:
     return node
 
 
-_WAYS = {"out": contention.OUTGOING, "in": contention.INCOMING}
 STEP_S = 0.002
 """Least seconds of a ring, of the emulation. Shorter rings are bound by the cost of messages and not by links."""
 LEAST_BUCKET_BYTES = 2**16
-
-
-@dataclass(frozen=True)
-class LinkUse:
-    """The traffic of one cable, in its busier direction."""
-
-    name: str
-    rate: float
-    """Bytes/s."""
-    direction: str
-    """`out` of the part that the cable joins to the others, or `in`."""
-    bytes_per_minibatch: float
-    """Bytes on the plan's hardware."""
-    busy: float
-    """Carried share of its capacity."""
-    predicted_bytes: float = 0.0
-    """Predicted bytes in this direction. Bytes of all-reduces with another efficiency are converted to bytes of
-    messages that take as long."""
-    predicted_busy: float = 0.0
-    """Predicted busy time as a share of the predicted pace."""
-
-
-def with_predictions(uses: Sequence[LinkUse], servers: NetworkPart, root: Node) -> tuple[LinkUse, ...]:
-    """The traffic of cables together with its prediction by plan.json, `root`."""
-    plan, cluster = Plan.from_json(root["plan"]), cluster_from_json(root["cluster"])
-    links, pace_s = Links.of(cluster), PlanFile.of(root).step_s
-    by_name = {part.name: part for part in servers.cables}
-    predicted = []
-    for use in uses:
-        part = by_name[use.name]
-        busy_s = _busy_s(plan, cluster, links, root, part)[_WAYS[use.direction]]
-        predicted.append(replace(use, predicted_bytes=busy_s * use.rate, predicted_busy=busy_s / pace_s))
-    return tuple(predicted)
-
-
-def _busy_s(plan: Plan, cluster: Cluster, links: Links, root: Node, part: NetworkPart) -> tuple[float, float]:
-    """Predicted busy seconds per minibatch, out and in."""
-    predictions = PlanFile.of(root).prediction.stages
-    names = ("parameter_bytes", "send_bytes", "receive_gradient_bytes")
-    parameters, forward, backward = (np.array([float(getattr(stage, name)) for stage in predictions]) for name in names)
-    messages, rings = contention.bytes_across_cards(
-        plan, cluster, part.level, (parameters, forward, backward), not plan.inference
-    )
-    send, reduce = links.card(part.level, cluster.starts(part.level)[part.component])
-    busy = messages[:, part.component] / send + rings[:, part.component] / reduce
-    return float(busy[contention.OUTGOING]), float(busy[contention.INCOMING])
-
-
-def unshaped_levels(cluster: Cluster, servers: NetworkPart) -> tuple[str, ...]:
-    """Names of the levels that join several components by links without shaping."""
-    shaped = {cable.level for cable in servers.cables}
-    counts = {level: len(cluster.starts(level)) - 1 for level in range(len(cluster.levels) + 1)}
-    return tuple(
-        cluster.levels[level].name
-        for level in range(len(cluster.levels))
-        if counts[level] > counts[level + 1] and level not in shaped
-    )
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ class Payload:
         return os.mkdir, (self.path,)
 
 
-def _launch(script: str, run: str, options: list[str], node: int, secret: str, log: str) -> None:
+def launch(script: str, run: str, options: list[str], node: int, secret: str, log: str) -> None:
+    """Become a launch.sh whose output goes to a file."""
     os.environ |= {"NODE_RANK": str(node), "MASTER_PORT": str(PORT), "PIPEPLAN_SECRET": secret}
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
@@ -110,7 +111,8 @@ def _attack(ports: range, found: Path) -> None:
     found.write_text(json.dumps({"open": opened, "doors": {port: done for port, done in doors.items() if done}}))
 
 
-def _status(pid: int) -> int:
+def status_of(pid: int) -> int:
+    """The exit status of a process, once it ends."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
@@ -120,15 +122,15 @@ def main() -> None:
     folder = Path(run).parent
     network = Network(NetworkNode(below=tuple(NetworkNode(workers=1) for _ in range(3))))
     (zero, _), (one, _), (outside, _) = network.servers
-    first = start_in_namespace(zero, lambda: _launch(script, run, options, 0, SECRET, f"{run}.0.log"))
+    first = start_in_namespace(zero, lambda: launch(script, run, options, 0, SECRET, f"{run}.0.log"))
     stolen = f"{run}-stolen"
-    joined = _status(start_in_namespace(outside, lambda: _launch(script, stolen, options, 1, GUESS, f"{run}.x.log")))
+    joined = status_of(start_in_namespace(outside, lambda: launch(script, stolen, options, 1, GUESS, f"{run}.x.log")))
     early = folder / "early.json"
-    _status(start_in_namespace(outside, lambda: _attack(range(PORT, PORT + 1), early)))
-    second = start_in_namespace(one, lambda: _launch(script, run, options, 1, SECRET, f"{run}.1.log"))
+    status_of(start_in_namespace(outside, lambda: _attack(range(PORT, PORT + 1), early)))
+    second = start_in_namespace(one, lambda: launch(script, run, options, 1, SECRET, f"{run}.1.log"))
     wait_for_checkpoint(Path(run), f"{run}.0.log")
     late = folder / "late.json"
-    _status(start_in_namespace(outside, lambda: _attack(range(1, 1 << 16), late)))
+    status_of(start_in_namespace(outside, lambda: _attack(range(1, 1 << 16), late)))
     done = len(Path(f"{run}/metrics/rank-1.jsonl").read_bytes())
     time.sleep(2)
     answer = {
@@ -139,7 +141,7 @@ def main() -> None:
         "owned": (folder / "owned").exists(),
     }
     os.kill(first, signal.SIGTERM)
-    answer["statuses"] = [_status(first), _status(second)]
+    answer["statuses"] = [status_of(first), status_of(second)]
     print(json.dumps(answer))
 
 

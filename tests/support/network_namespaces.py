@@ -9,7 +9,6 @@ with the process.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import shutil
 import subprocess
 import sys
@@ -41,17 +40,6 @@ class NetworkNode:
     """Name for messages."""
 
 
-@dataclass(frozen=True)
-class SwitchPort:
-    """The port of a switch to which a cable is connected."""
-
-    switch: str
-    """Namespace of the switch."""
-    interface: str
-    node: NetworkNode
-    """The node at the other end of the cable."""
-
-
 class Network:
     """The namespaces of a tree of nodes, whose root is a switch."""
 
@@ -59,7 +47,8 @@ class Network:
         """Raises `RuntimeError` if the machine does not allow namespaces."""
         self.servers: list[tuple[str, int]] = []
         """(namespace, number of workers) of each server, in order."""
-        self.ports: list[SwitchPort] = []
+        self.ports: list[tuple[str, str]] = []
+        """(namespace of the switch, its interface) of each cable, in the order of the nodes below."""
         self._count = 0
         _run("mount -t tmpfs none /run")
         NAMES.mkdir()
@@ -88,7 +77,7 @@ class Network:
             if node.rate:
                 _run(f"ip netns exec {name} tc qdisc add dev {link} root tbf rate {node.rate} burst 64k latency 200ms")
         _run(f"ip -n {above} link set {port} master bridge")
-        self.ports.append(SwitchPort(above, port, node))
+        self.ports.append((above, port))
         if node.workers:
             number = len(self.servers)
             _run(f"ip -n {below} addr add 10.0.{number >> 8}.{number & 255}/16 dev {end}")
@@ -142,50 +131,31 @@ def _run(command: str) -> None:
         raise RuntimeError(f"{command}: {done.stderr.strip()}")
 
 
-_COMMANDS = (
-    ("mount -t tmpfs none /run", "a mount in a namespace of its own"),
-    ("ip link add one0 type veth peer name one1", "virtual cables (the kernel's veth)"),
-    ("ip link add two type bridge", "virtual switches (the kernel's bridge)"),
-    ("tc qdisc add dev one0 root tbf rate 1gbit burst 64k latency 200ms", "shaped links (the kernel's sch_tbf)"),
-    ("sysctl -qw net.ipv4.tcp_congestion_control=reno", "TCP reno (net.ipv4.tcp_available_congestion_control)"),
+_TRIED = (
+    "mount -t tmpfs none /run",
+    "ip link add one0 type veth peer name one1",
+    "ip link add two type bridge",
+    "tc qdisc add dev one0 root tbf rate 1gbit burst 64k latency 200ms",
+    "sysctl -qw net.ipv4.tcp_congestion_control=reno",
 )
+"""What a network is made with."""
 
 
-_PROCESSES = ("mount -t proc proc /proc", "a /proc of its own")
+def check_requirements() -> None:
+    """Raise `InputError` where this machine cannot emulate networks."""
+    if why := missing_requirement():
+        raise InputError(f"networks cannot be emulated here: {why}")
 
 
-def check_requirements(processes: bool = False) -> None:
-    """Raise `InputError` where this machine cannot replay plans. Launchers also need `processes` of their own."""
-    if why := missing_requirement(processes):
-        raise InputError(f"plans cannot be replayed here: {why}")
-
-
-def missing_requirement(processes: bool = False) -> str:
-    """The first missing requirement and its remedy; empty where nothing is missing."""
-    commands = (*_COMMANDS, _PROCESSES) if processes else _COMMANDS
+def missing_requirement() -> str:
+    """The first missing requirement; empty where nothing is missing."""
     if not sys.platform.startswith("linux"):
-        return f"replays need network namespaces of Linux; this is {sys.platform}; replay on a Linux machine"
-    for command, package in (("unshare", "util-linux"), ("ip", "iproute2"), ("tc", "iproute2"), ("sysctl", "procps")):
-        if shutil.which(command) is None:
-            return f"the command {command} is missing; install the package {package}"
-    if importlib.util.find_spec("torch") is None:
-        return "the executor needs torch, which is not installed; pip install 'pipeplan[torch]'"
-    if why := _try("true"):
-        return f"this system allows no namespaces without root ({why}); run it as root, or allow them"
-    if _try(" && ".join(command for command, _ in commands)):
-        for number, (_, feature) in enumerate(commands):
-            if why := _try(" && ".join(command for command, _ in commands[: number + 1])):
-                return f"this system does not allow {feature}: {why}; replay on another machine"
-    return ""
-
-
-def _try(script: str) -> str:
-    """The error of a script in namespaces of its own; empty if it succeeds."""
+        return f"network namespaces are of Linux; this is {sys.platform}"
+    if missing := [name for name in ("unshare", "ip", "tc", "sysctl") if shutil.which(name) is None]:
+        return f"the command {missing[0]} is missing"
+    script = ["sh", "-c", " && ".join(_TRIED)]
     try:
-        done = subprocess.run(
-            [*OWN_NAMESPACES, "sh", "-c", script], capture_output=True, text=True, timeout=20, check=False
-        )
+        done = subprocess.run([*OWN_NAMESPACES, *script], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-    return lines[-1] if done.returncode else ""
+    return (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1] if done.returncode else ""

@@ -290,11 +290,17 @@ class _Chooser:
         options = self.question.options
         if options.stages != 1 and not options.grid:
             self._best_of_sizes(UNIFORM, sizes, extrapolated, grid=True, allow_copies=False)
+        listed = self.question.simulates and not options.grid
+        # The search of all cuts may take all the time that is left, so the fastest size is listed before it.
+        first = self._fastest_sizes(sizes)[:1] if listed else []
+        for size in first:
+            self._listed(size, extrapolated)
         self._best_of_sizes(PIPELINE, sizes, extrapolated, bounds=True)
-        if options.grid or not self.question.simulates:
+        if not listed:
             return
         for size in self._fastest_sizes(sizes)[:LISTED_SIZES]:
-            self._listed(size, extrapolated)
+            if size not in first:
+                self._listed(size, extrapolated)
         best = best_of([one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)])
         if best is not None:
             self.found += virtual_flushes(best, self.deadline.share(0.8))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import brute_force
 import pytest
-from brute_cards import Cards
+from brute_force import Cards
 from brute_formulas import Costs
 from extents import first_few
 from instances import (

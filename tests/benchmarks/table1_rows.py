@@ -5,9 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
+
+from table1_configurations import TOLERANCE, Configurations, Rank
+from table1_links import (
+    FITTED,
+    ROWS,
+    Efficiency,
+    ProfileSource,
+    PublishedRow,
+    cluster_of,
+    fit_efficiencies,
+    profile_of,
+    row_named,
+    stated,
+)
 
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
@@ -16,10 +32,7 @@ from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
-from table1.configurations import TOLERANCE, Configurations, Rank
-from table1.efficiencies import Efficiency, cluster_of, stated
-from table1.profiles import ProfileSource
-from table1.published import PublishedRow
+from pipeplan.util.text import did_you_mean
 
 OFF = 0.25
 """Relative error from which on docs/evidence/table1.md gives a reason."""
@@ -141,3 +154,42 @@ def predict_row(
     outcome = solve(replace(free, options=replace(free.options, memory=True)), settings)
     ours = scored(outcome.plan, outcome.evaluation)
     return Row(row, source, scored(parallel, parallel_score), paper, rank, ours, outcome)
+
+
+# The whole table: link efficiencies and rows.
+
+Report = Callable[[str], None]
+"""Receives a few words about the step that begins."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """All results that the benchmark prints."""
+
+    efficiencies: tuple[Efficiency, ...]
+    rows: tuple[Row, ...]
+
+
+def rows_named(names: str | None) -> tuple[PublishedRow, ...]:
+    """The rows of a comma-separated list, in the paper's order; all rows for None.
+
+    Raises `InputError` where there is no row of a name.
+    """
+    if names is None:
+        return ROWS
+    wanted = [name.strip() for name in names.split(",")]
+    for name in wanted:
+        if row_named(name) is None:
+            raise InputError(f"--rows: there is no row {name!r}; {did_you_mean(name, [row.name for row in ROWS])}")
+    return tuple(row for row in ROWS if row.name in wanted)
+
+
+def build_table(wanted: Sequence[PublishedRow], folder: Path | None, settings: Settings, report: Report) -> Table:
+    """Predict the rows. The links are always fitted on the VGG-16 rows, wanted or not."""
+    fitted = {cluster: row for cluster, name in FITTED.items() if (row := row_named(name)) is not None}
+    sources = {row.name: profile_of(row, folder) for row in (*fitted.values(), *wanted)}
+    cases = {row.name: Case(row, sources[row.name].profile) for row in fitted.values()}
+    report("the links")
+    efficiencies = fit_efficiencies(fitted, lambda row, shares: cases[row.name].gain(shares))
+    rows = [predict_row(row, sources[row.name], efficiencies, settings, report) for row in wanted]
+    return Table(efficiencies, tuple(rows))

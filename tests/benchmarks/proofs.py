@@ -1,0 +1,273 @@
+"""How close the solvers come to a proven plan: random transformers, the bundled profiles, and synchronous schedules.
+
+    python tests/benchmarks/proofs.py [dp] [--count 70] [--first 0] [--seconds 20] [--jobs 1]
+    python tests/benchmarks/proofs.py ilp [--count 70] [--workers 64] [--seconds 8]
+    python tests/benchmarks/proofs.py bundled [--seconds 20]
+    python tests/benchmarks/proofs.py schedules [--seconds 40]
+
+`dp`: random transformers of 24 to 200 blocks on 16 to 512 GPUs, on two or three levels of links, under all schedules
+but those with several stages on a worker. A GPU has 12 to 70% of the memory that one worker would need for everything.
+A row has what is asked, the plan, its gap with everything charged, CPU seconds, and at the end how many had an answer
+after one second. `ilp`: the same with up to so many workers, by the integer program, below the step time of the plan
+that the dynamic program finds in 20 s. `bundled`: the answers for the bundled profiles on clusters A, B and C.
+`schedules`: the candidates for two transformers on A100s, with simulated throughput and memory.
+
+Limits of `dp` and `ilp` are CPU seconds; HiGHS alone goes by the clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from pipeplan.api import cluster, read_profile
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.errors import InfeasibleError, NotFoundInTimeError
+from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES, VIRTUAL
+from pipeplan.planning.candidates import Machines
+from pipeplan.planning.choose import Question, choose
+from pipeplan.planning.settings import MAXIMUM_CUTS, Settings, SolveProgress
+from pipeplan.planning.solve import solve
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.solvers.dp import dynamic_program
+from pipeplan.solvers.ilp import integer_program
+from pipeplan.solvers.result import Result
+from pipeplan.util import files
+from pipeplan.util.deadline import Deadline
+from pipeplan.util.units import show_size
+
+DP_S = 20.0
+"""Seconds of the dynamic program for a chain of `ilp`."""
+
+
+def transformer(rng: random.Random, blocks: int) -> Profile:
+    """An embedding, blocks of attention and MLP, and a head, with weights and times of one hidden size each."""
+    hidden = rng.choice((1024, 2048, 4096, 5120))
+    tokens = rng.choice((1024, 2048, 4096))
+    flops_s = 120e12
+    crossing = 2 * tokens * hidden
+    layers = [Layer("embedding", 1e-5, 2e-5, 2 * 50_000 * hidden, crossing)]
+    for block in range(blocks):
+        for name, weights in (("attention", 4 * hidden**2), ("mlp", 8 * hidden**2)):
+            forward_s = 2 * weights * tokens / flops_s * rng.uniform(0.97, 1.03)
+            layers.append(Layer(f"{name}{block}", forward_s, 2 * forward_s, 2 * weights, 6 * crossing))
+    head_s = 2 * 50_000 * hidden * tokens / flops_s
+    layers.append(Layer("head", head_s, 2 * head_s, 2 * 50_000 * hidden, 2 * 50_000 * tokens))
+    tensors = tuple(
+        Tensor(f"t{one.name}", one.name, (following.name,), crossing, crossing)
+        for one, following in itertools.pairwise(layers)
+    )
+    return Profile(layers=tuple(layers), tensors=tensors, minibatch=1, optimizer_state_ratio=6.0)
+
+
+def instance(seed: int) -> Problem:
+    """A problem drawn by a seed."""
+    rng = random.Random(seed)
+    profile = transformer(rng, rng.randint(24, 200))
+    inner, outer = Level("server", 8, 250e9, 5e-6), (12.5e9, 10e-6)
+    servers = rng.choice((2, 4, 8, 16, 32, 64))
+    if servers >= 8 and rng.random() < 0.5:
+        levels = (inner, Level("rack", servers // 4, 25e9, 8e-6), Level("cluster", 4, *outer))
+    else:
+        levels = (inner, Level("cluster", servers, *outer))
+    everything = sum(layer.parameter_bytes * (2 + profile.optimizer_state_ratio) for layer in profile.layers)
+    everything += sum(layer.saved_bytes for layer in profile.layers)
+    memory = int(rng.uniform(0.12, 0.70) * everything)
+    drawn = Cluster("drawn", Device("GPU", "cuda", memory), levels)
+    schedule = rng.choice([name for name in SCHEDULES if name not in VIRTUAL])
+    accumulate = rng.choice((8, 16, 32, 64)) if schedule in ACCUMULATING else None
+    return Problem(profile, drawn, Options(schedule=schedule, accumulate=accumulate, overlap=1.0))
+
+
+@dataclass(frozen=True)
+class Solved:
+    """The answer to one instance."""
+
+    text: str
+    gap: float | None
+    """Relative; None where no plan was found."""
+    cpu_s: float
+    after_a_second: bool
+
+
+def solved(seed: int, seconds: float) -> Solved:
+    """Solve the instance of a seed within CPU seconds, in a process of its own."""
+    time.perf_counter = time.process_time  # the clock of all deadlines
+    problem = instance(seed)
+    began, cpu = time.perf_counter(), time.process_time()
+    first: list[float] = []
+
+    def report(state: SolveProgress) -> None:
+        if state.best_s is not None and not first:
+            first.append(time.perf_counter() - began)
+
+    asked = f"{len(problem.units):>4} layers  {problem.cluster.workers:>4} GPUs  {problem.options.schedule:<14}"
+    try:
+        outcome = solve(problem, Settings(solver="dp", time_limit_s=seconds), report=report)
+    except (InfeasibleError, NotFoundInTimeError) as error:
+        # That nothing fits is an answer, and as good as proven; that time was short is none.
+        short = isinstance(error, NotFoundInTimeError)
+        return Solved(f"{asked} {str(error)[:60]}", None if short else 0.0, time.process_time() - cpu, not short)
+    known = bool(first) and first[0] <= 1.0
+    cpu_s = time.process_time() - cpu
+    text = f"{asked} {outcome.plan.config[:40]:<40} gap {outcome.gap:8.4%}  {cpu_s:6.1f} CPU s"
+    return Solved(text, outcome.gap, cpu_s, known)
+
+
+def by_dp(given: argparse.Namespace) -> None:
+    """Solve all instances and print a row for each, and a summary."""
+    seeds = range(given.first, given.first + given.count)
+    rows = []
+    with ProcessPoolExecutor(given.jobs, max_tasks_per_child=1) as pool:
+        for row in pool.map(solved, seeds, [given.seconds] * len(seeds)):
+            print(f"{seeds[len(rows)]:>4}  {row.text}", flush=True)
+            rows.append(row)
+    close = [row for row in rows if row.gap is not None and row.gap <= 1e-2]
+    proven = [row for row in close if row.gap is not None and row.gap <= 1e-6]
+    unsolved, quick = sum(row.gap is None for row in rows), sum(row.after_a_second for row in rows)
+    print(
+        f"{len(rows)} instances within {given.seconds:g} s each: {len(proven)} proven, {len(close)} within 1%, "
+        f"{unsolved} without a plan; {quick} had an answer after a second; "
+        f"median {statistics.median(row.cpu_s for row in rows):.1f} CPU s"
+    )
+
+
+def by_ilp(given: argparse.Namespace) -> None:
+    """Print a row for each chain, and a summary."""
+    time.perf_counter = time.process_time  # the clock of all deadlines
+    limits = integer_program.IlpLimits(seconds=given.seconds)
+    gaps: list[float] = []
+    proven = 0
+    for seed in range(given.first, given.first + given.count):
+        problem = instance(seed)
+        if problem.cluster.workers > given.workers:
+            continue
+        first = dynamic_program.solve(problem, enumerate_cuts(problem, MAXIMUM_CUTS), DP_S)
+        pace_s = evaluate(first.plan, problem).pace_s if first.plan else None
+        began = time.process_time()
+        result = integer_program.solve(problem, limits, pace_s)
+        spent_s = time.process_time() - began
+        best_s = min(pace_s or float("inf"), result.objective_s)
+        gaps.append(max(0.0, 1.0 - result.bound_s / best_s))
+        proven += result.status == ("infeasible" if pace_s is None else "optimal")
+        asked = f"{len(problem.units):>4} layers {problem.cluster.workers:>3} GPUs {problem.options.schedule:<13}"
+        config = first.plan.config if first.plan else "the DP has no plan"
+        print(
+            f"{seed:>3} {asked} {config[:32]:<32} gap {gaps[-1]:7.3%} {spent_s:6.1f} CPU s {result.status}", flush=True
+        )
+    print(f"{len(gaps)} chains: {proven} proven, {sum(gap <= 0.01 for gap in gaps)} with a gap of at most 1%")
+
+
+def by_bundled(given: argparse.Namespace) -> None:
+    """Print a row for each answer, and a summary."""
+    table = Table("profile", "cluster", "plan", "ms", "DP", "ILP", "gap", "s")
+    outcomes, slowest = [], 0.0
+    for path in sorted(files.bundled_folder("profiles").glob("*.json")):
+        for place in "ABC":
+            began = time.perf_counter()
+            problem = Problem(read_profile(path), cluster(place), Options())
+            outcome = solve(problem, Settings(time_limit_s=given.seconds))
+            seconds = time.perf_counter() - began
+            states = _state(outcome.results, "DP"), _state(outcome.results, "ILP")
+            figures = f"{outcome.predicted_s * 1e3:.3f}", *states, f"{outcome.gap:.2%}", f"{seconds:.1f}"
+            table.add_row(path.stem, place, outcome.plan.config, *figures)
+            outcomes.append(outcome)
+            slowest = max(slowest, seconds)
+    console = Console(width=150)
+    console.print(table)
+    proven, both = sum(one.gap < 1e-6 for one in outcomes), sum(one.verdict.proven for one in outcomes)
+    console.print(
+        f"{proven} of {len(outcomes)} proven, {both} of them by both solvers; the slowest took {slowest:.1f} s"
+    )
+
+
+def _state(results: tuple[Result, ...], solver: str) -> str:
+    """The status of one solver, with its gap and its seconds."""
+    for result in results:
+        if result.solver.startswith(solver):
+            gap = "" if result.gap < 1e-6 else f" {result.gap:.1%}"
+            return f"{result.status}{gap}, {result.seconds:.1f} s"
+    return "-"
+
+
+FLOPS = 1.5e14
+"""Operations in a second."""
+
+
+def even_transformer(name: str, blocks: int, width: int, words: int, tokens: int) -> Profile:
+    """A chain in bfloat16, one sample a minibatch, with fp32 weights and moments of Adam as the optimiser's state."""
+    block_s, edge = 2 * 12 * width * width * tokens / FLOPS, tokens * width * 2
+    head_s = 2 * words * width * tokens / FLOPS
+    layers = [Layer("embed", 1e-4, 3e-4, words * width * 2, edge)]
+    for number in range(blocks):
+        layers.append(Layer(f"{number}.attend", block_s / 3, block_s * 2 / 3, 8 * width * width, 11 * edge))
+        layers.append(Layer(f"{number}.mlp", block_s * 2 / 3, block_s * 4 / 3, 16 * width * width, 23 * edge))
+    layers.append(Layer("head", head_s, 2 * head_s, words * width * 2, edge + 4 * tokens * words))
+    tensors = (Tensor(one.name, one.name, (other.name,), edge, edge) for one, other in itertools.pairwise(layers))
+    return Profile(
+        layers=tuple(layers), tensors=tuple(tensors), minibatch=1, optimizer_state_ratio=6.0, model_name=name
+    )
+
+
+def by_schedules(given: argparse.Namespace) -> None:
+    """Print the candidates."""
+    table = Table("model, workers, batch", "s", "candidate", "plan", "microbatch", "samples/s", "memory")
+    cases = (
+        (even_transformer("Llama 7B", 32, 4096, 32000, 2048), 4),
+        (even_transformer("GPT-2 XL", 48, 1600, 50257, 1024), 8),
+    )
+    for (profile, servers), batch in itertools.product(cases, (64, 256)):
+        levels = (Level("server", 8, 250e9), Level("cluster", servers, 25e9))
+        place, begun = Cluster("a100", Device("A100", "cuda", 80 * 2**30), levels), time.perf_counter()
+        choice = choose(Question(Machines(profile, place), Options(), batch), Deadline.after(given.seconds))
+        took = f"{time.perf_counter() - begun:.1f}"
+        for number, one in enumerate(choice.rivals):
+            first = (f"{profile.model_name}, {servers} × 8, {batch}", took) if number == 0 else ("", "")
+            memory = show_size(max(stage.memory_bytes for stage in evaluate(one.plan, one.problem).stages))
+            size, rate = str(one.problem.profile.minibatch), f"{1 / one.sample_s:.1f}"
+            taken = " (taken)" if one is choice.taken else ""
+            table.add_row(*first, f"{one.kind}{taken}", one.plan.config, size, rate, memory)
+        table.add_section()
+    Console(width=150).print(table)
+
+
+KINDS: Mapping[str, tuple[Callable[[argparse.Namespace], None], float]] = {
+    "dp": (by_dp, 20.0),
+    "ilp": (by_ilp, 8.0),
+    "bundled": (by_bundled, 20.0),
+    "schedules": (by_schedules, 40.0),
+}
+"""What prints each kind of table, and the seconds of each solve."""
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", nargs="?", choices=KINDS, default="dp")
+    parser.add_argument("--count", type=int, default=70, help="of random transformers")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--workers", type=int, default=64, help="the most workers of a chain for `ilp`")
+    parser.add_argument("--seconds", type=float, help="limit of each solve")
+    parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    given = parser.parse_args()
+    work, usual_s = KINDS[given.kind]
+    given.seconds = given.seconds or usual_s
+    work(given)
+
+
+if __name__ == "__main__":
+    main()

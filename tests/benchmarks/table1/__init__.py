@@ -1,1 +1,0 @@
-"""Table 1 of the PipeDream paper: its rows, and predictions for them."""

@@ -1,0 +1,84 @@
+"""Two servers on a network of their own: beside an attacker who does not know the launch's secret, and with a link
+that is cut."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import attacker_of_servers
+import cut_servers
+import pytest
+from launch_scripts import SLOW_JOB, render
+from network_namespaces import OWN_NAMESPACES
+from toy_workers import stage_contents, write_plan
+
+COMMAND = (*OWN_NAMESPACES, "--mount-proc")
+
+
+def _namespaces_work() -> bool:
+    if shutil.which("unshare") is None or shutil.which("ip") is None:
+        return False
+    made = "mount -t tmpfs none /run && mkdir /run/netns && ip netns add one"
+    return subprocess.run([*COMMAND, "sh", "-c", made], capture_output=True, check=False).returncode == 0
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not _namespaces_work(), reason="needs unshare, ip, and network namespaces for all users"),
+]
+
+
+def run_script(path: str, folder: Path, *words: str) -> Any:
+    """What a script prints that launches a plan of two servers, in namespaces of its own."""
+    (folder / "job.py").write_text(SLOW_JOB)
+    contents = stage_contents([1, 1], minibatch=4)
+    for content in contents:
+        content["model"] = {"ref": f"{folder / 'job.py'}:job", "graph_hash": None}
+        content["layers"] = [["0", "1"], ["2", "loss"]][content["stage"]]
+        content |= {"servers": 2, "workers_per_server": 1}
+    script = render(write_plan(folder / "plan", contents), servers=2, workers_per_server=1)
+    options = ["--epochs", "100000", "--checkpoint-minibatches", "7", "--log-every", "0"]
+    done = subprocess.run(
+        [*COMMAND, sys.executable, path, str(script), str(folder / "run"), *words, *options],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def logs_of(folder: Path) -> str:
+    return "".join((folder / f"run.{server}.log").read_text() for server in (0, 1))
+
+
+def test_an_attacker_without_the_secret_gets_nowhere(tmp_path: Path) -> None:
+    found = run_script(attacker_of_servers.__file__, tmp_path)
+    # Server 0's only door before the workers connect to each other is the one that asks for the secret.
+    assert found["early"] == {"open": [attacker_of_servers.PORT], "doors": {}}
+    assert attacker_of_servers.PORT in found["late"]["open"]
+    assert found["late"]["doors"] == {}
+    assert found["joined"] == 2
+    assert "the secret of this launch is not the one of server 0" in (tmp_path / "run.x.log").read_text()
+    assert (found["goes_on"], found["owned"], found["statuses"]) == (True, False, [0, 0])
+    assert logs_of(tmp_path).count("stopped after ") == 1
+    assert "was lost" not in logs_of(tmp_path)
+
+
+def test_a_link_that_is_cut_for_a_while_changes_nothing(tmp_path: Path) -> None:
+    assert run_script(cut_servers.__file__, tmp_path, "2", "--timeout", "12") == [0, 0]
+    assert logs_of(tmp_path).count("stopped after ") == 1
+    assert "was lost" not in logs_of(tmp_path)
+
+
+def test_a_link_that_is_cut_for_good_ends_both_servers(tmp_path: Path) -> None:
+    assert run_script(cut_servers.__file__, tmp_path, "0", "--timeout", "8", "--restarts", "1") == [2, 2]
+    assert logs_of(tmp_path).count("error: ") == 2
