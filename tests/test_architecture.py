@@ -98,11 +98,11 @@ TORCH_FREE_LAUNCH = (
     "checkpoint.manifest",
     "plan.averaging_options",
     "plan.launch_plan",
-    "plan.one_order",
+    "plan.communication_order",
     "plan.schedule",
     "plan.schedule_check",
     "preflight",
-    "telemetry.pace_model",
+    "telemetry.step_time_model",
     "telemetry.run_folder",
     "telemetry.slowdown_cause",
     "telemetry.timeline",
@@ -269,7 +269,7 @@ def test_only_some_parts_of_the_planner_use_the_executor() -> None:
     assert used["pipeplan.rendering"] == {"pipeplan_launch.files", *recorded}, (
         "the executor checks what is written for it"
     )
-    simulated = {"pipeplan_launch.plan.schedule", "pipeplan_launch.plan.one_order"}
+    simulated = {"pipeplan_launch.plan.schedule", "pipeplan_launch.plan.communication_order"}
     assert used["pipeplan.simulation"] == simulated, "what is simulated is what runs"
 
 

@@ -243,7 +243,7 @@ def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str 
     averaging = averaging_options(options, plan)
     if options.no_selftest or gpu_count < 2 or not asks_self_test(options.transport, plan, averaging):
         return None
-    from pipeplan_launch.devices.remembered import remembered_transport
+    from pipeplan_launch.devices.selftest_cache import remembered_transport
 
     if remembered_transport(MODES) is not None:
         return None

@@ -17,7 +17,7 @@ from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.checkpoint.manifest import Manifest
 from pipeplan_launch.checkpoint.optimizer_state import optimizer_tensors
 from pipeplan_launch.devices.backend import backend_of
-from pipeplan_launch.devices.remembered import remembered_transport
+from pipeplan_launch.devices.selftest_cache import remembered_transport
 from pipeplan_launch.elastic import consistency_check, process_groups, restart_state
 from pipeplan_launch.elastic.graceful_stop import GracefulStop, forward_stop_requests
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all

@@ -222,9 +222,9 @@ def simulate(
 ) -> Simulated:
     """Replay a plan, given as an outcome or a folder, in simulated time, with the schedule that the executor runs.
 
-    The default number of `microbatches` is enough for a steady state. The result's `report` holds the pace and more.
-    With the `transport` `nccl`, messages keep the one order that launch.sh's `--transport` has.
-    Raises `InputError` if the folder holds no valid plan.
+    The default number of `microbatches` is enough for a steady state. The result's `report` holds the step time and
+    more. With the `transport` `nccl`, messages keep the one order that launch.sh's `--transport` has. Raises
+    `InputError` if the folder holds no valid plan.
     """
     check_transport(transport)
     if isinstance(plan, Outcome):

@@ -1,20 +1,21 @@
-"""Does a plan run at the pace that the formulas promise? Every schedule, replayed in the simulator, against `evaluate`.
+"""Does a plan run at the step time that the formulas promise? Every schedule, replayed in the simulator, against
+`evaluate`.
 
     python tests/benchmarks/agreement.py [PLANS]
     python tests/benchmarks/agreement.py bundled [MODEL …]
     python tests/benchmarks/agreement.py ordered [PLANS]
 
 The first form: random plans (PLANS of each kind, else 100) with up to 4 stages of up to 4 replicas, one layer each,
-links that nothing else shares, depths as the planner gives them. Transfers take up to 0.5 of a balanced pace, the
-all-reduce of a stage up to its share of the pace for each minibatch that it is for. The share is replayed over
+links that nothing else shares, depths as the planner gives them. Transfers take up to 0.5 of a balanced step time, the
+all-reduce of a stage up to its share of the step time for each minibatch that it is for. The share is replayed over
 predicted, minus 1.
 
 The second form: the best plans of bundled profiles by the formulas alone, on clusters A and B, for every schedule, with
 32 minibatches per update, and with everything charged; beside each plain data parallelism and the best uniform grid.
-All figures are seconds over the predicted pace of the best plan (two minutes).
+All figures are seconds over the predicted step time of the best plan (two minutes).
 
 The third form: the random plans of the first, whose messages keep one order (`pipeplan simulate --transport`). The
-share is the replayed pace over that of messages that start at once, minus 1.
+share is the replayed step time over that of messages that start at once, minus 1.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _replicas(kind: str, random_: random.Random) -> list[int]:
 
 
 def _with_depths(replicas: list[int], problem: Problem) -> Plan:
-    """The plan with the planner's depths for the pace that all else allows."""
+    """The plan with the planner's depths for the step time that all else allows."""
     stages, first = [], 0
     for index, count in enumerate(replicas):
         stages.append(Stage((f"l{index}",), tuple(range(first, first + count)), ENOUGH, 1))
@@ -103,24 +104,24 @@ def _with_depths(replicas: list[int], problem: Problem) -> Plan:
         accumulate=problem.options.accumulate if schedule in ACCUMULATING else None,
     )
     score = evaluate(plan, problem)
-    pace = score.pace_s
+    step_time = score.step_time_s
     if schedule not in FLUSHING:
-        pace = max(max(stage.stage_s, stage.boundary_s) for stage in score.stages)
-    return depths.assign_depths(plan, problem, pace)
+        step_time = max(max(stage.stage_s, stage.boundary_s) for stage in score.stages)
+    return depths.assign_depths(plan, problem, step_time)
 
 
 def difference(plan: Plan, problem: Problem) -> float:
-    """Replayed over predicted pace, minus 1."""
-    return simulated_s(plan, problem) / evaluate(plan, problem).pace_s - 1.0
+    """Replayed over predicted step time, minus 1."""
+    return simulated_s(plan, problem) / evaluate(plan, problem).step_time_s - 1.0
 
 
 def simulated_s(plan: Plan, problem: Problem, transport: str = "gloo") -> float:
-    """Replayed pace, in seconds per minibatch."""
+    """Replayed step time, in seconds per minibatch."""
     scenario = replace(scenario_of_plan(plan, problem, evaluate(plan, problem)), transport=transport)
     count = enough_minibatches(scenario)
     steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady
     assert steady is not None
-    return steady.pace_s
+    return steady.step_time_s
 
 
 def print_bundled(names: list[str]) -> None:
@@ -131,14 +132,14 @@ def print_bundled(names: list[str]) -> None:
         options = options_for("cuda", schedule=schedule, accumulate=M if schedule in ACCUMULATING else None)
         problem = Problem(read_profile(f"{name}-v100"), cluster(place), options)
         outcome = solve(problem, Settings(solver="dp", certify=False, simulate=False))
-        pace = outcome.objective_s
-        row = [f"{simulated_s(outcome.plan, problem) / pace:.2f}"]
+        step_time = outcome.objective_s
+        row = [f"{simulated_s(outcome.plan, problem) / step_time:.2f}"]
         found = {baseline.name: baseline for baseline in outcome.baselines}
         for baseline in (found["data parallelism"], found[UNIFORM_GRID]):
-            known = baseline.plan is not None and baseline.pace_s is not None and not baseline.remark
-            paces = (baseline.pace_s, simulated_s(baseline.plan, problem)) if known and baseline.plan else ()
-            row += [f"{seconds / pace:.2f}" for seconds in paces if seconds] or ["-", "-"]
-        table.add_row(name, place, schedule, outcome.plan.config, f"{1e3 * pace:.1f} ms", *row)
+            known = baseline.plan is not None and baseline.step_time_s is not None and not baseline.remark
+            step_times = (baseline.step_time_s, simulated_s(baseline.plan, problem)) if known and baseline.plan else ()
+            row += [f"{seconds / step_time:.2f}" for seconds in step_times if seconds] or ["-", "-"]
+        table.add_row(name, place, schedule, outcome.plan.config, f"{1e3 * step_time:.1f} ms", *row)
     Console(width=160).print(table)
 
 

@@ -215,7 +215,7 @@ def plan_by(ours: Profile, pairs: Sequence[Pair], cluster: str) -> list[str]:
         options = Options(memory=False, contention=False)
         problems.append(Problem(replace(ours, layers=layers), cluster_toml.load_cluster(cluster), options))
     best, made = (solve(problem, Settings(solver="dp", certify=False)) for problem in problems)
-    loss = evaluate(made.plan, problems[0]).pace_s / best.evaluation.pace_s - 1
+    loss = evaluate(made.plan, problems[0]).step_time_s / best.evaluation.step_time_s - 1
     return [best.plan.config, made.plan.config, f"{loss:.1%}"]
 
 

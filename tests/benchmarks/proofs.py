@@ -157,13 +157,13 @@ def by_ilp(given: argparse.Namespace) -> None:
         if problem.cluster.workers > given.workers:
             continue
         first = dynamic_program.solve(problem, enumerate_cuts(problem, MAXIMUM_CUTS), DP_S)
-        pace_s = evaluate(first.plan, problem).pace_s if first.plan else None
+        step_time_s = evaluate(first.plan, problem).step_time_s if first.plan else None
         began = time.process_time()
-        result = integer_program.solve(problem, limits, pace_s)
+        result = integer_program.solve(problem, limits, step_time_s)
         spent_s = time.process_time() - began
-        best_s = min(pace_s or float("inf"), result.objective_s)
+        best_s = min(step_time_s or float("inf"), result.objective_s)
         gaps.append(max(0.0, 1.0 - result.bound_s / best_s))
-        proven += result.status == ("infeasible" if pace_s is None else "optimal")
+        proven += result.status == ("infeasible" if step_time_s is None else "optimal")
         asked = f"{len(problem.units):>4} layers {problem.cluster.workers:>3} GPUs {problem.options.schedule:<13}"
         config = first.plan.config if first.plan else "the DP has no plan"
         print(

@@ -82,7 +82,9 @@ def simulated(drawn: Drawn) -> float:
 
 
 def replayed(drawn: Drawn, folder: Path) -> float:
-    """The replayed pace over that of the formulas, less one; kept in the folder, for the same plan and prediction."""
+    """The replayed step time over that of the formulas, less one; kept in the folder, for the same plan and
+    prediction.
+    """
     from replay import replay_plan
 
     from pipeplan.rendering import plan_folder

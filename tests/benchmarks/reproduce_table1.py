@@ -120,7 +120,7 @@ def _proof(outcome: Outcome) -> str:
 def _times(rows: Sequence[Row]) -> str:
     parts = [
         f"{row.published.name} "
-        + ", ".join(f"{one.pace_s * 1e3:.1f}" for one in (row.data_parallel, row.paper, row.ours))
+        + ", ".join(f"{one.step_time_s * 1e3:.1f}" for one in (row.data_parallel, row.paper, row.ours))
         for row in rows
     ]
     return f"Milliseconds per minibatch (data parallelism, the paper's plan, ours): {'; '.join(parts)}."

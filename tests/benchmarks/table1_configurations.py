@@ -1,7 +1,7 @@
 """The best cuts for given replica counts, and the rank of such a configuration among all others.
 
 A configuration is a list of replica counts. Its stages lie on consecutive workers from the first one on, with no idle
-worker between them; workers after the last stage are idle. Without shared cards the pace of a configuration is a
+worker between them; workers after the last stage are idle. Without shared cards the step time of a configuration is a
 maximum over stages and boundaries, so that the best cuts follow stage by stage, exactly:
 
     F_s(J) = min over cuts I ⊂ J of max( F_{s-1}(I), boundary(I), stage_s(I → J) )
@@ -32,7 +32,7 @@ from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 Floats = NDArray[np.float64]
 
 TOLERANCE = 1e-9
-"""Relative difference below which two paces are equal."""
+"""Relative difference below which two step times are equal."""
 NEIGHBOURS = 150
 """Neighbouring cuts that are tried where shared cards slow down the best cuts for unshared links."""
 
@@ -85,12 +85,12 @@ class Configurations:
         ends = self._trace(replicas)
         plan, score = self._scored(replicas, ends)
         left = NEIGHBOURS
-        while score.pace_s > score.alone_s * (1 + TOLERANCE) and left > 0:
+        while score.step_time_s > score.alone_s * (1 + TOLERANCE) and left > 0:
             better = None
             for neighbour in self._near(ends):
                 left -= 1
                 scored = self._scored(replicas, neighbour)
-                if scored[1].pace_s < score.pace_s * (1 - TOLERANCE):
+                if scored[1].step_time_s < score.step_time_s * (1 - TOLERANCE):
                     better, (plan, score) = neighbour, scored
                     break
                 if left <= 0:
@@ -108,16 +108,16 @@ class Configurations:
             longest[index] = 1 + longest[self.within[:, index]].max()
         return int(longest[-1])
 
-    def rank(self, pace_s: float) -> Rank:
-        """The rank of a pace among all configurations, including copies of a pipeline inside each server."""
+    def rank(self, step_time_s: float) -> Rank:
+        """The rank of a step time among all configurations, including copies of a pipeline inside each server."""
         better = among = 0
         for space in plan_spaces(self.problem):
             inner = self.problem if space.copies == 1 else space.inner(self.problem)
             configurations = Configurations(inner, self.cuts, self.within)
             workers = inner.cluster.workers
             among += 2**workers - 1
-            if space.pace(self.problem, 0.0) < pace_s * (1 - TOLERANCE):
-                limit = pace_s * (1 - TOLERANCE) * space.copies
+            if space.step_time(self.problem, 0.0) < step_time_s * (1 - TOLERANCE):
+                limit = step_time_s * (1 - TOLERANCE) * space.copies
                 better += configurations._count(configurations._start, 0, 0, limit)
         return Rank(better, among)
 
@@ -209,10 +209,10 @@ class Configurations:
             stages.append(Stage(names, tuple(range(position, position + count)), 1, 1))
             start, position = end, position + count
         plan = PlanSpace(len(self.problem.cluster.levels), 1).plan(self.problem, stages)
-        # Depths are assigned for the pace of stages and boundaries, because contention depends on the depths.
+        # Depths are assigned for the step time of stages and boundaries, because contention depends on the depths.
         costs = evaluate(plan, self.problem).stages
-        pace = max(max(stage.stage_s, stage.boundary_s) for stage in costs)
-        plan = depths.assign_depths(plan, self.problem, pace * (1 + 1e-12))
+        step_time = max(max(stage.stage_s, stage.boundary_s) for stage in costs)
+        plan = depths.assign_depths(plan, self.problem, step_time * (1 + 1e-12))
         return plan, evaluate(plan, self.problem)
 
 

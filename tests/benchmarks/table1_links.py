@@ -143,15 +143,15 @@ def profile_of(row: PublishedRow, folder: Path | None) -> ProfileSource:
 
 # Link efficiencies: the share of its nominal rate that each link reaches, by cluster, level and operation.
 #
-# One published figure per cluster depends on them in a known way: the speed-up of VGG-16's 15-1 over data
-# parallelism. The pace of 15-1 is bound by compute and does not depend on the all-reduce between servers. The pace of
-# data parallelism depends on that all-reduce and on no other link: its next forward pass waits for the update, so
-# that the all-reduce, of 2 (D-1)/D · w / (B · share) seconds, hides behind the backward pass alone, and the last
-# bucket of gradients behind nothing (the DDP overlap in docs/cost-model.md):
+# One published figure per cluster depends on them in a known way: the speed-up of VGG-16's 15-1 over data parallelism.
+# The step time of 15-1 is bound by compute and does not depend on the all-reduce between servers. The step time of data
+# parallelism depends on that all-reduce and on no other link: its next forward pass waits for the update, so that the
+# all-reduce, of 2 (D-1)/D · w / (B · share) seconds, hides behind the backward pass alone, and the last bucket of
+# gradients behind nothing (the DDP overlap in docs/cost-model.md):
 #
-# pace = (f + b + u + exposed(share)) / D
+# step time = (f + b + u + exposed(share)) / D
 #
-# The share of the all-reduce between servers is fitted by bisection, as the pace falls while the share grows. All
+# The share of the all-reduce between servers is fitted by bisection, as the step time falls while the share grows. All
 # other shares are stated, with their source, because no published figure determines them.
 
 ALLREDUCE, MESSAGES = "all-reduce", "send/recv"

@@ -55,9 +55,9 @@ class Predicted:
         return self.plan.config
 
     @property
-    def pace_s(self) -> float:
+    def step_time_s(self) -> float:
         """Seconds per minibatch."""
-        return self.score.pace_s
+        return self.score.step_time_s
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Case:
         configurations = self.configurations(efficiencies)
         _, score = paper_plan(self.row, configurations)
         problem = configurations.problem
-        return evaluate(plain_data_parallel(problem, self.row.workers), problem).pace_s / score.pace_s
+        return evaluate(plain_data_parallel(problem, self.row.workers), problem).step_time_s / score.step_time_s
 
 
 def paper_plan(row: PublishedRow, configurations: Configurations) -> tuple[Plan, Evaluation]:
@@ -124,9 +124,11 @@ def paper_plan(row: PublishedRow, configurations: Configurations) -> tuple[Plan,
     if row.config != "straight":
         return configurations.best(row.replicas)
     most = min(row.workers, configurations.most_stages)
-    paces = {stages: configurations.first((1,) * stages)[1].pace_s for stages in range(max(1, most - FEWER), most + 1)}
-    least = min(paces.values())
-    stages = max(count for count, pace in paces.items() if pace <= least * (1 + TOLERANCE))
+    step_times = {
+        stages: configurations.first((1,) * stages)[1].step_time_s for stages in range(max(1, most - FEWER), most + 1)
+    }
+    least = min(step_times.values())
+    stages = max(count for count, step_time in step_times.items() if step_time <= least * (1 + TOLERANCE))
     return configurations.best((1,) * stages)
 
 
@@ -144,7 +146,7 @@ def predict_row(
     parallel_score = evaluate(parallel, free)
 
     def scored(plan: Plan, score: Evaluation) -> Predicted:
-        return Predicted(plan, score, parallel_score.pace_s / score.pace_s)
+        return Predicted(plan, score, parallel_score.step_time_s / score.step_time_s)
 
     report(f"{row.name}: the paper's configuration")
     paper = scored(*paper_plan(row, configurations))

@@ -53,7 +53,7 @@ def plans(given: Problem, replicas: tuple[int, ...]) -> Iterator[Plan]:
         for (start, end), count in zip(itertools.pairwise(ends), replicas, strict=True):
             stages.append(Stage(tuple(names[start:end]), tuple(range(position, position + count)), 9, 9))
             position += count
-        # Deep enough for any pace: what is compared are stages and boundaries.
+        # Deep enough for any step time: what is compared are stages and boundaries.
         yield depths.assign_depths(Plan(tuple(stages)), given, 1e-3)
 
 
@@ -73,15 +73,15 @@ def test_cuts_and_ranks_are_those_of_trying_everything() -> None:
         given = problem(seed)
         alone = replace(given, options=replace(given.options, allow_copies=False))
         configurations = Configurations.of(alone, enumerate_cuts(alone, 100))
-        paces = {replicas: least(given, replicas) for replicas in compositions(4)}
-        for replicas, pace in paces.items():
+        step_times = {replicas: least(given, replicas) for replicas in compositions(4)}
+        for replicas, step_time in step_times.items():
             plan, score = configurations.best(replicas)
-            assert score.alone_s == pytest.approx(pace, rel=1e-9)
+            assert score.alone_s == pytest.approx(step_time, rel=1e-9)
             assert plan.config == "-".join(map(str, replicas))
-        for pace in sorted(paces.values())[::4]:
-            rank = configurations.rank(pace)
-            assert rank.better == sum(other < pace * (1 - 1e-9) for other in paces.values())
-            assert rank.among == len(paces) == 15
+        for step_time in sorted(step_times.values())[::4]:
+            rank = configurations.rank(step_time)
+            assert rank.better == sum(other < step_time * (1 - 1e-9) for other in step_times.values())
+            assert rank.among == len(step_times) == 15
 
 
 def test_the_rank_takes_data_parallelism_as_if_it_never_waited() -> None:
@@ -93,7 +93,7 @@ def test_the_rank_takes_data_parallelism_as_if_it_never_waited() -> None:
     passes_s = sum(layer.forward_s + layer.backward_s for layer in given.profile.layers)
     allreduce_s = 2 * 3 / 4 * sum(layer.parameter_bytes for layer in given.profile.layers) / 5.0
     assert score.alone_s == pytest.approx(max(passes_s, allreduce_s) / 4)
-    assert score.pace_s > score.alone_s * 1.01
+    assert score.step_time_s > score.alone_s * 1.01
     below, above = (configurations.rank(score.alone_s * factor).better for factor in (1 - 1e-6, 1 + 1e-6))
     assert above == below + 1
 
@@ -111,9 +111,9 @@ def test_on_shared_cards_other_cuts_are_tried() -> None:
     given = problem(3, contention=True)
     configurations = Configurations.of(given, enumerate_cuts(given, 100))
     for replicas in ((1, 1, 1, 1), (1, 2, 1), (2, 1, 1)):
-        paces = [evaluate(plan, given).pace_s for plan in plans(given, replicas)]
-        first, best = configurations.first(replicas)[1].pace_s, configurations.best(replicas)[1].pace_s
-        assert min(paces) * (1 - 1e-9) <= best <= first
+        step_times = [evaluate(plan, given).step_time_s for plan in plans(given, replicas)]
+        first, best = configurations.first(replicas)[1].step_time_s, configurations.best(replicas)[1].step_time_s
+        assert min(step_times) * (1 - 1e-9) <= best <= first
 
 
 def test_the_fit_is_exact_where_nothing_hides() -> None:
@@ -125,8 +125,8 @@ def test_the_fit_is_exact_where_nothing_hides() -> None:
     known = fit_efficiencies({"A": row}, lambda row, known: case.gain(known))
     (fitted,) = (one for one in known if one.how == "fitted")
     assert (fitted.cluster, fitted.level, fitted.operation) == ("A", "cluster", ALLREDUCE)
-    pace = 0.03  # of the first layer, alone on its worker
-    allreduce_s = 16 * 3.0 * pace - 0.18
+    step_time = 0.03  # of the first layer, alone on its worker
+    allreduce_s = 16 * 3.0 * step_time - 0.18
     assert fitted.share == pytest.approx(2 * 15 / 16 * 4e8 / 1.25e9 / allreduce_s, rel=1e-6)
 
 
@@ -180,7 +180,7 @@ def test_the_page_shows_the_table_and_names_the_rows_that_are_off(
     off = {row.published.name for row in table.rows if row.off}
     assert off == {"alexnet-2x8", "gnmt16-1x4", "gnmt8-1x4", "gnmt16-4x4", "gnmt8-3x4", "awd-lm-1x4", "s2vt-4x1"}
     for row in table.rows:
-        assert row.ours.pace_s <= row.paper.pace_s * (1 + 1e-9)
+        assert row.ours.step_time_s <= row.paper.step_time_s * (1 + 1e-9)
         assert row.rank.place <= row.rank.among
     (shown,) = reproduce_table1.BLOCK.findall(reproduce_table1.PAGE.read_text(encoding="utf-8"))
     printed = reproduce_table1.to_markdown(reproduce_table1.sections_of(table))

@@ -10,7 +10,8 @@ from pipeplan_launch.plan.schedule import Action, ActionKind, StageShape, one_f_
 
 CONCEPTS = Path(__file__).resolve().parents[2] / "docs" / "concepts.md"
 PIPELINE = (StageShape(replicas=2, depth=2), StageShape(replicas=1, depth=1))
-# A stage on two workers may take twice as long for a minibatch, forward and backward: then both keep the same pace.
+# A stage on two workers may take twice as long for a minibatch, forward and backward: then both keep the same step
+# time.
 DURATION = (2, 1)
 MINIBATCHES = 8
 SLOTS = 18

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import pipeplan
-from pipeplan.util.units import show_pace
+from pipeplan.util.units import show_step_time
 
 HERE = Path(__file__).parent / "expert"
 MODELS = {
@@ -230,8 +230,8 @@ def cells(row: Row) -> list[str]:
     """The columns of a row."""
     name, _ = MODELS[row.question.model]
     seconds = f"{row.cpu_s:.0f}{'+' if row.cut_off else ''}"
-    figures = ["", "", ""] if row.problem else [str(row.microbatch), show_pace(row.rate), f"{row.gap:.1%}"]
-    rivals = [show_pace(row.rivals[kind]) if kind in row.rivals else "-" for kind in RIVALS]
+    figures = ["", "", ""] if row.problem else [str(row.microbatch), show_step_time(row.rate), f"{row.gap:.1%}"]
+    rivals = [show_step_time(row.rivals[kind]) if kind in row.rivals else "-" for kind in RIVALS]
     return [name, f"{row.question.batch:,}", answer_of(row), *figures, seconds, *rivals]
 
 

@@ -52,8 +52,8 @@ PLANNER = (
     (
         "depth forgets the way back",
         P + "cost/formulas.py",
-        "+ wait + 2 * transfer_s / pace_s",
-        "+ wait + transfer_s / pace_s",
+        "+ wait + 2 * transfer_s / step_time_s",
+        "+ wait + transfer_s / step_time_s",
         (COST, SOLVERS),
     ),
     (

@@ -144,8 +144,8 @@ def _measured(ready: PreparedReplay, scratch: Path, began: float) -> ReplayResul
     return ReplayResult(
         config=plan.config,
         predicted_s=plan.predicted_s,
-        simulated_s=None if steady is None else steady.pace_s,
-        measured_s=window.pace_s / scaling.time_by,
+        simulated_s=None if steady is None else steady.step_time_s,
+        measured_s=window.step_time_s / scaling.time_by,
         spread=window.spread,
         minibatches=window.last - window.first,
         scaling=scaling,

@@ -26,7 +26,7 @@ def write_folder(
 ) -> None:
     """Write the emulation of the plan folder at `source`, whose plan.json is `root`, for so many minibatches."""
     plan = rings.plan
-    pace_s = PlanFile.of(root).step_s
+    step_time_s = PlanFile.of(root).step_s
     sizes = cluster_from_json(root["cluster"]).server_sizes  # the emulated network has idle servers, too
     servers: dict[str, Any] = {"servers": len(sizes), "workers_per_server": max(sizes)}
     servers |= {"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}
@@ -49,7 +49,7 @@ def write_folder(
             "emulation": emulation,
             "links": None,
             **servers,
-            "prediction": {"minibatch_s": pace_s * scaling.time_by},
+            "prediction": {"minibatch_s": step_time_s * scaling.time_by},
         }
         write_text(folder / "stages" / f"stage-{index}.json", with_checksum(document | changes, indent=1))
 

@@ -38,13 +38,13 @@ class ReplayedStage:
         """Measured forward and backward pass, and share of the optimiser's step."""
         return self.forward_s + self.backward_s + self.update_s
 
-    def busy(self, pace_s: float) -> float:
+    def busy(self, step_time_s: float) -> float:
         """Share of time for which its replicas compute."""
-        return self.computing_s / (self.replicas * pace_s)
+        return self.computing_s / (self.replicas * step_time_s)
 
-    def predicted_busy(self, pace_s: float) -> float:
-        """Predicted share of time for which its replicas compute, at the plan's pace."""
-        return self.predicted_s / (self.replicas * pace_s)
+    def predicted_busy(self, step_time_s: float) -> float:
+        """Predicted share of time for which its replicas compute, at the plan's step time."""
+        return self.predicted_s / (self.replicas * step_time_s)
 
 
 @dataclass(frozen=True)
@@ -88,21 +88,21 @@ class Window:
     """Number of minibatches between two of these times."""
 
     @property
-    def pace_s(self) -> float:
+    def step_time_s(self) -> float:
         """Seconds per minibatch, of the emulation."""
         return (self.ends_s[-1] - self.ends_s[0]) / (self.last - self.first)
 
     @property
     def spread(self) -> float:
-        """Relative standard error of the pace, from parts of the window; 0 where there are too few."""
+        """Relative standard error of the step time, from parts of the window; 0 where there are too few."""
         count = len(self.ends_s) - 1
         parts = min(PARTS, count)
         if parts < 2:
             return 0.0
         marks = [self.ends_s[number * count // parts] for number in range(parts + 1)]
         sizes = [(number + 1) * count // parts - number * count // parts for number in range(parts)]
-        paces = [(marks[n + 1] - marks[n]) / (sizes[n] * self.step) for n in range(parts)]
-        return statistics.stdev(paces) / math.sqrt(parts) / self.pace_s
+        step_times = [(marks[n + 1] - marks[n]) / (sizes[n] * self.step) for n in range(parts)]
+        return statistics.stdev(step_times) / math.sqrt(parts) / self.step_time_s
 
 
 def round_of(scenario: Scenario) -> int:

@@ -33,7 +33,7 @@ WAITING_SHARE = 0.25
 """Most share of it in the time for which a worker waits. Waits are uneven: a worker that is late after a short one
 holds up the others, though it waits long in the mean."""
 CPU_S = 0.006
-"""Processor time of the executor per minibatch and stage, which the pace must exceed for all stages together."""
+"""Processor time of the executor per minibatch and stage, which the step time must exceed for all stages together."""
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,17 @@ class Scaling:
 
 def scaling_for(scenario: Scenario, inflations: Sequence[float]) -> Scaling:
     """The factors for a plan. `inflations` are the stages' factors on the bytes of all-reduces (`Rings.inflation`)."""
-    pace = scenario.predicted_s
-    own = max(OWN_S / _spare_s(stage, pace) for stage in scenario.stages)
+    step_time = scenario.predicted_s
+    own = max(OWN_S / _spare_s(stage, step_time) for stage in scenario.stages)
     if scenario.drains and scenario.accumulate:
-        own = OWN_S * _passed_one_by_one(scenario) / (OWN_SHARE * scenario.accumulate * pace)
-    time_by = max(LEAST_TIME_BY, own, CPU_S * len(scenario.stages) / pace)
+        own = OWN_S * _passed_one_by_one(scenario) / (OWN_SHARE * scenario.accumulate * step_time)
+    time_by = max(LEAST_TIME_BY, own, CPU_S * len(scenario.stages) / step_time)
     return Scaling(max(LEAST_BYTES_BY, _traffic(scenario, inflations) / time_by / MOST_TRAFFIC), time_by)
 
 
-def _spare_s(stage: StageLoad, pace_s: float) -> float:
+def _spare_s(stage: StageLoad, step_time_s: float) -> float:
     """The part of a worker's time per minibatch that the executor may take: some of its waits, and a little more."""
-    whole = stage.replicas * pace_s
+    whole = stage.replicas * step_time_s
     return WAITING_SHARE * max(0.0, whole - stage.busy_s) + OWN_SHARE * whole
 
 

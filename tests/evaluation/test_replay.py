@@ -133,25 +133,25 @@ def test_more_workers_than_the_machine_can_emulate_are_refused(tmp_path: Path, m
         replay.prepare_replay(write(tmp_path / "more", two_servers(each=17), stages=1), PROFILE, 5.0)
 
 
-def loaded(*stages: tuple[int, float], schedule: str, pace_s: float, accumulate: int | None = None) -> Scenario:
+def loaded(*stages: tuple[int, float], schedule: str, step_time_s: float, accumulate: int | None = None) -> Scenario:
     """Stages as (replicas, seconds of a forward and a backward pass) that exchange nothing."""
     loads, worker = [], 0
     for replicas, seconds in stages:
         loads.append(StageLoad(tuple(range(worker, worker + replicas)), 1, seconds / 3, 2 * seconds / 3, 0.0))
         worker += replicas
     hops = ((StageBoundary(0.0, 0.0),),) * (len(stages) - 1)
-    return Scenario("t", tuple(loads), hops, SCHEDULES[schedule], 1.0, pace_s, accumulate=accumulate)
+    return Scenario("t", tuple(loads), hops, SCHEDULES[schedule], 1.0, step_time_s, accumulate=accumulate)
 
 
 def test_times_are_stretched_until_the_executor_does_not_count() -> None:
     # Of 20 ms the second stage waits 0.1 ms, a quarter of which may be lost, and 2% more: 0.425 ms for 5.
-    tight = loaded((1, 0.010), (1, 0.0199), schedule="1f1b-stashing", pace_s=0.020)
+    tight = loaded((1, 0.010), (1, 0.0199), schedule="1f1b-stashing", step_time_s=0.020)
     assert scaling_for(tight, [1.0, 1.0]).time_by == pytest.approx(OWN_S / (WAITING_SHARE * 0.0001 + OWN_SHARE * 0.020))
     # Two replicas that wait for half of the time have no need of it.
-    idle = loaded((1, 0.010), (2, 0.020), schedule="1f1b-stashing", pace_s=0.020)
+    idle = loaded((1, 0.010), (2, 0.020), schedule="1f1b-stashing", step_time_s=0.020)
     assert scaling_for(idle, [1.0, 1.0]).time_by == LEAST_TIME_BY
     # Where the pipeline drains: two minibatches on a replica and one through the other, in 2% of 4 × 10 ms.
-    drained = loaded((2, 0.010), (4, 0.010), schedule="gpipe", pace_s=0.010, accumulate=4)
+    drained = loaded((2, 0.010), (4, 0.010), schedule="gpipe", step_time_s=0.010, accumulate=4)
     assert scaling_for(drained, [1.0, 1.0]).time_by == pytest.approx(3 * OWN_S / (OWN_SHARE * 0.040))
 
 

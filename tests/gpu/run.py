@@ -268,12 +268,12 @@ def check_model(place: Place, name: str) -> None:
 
 def report_run(name: str, plan: Path, summary: dict[str, Any], step_s: float, peak: int) -> None:
     """Rows on step time and memory of a run."""
-    stage, pace = summary["stages"][0], summary["minibatch_s"]
+    stage, step_time = summary["stages"][0], summary["minibatch_s"]
     parts = [f"{key} {pair(stage[f'{key}_s'], 1e3)}" for key in ("forward", "backward", "update")]
     own = ", ".join(f"{key} {(stage['measured'][f'{key}_s'] or 0) * 1e3:.1f}" for key in ("load", "other"))
-    text = f"{pace['measured'] * 1e3:.1f} ms; {', '.join(parts)}, {own}; plain {step_s * 1e3:.1f} ms"
-    verdict = compared(pace["measured"], pace["predicted"])
-    row(f"{name}: step time of the plan", f"{pace['predicted'] * 1e3:.1f} ms", text, verdict)
+    text = f"{step_time['measured'] * 1e3:.1f} ms; {', '.join(parts)}, {own}; plain {step_s * 1e3:.1f} ms"
+    verdict = compared(step_time["measured"], step_time["predicted"])
+    row(f"{name}: step time of the plan", f"{step_time['predicted'] * 1e3:.1f} ms", text, verdict)
     memory, (allocated, reserved) = stage["memory_bytes"], json.loads((plan / "run" / "peaks.json").read_text())
     stated = json.loads((plan / "stages" / "stage-0.json").read_text(encoding="utf-8"))["prediction"]
     profile = json.loads(plan.with_suffix(".json").read_text(encoding="utf-8"))

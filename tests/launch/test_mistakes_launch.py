@@ -21,7 +21,7 @@ from toy_workers import stage_contents, write_plan
 
 import pipeplan
 from pipeplan.first_steps import init
-from pipeplan_launch import torchrun
+from pipeplan_launch import supervisor
 
 PAGE = ROOT / "docs" / "errors.md"
 ROW = re.compile(r"^\| ([^|`]+?) +\| `([^`]*launch\.sh[^`]*)` +\| `([^`]+)` +\|$", re.MULTILINE)
@@ -167,8 +167,8 @@ def test_ctrl_c_before_there_is_a_run(monkeypatch: pytest.MonkeyPatch, capsys: p
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(torchrun, "import_problem", interrupted)
-    assert torchrun.main([]) == 130
+    monkeypatch.setattr(supervisor, "import_problem", interrupted)
+    assert supervisor.main([]) == 130
     assert capsys.readouterr().err == "stopped before any worker was started\n"
 
 

@@ -18,7 +18,7 @@ import pytest
 from pipeplan_launch import child_processes
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.servers import ServerPlace
-from pipeplan_launch.torchrun import (
+from pipeplan_launch.supervisor import (
     _ignore_torchrun_variables,
     _report_failure,
     _report_restart,
@@ -132,7 +132,7 @@ def test_restarts_are_those_of_the_workers_options(tmp_path: Path) -> None:
 UNPICKLES_NOTHING = """
 import sys
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from pipeplan_launch.torchrun import main
+from pipeplan_launch.supervisor import main
 
 dynamic_rendezvous.pickle = None  # this module reads what torchrun's own rendezvous keeps in the store
 sys.exit(main(sys.argv[1:]))

@@ -132,14 +132,14 @@ class Cards:
 __all__ = ["Best", "Instance", "best", "best_plan"]
 
 HALVINGS = 60
-"""Of the interval of paces between what the resources allow and what memory does."""
+"""Of the interval of step times between what the resources allow and what memory does."""
 
 
 @dataclass
 class Best:
     """The fastest plan so far."""
 
-    pace: float = math.inf
+    step_time: float = math.inf
     stages: tuple[Stage, ...] = ()
     depths: tuple[int, ...] = ()
     versions: tuple[int, ...] = ()
@@ -149,8 +149,8 @@ class Best:
 
 
 def best(instance: Instance) -> float:
-    """The pace of the fastest plan over all plan spaces, infinite where nothing fits."""
-    return best_plan(instance).pace
+    """The step time of the fastest plan over all plan spaces, infinite where nothing fits."""
+    return best_plan(instance).step_time
 
 
 def best_plan(instance: Instance) -> Best:
@@ -237,17 +237,17 @@ class Pipelines:
 
     def _promising(self, chain: tuple[Stage, ...], missing: int) -> bool:
         """Whether a pipeline that ends in these stages may still beat the best one so far."""
-        costs, best = self.costs, self.found.pace
+        costs, best = self.costs, self.found.step_time
         number = costs.floor(chain)
         if missing and not costs.flushes:
             number = max(number, costs.least[chain[0].before] / (chain[0].start - self.first))
         if costs.total(chain, number) >= best:
             return False
-        # More time never takes more memory: what does not fit at the pace to be beaten fits at none below it.
+        # More time never takes more memory: what does not fit at the step time to be beaten fits at none below it.
         return costs.fits(chain, costs.most(chain, best), whole=not missing)
 
     def _finish(self, chain: tuple[Stage, ...]) -> None:
-        """The least pace at which a whole pipeline fits."""
+        """The least step time at which a whole pipeline fits."""
         costs = self.costs
         low = costs.floor(chain)
         if not costs.fits(chain, low):
@@ -258,12 +258,12 @@ class Pipelines:
                 middle = (low + high) / 2
                 low, high = (low, middle) if costs.fits(chain, middle) else (middle, high)
             low = high
-        pace = costs.total(chain, low)
+        step_time = costs.total(chain, low)
         if self.instance.contention:
-            pace = max(pace, self.cards.busiest(chain), self.cards.wait(chain))
-        if pace < self.found.pace:
+            step_time = max(step_time, self.cards.busiest(chain), self.cards.wait(chain))
+        if step_time < self.found.step_time:
             depths = costs.depths(chain, low)
             assert depths is not None
             self.found.depths, self.found.versions = tuple(depths), tuple(costs.versions(chain, depths))
-            self.found.pace, self.found.stages = pace, chain
+            self.found.step_time, self.found.stages = step_time, chain
             self.found.copies, self.found.size = self.copies, self.workers

@@ -99,8 +99,8 @@ class Costs:
 
     `place` has the workers that the first may be on, and the distance of the next copy's.
 
-    They come in terms of one number: in the steady state the pace T of one copy, of which more never takes more memory;
-    with a flush the time of a batch, which depths do not depend on.
+    They come in terms of one number: in the steady state the step time T of one copy, of which more never takes more
+    memory; with a flush the time of a batch, which depths do not depend on.
     """
 
     def __init__(
@@ -337,9 +337,9 @@ class Costs:
             return join(number / self.copies, self.among / self.update, self.instance.overlap)
         return number / self.update
 
-    def most(self, chain: Chain, pace: float) -> float:
-        """A T or time of a batch with which these stages are no faster than `pace`."""
-        return pace * (self.update if self.flushes else self.copies)
+    def most(self, chain: Chain, step_time: float) -> float:
+        """A T or time of a batch with which these stages are no faster than `step_time`."""
+        return step_time * (self.update if self.flushes else self.copies)
 
     def longest(self, chain: Chain) -> float:
         """A T beyond which no depth falls any more; with a flush none ever does."""
@@ -388,15 +388,15 @@ class Costs:
             demanded, following = depth * stage.replicas + wait, stage
         return found[::-1]
 
-    def wait(self, stage: Stage, pace: float) -> float:
+    def wait(self, stage: Stage, step_time: float) -> float:
         """Minibatches that go by while the replicas wait for the last of their group and its all-reduce."""
         if self.instance.kind in ACCUMULATING:
             return 0.0
-        return stage.replicas - 1 / self.copies if self.copies > 1 else max(0.0, stage.group / pace - 1)
+        return stage.replicas - 1 / self.copies if self.copies > 1 else max(0.0, stage.group / step_time - 1)
 
-    def _in_time(self, stage: Stage, depth: int, pace: float) -> bool:
+    def _in_time(self, stage: Stage, depth: int, step_time: float) -> bool:
         """Whether an update of 2BW is there before the first forward pass that uses it."""
-        late = max(0.0, (stage.group + self.among) / pace - 1 / self.copies)
+        late = max(0.0, (stage.group + self.among) / step_time - 1 / self.copies)
         return depth * stage.replicas + late <= self.share * (1 + 1e-12)
 
     def versions(self, chain: Chain, depths: list[int]) -> list[int]:

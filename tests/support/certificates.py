@@ -29,8 +29,8 @@ class State(NamedTuple):
     busy: int
 
 
-def certificate(instance: Instance, pace: float) -> dict[str, Any]:
-    """That no plan of an instance is faster than `pace`, as plan.json holds it; a forgery where one is."""
+def certificate(instance: Instance, step_time: float) -> dict[str, Any]:
+    """That no plan of an instance is faster than `step_time`, as plan.json holds it; a forgery where one is."""
     spans, spaces = sizes(instance), []
     levels = [level for level in range(len(spans) - 1, 0, -1) if level == len(spans) - 1 or instance.allow_copies]
     done: set[int] = set()
@@ -40,7 +40,7 @@ def certificate(instance: Instance, pace: float) -> dict[str, Any]:
         if size not in done and not small:
             for count in [1] if copies == 1 else range(2, copies + 1):
                 if count <= _most_copies(instance):
-                    spaces += _entries(instance, pace, level, count)
+                    spaces += _entries(instance, step_time, level, count)
         done.add(size)
     return {"tolerance": TOLERANCE, "spaces": spaces}
 
@@ -51,24 +51,24 @@ def _most_copies(instance: Instance) -> float:
     return min(instance.max_workers or math.inf, minibatches or math.inf)
 
 
-def _entries(instance: Instance, pace: float, level: int, copies: int) -> list[dict[str, Any]]:
+def _entries(instance: Instance, step_time: float, level: int, copies: int) -> list[dict[str, Any]]:
     """One entry, or where layers are pinned one for every number of stages that there may be."""
     if instance.stages is not None or not instance.pins:
-        return [_space(instance, pace, level, copies)]
+        return [_space(instance, step_time, level, copies)]
     lowest = max(stage for _, stage in instance.pins)
     highest = min(len(instance.layers), sizes(instance)[level], instance.max_stages or len(instance.layers))
     counts = range(lowest, highest + 1)
-    return [_space(replace(instance, stages=count), pace, level, copies) | {"stages": count} for count in counts]
+    return [_space(replace(instance, stages=count), step_time, level, copies) | {"stages": count} for count in counts]
 
 
-def _space(instance: Instance, pace: float, level: int, copies: int) -> dict[str, Any]:
+def _space(instance: Instance, step_time: float, level: int, copies: int) -> dict[str, Any]:
     size = sizes(instance)[level]
     costs = Costs(instance, copies, place=(set(range(size)), size))
     among = costs.among / costs.update
     floor = join(costs.least[costs.everything] / (copies * size), among, instance.overlap)
-    if max(floor, among) >= pace:
+    if max(floor, among) >= step_time:
         return {"level": level, "copies": copies, "floor_s": floor}
-    threshold = copies * _alone(pace, among, instance.overlap)
+    threshold = copies * _alone(step_time, among, instance.overlap)
     states = minimal(reachable(instance, level, copies, threshold * (1 - TOLERANCE)), instance)
     cuts = sorted({state.cut for state in states})
     counted = bool(instance.stages or instance.max_stages), bool(instance.max_workers)
@@ -86,10 +86,10 @@ def _space(instance: Instance, pace: float, level: int, copies: int) -> dict[str
     }
 
 
-def _alone(pace: float, among: float, overlap: float) -> float:
-    """What one copy may take so that with synchronisation `among` the copies it makes `pace`."""
-    longer = pace - (1 - overlap) * among
-    return longer if longer >= among else (pace - among) / (1 - overlap)
+def _alone(step_time: float, among: float, overlap: float) -> float:
+    """What one copy may take so that with synchronisation `among` the copies it makes `step_time`."""
+    longer = step_time - (1 - overlap) * among
+    return longer if longer >= among else (step_time - among) / (1 - overlap)
 
 
 def reachable(instance: Instance, level: int, copies: int, threshold: float) -> list[State]:

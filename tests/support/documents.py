@@ -40,7 +40,7 @@ class Shape:
         return self.forward_s[stage] + self.backward_s[stage]
 
     @property
-    def pace_s(self) -> float:
+    def step_time_s(self) -> float:
         return max(self.compute_s(stage) / count for stage, count in enumerate(self.replicas))
 
     def depth(self, stage: int) -> int:
@@ -223,16 +223,16 @@ def drawn_memory(shape: Shape, stage: int, end_s: float, run: bool) -> Document:
 
 
 def loads(shape: Shape, servers: int, run: bool, name: str) -> list[Document]:
-    pace = shape.pace_s
+    step_time = shape.step_time_s
     found: list[tuple[str, float, float | None]] = []
     for index in range(shape.stages):
         found.append((f"compute of stage {index + 1}", shape.compute_s(index) / shape.replicas[index], None))
         if shape.replicas[index] > 1:
-            found.append((f"gradient synchronisation of stage {index + 1}", 0.28 * pace, 1.25e9))
+            found.append((f"gradient synchronisation of stage {index + 1}", 0.28 * step_time, 1.25e9))
         if index:
-            found.append((f"traffic from stage {index} to stage {index + 1}{name}", 0.25 * pace / index, 1.25e9))
+            found.append((f"traffic from stage {index} to stage {index + 1}{name}", 0.25 * step_time / index, 1.25e9))
     found += [
-        (f"network card of server {server}, {way}{name}", share * pace, 1.25e9)
+        (f"network card of server {server}, {way}{name}", share * step_time, 1.25e9)
         for server in range(servers)
         for way, share in (("outgoing", 0.1 + 0.6 / (1 + server)), ("incoming", 0.05 + 0.4 / (1 + server)))
     ]
@@ -241,13 +241,13 @@ def loads(shape: Shape, servers: int, run: bool, name: str) -> list[Document]:
         {
             "name": what,
             "seconds": seconds,
-            "share": seconds / pace,
+            "share": seconds / step_time,
             "binds": not at,
             "part": False,
             "rate": rate,
             "bytes_per_minibatch": rate and round(seconds * rate),
-            "simulated_busy": rate and seconds / pace,
-            "measured_busy": 1.1 * seconds / pace if rate and run else None,
+            "simulated_busy": rate and seconds / step_time,
+            "measured_busy": 1.1 * seconds / step_time if rate and run else None,
         }
         for at, (what, seconds, rate) in enumerate(found)
     ]
@@ -258,8 +258,8 @@ def measured(shape: Shape) -> Document:
         return {"predicted": predicted, "measured": ratio * predicted, "ratio": ratio}
 
     return {
-        "minibatch_s": 1.12 * shape.pace_s,
-        "minibatches_per_s": 1 / 1.12 / shape.pace_s,
+        "minibatch_s": 1.12 * shape.step_time_s,
+        "minibatches_per_s": 1 / 1.12 / shape.step_time_s,
         "ratio": 1.12,
         "cause": "Stage 1 computes 12% longer than predicted: its backward pass takes 15.1 ms instead of 13.3 ms.",
         "run": "20260131T120000Z",
@@ -281,7 +281,7 @@ def measured(shape: Shape) -> Document:
     }
 
 
-def comparisons(pace: float, name: str) -> list[Document]:
+def comparisons(step_time: float, name: str) -> list[Document]:
     rows = (
         ("this plan", "15-1", 1.0, ""),
         ("runner-up", "14-2", 1.07, "the best plan with other replica counts" + name),
@@ -291,7 +291,7 @@ def comparisons(pace: float, name: str) -> list[Document]:
         ("single worker", "1", None, "does not fit in memory"),
     )
     return [
-        {"name": what, "config": config, "minibatch_s": gain and gain * pace, "gain": gain, "remark": remark}
+        {"name": what, "config": config, "minibatch_s": gain and gain * step_time, "gain": gain, "remark": remark}
         for what, config, gain, remark in rows
     ]
 
@@ -317,7 +317,7 @@ def document(
     `lanes` is how many workers the timeline has; `name` goes into every text that a user's files could hold.
     """
     shape = Shape.of(replicas, inference=inference)
-    workers, pace = sum(replicas), shape.pace_s
+    workers, step_time = sum(replicas), shape.step_time_s
     timeline, end = _timeline(shape, min(lanes, workers), per_server, minibatches, run)
     return {
         "title": title + name,
@@ -333,19 +333,19 @@ def document(
         "timeline": timeline,
         "loads": loads(shape, -(-workers // per_server), run, name),
         "memory": [drawn_memory(shape, stage, end, run) for stage in range(len(replicas))],
-        "comparisons": comparisons(pace, name),
-        "certificate": _certificate(pace, name),
+        "comparisons": comparisons(step_time, name),
+        "certificate": _certificate(step_time, name),
         "words": _words(len(replicas), name),
         "notes": ["The times of the layers are modelled for V100 16 GB, not measured." + name],
     }
 
 
 def _prediction(shape: Shape, name: str) -> Document:
-    pace = shape.pace_s
+    step_time = shape.step_time_s
     return {
-        "minibatch_s": pace,
-        "minibatches_per_s": 1 / pace,
-        "samples_per_s": 64 / pace,
+        "minibatch_s": step_time,
+        "minibatches_per_s": 1 / step_time,
+        "samples_per_s": 64 / step_time,
         "bound_by": "compute of stage 1",
     }
 
@@ -371,14 +371,14 @@ def _timeline(shape: Shape, lanes: int, per_server: int, minibatches: int, run: 
     }, end
 
 
-def _certificate(pace: float, name: str) -> Document:
+def _certificate(step_time: float, name: str) -> Document:
     return {
         "proven": True,
         "gap": 0,
-        "bound_s": pace,
+        "bound_s": step_time,
         "sentences": [
-            f"No plan of this model on this cluster can complete a minibatch in less than {pace * 1e3:.3g} ms.",
-            "The dynamic program and the integer program found the same pace, independently of each other.",
+            f"No plan of this model on this cluster can complete a minibatch in less than {step_time * 1e3:.3g} ms.",
+            "The dynamic program and the integer program found the same step time, independently of each other.",
             "`pipeplan check` verifies this from plan.json without either." + name,
         ],
     }

@@ -15,10 +15,10 @@ from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.comm.p2p import MessageTensor, Transport
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.plan.one_order import Direction
+from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime.data import Batches, minibatch_sizes
-from pipeplan_launch.runtime.engine import Segment, WorkerPlace
+from pipeplan_launch.runtime.engine import Segment, StageContext
 from pipeplan_launch.runtime.pipeline_training import PipelineTraining
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.tracing.subgraph import Program
@@ -95,7 +95,7 @@ def engine(
     contents = stage_contents([1] * len(depths), depths, BATCH, recompute=[recompute] * len(depths))
     plan = load_plan(write_plan(folder, contents))
     neighbours = Neighbours()
-    place = WorkerPlace(plan, stage, 0, stage, torch.device("cpu"), program, job)
+    place = StageContext(plan, stage, 0, stage, torch.device("cpu"), program, job)
     return PipelineTraining(place, neighbours, Recorder(None, stage, stage, 0, 1, 0), None), neighbours
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rendezvous import Device, Step
 from schedule_rules import NAMES, check_stream, pipelines, recipe, streams_of
 
-from pipeplan_launch.plan.one_order import Collective, Computation, Crossing, Direction, Node, Transfer
+from pipeplan_launch.plan.communication_order import Collective, Computation, Crossing, Direction, Node, Transfer
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, Schedule, StageShape
 
 

@@ -98,8 +98,8 @@ class RandomWalk:
             return math.inf
         if not score.fits or not satisfies_options(plan, problem):
             return math.inf
-        if score.pace_s >= self.useful_s or not self.left:
-            return score.pace_s
+        if score.step_time_s >= self.useful_s or not self.left:
+            return score.step_time_s
         self.left -= 1
         step_s = figure_of(plan, score, problem, NO_DEADLINE).step_s
         self.fastest_s = min(self.fastest_s, step_s)

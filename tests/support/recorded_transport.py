@@ -21,8 +21,8 @@ from torch import Tensor
 
 from pipeplan_launch.comm import ordered_transport
 from pipeplan_launch.comm.ordered_transport import EdgeGroups, OrderedTransport
+from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan, StagePlacement
-from pipeplan_launch.plan.one_order import Direction
 from pipeplan_launch.plan.schedule import ActionKind, Schedule, StageShape
 from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 from pipeplan_launch.runtime.engine import Engine, Segment

@@ -123,7 +123,7 @@ def write_run(folder: Path, source: ReportSource, *, slower: float = 1.25, timel
         "plan": plan,
         "mode": "training",
         "minibatch": 4,
-        "minibatch_s": {"predicted": source.pace_s, "measured": slower * source.pace_s, "ratio": slower},
+        "minibatch_s": {"predicted": source.step_time_s, "measured": slower * source.step_time_s, "ratio": slower},
         "includes_fill": False,
         "steady_minibatches": 40,
         "stages": stages,

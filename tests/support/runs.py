@@ -43,7 +43,9 @@ def stage_entry(index: int, workers: Sequence[int], measured: Mapping[str, float
     return {"stage": index, "workers": list(workers), **pairs, "measured": own}
 
 
-def summary_of(plan_folder: Path, pace_s: float, stages: Sequence[Mapping[str, float]], **more: Any) -> dict[str, Any]:
+def summary_of(
+    plan_folder: Path, step_time_s: float, stages: Sequence[Mapping[str, float]], **more: Any
+) -> dict[str, Any]:
     """The summary of a run of a plan folder, of so many seconds a minibatch."""
     first = json.loads((plan_folder / "stages" / "stage-0.json").read_text())
     workers = [one["workers"] for one in first["pipeline"]]
@@ -52,7 +54,7 @@ def summary_of(plan_folder: Path, pace_s: float, stages: Sequence[Mapping[str, f
         "version": 1,
         "plan": first["plan"],
         "mode": first["mode"],
-        "minibatch_s": {"predicted": first["prediction"]["minibatch_s"], "measured": pace_s, "ratio": None},
+        "minibatch_s": {"predicted": first["prediction"]["minibatch_s"], "measured": step_time_s, "ratio": None},
         "includes_fill": False,
         "steady_minibatches": 50,
         "stages": [stage_entry(index, *one) for index, one in enumerate(zip(workers, stages, strict=True))],

@@ -20,7 +20,7 @@ from pipeplan.solvers.result import Result, Status
 MAXIMUM_CUTS = 10_000
 
 IlpStart = Literal["cold", "bounded"]
-"""Whether the ILP begins without a bound, or with the pace of the DP's plan as its cut-off."""
+"""Whether the ILP begins without a bound, or with the step time of the DP's plan as its cut-off."""
 
 
 def solve_by_dp(problem: Problem) -> Result:
@@ -34,7 +34,7 @@ def solve_by_ilp(problem: Problem, cutoff_s: float | None = None) -> Result:
 
 
 def assert_proves(result: Result, expected_s: float, problem: Problem) -> None:
-    """The result is a proven plan of this pace, or a proof that there is none where the pace is infinite."""
+    """The result is a proven plan of this step time, or a proof that there is none where the step time is infinite."""
     if math.isinf(expected_s):
         assert result.status == Status.INFEASIBLE, result.note
         assert result.plan is None
@@ -45,7 +45,7 @@ def assert_proves(result: Result, expected_s: float, problem: Problem) -> None:
     assert result.bound_s == pytest.approx(expected_s, rel=1e-6)
     score = evaluate(result.plan, problem)
     assert score.fits
-    assert (score.pace_s if result.charged else score.alone_s) == pytest.approx(expected_s, rel=1e-6)
+    assert (score.step_time_s if result.charged else score.alone_s) == pytest.approx(expected_s, rel=1e-6)
 
 
 def check_ilp(instance: Instance, problem: Problem, starts: Sequence[IlpStart]) -> None:

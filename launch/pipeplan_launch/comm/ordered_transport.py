@@ -1,4 +1,5 @@
-"""Messages between stages in the one order of a segment (`pipeplan_launch.plan.one_order`), over NCCL between GPUs.
+"""Messages between stages in the one order of a segment (`pipeplan_launch.plan.communication_order`), over NCCL between
+GPUs.
 
 The engine hands over this worker's transfers one by one, between its computations, and always from its own thread. The
 host waits for nothing: a send starts after the computing that made it, a receive after the last reader of its slot,
@@ -28,8 +29,8 @@ from pipeplan_launch.comm.p2p import (
     peer_loss_explained,
 )
 from pipeplan_launch.devices.backend import Lane, backend_of
+from pipeplan_launch.plan.communication_order import MOST_UNSETTLED, Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.one_order import MOST_UNSETTLED, Direction
 from pipeplan_launch.plan.transport_modes import Edge, edges
 
 # The process groups over which messages travel in the one order: one for every pair of workers and direction.

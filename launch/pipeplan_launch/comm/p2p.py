@@ -20,7 +20,7 @@ from torch import Tensor
 
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.errors import PeerLost
-from pipeplan_launch.plan.one_order import Direction
+from pipeplan_launch.plan.communication_order import Direction
 
 # The tensors of a message between stages, and their places in one block of memory.
 

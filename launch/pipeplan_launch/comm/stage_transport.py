@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from pipeplan_launch.comm.p2p import MessageTensor, Transport
-from pipeplan_launch.plan.one_order import Direction
+from pipeplan_launch.plan.communication_order import Direction
 
 Mailbox = dict[tuple[Direction, int], list[Tensor]]
 """Messages among the stages of one worker that have been sent and not taken yet, by direction and number."""

@@ -45,7 +45,7 @@ from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.seeds import seed_forward
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.plan.schedule import ActionKind, group_members
-from pipeplan_launch.runtime.engine import Segment, WorkerPlace
+from pipeplan_launch.runtime.engine import Segment, StageContext
 from pipeplan_launch.runtime.inference import ForwardEngine
 from pipeplan_launch.runtime.nested_tensors import tensors_in
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
@@ -156,7 +156,7 @@ class DataParallelEngines(Engines):
             program.to_device()
         return replace(job, model=nn.Module()), [program], plan.graph_hash or _state_hash(program), any_size
 
-    def training(self, place: WorkerPlace, transport: AnyTransport, recorder: Recorder) -> TrainingEngine:
+    def training(self, place: StageContext, transport: AnyTransport, recorder: Recorder) -> TrainingEngine:
         """The engine that trains the module."""
         averaging, groups = self._options.averaging, self._groups
         shards = groups.replicas if averaging.shards_optimizer else None
@@ -165,7 +165,7 @@ class DataParallelEngines(Engines):
         )
 
     def forward(
-        self, place: WorkerPlace, transport: AnyTransport, recorder: Recorder, training: TrainingEngine | None
+        self, place: StageContext, transport: AnyTransport, recorder: Recorder, training: TrainingEngine | None
     ) -> ForwardEngine:
         """The engine that evaluates the module."""
         assert isinstance(training, DataParallelTraining)
@@ -173,7 +173,7 @@ class DataParallelEngines(Engines):
             return ForwardEngine(place, transport, recorder)
         return ShardedEvaluation(place, transport, recorder, training.sharded_root)
 
-    def _mesh(self, place: WorkerPlace) -> DeviceMesh | None:
+    def _mesh(self, place: StageContext) -> DeviceMesh | None:
         """The arrangement of the workers for FSDP2: one row, or for `hsdp` a row for each server."""
         groups, plan = self._groups, place.plan
         if plan.data_parallel not in SHARDED or groups.replicas is None:
@@ -197,7 +197,7 @@ class DataParallelTraining(TrainingEngine):
 
     def __init__(
         self,
-        place: WorkerPlace,
+        place: StageContext,
         transport: AnyTransport,
         recorder: Recorder,
         group: dist.ProcessGroup | None,
@@ -371,7 +371,7 @@ class DataParallelTraining(TrainingEngine):
 class ShardedEvaluation(ForwardEngine):
     """Evaluates a model whose weights are gathered for every pass, in which all replicas take part."""
 
-    def __init__(self, place: WorkerPlace, transport: AnyTransport, recorder: Recorder, root: torch.nn.Module) -> None:
+    def __init__(self, place: StageContext, transport: AnyTransport, recorder: Recorder, root: torch.nn.Module) -> None:
         """`root`: the wrapper that gathers weights around a function of the model."""
         super().__init__(place, transport, recorder)
         self._root = root

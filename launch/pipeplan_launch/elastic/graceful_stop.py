@@ -229,7 +229,7 @@ class GracefulStop:
         self._look_up_at = max(index + 1, granted - max(ahead // 2, self._stride))
 
     def _ahead(self, index: int) -> int:
-        """Number of minibatches that this worker runs in `GRANT_S`, by its pace since the last look-up."""
+        """Number of minibatches that this worker runs in `GRANT_S`, by its step time since the last look-up."""
         now, (last_index, last) = self._clock(), self._last_look_up
         self._last_look_up = (index, now)
         if index <= last_index or now <= last:

@@ -1,6 +1,6 @@
 """State that one attempt of a launch leaves for the next, as torchrun restarts all workers after a fault. Torch-free.
 
-The launcher (`pipeplan_launch.torchrun`) makes a small folder on its server and removes it when it ends. The variable
+The launcher (`pipeplan_launch.supervisor`) makes a small folder on its server and removes it when it ends. The variable
 `PIPEPLAN_ATTEMPTS` holds its path. A worker that is started without the launcher has no such folder and remembers
 nothing.
 

@@ -48,7 +48,7 @@ class MinibatchInfo:
     learning_rate: float | None
     """The current rate of the last stage's first parameter group; None where that stage trains nothing."""
     minibatches_per_s: float | None
-    """Pace of the whole pipeline over the last 50 minibatches; None before two are finished."""
+    """Step time of the whole pipeline over the last 50 minibatches; None before two are finished."""
 
 
 def accuracy_text(correct: float, judged: float) -> str:
@@ -78,8 +78,8 @@ class EpochResult:
         content = {"epoch": self.epoch, "loss": self.loss, "test_accuracy": accuracy, "test_loss": self.test_loss}
         return content | ({"test_metrics": self.test_metrics} if self.test_metrics else {})
 
-    def line(self, epochs: int, pace_s: float | None) -> str:
-        """The epoch's line for the terminal. `pace_s`: seconds between two minibatches, None if not known."""
+    def line(self, epochs: int, step_time_s: float | None) -> str:
+        """The epoch's line for the terminal. `step_time_s`: seconds between two minibatches, None if not known."""
         parts = [f"epoch {self.epoch}/{epochs}"]
         if self.loss is not None:
             parts.append(f"loss {self.loss:.4f}")
@@ -88,8 +88,8 @@ class EpochResult:
         elif self.test_loss is not None:
             parts.append(f"test loss {self.test_loss:.4f}")
         parts += [f"{name} {value:.4g}" for name, value in self.test_metrics.items()]
-        if pace_s:
-            parts.append(f"{1 / pace_s:.1f} minibatches/s")
+        if step_time_s:
+            parts.append(f"{1 / step_time_s:.1f} minibatches/s")
         return "  ".join(parts)
 
 

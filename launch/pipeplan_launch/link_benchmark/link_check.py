@@ -93,9 +93,9 @@ def teams_across_servers(plan: LaunchPlan, assignment: RankAssignment) -> list[C
     busiest: dict[frozenset[int], CommunicatingTeam] = {}
     rings = []
     for stage, prediction in enumerate(plan.predictions):
-        pace = prediction.minibatch_s or math.inf
+        step_time = prediction.minibatch_s or math.inf
         if stage + 1 < len(plan.pipeline):
-            share = (prediction.boundary_s or 0.0) / pace
+            share = (prediction.boundary_s or 0.0) / step_time
             for pair in communicating_pairs(plan, stage):
                 ends = frozenset(assignment.servers[worker] for worker in pair)
                 if len(ends) > 1 and (ends not in busiest or busiest[ends].share < share):
@@ -103,7 +103,7 @@ def teams_across_servers(plan: LaunchPlan, assignment: RankAssignment) -> list[C
         workers = plan.pipeline[stage].workers
         if plan.mode == "training" and len({assignment.servers[worker] for worker in workers}) > 1:
             allreduce_s = (prediction.sync_s or 0.0) / (plan.accumulate or len(workers))
-            rings.append(CommunicatingTeam(workers, stage, True, allreduce_s / pace))
+            rings.append(CommunicatingTeam(workers, stage, True, allreduce_s / step_time))
     return sorted([*busiest.values(), *rings], key=lambda team: (-team.share, team.stage, team.workers))
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from pipeplan_launch.comm.p2p import MessageTensor, Transport
 from pipeplan_launch.devices.backend import backend_of
-from pipeplan_launch.plan.one_order import Direction
+from pipeplan_launch.plan.communication_order import Direction
 
 FEWEST, MOST = 3, 40
 """Limits of the number of timed repeats of one size."""

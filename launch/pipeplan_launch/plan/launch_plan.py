@@ -102,7 +102,7 @@ class Prediction:
     """The planner's predictions for one replica of a stage, per minibatch; None where the plan has none."""
 
     minibatch_s: Amount | None = None
-    """The pipeline's pace: seconds between two minibatches, the same for all stages."""
+    """The pipeline's step time: seconds between two minibatches, the same for all stages."""
     forward_s: Amount | None = None
     backward_s: Amount | None = None
     update_s: Amount | None = None

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.averaging_options import GradientAveraging
+from pipeplan_launch.plan.communication_order import GRADIENT_SLOTS, MOST_UNSETTLED, neighbours
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.one_order import GRADIENT_SLOTS, MOST_UNSETTLED, neighbours
 
 GLOO, NCCL = "gloo", "nccl"
 AUTO = "auto"
 MODES = (GLOO, NCCL)
-"""`gloo`: over Gloo, from the host's memory. `nccl`: in the one order (`one_order`), with a process group for every
-pair of workers and direction."""
+"""`gloo`: over Gloo, from the host's memory. `nccl`: in the one order (`communication_order`), with a process group for
+every pair of workers and direction.
+"""
 
 Edge = tuple[int, int]
 """(rank that sends, rank that receives)."""

@@ -23,19 +23,19 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss_state import LossState
 from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.one_order import (
+from pipeplan_launch.plan.communication_order import (
     Collective,
     Computation,
     Direction,
     Node,
     Transfer,
+    communication_order,
     last_reader,
-    one_order,
     ring_slots,
     stays,
     takes_part,
 )
+from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.schedule import (
     POSTED_RECEIVES,
     Action,
@@ -60,7 +60,7 @@ workers of a segment must get the same end."""
 
 
 @dataclass(frozen=True)
-class WorkerPlace:
+class StageContext:
     """A worker's position in the plan, and the program and job that it runs."""
 
     plan: LaunchPlan
@@ -154,7 +154,7 @@ class Engine:
 
     def __init__(
         self,
-        place: WorkerPlace,
+        place: StageContext,
         schedule: Schedule,
         transport: Transport | StageTransport | OrderedTransport,
         recorder: Recorder,
@@ -354,7 +354,7 @@ class Engine:
         place, ended = (self.place.stage, self.place.replica), False
         transport = self.transport
         assert isinstance(transport, OrderedTransport)
-        for node in one_order(self.schedule, self.shapes, self._count, shared=self.sharing_stages):
+        for node in communication_order(self.schedule, self.shapes, self._count, shared=self.sharing_stages):
             if not takes_part(node, place):
                 continue
             end = None if ended else self._segment_end_at(node)

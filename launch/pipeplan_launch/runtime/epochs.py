@@ -22,8 +22,8 @@ from pipeplan_launch.runtime import stage_checkpoint, stage_optimizer
 from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 from pipeplan_launch.runtime.engine import Engine, Segment
 from pipeplan_launch.runtime.inference import Score
+from pipeplan_launch.runtime.interleaved_stages import run_stages
 from pipeplan_launch.runtime.run_start import RunStart, epoch_count
-from pipeplan_launch.runtime.several_stages import run_stages
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
 from pipeplan_launch.telemetry.progress import LearningWatch, Progress, print_status
 from pipeplan_launch.telemetry.recorder import MinibatchRecord
@@ -56,7 +56,7 @@ class EpochLoop:
         self._reports = place.is_last and place.replica == 0
         self._saved: tuple[Position, Path] | None = None
         """Position and folder of this run's last checkpoint."""
-        self._pace: float | None = None
+        self._step_time: float | None = None
         self._watch = self._learning_watch(resumed is None)
         self.results: list[EpochResult] = []
         """Results of the epochs that this process has finished."""
@@ -111,7 +111,7 @@ class EpochLoop:
             end = segment_end(self._position.minibatch, self._sizes.count, self._options.checkpoint_minibatches)
             segment = Segment(self._position.epoch, batches, self._position.minibatch, end)
             ran, stop = self._run(self._trained, segment)
-            self._pace = self._training.recorder.pace_s()
+            self._step_time = self._training.recorder.step_time_s()
             steps = [training.recorder.end_epoch(segment.first) for training in self._trained][-1]
             losses = [(step.loss * step.weight, step.weight) for step in steps if step.loss is not None]
             self._stop_unless_finite(steps)
@@ -146,7 +146,7 @@ class EpochLoop:
             if training.rates is not None:
                 training.rates.after_epoch(result.test_loss)
         if self._reports:
-            print_status(result.line(self._epochs, self._pace))
+            print_status(result.line(self._epochs, self._step_time))
             if result.loss is not None:
                 progress.warn_unless_finite(result.loss, self._position.epoch, None)
             self._listeners.epoch(result)
@@ -286,7 +286,7 @@ class EpochLoop:
         if not self._listeners:
             return
         assert step.loss is not None
-        rates, pace_s = self._training.rates, self._training.recorder.pace_s()
+        rates, step_time_s = self._training.rates, self._training.recorder.step_time_s()
         self._listeners.minibatch(
             MinibatchInfo(
                 epoch=step.epoch,
@@ -294,7 +294,7 @@ class EpochLoop:
                 samples=step.samples,
                 loss=step.loss,
                 learning_rate=None if rates is None else rates.current,
-                minibatches_per_s=1 / pace_s if pace_s else None,
+                minibatches_per_s=1 / step_time_s if step_time_s else None,
             )
         )
 

@@ -21,7 +21,7 @@ from pipeplan_launch.job.loss_value import loss_number, loss_text
 from pipeplan_launch.job.loss_weight import weight_of
 from pipeplan_launch.job.seeds import seed_forward
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind
-from pipeplan_launch.runtime.engine import Engine, Segment, WorkerPlace
+from pipeplan_launch.runtime.engine import Engine, Segment, StageContext
 from pipeplan_launch.runtime.nested_tensors import map_tensors
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import FORWARD, WAIT
@@ -82,7 +82,7 @@ class ForwardEngine(Engine):
     """Runs the forward-only schedule on one replica of one stage, with the current weights in evaluation mode."""
 
     def __init__(
-        self, place: WorkerPlace, transport: Transport | StageTransport | OrderedTransport, recorder: Recorder
+        self, place: StageContext, transport: Transport | StageTransport | OrderedTransport, recorder: Recorder
     ) -> None:
         super().__init__(place, SCHEDULES["forward-only"], transport, recorder, {ActionKind.FORWARD: self._forward})
         self.score = Score.empty(place.job)

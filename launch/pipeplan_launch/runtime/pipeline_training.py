@@ -24,9 +24,9 @@ from pipeplan_launch.plan.averaging_options import (
     StalenessOptions,
     flushed_shapes,
 )
-from pipeplan_launch.plan.one_order import Direction
+from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.schedule import ActionKind, replica_of
-from pipeplan_launch.runtime.engine import Segment, WorkerPlace
+from pipeplan_launch.runtime.engine import Segment, StageContext
 from pipeplan_launch.runtime.recompute import (
     ForwardConditions,
     gradient_receive_posted,
@@ -46,7 +46,7 @@ class PipelineTraining(TrainingEngine):
 
     def __init__(
         self,
-        place: WorkerPlace,
+        place: StageContext,
         transport: Transport | StageTransport | OrderedTransport,
         recorder: Recorder,
         group: dist.ProcessGroup | None,

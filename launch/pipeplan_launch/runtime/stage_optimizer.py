@@ -20,7 +20,7 @@ from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.averaging_options import AS_PLANNED, StalenessOptions, delays, update_delay
 from pipeplan_launch.plan.launch_plan import SHARDED
-from pipeplan_launch.runtime.engine import WorkerPlace
+from pipeplan_launch.runtime.engine import StageContext
 from pipeplan_launch.runtime.nested_tensors import own_part
 from pipeplan_launch.runtime.optimizer_shards import OptimizerShards
 from pipeplan_launch.runtime.step_correction import is_harmed, make_correction
@@ -35,7 +35,7 @@ class StageOptimizer:
 
     def __init__(
         self,
-        place: WorkerPlace,
+        place: StageContext,
         flush: dist.ProcessGroup | None,
         staleness: StalenessOptions = AS_PLANNED,
         sharing: dist.ProcessGroup | None = None,
@@ -130,7 +130,7 @@ def _no_step() -> None:
     """The optimiser step of a stage that trains nothing."""
 
 
-def _stage_info(place: WorkerPlace, trained: Mapping[str, nn.Parameter]) -> StageInfo:
+def _stage_info(place: StageContext, trained: Mapping[str, nn.Parameter]) -> StageInfo:
     plan = place.plan
     return StageInfo(
         stage=place.stage,
@@ -263,7 +263,7 @@ class GradientClipping:
         return norm
 
 
-def make_clipping(place: WorkerPlace, flush: dist.ProcessGroup | None) -> GradientClipping | None:
+def make_clipping(place: StageContext, flush: dist.ProcessGroup | None) -> GradientClipping | None:
     """The clipping that a worker's job asks for, or None. `flush`: all workers, if the norm is summed over them: the
     schedule flushes and there are several stages, or each worker holds parts of the gradients.
     """
@@ -282,7 +282,7 @@ def make_clipping(place: WorkerPlace, flush: dist.ProcessGroup | None) -> Gradie
     )
 
 
-def correction_note(place: WorkerPlace, staleness: StalenessOptions, optimizer: Optimizer | None) -> str | None:
+def correction_note(place: StageContext, staleness: StalenessOptions, optimizer: Optimizer | None) -> str | None:
     """A note for the user if the run corrects updates and the plan says otherwise, or the other way round."""
     if staleness.correction_of(place.plan) == place.plan.correction:
         if place.plan.correction == "ef" and is_harmed(optimizer) and not staleness.force:
@@ -296,7 +296,7 @@ def correction_note(place: WorkerPlace, staleness: StalenessOptions, optimizer: 
     )
 
 
-def clipping_note(place: WorkerPlace) -> str | None:
+def clipping_note(place: StageContext) -> str | None:
     """A note for the user if clipping works stage by stage, otherwise None."""
     stages = len(place.plan.pipeline)
     if place.job.clip_norm is None or stages == 1 or place.plan.schedule.flushes:

@@ -35,7 +35,7 @@ from pipeplan_launch.runtime.data import (
     minibatch_sizes,
     order_of_samples,
 )
-from pipeplan_launch.runtime.engine import WorkerPlace
+from pipeplan_launch.runtime.engine import StageContext
 from pipeplan_launch.runtime.inference import ForwardEngine
 from pipeplan_launch.runtime.pipeline_training import PipelineTraining
 from pipeplan_launch.runtime.self_check.self_check import check_at_start, say_unchecked
@@ -103,7 +103,7 @@ class RunOptions:
 class WorkerStage:
     """A worker that is ready to run its stage."""
 
-    place: WorkerPlace
+    place: StageContext
     data: Data
     training: TrainingEngine | None
     forward: ForwardEngine
@@ -154,14 +154,14 @@ class Engines:
                 program.compile_with(options.compile_backend)
         return job, programs, graph_hash, dynamic
 
-    def training(self, place: WorkerPlace, transport: AnyTransport, recorder: Recorder) -> TrainingEngine:
+    def training(self, place: StageContext, transport: AnyTransport, recorder: Recorder) -> TrainingEngine:
         """The engine that trains a stage."""
         options, groups = self._options, self._groups
         arguments = groups.replicas, options.averaging, groups.flush, options.staleness
         return PipelineTraining(place, transport, recorder, *arguments)
 
     def forward(
-        self, place: WorkerPlace, transport: AnyTransport, recorder: Recorder, _training: TrainingEngine | None
+        self, place: StageContext, transport: AnyTransport, recorder: Recorder, _training: TrainingEngine | None
     ) -> ForwardEngine:
         """The engine that evaluates a stage, after the one that trains it, if it is trained."""
         return ForwardEngine(place, transport, recorder)
@@ -306,7 +306,7 @@ def build_stage(
         marks["the order of the training samples"] = digest(ordered)
     built: list[WorkerStage] = []
     for (stage, replica), program, own_transport in zip(places, programs, transports, strict=True):
-        place = WorkerPlace(plan, stage, replica, rank, device, program, job, seed)
+        place = StageContext(plan, stage, replica, rank, device, program, job, seed)
         recorder = _recorder(place, run / "metrics" / f"{recorded_name(plan, rank, stage)}.jsonl")
         fingerprint = replace(_fingerprint(place, trains), data=marks, read=read)
         training = engines.training(place, own_transport, recorder) if trains else None
@@ -355,7 +355,7 @@ def _data_marks(
     return marks, read
 
 
-def _fingerprint(place: WorkerPlace, trains: bool) -> Fingerprint:
+def _fingerprint(place: StageContext, trains: bool) -> Fingerprint:
     """Digests of the job's file, and of the stage's weights if it has replicas or shares them."""
     state = {**place.program.parameters_by_name(), **place.program.buffers_by_name()}
     weights = weights_digest(state) if place.replicas > 1 else ""
@@ -365,7 +365,7 @@ def _fingerprint(place: WorkerPlace, trains: bool) -> Fingerprint:
     return Fingerprint(place.rank, place.stage, weights=weights, job="" if job is None else job.digest, shared=digests)
 
 
-def _recorder(place: WorkerPlace, path: Path | None) -> Recorder:
+def _recorder(place: StageContext, path: Path | None) -> Recorder:
     deepest = max(shape.replicas * shape.depth for shape in place.plan.shapes)
     group = place.plan.accumulate or 1
     # The steady state starts after a whole group, so that every update counts together with all its minibatches.

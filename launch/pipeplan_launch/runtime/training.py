@@ -21,7 +21,7 @@ from pipeplan_launch.job.hooks import GradientHook, hooked_gradients, parameter_
 from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
 from pipeplan_launch.job.loss_weight import weight_of
 from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members, own_members
-from pipeplan_launch.runtime.engine import ActionHandler, Engine, WorkerPlace
+from pipeplan_launch.runtime.engine import ActionHandler, Engine, StageContext
 from pipeplan_launch.runtime.nested_tensors import bytes_of_tensors
 from pipeplan_launch.runtime.optimizer_shards import DividedState
 from pipeplan_launch.runtime.recompute import preserved_random_state
@@ -44,7 +44,7 @@ class TrainingEngine(Engine):
 
     def __init__(
         self,
-        place: WorkerPlace,
+        place: StageContext,
         transport: Transport | StageTransport | OrderedTransport,
         recorder: Recorder,
         passes: Mapping[ActionKind, ActionHandler],

@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 
 from pipeplan_launch.devices.backend import cuda_devices, cuda_text, nccl_version
-from pipeplan_launch.devices.remembered import remember
+from pipeplan_launch.devices.selftest_cache import remember
 from pipeplan_launch.selftest.cases import Case, Result, cases, short_cases, verdict
 from pipeplan_launch.selftest.launches import PATIENCE_S, try_case
-from pipeplan_launch.selftest.paths import measure_paths
+from pipeplan_launch.selftest.transport_benchmark import measure_paths
 
 WHOLE_S = 115.0
 """Seconds after which no further run is begun."""

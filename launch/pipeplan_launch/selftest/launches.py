@@ -76,7 +76,7 @@ def _number(value: float | None) -> float:
 
 def _launch(case: Case, folder: Path, options: Sequence[str], patience_s: float, *, kills: bool = False) -> str | None:
     """The error of a launch in one line; None if there was none."""
-    command = [sys.executable, "-m", "pipeplan_launch.torchrun", "--standalone", "--nnodes", "1"]
+    command = [sys.executable, "-m", "pipeplan_launch.supervisor", "--standalone", "--nnodes", "1"]
     command += ["--nproc-per-node", str(sum(case.replicas)), "-m", "pipeplan_launch", str(folder)]
     command += ["--run-dir", str(folder / "run"), "--transport", case.transport, "--log-every", "0"]
     command += ["--timeout", str(MESSAGE_S), "--restarts", str(int(kills)), "--probe", "0", *options]

@@ -1,4 +1,4 @@
-"""The difference between a run's predicted and measured pace, divided among its sources: at most five lines.
+"""The difference between a run's predicted and measured step time, divided among its sources: at most five lines.
 
 The sources are the layers on this machine, the executor's own work, other programs, and the network. Each gets the
 mean, over all orders of the sources, of what exchanging its predicted times for the measured ones changes (the Shapley
@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeplan_launch.telemetry.pace_model import AS_PREDICTED, CORE, OWN_WORK, PaceModel, pace_model_of
+from pipeplan_launch.telemetry.step_time_model import AS_PREDICTED, CORE, OWN_WORK, StepTimeModel, step_time_model_of
 
 WORTH_A_LINE = 0.05
 """Share of the difference below which a part has no line of its own."""
@@ -31,7 +31,7 @@ def difference(summary: Mapping[str, Any]) -> dict[str, float]:
     predicted, measured = summary["minibatch_s"]["predicted"], summary["minibatch_s"]["measured"]
     if not predicted or not measured or abs(measured / predicted - 1) <= AS_PREDICTED:
         return {}
-    model = pace_model_of(summary)
+    model = step_time_model_of(summary)
     if model is None:
         return {}
     parts = _parts(model, *sorted((predicted, measured)))
@@ -53,14 +53,14 @@ def difference_lines(summary: Mapping[str, Any]) -> list[str]:
     return lines + [f"  {value * 1e3:+.3g} ms  {_WORDS[name]}" for name, value in chosen]
 
 
-def _parts(model: PaceModel, low_s: float, high_s: float) -> dict[str, float]:
-    """The mean change of the pace by exchanging the times of each source, over all orders of the sources.
+def _parts(model: StepTimeModel, low_s: float, high_s: float) -> dict[str, float]:
+    """The mean change of the step time by exchanging the times of each source, over all orders of the sources.
 
-    Paces beyond the two that are compared count as the nearer one: what binds there is not in the times.
+    Step times beyond the two that are compared count as the nearer one: what binds there is not in the times.
     """
     before, after = [one.predicted for one in model.stages], [one.measured for one in model.stages]
     sources = sorted({_source(name) for one in before for name in one})
-    known = {chosen: min(high_s, max(low_s, _pace(model, before, after, chosen))) for chosen in _subsets(sources)}
+    known = {chosen: min(high_s, max(low_s, _step_time(model, before, after, chosen))) for chosen in _subsets(sources)}
     changes: dict[str, list[float]] = {source: [] for source in sources}
     for order in itertools.permutations(sources):
         exchanged: frozenset[str] = frozenset()
@@ -70,14 +70,14 @@ def _parts(model: PaceModel, low_s: float, high_s: float) -> dict[str, float]:
     return {source: statistics.fmean(values) for source, values in changes.items()}
 
 
-def _pace(
-    model: PaceModel,
+def _step_time(
+    model: StepTimeModel,
     before: Sequence[Mapping[str, float]],
     after: Sequence[Mapping[str, float]],
     chosen: frozenset[str],
 ) -> float:
-    """The pace with the measured times of some sources, and the predicted ones of the others."""
-    return model.pace(
+    """The step time with the measured times of some sources, and the predicted ones of the others."""
+    return model.step_time(
         [
             {name: (new if _source(name) in chosen else old)[name] for name in old}
             for old, new in zip(before, after, strict=True)
@@ -98,6 +98,6 @@ def _source(term: str) -> str:
     return EXECUTOR if term in OWN_WORK else MACHINE
 
 
-def _link_bound(model: PaceModel, predicted_s: float) -> bool:
+def _link_bound(model: StepTimeModel, predicted_s: float) -> bool:
     """Whether the plan expects a link to be busy all the time."""
     return any(one.boundary_s >= (1 - AS_PREDICTED) * predicted_s for one in model.stages)

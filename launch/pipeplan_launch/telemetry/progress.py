@@ -42,9 +42,9 @@ class Progress:
         parts = [f"epoch {step.epoch + 1}/{self._epochs}", f"minibatch {step.minibatch + 1}/{self._minibatches}"]
         if step.loss is not None:
             parts.append(f"loss {step.loss:.4f}")
-        pace = self._recorder.pace_s()
-        if pace:
-            parts.append(f"{1 / pace:.1f} minibatches/s")
+        step_time = self._recorder.step_time_s()
+        if step_time:
+            parts.append(f"{1 / step_time:.1f} minibatches/s")
         print_status("  ".join(parts))
 
     def warn_unless_finite(self, loss: float, epoch: int, minibatch: int | None) -> None:

@@ -124,7 +124,7 @@ class SteadyState:
     """Processor time of this worker."""
 
     @property
-    def pace_s(self) -> float | None:
+    def step_time_s(self) -> float | None:
         """Seconds between two minibatches of the pipeline."""
         return self.span_s / self.intervals if self.intervals else None
 
@@ -133,7 +133,7 @@ class Recorder:
     """Collects the steps of one worker.
 
     The steady state is the rest of every epoch after its first `skip` minibatches, which are in the pipeline when the
-    first one is finished. The drain is included, because it does not slow the last stage, where the pace is read.
+    first one is finished. The drain is included, because it does not slow the last stage, where the step time is read.
     """
 
     def __init__(self, path: Path | None, rank: int, stage: int, replica: int, stride: int, skip: int) -> None:
@@ -147,7 +147,7 @@ class Recorder:
         self._open: dict[int, MinibatchRecord] = {}
         self._epoch: list[MinibatchRecord] = []
         self._lines: list[tuple[MinibatchRecord, float, float | None, int]] = []
-        """Steps whose lines are to be written, each with the time when it was finished, the pace then, and the
+        """Steps whose lines are to be written, each with the time when it was finished, the step time then, and the
         resident memory."""
         self._memory = (-math.inf, 0)
         """Time of the last reading of resident memory, and its result."""
@@ -208,7 +208,7 @@ class Recorder:
         self._write()
         return steps
 
-    def pace_s(self, steps: int = 50) -> float | None:
+    def step_time_s(self, steps: int = 50) -> float | None:
         """Seconds between two minibatches of the pipeline, over the epoch's last `steps`; None before two are
         finished.
         """
@@ -228,8 +228,8 @@ class Recorder:
     def _note(self, step: MinibatchRecord) -> None:
         if self._file is None:
             return
-        pace = self.pace_s()
-        self._lines.append((step, time.time(), 1 / pace if pace else None, self._resident(step.done_s)))
+        step_time = self.step_time_s()
+        self._lines.append((step, time.time(), 1 / step_time if step_time else None, self._resident(step.done_s)))
         if len(self._lines) == LINES_PER_WRITE:
             self._write()
 
@@ -241,13 +241,13 @@ class Recorder:
         if self._file is None:
             return
         lines = []
-        for step, time_s, pace, resident in steps:
+        for step, time_s, step_time, resident in steps:
             line: dict[str, Any] = {"time_s": time_s, **self._identity, **vars(step)}
             for name in SUMMED_FIELDS:
                 line[name] = round(line[name], 7)
             del line["done_s"]
             line["loss"] = _rounded(step.loss)
-            line["minibatches_per_s"] = _rounded(pace)
+            line["minibatches_per_s"] = _rounded(step_time)
             line["memory_bytes"] = resident
             lines.append(_ENCODE(line) + "\n")
         with self._explained():

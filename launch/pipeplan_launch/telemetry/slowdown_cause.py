@@ -1,7 +1,7 @@
-"""The main cause of the difference between a run's predicted and measured pace, as a sentence.
+"""The main cause of the difference between a run's predicted and measured step time, as a sentence.
 
-`pace_model.attribute` finds the cause from the run's summary. If no stage is busy in most of the difference, the stages
-wait for each other or for a link.
+`step_time_model.attribute` finds the cause from the run's summary. If no stage is busy in most of the difference, the
+stages wait for each other or for a link.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeplan_launch.telemetry.pace_model import (
+from pipeplan_launch.telemetry.step_time_model import (
     AS_PREDICTED,
     CORE,
     PASSES,
-    PaceModel,
     StageBusyTimes,
+    StepTimeModel,
     attribute,
-    pace_model_of,
+    step_time_model_of,
 )
 
 ALIKE = 0.1
@@ -59,17 +59,17 @@ class Cause:
 
 
 def first_cause(summary: Mapping[str, Any]) -> Cause | None:
-    """The main cause; None where the pace is as predicted, or a time was not predicted or not measured."""
+    """The main cause; None where the step time is as predicted, or a time was not predicted or not measured."""
     predicted, measured = summary["minibatch_s"]["predicted"], summary["minibatch_s"]["measured"]
     if not predicted or not measured or abs(measured / predicted - 1) <= AS_PREDICTED:
         return None
-    model = pace_model_of(summary)
+    model = step_time_model_of(summary)
     if model is None:
         return None
     cause = attribute(
         [stage.predicted for stage in model.stages],
         [stage.measured for stage in model.stages],
-        model.pace,
+        model.step_time,
         predicted,
         measured,
     )
@@ -79,7 +79,7 @@ def first_cause(summary: Mapping[str, Any]) -> Cause | None:
     return Cause(_NAMES[cause.term], cause.resource, cause.share, text)
 
 
-def _term_text(model: PaceModel, index: int, name: str, share: float) -> str:
+def _term_text(model: StepTimeModel, index: int, name: str, share: float) -> str:
     stage = model.stages[index]
     measured, predicted = stage.shown[name], stage.predicted[name]
     subject = {
@@ -108,7 +108,7 @@ def _core_note(stage: StageBusyTimes, name: str) -> str:
     return " without waiting for a core" if apart else ""
 
 
-def _explanation(model: PaceModel, stage: StageBusyTimes, name: str) -> str:
+def _explanation(model: StepTimeModel, stage: StageBusyTimes, name: str) -> str:
     slower = stage.shown[name] > stage.predicted[name]
     if name in _COMPUTING:
         if slower and stage.cores:
@@ -131,7 +131,7 @@ def _explanation(model: PaceModel, stage: StageBusyTimes, name: str) -> str:
     return "it dominates where stages compute little; larger minibatches or fewer stages help"
 
 
-def _waiting(model: PaceModel, predicted_s: float, measured_s: float, share: float) -> Cause:
+def _waiting(model: StepTimeModel, predicted_s: float, measured_s: float, share: float) -> Cause:
     stages = model.stages
     busy = [sum(stage.measured.values()) / len(stage.workers) for stage in stages]
     index = max(range(len(stages)), key=lambda one: busy[one])
@@ -140,13 +140,14 @@ def _waiting(model: PaceModel, predicted_s: float, measured_s: float, share: flo
     if at_link > 0 and at_link >= (1 - AS_PREDICTED) * predicted_s:
         text = (
             f"the link from stage {link} to stage {link + 1} is busy for {_ms(at_link)} a minibatch by the plan, and "
-            f"bounds its pace; the run took {_ms(measured_s)}, and no stage was busy for more than {_ms(max(busy))}"
+            f"bounds its step time; the run took {_ms(measured_s)}, and no stage was busy for more than "
+            f"{_ms(max(busy))}"
         )
         return Cause(LINK, link, share, text)
     if measured_s < predicted_s:
         text = (
-            f"by the plan something other than computing bounds the pace ({_ms(predicted_s)} a minibatch), which did "
-            f"not: the busiest stage, {index}, is busy for {_ms(busy[index])} of the {_ms(measured_s)} measured"
+            f"by the plan something other than computing bounds the step time ({_ms(predicted_s)} a minibatch), which "
+            f"did not: the busiest stage, {index}, is busy for {_ms(busy[index])} of the {_ms(measured_s)} measured"
         )
     elif model.batch is not None:
         text = (
@@ -154,7 +155,7 @@ def _waiting(model: PaceModel, predicted_s: float, measured_s: float, share: flo
             f"{index}, the busiest; measured {_ms(measured_s)}): latency, traffic and times that vary"
         )
     elif any(stage.cores for stage in stages):
-        computed = _ms(model.pace([stage.measured for stage in stages]))
+        computed = _ms(model.step_time([stage.measured for stage in stages]))
         text = (
             f"the workers' computing does not keep the cores that they share busy: {computed} of {_ms(measured_s)} a "
             f"minibatch; in between the stages wait for each other, or others use the cores"
@@ -168,7 +169,7 @@ def _waiting(model: PaceModel, predicted_s: float, measured_s: float, share: flo
     return Cause(WAITING, None, share, text)
 
 
-def _all_alike(model: PaceModel) -> bool:
+def _all_alike(model: StepTimeModel) -> bool:
     """Whether there are several stages and the passes of all are off by about the same factor."""
     ratios = []
     for stage in model.stages:

@@ -12,10 +12,10 @@ from pipeplan_launch.files import read_file
 from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction
 from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.telemetry.difference import difference, difference_lines
-from pipeplan_launch.telemetry.pace_model import AS_PREDICTED
 from pipeplan_launch.telemetry.recorder import SUMMED_FIELDS, TIME_FIELDS, SteadyState
 from pipeplan_launch.telemetry.run_folder import SUMMARY_FORMAT, SUMMARY_VERSION, SummaryFile
 from pipeplan_launch.telemetry.slowdown_cause import first_cause
+from pipeplan_launch.telemetry.step_time_model import AS_PREDICTED
 from pipeplan_launch.typed_document import decode, parse_json
 
 
@@ -47,13 +47,13 @@ class PredictedMeasured:
 def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, Any]:
     """Compare the plan's predictions with the workers' measurements in the steady state.
 
-    Times are seconds per minibatch on one replica of the stage; `minibatch_s` is the pipeline's pace. `sync_s` is a
-    worker's time in the all-reduce, including waiting for slower replicas; its prediction is the exposed all-reduce
-    time. `wait_s` is waiting for other stages; its prediction is replicas × pace less the worker's busy time.
+    Times are seconds per minibatch on one replica of the stage; `minibatch_s` is the pipeline's step time. `sync_s` is
+    a worker's time in the all-reduce, including waiting for slower replicas; its prediction is the exposed all-reduce
+    time. `wait_s` is waiting for other stages; its prediction is replicas × step time less the worker's busy time.
     """
     last = [report for report in reports if report.stage == len(plan.pipeline) - 1]
-    paces = [report.steady.pace_s for report in last if report.steady.pace_s is not None]
-    pace = sum(paces) / len(paces) if paces else None
+    step_times = [report.steady.step_time_s for report in last if report.steady.step_time_s is not None]
+    step_time = sum(step_times) / len(step_times) if step_times else None
     stages, others = [], _blamed_on_others(plan, reports)
     for stage, prediction in enumerate(plan.predictions):
         mine = [report for report in reports if report.stage == stage]
@@ -71,7 +71,7 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
         "profile": plan.profile,
         "device": plan.device,
         "emulated": bool(plan.emulated),
-        "minibatch_s": PredictedMeasured(plan.predictions[0].minibatch_s, pace).as_json(),
+        "minibatch_s": PredictedMeasured(plan.predictions[0].minibatch_s, step_time).as_json(),
         "includes_fill": any(report.steady.includes_fill for report in last),
         "steady_minibatches": sum(report.steady.minibatches for report in last),
         "stages": stages,
@@ -149,7 +149,7 @@ def _exposed_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | 
 
 
 def _idle_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | None:
-    """The predicted idle time per minibatch of a worker: replicas × pace less its busy time."""
+    """The predicted idle time per minibatch of a worker: replicas × step time less its busy time."""
     if prediction.wait_s is not None or prediction.minibatch_s is None or prediction.forward_s is None:
         return prediction.wait_s
     work = prediction.forward_s + (prediction.backward_s or 0.0) + (prediction.update_s or 0.0)
@@ -164,10 +164,10 @@ def _other_s(plan: LaunchPlan, reports: Sequence[WorkerReport], everyone: Sequen
     """
     unrecorded = []
     for report in reports:
-        pace, own = report.steady.pace_s, [one for one in everyone if one.rank == report.rank]
-        if pace is not None and report.steady.minibatches:
+        step_time, own = report.steady.step_time_s, [one for one in everyone if one.rank == report.rank]
+        if step_time is not None and report.steady.minibatches:
             recorded = sum(_recorded_s(one) for one in own)
-            unrecorded.append(max(0.0, pace * len(plan.pipeline[report.stage].workers) - recorded) / len(own))
+            unrecorded.append(max(0.0, step_time * len(plan.pipeline[report.stage].workers) - recorded) / len(own))
     return sum(unrecorded) / len(unrecorded) if unrecorded else None
 
 
@@ -202,34 +202,34 @@ def summary_table(summary: dict[str, Any]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["predicted -> measured, ms per minibatch on one worker, steady state"]
     lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    lines.append(_pace_line(summary))
+    lines.append(_throughput_line(summary))
     lines += difference_lines(summary)
     lines.append(_cause_line(summary))
     return "\n".join(line for line in lines if line)
 
 
 def _cause_line(summary: dict[str, Any]) -> str:
-    pace, cause = summary["minibatch_s"], summary["cause"]
+    step_time, cause = summary["minibatch_s"], summary["cause"]
     if cause is not None:
         return f"first cause: {cause['text']}"
-    if pace["ratio"] is None:
+    if step_time["ratio"] is None:
         return ""
-    if abs(pace["ratio"] - 1) <= AS_PREDICTED:
+    if abs(step_time["ratio"] - 1) <= AS_PREDICTED:
         return f"as predicted, within {AS_PREDICTED:.0%}"
     if (schedule := SCHEDULES.get(summary.get("schedule", ""))) is not None and schedule.virtual is not None:
         return "first cause: not known, as workers run several stages each"
     return "first cause: not known, as some times were not predicted or not measured"
 
 
-def _pace_line(summary: dict[str, Any]) -> str:
-    pace = summary["minibatch_s"]
-    if not pace["measured"]:
-        return "pace: too few minibatches to measure"
-    per_second = 1 / pace["measured"]
+def _throughput_line(summary: dict[str, Any]) -> str:
+    measured, predicted = summary["minibatch_s"]["measured"], summary["minibatch_s"]["predicted"]
+    if not measured:
+        return "throughput: too few minibatches to measure"
+    per_second = 1 / measured
     images = per_second * summary["minibatch"]
-    line = f"pace: measured {per_second:.2f} minibatches/s ({images:.0f} samples/s)"
-    if pace["predicted"]:
-        line += f", predicted {1 / pace['predicted']:.2f}: {pace['predicted'] / pace['measured']:.0%} of the prediction"
+    line = f"throughput: measured {per_second:.2f} minibatches/s ({images:.0f} samples/s)"
+    if predicted:
+        line += f", predicted {1 / predicted:.2f}: {predicted / measured:.0%} of the prediction"
     fill = "fill included: the epochs are too short" if summary["includes_fill"] else "the fill of every epoch left out"
     return f"{line} ({fill})"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from torch import Tensor, fx, nn
 
 from pipeplan_launch.tracing.aliasing import GraphBehaviour
-from pipeplan_launch.tracing.copied import copied_nodes, is_shape_only
+from pipeplan_launch.tracing.duplicated_constants import copied_nodes, is_shape_only
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall
 from pipeplan_launch.tracing.regions import operator_name
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, fx
 
-from pipeplan_launch.tracing.copied import is_shape_only, is_size
+from pipeplan_launch.tracing.duplicated_constants import is_shape_only, is_size
 from pipeplan_launch.tracing.trace import TensorSpec, TracedModel, dimension_of
 
 

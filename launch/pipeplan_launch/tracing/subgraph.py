@@ -14,7 +14,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from pipeplan_launch.tracing import eval_mode
-from pipeplan_launch.tracing.copied import is_size
+from pipeplan_launch.tracing.duplicated_constants import is_size
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.regions import attribute_at, inner_graphs, may_write
 from pipeplan_launch.tracing.trace import TracedModel

@@ -20,7 +20,7 @@ from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loss_state import LossState, loss_state
 from pipeplan_launch.tracing import aliasing, layers
 from pipeplan_launch.tracing.attribute_reads import protect_saved_values
-from pipeplan_launch.tracing.copied import is_size
+from pipeplan_launch.tracing.duplicated_constants import is_size
 from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.export_fallback import export_with_fallback
 from pipeplan_launch.tracing.layers import LayerInfo

@@ -52,7 +52,7 @@ class Calibrated:
     fitted: tuple[FittedEfficiency, ...]
     slack: float
     """Factor on all layers' times for the time in which no stage is busy and the stages wait for each other."""
-    paces_s: tuple[float, ...]
+    step_times_s: tuple[float, ...]
     """Predicted seconds per minibatch of every run's plan, with the new times."""
     unexplained: str
     """The resource that bounds the step time, so that no factor on the layers' times explains it; empty for none."""
@@ -77,7 +77,7 @@ def calibrate(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -
     for _ in range(ROUNDS):
         scores = _scores(runs, with_times(profile, times * _stretch(slack, inference)), cluster)
         # Measured over predicted step time: the geometric mean over the runs.
-        logs = [math.log(run.pace_s / score.pace_s) for run, score in zip(runs, scores, strict=True)]
+        logs = [math.log(run.step_time_s / score.step_time_s) for run, score in zip(runs, scores, strict=True)]
         off = math.exp(math.fsum(logs) / len(logs))
         if abs(off - 1) < CLOSE:
             break
@@ -85,14 +85,14 @@ def calibrate(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -
     unexplained = "" if abs(off - 1) < EXPLAINED else scores[0].bound
     slack = 1.0 if unexplained else slack
     new = with_times(profile, times * _stretch(slack, inference))
-    paces = tuple(score.pace_s for score in _scores(runs, new, cluster))
-    return Calibrated(new, cluster, (*fitted, *more), slack, paces, unexplained)
+    step_times = tuple(score.step_time_s for score in _scores(runs, new, cluster))
+    return Calibrated(new, cluster, (*fitted, *more), slack, step_times, unexplained)
 
 
 def _scores(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> list[Evaluation]:
     scores = [evaluate(run.plan, Problem(profile, cluster, run.options)) for run in runs]
     for run, score in zip(runs, scores, strict=True):
-        if not 0 < score.pace_s < math.inf:
+        if not 0 < score.step_time_s < math.inf:
             raise InputError(f"the plan of run {run.name} has no steady state at its depths: solve again with --force")
     return scores
 

@@ -82,10 +82,10 @@ def fit_messages(
     samples: dict[int, list[float]] = {}
     for run, score in zip(runs, scores, strict=True):
         slowest = max(score.stages, key=lambda stage: stage.boundary_s)
-        if cluster.uniform and slowest.boundary_s / run.plan.copies >= score.pace_s * (1 - formulas.ROUNDING):
+        if cluster.uniform and slowest.boundary_s / run.plan.copies >= score.step_time_s * (1 - formulas.ROUNDING):
             number = slowest.boundary_level - 1
             before = cluster.levels[number].sendrecv_efficiency
-            samples.setdefault(number, []).append(min(1.0, max(LEAST, before * score.pace_s / run.pace_s)))
+            samples.setdefault(number, []).append(min(1.0, max(LEAST, before * score.step_time_s / run.step_time_s)))
     reasons = {
         number: "the boundary that limited the step time" if number in samples else "no boundary limited the step time"
         for number in range(len(cluster.levels))

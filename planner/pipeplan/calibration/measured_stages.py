@@ -108,7 +108,7 @@ class ObservedRun:
     """Name of the run's folder."""
     plan: Plan
     options: Options
-    pace_s: float
+    step_time_s: float
     """Measured seconds per minibatch of the pipeline."""
     predicted_s: float
     minibatches: int
@@ -135,13 +135,13 @@ def observe_run(run: MeasuredRun, path: Path, plan: Plan, options: Options, shar
         raise InputError(
             f"{run.folder} is a run of emulated stages, which take the times of their plan: run the plan itself"
         )
-    pace_s, steady = summary.minibatch_s.measured, summary.steady_minibatches
-    if pace_s is None or summary.includes_fill or steady < FEWEST:
+    step_time_s, steady = summary.minibatch_s.measured, summary.steady_minibatches
+    if step_time_s is None or summary.includes_fill or steady < FEWEST:
         raise InputError(
             f"{run.folder} has too few minibatches to measure a step time ({steady} after the fill of its epochs, "
             f"at least {FEWEST} are needed): run it for longer"
         )
-    if not pace_s:
+    if not step_time_s:
         raise InputError(f"{run.where}: minibatch_s: the measured step time is zero: run it again")
     if summary.minibatch_s.predicted is None:
         raise InputError(f"{run.where}: minibatch_s: the field 'predicted' is missing")
@@ -158,7 +158,7 @@ def observe_run(run: MeasuredRun, path: Path, plan: Plan, options: Options, shar
         name=run.folder.name,
         plan=plan,
         options=options,
-        pace_s=pace_s,
+        step_time_s=step_time_s,
         predicted_s=summary.minibatch_s.predicted,
         minibatches=steady,
         stages=tuple(busy for busy, _ in measured),
@@ -186,7 +186,7 @@ def median_run(runs: Sequence[ObservedRun]) -> ObservedRun:
     return replace(
         first,
         name=f"{first.name} and {len(runs) - 1} more",
-        pace_s=statistics.median(run.pace_s for run in runs),
+        step_time_s=statistics.median(run.step_time_s for run in runs),
         minibatches=min(run.minibatches for run in runs),
         stages=tuple(stages),
         shares=tuple(statistics.median(run.shares[index] for run in runs) for index in count),

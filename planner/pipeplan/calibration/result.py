@@ -113,10 +113,10 @@ def calibration_document(calibrated: Calibrated, runs: Sequence[ObservedRun], be
                 "plan": run.plan.config,
                 "minibatches": run.minibatches,
                 "predicted_s": run.predicted_s,
-                "measured_s": run.pace_s,
+                "measured_s": run.step_time_s,
                 "calibrated_s": step_s,
             }
-            for run, step_s in zip(runs, calibrated.paces_s, strict=True)
+            for run, step_s in zip(runs, calibrated.step_times_s, strict=True)
         ],
         "stages": [vars(row) | {"layers": list(row.layers)} for row in calibrated_stages(runs, before)],
         "links": [vars(fitted) for fitted in calibrated.fitted],

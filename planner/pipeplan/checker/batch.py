@@ -89,7 +89,7 @@ def boundary_name(index: int) -> str:
 
 
 def depth_name(index: int) -> str:
-    """The name in plan.json of the depth of a stage, where it limits the pace."""
+    """The name in plan.json of the depth of a stage, where it limits the step time."""
     return f"minibatches in flight at stage {index + 1}"
 
 

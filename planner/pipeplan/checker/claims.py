@@ -52,9 +52,9 @@ def check_step_time(document: PlanDocument) -> str:
     """Check that the step time is the simulated one, and at least that of the formulas. Return it in words."""
     stated, simulation = document.root["stated"], document.root["simulation"]
     simulated = simulation.get("minibatch_s")
-    step_s = document.pace_s
+    step_s = document.step_time_s
     if simulated is not None:
-        same(simulation["ratio"], simulated.number() / document.pace_s)
+        same(simulation["ratio"], simulated.number() / document.step_time_s)
         step_s = max(step_s, simulated.number())
     same(stated["minibatch_s"], step_s)
     same(stated["minibatches_per_s"], 1.0 / step_s)
@@ -180,7 +180,7 @@ def _check_record(document: PlanDocument, model: CheckedModel, stated: ShownBoun
     root, reaches = document.root, stated.bound_s * (1 - TOLERANCE)
     cores_s, found = shared_cores_bound_s(document, model), set[str]()
     for solver in root["verdict"]["solvers"].items():
-        takes_s = document.step_s if solver["solver"].text() == RELAXATION else document.pace_s
+        takes_s = document.step_s if solver["solver"].text() == RELAXATION else document.step_time_s
         if (bound_s := solver["bound_s"].number()) > takes_s * (1 + TOLERANCE):
             solver.fail(f"its bound is {bound_s!r} s, but there is a plan that takes less")
         if bound_s >= reaches:

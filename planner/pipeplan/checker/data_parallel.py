@@ -26,8 +26,8 @@ def waits_for_update(document: PlanDocument) -> bool:
     return not document.inference and not document.accumulates and document.options.contention
 
 
-def ddp_pace(document: PlanDocument, model: CheckedModel, pass_s: float, group_s: float) -> float:
-    """Pace of a plan of one stage, seconds per minibatch; 0 for plans that this model does not apply to.
+def ddp_step_time(document: PlanDocument, model: CheckedModel, pass_s: float, group_s: float) -> float:
+    """Step time of a plan of one stage, seconds per minibatch; 0 for plans that this model does not apply to.
 
     `pass_s` is the time of all passes of a minibatch, `group_s` that of one all-reduce.
     """

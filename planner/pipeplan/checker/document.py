@@ -111,7 +111,7 @@ class PlanDocument:
     inference: bool
     schedule: str
     accumulate: int | None
-    pace_s: float
+    step_time_s: float
 
     @cached_property
     def network(self) -> NetworkRates:
@@ -194,9 +194,9 @@ class PlanDocument:
             inference=plan.inference,
             schedule=name,
             accumulate=plan.accumulate,
-            pace_s=root["prediction"]["minibatch_s"].number(),
+            step_time_s=root["prediction"]["minibatch_s"].number(),
         )
-        if not document.pace_s > 0:
+        if not document.step_time_s > 0:
             document.prediction["minibatch_s"].fail("it states no step time: expected more than 0 seconds")
         return document
 

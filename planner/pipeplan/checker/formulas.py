@@ -72,16 +72,16 @@ def update_wait_s(
 # -- minibatches in flight --
 
 
-def group_wait(allreduce_s: Any, pace_s: float, replicas: Any, copies: int) -> Any:
+def group_wait(allreduce_s: Any, step_time_s: float, replicas: Any, copies: int) -> Any:
     """Minibatches that pass while replicas wait for an all-reduce: max(0, G/T - 1), or r - 1/m with m copies."""
     if copies > 1:
         return replicas - 1.0 / copies
-    return np.maximum(0.0, allreduce_s / pace_s - 1.0)
+    return np.maximum(0.0, allreduce_s / step_time_s - 1.0)
 
 
-def in_flight_depth(demand: Any, waiting: Any, transfer_s: Any, pace_s: float, replicas: Any) -> Any:
+def in_flight_depth(demand: Any, waiting: Any, transfer_s: Any, step_time_s: float, replicas: Any) -> Any:
     """In-flight depth: 1 + ⌈(demand + wait + 2 x / T) / r⌉, with demand = d′ r′ + wait′ of the next stage."""
-    return 1.0 + np.ceil((demand + waiting + 2.0 * transfer_s / pace_s) / replicas - ROUNDING)
+    return 1.0 + np.ceil((demand + waiting + 2.0 * transfer_s / step_time_s) / replicas - ROUNDING)
 
 
 def flush_depth(demand: Any, minibatches: int, replicas: Any, *, everything: bool) -> Any:

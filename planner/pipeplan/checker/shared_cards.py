@@ -70,7 +70,7 @@ def core_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[
 
 
 def shared_cores_bound_s(document: PlanDocument, model: CheckedModel) -> float:
-    """Lower bound on the pace from shared cores: the work of all layers divided by the speed of all cores.
+    """Lower bound on the step time from shared cores: the work of all layers divided by the speed of all cores.
 
     0 where no cores are shared or contention is not charged.
     """

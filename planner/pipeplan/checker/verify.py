@@ -25,7 +25,7 @@ from pipeplan.checker.document import WHOLE, PlanDocument
 from pipeplan.checker.figures import StageFigures, awaited_s, copies_allreduce_s, stage_figures, weight_versions
 from pipeplan.checker.formulas import usable_of
 from pipeplan.checker.model import CheckedModel, checked_model
-from pipeplan.checker.pace import ChargedPace, charged_pace
+from pipeplan.checker.step_time import ChargedStepTime, charged_step_time
 from pipeplan.checker.structure import check_options, check_structure, outside_space
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
@@ -105,8 +105,8 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
     figures, shown = stage_figures(document, model), list[CertifiedBound]()
 
     @cache
-    def pace() -> ChargedPace:
-        return charged_pace(document, model, figures)
+    def step_time() -> ChargedStepTime:
+        return charged_step_time(document, model, figures)
 
     def optimality() -> str | None:
         if (bound := _certified(document, model)) is None:
@@ -117,12 +117,12 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
     results = (
         structure,
         _try("constraints", lambda: check_options(document, model)),
-        _try("pace", lambda: check_pace(document, model, figures, pace())),
+        _try("formulas", lambda: check_formulas(document, model, figures, step_time())),
         _try("step time", lambda: check_step_time(document)),
         _try("run", lambda: check_run_figures(document, profile), "plan.json is older, and states nothing"),
         _try("stages", lambda: check_stages(document, model, figures)),
         _try("memory", lambda: check_memory(document, figures)),
-        _try("description", lambda: check_description(document, profile, pace().bound_by)),
+        _try("description", lambda: check_description(document, profile, step_time().bound_by)),
         _try("optimality", optimality, NO_CERTIFICATE),
         _try(
             "verdict",
@@ -170,27 +170,27 @@ def _try(what: str, check: Callable[[], str | None], unchecked: str = "") -> Che
     return CheckResult(what, None, unchecked) if text is None else CheckResult(what, True, text)
 
 
-def check_pace(
-    document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...], pace: ChargedPace
+def check_formulas(
+    document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...], step_time: ChargedStepTime
 ) -> str:
-    """Check that the stated pace is that of the slowest resource, and return it in words.
+    """Check that the step time by the formulas is that of the slowest resource, and return it in words.
 
     Raises an `InputError` that names the wrong figure; so do the other checks of this module.
     """
     prediction, among = document.prediction, copies_allreduce_s(document, model)
     if document.flushes:
         _check_batch(document, model, figures)
-    same(prediction["minibatch_s"], pace.pace_s)
-    same(prediction["minibatches_per_s"], 1.0 / pace.pace_s)
+    same(prediction["minibatch_s"], step_time.step_time_s)
+    same(prediction["minibatches_per_s"], 1.0 / step_time.step_time_s)
     same(prediction["copies_synchronisation_s"], among / document.update_interval(document.copies))
-    return f"{show_time(pace.pace_s)} for each minibatch by the formulas"
+    return f"{show_time(step_time.step_time_s)} for each minibatch by the formulas"
 
 
 def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...]) -> str:
     """Check the stated times, bytes and weight versions of every stage."""
     for index, (node, figure) in enumerate(zip(_stage_nodes(document), figures, strict=True)):
         for key, value in (
-            ("minibatch_s", document.pace_s),
+            ("minibatch_s", document.step_time_s),
             ("forward_s", figure.forward_s),
             ("backward_s", figure.backward_s),
             # Plans written before the optimiser's step was charged do not have this field.

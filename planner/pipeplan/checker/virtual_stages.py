@@ -161,7 +161,7 @@ def _arrival(one: DevicePass, ends: dict[DevicePass, float], times: Sequence[Pas
 
 
 def check_bound(document: PlanDocument, model: CheckedModel, bound_s: float) -> None:
-    """Raise an `InputError` if some number of devices and replicas allows a pace below the stated bound.
+    """Raise an `InputError` if some number of devices and replicas allows a step time below the stated bound.
 
     A replica with most minibatches runs an equal share of all work, or the largest block of layers, for each of them,
     on the fastest device.

@@ -107,8 +107,9 @@ def bytes_across_cards(
     return messages, rings
 
 
-def least_pace_of_shared_cores_s(problem: Problem) -> float:
-    """Lower bound on every plan's pace, in seconds per minibatch, where workers share cores: all compute on all cores.
+def least_step_time_of_shared_cores_s(problem: Problem) -> float:
+    """Lower bound on every plan's step time, in seconds per minibatch, where workers share cores: all compute on all
+    cores.
 
     The bound is 0 where no cores are shared or contention is not modelled.
     """

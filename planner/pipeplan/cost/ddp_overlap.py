@@ -74,8 +74,8 @@ def _left_of_allreduce_s(plan: Plan, problem: Problem, links: Links, index: int)
     )
 
 
-def ddp_pace_s(plan: Plan, problem: Problem, links: Links, pass_s: float) -> float:
-    """Pace in seconds per minibatch of a plan whose forward pass waits for the all-reduce; 0 for other plans.
+def ddp_step_time_s(plan: Plan, problem: Problem, links: Links, pass_s: float) -> float:
+    """Step time in seconds per minibatch of a plan whose forward pass waits for the all-reduce; 0 for other plans.
 
     `pass_s` is f + b + u of its only stage, on the slowest replica.
     """

@@ -1,4 +1,4 @@
-"""Assigns to the stages of a plan the depths that sustain a pace, and the number of weight versions they imply."""
+"""Assigns to the stages of a plan the depths that sustain a step time, and the number of weight versions they imply."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ HALVINGS = 20
 """Steps of the search for the depths that fit into memory."""
 
 
-def assign_depths(plan: Plan, problem: Problem, pace_s: float) -> Plan:
-    """The plan under the problem's schedule, with the smallest depths that sustain one minibatch per `pace_s` seconds.
+def assign_depths(plan: Plan, problem: Problem, step_time_s: float) -> Plan:
+    """The plan under the problem's schedule, with the smallest depths that sustain one minibatch per `step_time_s`
+    seconds.
 
-    With a flush schedule the depths follow from the slowest resource of the plan and from memory, not from `pace_s`.
+    With a flush schedule the depths follow from the slowest resource of the plan and from memory, not from
+    `step_time_s`.
     """
     if plan.inference:
         return plan
@@ -34,8 +36,8 @@ def assign_depths(plan: Plan, problem: Problem, pace_s: float) -> Plan:
     if schedule in FLUSHING:
         depths = _flush_depths(plan, problem, times)
     else:
-        inner_pace = pace_s * plan.copies
-        depths = _depths(times, inner_pace, _waits(plan, problem, links, times, inner_pace))
+        inner_step_time = step_time_s * plan.copies
+        depths = _depths(times, inner_step_time, _waits(plan, problem, links, times, inner_step_time))
     stages = [replace(stage, depth=int(depth)) for stage, depth in zip(plan.stages, depths, strict=True)]
     plan = replace(plan, stages=tuple(stages))
     stages = [replace(stage, versions=plan.versions(index)) for index, stage in enumerate(stages)]
@@ -43,23 +45,24 @@ def assign_depths(plan: Plan, problem: Problem, pace_s: float) -> Plan:
     return defer_weights(plan, problem, times) if schedule in SPLITTING else plan
 
 
-def _depths(times: Sequence[StageTimes], pace_s: float, waits: Sequence[float]) -> list[float]:
-    """The depths for a pace, computed from the last stage to the first."""
+def _depths(times: Sequence[StageTimes], step_time_s: float, waits: Sequence[float]) -> list[float]:
+    """The depths for a step time, computed from the last stage to the first."""
     depths = [1.0]
     for index in range(len(times) - 2, -1, -1):
         stage, following = times[index], times[index + 1]
         behind = formulas.in_flight_behind(depths[0], following.replicas, waits[index + 1])
         depths.insert(
-            0, float(formulas.in_flight_depth(behind, waits[index], stage.transfer_s, pace_s, stage.replicas))
+            0, float(formulas.in_flight_depth(behind, waits[index], stage.transfer_s, step_time_s, stage.replicas))
         )
     return depths
 
 
 def _flush_depths(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> list[float]:
-    """The depths under a flush: those that hide transfers at the pace of the slowest resource, if memory allows them.
+    """The depths under a flush: those that hide transfers at the step time of the slowest resource, if memory allows
+    them.
 
-    Otherwise it is a slower pace for which memory suffices. No depth is below `formulas.flush_depth`, which the solvers
-    make room for.
+    Otherwise it is a slower step time for which memory suffices. No depth is below `formulas.flush_depth`, which the
+    solvers make room for.
     """
     count = minibatches_per_copy(plan)
     caps = [float(formulas.rounds(count, stage.replicas)) for stage in times]
@@ -106,12 +109,14 @@ def _deepest(plan: Plan, problem: Problem, index: int, most: int) -> int:
     return bisect.bisect_right(range(1, most + 1), False, key=lambda depth: not fits(depth))
 
 
-def _waits(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], pace_s: float) -> Sequence[float]:
+def _waits(
+    plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], step_time_s: float
+) -> Sequence[float]:
     """Each stage's wait for the replicas of a group, in minibatches; 0 where all stages share one update."""
     if plan.schedule in ACCUMULATING:
         return [0.0] * len(times)
     groups = [group_allreduce_time(plan, problem, links, index) for index in range(len(times))]
     return [
-        float(formulas.group_wait(group, pace_s, stage.replicas, plan.copies))
+        float(formulas.group_wait(group, step_time_s, stage.replicas, plan.copies))
         for group, stage in zip(groups, times, strict=True)
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention, formulas
-from pipeplan.cost.ddp_overlap import ddp_pace_s
+from pipeplan.cost.ddp_overlap import ddp_step_time_s
 from pipeplan.cost.flush import BatchTime, batch_time
 from pipeplan.cost.memory import worker_memory
 from pipeplan.cost.stage_times import (
@@ -31,7 +31,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.util.units import show_size
 
 WAITS_FOR_UPDATE = "gradient synchronisation of stage 1, for which the next forward pass waits"
-"""The bound of a plan of one stage whose pace is that of the DDP overlap model (`ddp_pace_s`)."""
+"""The bound of a plan of one stage whose step time is that of the DDP overlap model (`ddp_step_time_s`)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class StageCost:
     boundary_s: float
     """Busy time of the busier direction of that link."""
     depth_s: float
-    """Pace that the stage's depth sustains; 0 under a flush, where `Evaluation.batch` accounts for the depth."""
+    """Step time that the stage's depth sustains; 0 under a flush, where `Evaluation.batch` accounts for the depth."""
     parameter_bytes: int
     memory_bytes: float
     """Memory of each worker of the stage."""
@@ -88,14 +88,15 @@ class StageCost:
 class Evaluation:
     """The cost of a plan."""
 
-    pace_s: float
+    step_time_s: float
     """Seconds per minibatch: in the steady state that of the slowest resource, under a flush the time of a batch
     divided by its minibatches."""
     alone_s: float
-    """The pace without contention, which the solvers minimise: every link is used alone, and no forward pass waits for
-    an update. It is at most `pace_s`."""
+    """The step time without contention, which the solvers minimise: every link is used alone, and no forward pass waits
+    for an update. It is at most `step_time_s`.
+    """
     bound: str
-    """The resource that determines the pace, in words."""
+    """The resource that determines the step time, in words."""
     stages: tuple[StageCost, ...]
     copies_s: float
     """Synchronisation among copies of a whole pipeline, seconds per minibatch."""
@@ -105,7 +106,7 @@ class Evaluation:
     @property
     def rate(self) -> float:
         """Minibatches per second."""
-        return 1.0 / self.pace_s if self.pace_s > 0 else float("inf")
+        return 1.0 / self.step_time_s if self.step_time_s > 0 else float("inf")
 
     @property
     def fits(self) -> bool:
@@ -127,22 +128,22 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
     count_time = virtual_batch_time if plan.virtual else batch_time
     parts = count_time(plan, problem, links, times) if _flushes(plan) else None
     if parts is not None:
-        pace, bound = parts.total_s / interval, parts.cause(len(plan.stages))
+        step_time, bound = parts.total_s / interval, parts.cause(len(plan.stages))
     else:
-        pace, bound = _steady_state(plan, problem, stages, copies_s)
-    alone = pace
+        step_time, bound = _steady_state(plan, problem, stages, copies_s)
+    alone = step_time
     if problem.options.contention:
-        awaited_s = ddp_pace_s(plan, problem, links, times[0].pass_s)
-        if awaited_s > pace * (1 + formulas.ROUNDING):
-            pace, bound = awaited_s, WAITS_FOR_UPDATE
+        awaited_s = ddp_step_time_s(plan, problem, links, times[0].pass_s)
+        if awaited_s > step_time * (1 + formulas.ROUNDING):
+            step_time, bound = awaited_s, WAITS_FOR_UPDATE
         busiest_s, card = contention.card_loads(plan, problem, links).busiest()
         # A card or core with a single user has, up to rounding, the load of that user, whose name says more.
-        pace, bound = (busiest_s, card) if busiest_s > pace * (1 + formulas.ROUNDING) else (pace, bound)
-    return Evaluation(pace, alone, bound, stages, copies_s, parts)
+        step_time, bound = (busiest_s, card) if busiest_s > step_time * (1 + formulas.ROUNDING) else (step_time, bound)
+    return Evaluation(step_time, alone, bound, stages, copies_s, parts)
 
 
 def _steady_state(plan: Plan, problem: Problem, stages: Sequence[StageCost], copies_s: float) -> tuple[float, str]:
-    """The pace of an asynchronous pipeline, and the resource that determines it."""
+    """The step time of an asynchronous pipeline, and the resource that determines it."""
     bounds = []
     for number, stage in enumerate(stages, start=1):
         compute_bound = stage.compute_s >= stage.synchronisation_s
@@ -215,7 +216,7 @@ def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: S
         boundary_bytes=timing.sent_bytes,
         boundary_gradient_bytes=timing.returned_bytes,
         boundary_s=max(timing.send_s, timing.return_s) / timing.links,
-        depth_s=_depth_pace(plan, problem, links, index, times) if problem.training else 0.0,
+        depth_s=_depth_step_time(plan, problem, links, index, times) if problem.training else 0.0,
         parameter_bytes=parameter_bytes_of(problem, stage),
         memory_bytes=memory,
         minibatch_bytes=minibatch,
@@ -232,25 +233,29 @@ def _flushes(plan: Plan) -> bool:
     return not plan.inference and plan.schedule in FLUSHING
 
 
-def _depth_pace(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> float:
-    """Pace of one copy that the depth of a stage sustains; 0 under a flush, where `batch` accounts for it."""
+def _depth_step_time(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> float:
+    """Step time of one copy that the depth of a stage sustains; 0 under a flush, where `batch` accounts for it."""
     if _flushes(plan):
         return 0.0
-    timing, pace = times[index], 0.0
+    timing, step_time = times[index], 0.0
     if _accumulates(plan):
         reduce_s = timing.allreduce_s + copies_allreduce_time(plan, problem, links)
-        pace = formulas.buffered_pace(timing.depth, timing.replicas, reduce_s, minibatches_per_copy(plan), plan.copies)
+        step_time = formulas.buffered_step_time(
+            timing.depth, timing.replicas, reduce_s, minibatches_per_copy(plan), plan.copies
+        )
     if index + 1 == len(plan.stages):
-        return pace
+        return step_time
     following = times[index + 1]
     in_flight, groups = float(following.depth * following.replicas), []
     if not _accumulates(plan) and plan.copies > 1:
-        # With copies the waits are numbers of minibatches that do not depend on the pace.
+        # With copies the waits are numbers of minibatches that do not depend on the step time.
         counts = (timing.replicas, following.replicas)
         in_flight += sum(float(formulas.group_wait(0.0, 1.0, count, plan.copies)) for count in counts)
     elif not _accumulates(plan):
         groups = [group_allreduce_time(plan, problem, links, number) for number in (index, index + 1)]
-    return max(pace, formulas.depth_limited_pace(timing.depth, timing.replicas, in_flight, timing.transfer_s, groups))
+    return max(
+        step_time, formulas.depth_limited_step_time(timing.depth, timing.replicas, in_flight, timing.transfer_s, groups)
+    )
 
 
 def memory_excess_message(evaluation: Evaluation) -> str:

@@ -2,8 +2,8 @@
 
 Times are seconds, sizes bytes, bandwidths bytes/s. A time "per minibatch" is in the steady state, of one copy of the
 pipeline. Sections in quotes below are those of docs/cost-model.md, which has the same symbols: for a stage, r replicas,
-w parameter bytes, depth d; T the pace, in seconds per minibatch; B and α the bandwidth and latency of a link; M the
-minibatches per update.
+w parameter bytes, depth d; T the step time, in seconds per minibatch; B and α the bandwidth and latency of a link; M
+the minibatches per update.
 
 Sources, where a formula names no other: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training,
 SOSP 2019, §3.1 (stage and boundary times), §3.2 (depth), §3.3 (weight versions). docs/cost-model.md explains where
@@ -27,7 +27,7 @@ ROUNDING = 1e-9
 def compute_time(work_s: Any, replicas: Any, speed: Any) -> Any:
     """Compute time per minibatch of a stage: work / (replicas · speed), as the replicas take minibatches in turn.
 
-    `work_s` is forward plus backward time of one minibatch on a device of speed 1. PipeDream §3.1; "The pace".
+    `work_s` is forward plus backward time of one minibatch on a device of speed 1. PipeDream §3.1; "The step time".
     """
     return work_s / (replicas * speed)
 
@@ -44,7 +44,8 @@ def ring_allreduce_time(members: Any, size: Any, bandwidth: Any, latency_s: Any)
 def overlapped(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
     """Time of compute and synchronisation together: max(c, g) + (1-ω) · min(c, g), with ω the `overlap`.
 
-    With ω = 1, PipeDream's assumption (§3.1), the shorter hides behind the longer; with ω = 0 they add up. "The pace".
+    With ω = 1, PipeDream's assumption (§3.1), the shorter hides behind the longer; with ω = 0 they add up. "The step
+    time".
     """
     return np.maximum(compute_s, synchronisation_s) + (1.0 - overlap) * np.minimum(compute_s, synchronisation_s)
 
@@ -83,25 +84,25 @@ def boundary_time(size: Any, bandwidth: Any, links: Any = 1) -> Any:
     """Busy time of a boundary in one direction, per minibatch: size / (bandwidth · links).
 
     `links` is 1, or under `Options.boundary` "parallel" the smaller of the two stages' replicas in one copy. PipeDream
-    §3.1 charges 2 a / B, both directions on one link; here links are full duplex. "The pace" and "Boundary".
+    §3.1 charges 2 a / B, both directions on one link; here links are full duplex. "The step time" and "Boundary".
     """
     return size / (bandwidth * links)
 
 
 def transfer_time(size: Any, bandwidth: Any, latency_s: Any) -> Any:
-    """Time of one message from one stage to the next: size / bandwidth + latency. "The pace", symbol x."""
+    """Time of one message from one stage to the next: size / bandwidth + latency. "The step time", symbol x."""
     return size / bandwidth + latency_s
 
 
-def in_flight_depth(behind: Any, wait: Any, transfer_s: Any, pace_s: float, replicas: Any) -> Any:
-    """Depth: the minibatches that each replica of a stage keeps in flight so that the pipeline sustains `pace_s`.
+def in_flight_depth(behind: Any, wait: Any, transfer_s: Any, step_time_s: float, replicas: Any) -> Any:
+    """Depth: the minibatches that each replica of a stage keeps in flight so that the pipeline sustains `step_time_s`.
 
-    d = 1 + ceil((behind + wait + 2 · transfer / pace) / replicas), with `behind` from `in_flight_behind` of the next
-    stage and `wait` from `group_wait` of this one. The last stage needs depth 1. PipeDream's warm-up count (§3.2), the
-    number of workers from this stage on divided by its replicas, is a lower bound: it ignores transfers and waits.
+    d = 1 + ceil((behind + wait + 2 · transfer / step time) / replicas), with `behind` from `in_flight_behind` of the
+    next stage and `wait` from `group_wait` of this one. The last stage needs depth 1. PipeDream's warm-up count (§3.2),
+    the number of workers from this stage on divided by its replicas, is a lower bound: it ignores transfers and waits.
     "In-flight depth".
     """
-    return 1 + np.ceil((behind + wait + 2 * transfer_s / pace_s) / replicas - ROUNDING)
+    return 1 + np.ceil((behind + wait + 2 * transfer_s / step_time_s) / replicas - ROUNDING)
 
 
 def in_flight_behind(depth: Any, replicas: Any, wait: Any) -> Any:
@@ -109,21 +110,24 @@ def in_flight_behind(depth: Any, replicas: Any, wait: Any) -> Any:
     return depth * replicas + wait
 
 
-def group_wait(allreduce_s: Any, pace_s: float, replicas: Any, copies: int = 1) -> Any:
+def group_wait(allreduce_s: Any, step_time_s: float, replicas: Any, copies: int = 1) -> Any:
     """Minibatches that pass while the replicas of a stage wait for the all-reduce of their group: max(0, G / T - 1).
 
-    The minibatches of a group start within r - 1 paces, the all-reduce then takes G (`allreduce_s`), and the update is
-    due r paces after the group started. As G is at most r paces where synchronisation keeps the pace, the wait is at
-    most r - 1. With m copies of the pipeline this bound is used instead: r - 1/m minibatches of one copy. "In-flight
-    depth".
+    The minibatches of a group start within r - 1 step times, the all-reduce then takes G (`allreduce_s`), and the
+    update is due r step times after the group started. As G is at most r step times where synchronisation keeps the
+    step time, the wait is at most r - 1. With m copies of the pipeline this bound is used instead: r - 1/m minibatches
+    of one copy. "In-flight depth".
     """
     if copies > 1:
         return replicas - 1.0 / copies
-    return np.maximum(0.0, allreduce_s / pace_s - 1.0)
+    return np.maximum(0.0, allreduce_s / step_time_s - 1.0)
 
 
-def depth_limited_pace(depth: int, replicas: int, following: float, transfer_s: float, waits: Sequence[float]) -> float:
-    """Pace that a depth sustains: `in_flight_depth` solved for the pace; infinite where the depth is too small.
+def depth_limited_step_time(
+    depth: int, replicas: int, following: float, transfer_s: float, waits: Sequence[float]
+) -> float:
+    """Step time that a depth sustains: `in_flight_depth` solved for the step time; infinite where the depth is too
+    small.
 
     `following` is the number of minibatches in flight at the next stage, d′ · r′; `waits` are the all-reduce times of
     this stage and of the next. With slack = (d - 1) r - d′ r′ the condition is slack · T ≥ 2 · transfer + Σ max(0, wait
@@ -144,8 +148,9 @@ def buffered_synchronisation(allreduce_s: Any, accumulate: int) -> Any:
     return allreduce_s / accumulate
 
 
-def buffered_pace(depth: int, replicas: int, allreduce_s: float, minibatches: int, copies: int = 1) -> float:
-    """Smallest pace T at which two weight versions suffice: d · r + max(0, G / T - 1/m) ≤ minibatches, solved for T.
+def buffered_step_time(depth: int, replicas: int, allreduce_s: float, minibatches: int, copies: int = 1) -> float:
+    """Smallest step time T at which two weight versions suffice: d · r + max(0, G / T - 1/m) ≤ minibatches, solved for
+    T.
 
     The second term is the wait of 2BW: minibatches of one copy, of m, between the last backward pass of a group and its
     update. The update is ready before the first forward pass that needs it, so the pipeline never waits.

@@ -21,7 +21,7 @@ def exposed_allreduce_per_minibatch_s(plan: Plan, problem: Problem, score: Evalu
         return 0.0
     if len(plan.stages) == 1 and plan.schedule not in ACCUMULATING and not problem.cluster.shared_cores:
         # Plain data parallelism waits for nothing but its all-reduce.
-        return max(0.0, replicas * score.pace_s - stage.forward_s - stage.backward_s)
+        return max(0.0, replicas * score.step_time_s - stage.forward_s - stage.backward_s)
     together = float(formulas.overlapped(stage.stage_s / plan.copies, score.copies_s, problem.options.overlap))
     exposed = together * replicas - stage.forward_s - stage.backward_s
     return exposed if exposed > formulas.ROUNDING * together else 0.0
@@ -30,13 +30,13 @@ def exposed_allreduce_per_minibatch_s(plan: Plan, problem: Problem, score: Evalu
 def idle_per_minibatch_s(plan: Plan, problem: Problem, score: Evaluation, index: int) -> float:
     """Idle time of one replica of stage `index`, in seconds per minibatch that it computes.
 
-    This is replicas × pace less the forward and backward passes and the exposed all-reduce.
+    This is replicas × step time less the forward and backward passes and the exposed all-reduce.
     """
     stage = score.stages[index]
     if plan.virtual:
         return virtual_idle_s(plan, problem, score, index)
     work = stage.forward_s + stage.backward_s + exposed_allreduce_per_minibatch_s(plan, problem, score, index)
-    return max(0.0, plan.stages[index].replicas * score.pace_s - work)
+    return max(0.0, plan.stages[index].replicas * score.step_time_s - work)
 
 
 def virtual_idle_s(plan: Plan, problem: Problem, score: Evaluation, index: int) -> float:
@@ -44,4 +44,4 @@ def virtual_idle_s(plan: Plan, problem: Problem, score: Evaluation, index: int) 
     own = [number for number, stage in enumerate(plan.stages) if stage.workers == plan.stages[index].workers]
     work = sum(score.stages[one].forward_s + score.stages[one].backward_s for one in own)
     work += sum(exposed_allreduce_per_minibatch_s(plan, problem, score, one) for one in own)
-    return max(0.0, plan.stages[index].replicas * score.pace_s - work) / len(own)
+    return max(0.0, plan.stages[index].replicas * score.step_time_s - work) / len(own)

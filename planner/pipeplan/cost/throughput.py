@@ -1,8 +1,8 @@
-"""A plan's pace in the units of a training run: samples and tokens per second, share of the peak, price and hours.
+"""A plan's step time in the units of a training run: samples and tokens per second, share of the peak, price and hours.
 
-docs/choice.md, "What a run takes", has the formulas. All of them are for the steady pace: they leave out the start, the
-evaluation and the checkpoints of a run. A price is in the currency of the cluster file, and for the whole cluster,
-whether the plan uses all of it or not.
+docs/choice.md, "What a run takes", has the formulas. All of them are for the steady step time: they leave out the
+start, the evaluation and the checkpoints of a run. A price is in the currency of the cluster file, and for the whole
+cluster, whether the plan uses all of it or not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.profile_data.layers import SampleFlops
 from pipeplan.profile_data.profile import Profile
-from pipeplan.util.units import show_pace
+from pipeplan.util.units import show_step_time
 
 HOUR_S = 3600.0
 MILLION = 1e6
@@ -51,7 +51,7 @@ class RunSize:
 
 @dataclass(frozen=True)
 class Throughput:
-    """A plan's pace in the units of a training run; None stands for what is not known or was not asked for."""
+    """A plan's step time in the units of a training run; None stands for what is not known or was not asked for."""
 
     samples_per_s: float
     tokens_per_s: float | None = None
@@ -75,7 +75,7 @@ class Throughput:
     def lines(self) -> list[str]:
         """Further figures beside the samples per second, in up to two lines."""
         rates = [
-            *([] if self.tokens_per_s is None else [f"{show_pace(self.tokens_per_s)} tokens/s"]),
+            *([] if self.tokens_per_s is None else [f"{show_step_time(self.tokens_per_s)} tokens/s"]),
             *([] if self.peak_share is None else [f"{self.peak_share:.1%} of the peak of {self.peak_device} (MFU)"]),
             *(
                 []
@@ -103,9 +103,9 @@ class Throughput:
         return content
 
 
-def throughput_of(plan: Plan, profile: Profile, cluster: Cluster, pace_s: float, size: RunSize) -> Throughput:
-    """The throughput of a plan that takes `pace_s` seconds for a minibatch."""
-    rate, work = profile.minibatch / pace_s if pace_s else math.inf, profile.work
+def throughput_of(plan: Plan, profile: Profile, cluster: Cluster, step_time_s: float, size: RunSize) -> Throughput:
+    """The throughput of a plan that takes `step_time_s` seconds for a minibatch."""
+    rate, work = profile.minibatch / step_time_s if step_time_s else math.inf, profile.work
     tokens = size.tokens_per_sample or work.tokens_per_sample
     share, device = _peak_share(plan, profile, cluster, rate)
     samples = size.dataset_size or (work.dataset_size if size.epochs else None)

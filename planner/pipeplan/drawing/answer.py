@@ -19,7 +19,7 @@ from pipeplan.planning.outcome import Outcome
 from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.util.text import one_line
-from pipeplan.util.units import show_pace
+from pipeplan.util.units import show_step_time
 
 LABEL, MARGIN = 6, " " * 6
 LEAST_WIDTH, MOST_WIDTH = 60, 100
@@ -132,7 +132,7 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
     """The plan: how it trains, its throughput, and its stages."""
     plan, problem = outcome.plan, outcome.problem
     rate = problem.profile.minibatch / outcome.predicted_s if outcome.predicted_s > 0 else 0.0
-    figures = f"{show_pace(rate)} samples/s", _gain(outcome, rate)
+    figures = f"{show_step_time(rate)} samples/s", _gain(outcome, rate)
     names = [
         plan_name(plan, problem.options.sharding, problem.profile.minibatch, longest) for longest in (LONGEST_CONFIG, 0)
     ]
@@ -223,11 +223,11 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
             if baseline.step_s is not None and baseline.fits:
                 rate = outcome.problem.profile.minibatch / baseline.step_s
                 name = f"{baseline.name}, {short_config(baseline.config, LONGEST_CONFIG)}"
-                writer.row(label, name, f"{show_pace(rate)} samples/s")
+                writer.row(label, name, f"{show_step_time(rate)} samples/s")
                 label = ""
         return
     for rival in list(_shown(choice, outcome.plan))[: writer.rivals]:
-        writer.row(label, _rival(rival), f"{show_pace(1 / rival.sample_s)} samples/s")
+        writer.row(label, _rival(rival), f"{show_step_time(1 / rival.sample_s)} samples/s")
         label = ""
     if choice.stale is not None and choice.stale is not choice.taken:
         _stale(writer, label, choice.stale, outcome.predicted_s / outcome.problem.profile.minibatch)
@@ -261,7 +261,7 @@ def _rival(rival: Candidate) -> str:
 
 def _stale(writer: _Writer, label: str, stale: Candidate, sample_s: float) -> None:
     """The lines on the best plan with old gradients."""
-    config, rate = short_config(stale.plan.config, LONGEST_CONFIG), f"{show_pace(1 / stale.sample_s)} samples/s"
+    config, rate = short_config(stale.plan.config, LONGEST_CONFIG), f"{show_step_time(1 / stale.sample_s)} samples/s"
     gain = f"{sample_s / stale.sample_s:.2f}x RUN"
     writer.row(label, f"{config}, old gradients (--staleness {stale.delay})", rate, gain)
     _learning(writer, stale.plan, stale.problem)

@@ -62,7 +62,7 @@ class Explanation:
     @property
     def behind_best(self) -> float:
         """How much slower the plan is than the best by the formulas, relative; 0 within the tolerance."""
-        behind = self.evaluation.pace_s / self.best.evaluation.pace_s - 1
+        behind = self.evaluation.step_time_s / self.best.evaluation.step_time_s - 1
         return behind if behind > TOLERANCE else 0.0
 
 
@@ -96,10 +96,10 @@ def explain_plan(
             if baseline.plan is not None:
                 made = break_down_time(baseline.name, baseline.plan, problem, baseline.step_s)
                 anatomies.append(replace(made, not_taken=not_taken_because(baseline, plan, step_s, problem)))
-        others = find_alternatives(problem, cuts, plan, score.pace_s, progress)
+        others = find_alternatives(problem, cuts, plan, score.step_time_s, progress)
         others = with_figures(others, problem, Deadline.after(SIMULATING_S))
         changed = []
-        for effect in change_effects(problem, cuts, best.evaluation.pace_s):
+        for effect in change_effects(problem, cuts, best.evaluation.step_time_s):
             changed.append(effect)
             progress(f"trying other clusters: {effect.name.strip()}")
         return Explanation(
@@ -136,7 +136,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
     score, second = explanation.evaluation, explanation.alternatives.second
     return document_head(explanation.problem, feasible=True) | {
         "plan": explanation.plan.to_json() | {"config": explanation.plan.config},
-        "minibatch_s": score.pace_s,
+        "minibatch_s": score.step_time_s,
         "step_s": explanation.step_s,
         "bound_by": score.bound,
         "behind_best": explanation.behind_best,
@@ -151,7 +151,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "what_if": [
             {
                 "change": effect.name.strip(),
-                "minibatch_s": effect.pace_s,
+                "minibatch_s": effect.step_time_s,
                 "gain": effect.gain,
                 "config": effect.config,
                 "remark": effect.remark,
@@ -175,7 +175,7 @@ def document_head(problem: Problem, *, feasible: bool) -> dict[str, Any]:
 
 
 def _alternative_json(one: Alternative) -> dict[str, Any]:
-    figures = {"minibatch_s": one.pace_s, "step_s": one.step_s, "behind": one.behind, "part": one.part}
+    figures = {"minibatch_s": one.step_time_s, "step_s": one.step_s, "behind": one.behind, "part": one.part}
     return {"config": one.plan.config} | figures
 
 

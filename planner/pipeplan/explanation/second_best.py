@@ -31,11 +31,12 @@ class Alternative:
     part: str
     """Description of the part."""
     plan: Plan
-    pace_s: float
+    step_time_s: float
     behind: float
     """How much slower it is than the best plan by the formulas, relative."""
     step_s: float | None = None
-    """The stated pace, in seconds per minibatch: simulated where that differs from the formulas; None: not known."""
+    """The stated step time, in seconds per minibatch: simulated where that differs from the formulas; None: not known.
+    """
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def find_alternatives(
     problem: Problem,
     cuts: Cuts,
     best: Plan,
-    pace_s: float,
+    step_time_s: float,
     progress: Callable[[str], None] = lambda _: None,
     *,
     each: bool = True,
@@ -75,23 +76,23 @@ def find_alternatives(
     each = each and len(cuts.ideals) * problem.cluster.workers <= SMALL
     enough = ENOUGH if each else 1
     for part, options in search_parts(problem, best, each=each):
-        if len(alternatives) >= enough and _paces(alternatives)[enough - 1] <= pace_s * (1 + TOLERANCE):
+        if len(alternatives) >= enough and _step_times(alternatives)[enough - 1] <= step_time_s * (1 + TOLERANCE):
             break
         progress(f"looking for a second choice: {part}")
         try:
             restricted = replace(problem, options=options)
             # What is no faster than the last alternative that is shown need not be known exactly.
-            useful_s = USEFUL * _paces(alternatives)[ENOUGH - 1] if len(alternatives) >= ENOUGH else float("inf")
+            useful_s = USEFUL * _step_times(alternatives)[ENOUGH - 1] if len(alternatives) >= ENOUGH else float("inf")
             rival = best_plan(restricted, cuts, useful_s=useful_s)
         except InputError:
             continue
         searched.append(part)
         if rival is not None and rival.plan.config != best.config:
-            alternatives.append(Alternative(part, rival.plan, rival.pace_s, rival.pace_s / pace_s - 1))
-    alternatives.sort(key=lambda one: (one.pace_s, len(one.plan.stages), one.plan.config))
+            alternatives.append(Alternative(part, rival.plan, rival.step_time_s, rival.step_time_s / step_time_s - 1))
+    alternatives.sort(key=lambda one: (one.step_time_s, len(one.plan.stages), one.plan.config))
     best_of = {one.plan.config: one for one in reversed(alternatives)}
     alternatives = [one for one in alternatives if one is best_of[one.plan.config]]
-    tied = bool(alternatives) and alternatives[0].pace_s <= pace_s * (1 + TOLERANCE)
+    tied = bool(alternatives) and alternatives[0].step_time_s <= step_time_s * (1 + TOLERANCE)
     known = tied or (each and _parts_are_exhaustive(problem, best))
     certain = cuts.complete and not any(
         _contended(plan, problem) for plan in [best, *(alternative.plan for alternative in alternatives[:1])]
@@ -109,13 +110,15 @@ def with_figures(alternatives: Alternatives, problem: Problem, deadline: Deadlin
 
 
 def _contended(plan: Plan, problem: Problem) -> bool:
-    """Whether shared network cards slow a plan; then it is not proven to be the best, and its pace bounds no other."""
+    """Whether shared network cards slow a plan; then it is not proven to be the best, and its step time bounds no
+    other.
+    """
     score = evaluate(plan, problem)
-    return score.pace_s > score.alone_s * (1 + TOLERANCE)
+    return score.step_time_s > score.alone_s * (1 + TOLERANCE)
 
 
-def _paces(alternatives: list[Alternative]) -> list[float]:
-    return sorted(alternative.pace_s for alternative in alternatives)
+def _step_times(alternatives: list[Alternative]) -> list[float]:
+    return sorted(alternative.step_time_s for alternative in alternatives)
 
 
 def search_parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator[tuple[str, Options]]:

@@ -1,4 +1,4 @@
-"""How a plan and its pace depend on the measured times and on the cluster.
+"""How a plan and its step time depend on the measured times and on the cluster.
 
 For its robustness against the spread of the measured times, the times are drawn anew from their distributions. For the
 gains of other machines, the problem is solved again with one property of the cluster changed.
@@ -35,7 +35,7 @@ SLOWEST, FASTEST = 10.0, 0.1
 class RobustnessSample:
     """One drawing of all times."""
 
-    pace_s: float
+    step_time_s: float
     """Seconds per minibatch of the plan with these times."""
     best_s: float
     """Seconds per minibatch of the best plan for these times."""
@@ -45,7 +45,7 @@ class RobustnessSample:
     @property
     def behind(self) -> float:
         """How far the plan is from the best, relative."""
-        return max(0.0, self.pace_s / self.best_s - 1)
+        return max(0.0, self.step_time_s / self.best_s - 1)
 
 
 @dataclass(frozen=True)
@@ -132,9 +132,9 @@ def draw_samples(problem: Problem, cuts: Cuts, plan: Plan, count: int, seed: int
         best = best_plan(drawn, cuts.retimed(drawn))
         if best is not None:
             score = evaluate(plan, drawn)
-            if score.fits and score.pace_s <= best.pace_s:
-                best = ScoredPlan(plan, score.pace_s)
-            yield RobustnessSample(score.pace_s, best.pace_s, best.plan.config)
+            if score.fits and score.step_time_s <= best.step_time_s:
+                best = ScoredPlan(plan, score.step_time_s)
+            yield RobustnessSample(score.step_time_s, best.step_time_s, best.plan.config)
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class ChangeEffect:
     """The best plan after a change of the cluster."""
 
     name: str
-    pace_s: float | None
+    step_time_s: float | None
     """Seconds per minibatch of the best plan after the change; None if there is no plan, or no such cluster."""
     gain: float | None
     """Speedup over the present best plan."""
@@ -163,7 +163,7 @@ def cluster_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[], Cluste
     yield "devices twice as fast", partial(variants.with_faster_devices, cluster, 2.0)
 
 
-def change_effects(problem: Problem, cuts: Cuts, pace_s: float) -> Iterator[ChangeEffect]:
+def change_effects(problem: Problem, cuts: Cuts, step_time_s: float) -> Iterator[ChangeEffect]:
     """The best plan by the formulas after every change, compared with the present one's time.
 
     The cuts serve all changes, because they do not depend on the cluster.
@@ -177,4 +177,4 @@ def change_effects(problem: Problem, cuts: Cuts, pace_s: float) -> Iterator[Chan
         if best is None:
             yield ChangeEffect(name, None, None, remark="no plan")
             continue
-        yield ChangeEffect(name, best.pace_s, pace_s / best.pace_s, best.plan.config)
+        yield ChangeEffect(name, best.step_time_s, step_time_s / best.step_time_s, best.plan.config)

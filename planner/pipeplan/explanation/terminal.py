@@ -33,8 +33,9 @@ def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
         f"{one_line(problem.cluster.name)} ({describe_cluster(problem.cluster)}): "
         f"{show_time(explanation.step_s)} a minibatch",
     )
-    if explanation.step_s != score.pace_s:
-        yield f"That is simulated. By the formulas, to which the shares below refer, it is {show_time(score.pace_s)}."
+    if explanation.step_s != score.step_time_s:
+        formula = show_time(score.step_time_s)
+        yield f"That is simulated. By the formulas, to which the shares below refer, it is {formula}."
     if explanation.behind_best:
         found = f"the best plan that was found, {explanation.best.plan.config}"
         yield Text(f"By the formulas it is {explanation.behind_best:.1%} slower than {found}.", "yellow")
@@ -71,7 +72,7 @@ def _table(*headings: str) -> Table:
 def _loads(explanation: Explanation) -> Table:
     table = _table("resource", "a minibatch", "of the step")
     for load in explanation.loads[:MOST_LOADS]:
-        share = load.seconds / explanation.evaluation.pace_s
+        share = load.seconds / explanation.evaluation.step_time_s
         table.add_row(Text(load.name), show_time(load.seconds), f"{share:.0%}")
     return table
 
@@ -127,7 +128,7 @@ def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
     else:
         table = _table("configuration", "a minibatch", "behind", "searched among")
         for alternative in alternatives.found:
-            step_s = alternative.pace_s if alternative.step_s is None else alternative.step_s
+            step_s = alternative.step_time_s if alternative.step_s is None else alternative.step_s
             behind = step_s / explanation.step_s - 1
             table.add_row(
                 Text(short_config(alternative.plan.config, LONGEST_CONFIG)),
@@ -170,12 +171,14 @@ def merged_parts(parts: tuple[str, ...]) -> list[str]:
 def _effects(effects: tuple[ChangeEffect, ...]) -> Table:
     table = _table("change", "a minibatch", "gain", "best plan")
     for effect in effects:
-        if effect.pace_s is None or effect.gain is None:
+        if effect.step_time_s is None or effect.gain is None:
             table.add_row(effect.name, "-", "-", Text(one_line(effect.remark)))
             continue
         helps = effect.gain > 1 + MATTERS
         gain = Text(f"{effect.gain:.2f}x" if helps else "none", "bold" if helps else "dim")
-        table.add_row(effect.name, show_time(effect.pace_s), gain, Text(short_config(effect.config, LONGEST_CONFIG)))
+        table.add_row(
+            effect.name, show_time(effect.step_time_s), gain, Text(short_config(effect.config, LONGEST_CONFIG))
+        )
     return table
 
 

@@ -23,7 +23,7 @@ class TimeBreakdown:
 
     name: str
     config: str
-    pace_s: float
+    step_time_s: float
     """Seconds per minibatch by the formulas, to which the shares refer."""
     step_s: float
     """Seconds per minibatch as they are stated: simulated where that differs from the formulas."""
@@ -34,7 +34,7 @@ class TimeBreakdown:
     computing: float
     """Share of the time of all workers of the cluster spent in forward and backward passes of layers."""
     communication: float
-    """Share lost to communication: the relative gain in pace if every link were infinitely fast."""
+    """Share lost to communication: the relative gain in step time if every link were infinitely fast."""
     idle: float
     """Remaining share: unbalanced stages, idle workers, filling and draining, recomputation."""
     boundary_bytes: float
@@ -55,23 +55,25 @@ class TimeBreakdown:
 
 
 def break_down_time(name: str, plan: Plan, problem: Problem, step_s: float | None = None) -> TimeBreakdown:
-    """Break the time of a plan for a problem down, under a name for tables; `step_s` is its stated pace, if known."""
+    """Break the time of a plan for a problem down, under a name for tables; `step_s` is its stated step time,
+    if known.
+    """
     score = evaluate(plan, problem)
-    free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).pace_s
+    free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).step_time_s
     # Seconds per minibatch if all workers computed all the time, which no plan can beat, over those of this plan.
-    computing = problem.work_s / problem.cluster.total_speed / score.pace_s
+    computing = problem.work_s / problem.cluster.total_speed / score.step_time_s
     boundary, allreduce = _traffic(plan, problem, score)
     samples = problem.profile.minibatch
     return TimeBreakdown(
         name=name,
         config=plan.config,
-        pace_s=score.pace_s,
-        step_s=score.pace_s if step_s is None else step_s,
+        step_time_s=score.step_time_s,
+        step_s=score.step_time_s if step_s is None else step_s,
         bound=score.bound,
         busy=plan.busy,
         computing=computing,
-        communication=1.0 - free_s / score.pace_s,
-        idle=max(0.0, free_s / score.pace_s - computing),
+        communication=1.0 - free_s / score.step_time_s,
+        idle=max(0.0, free_s / score.step_time_s - computing),
         boundary_bytes=boundary / samples,
         allreduce_bytes=allreduce / samples,
         memory_bytes=max(stage.memory_bytes for stage in score.stages),
@@ -130,7 +132,7 @@ def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Reso
             if score.bound == WAITS_FOR_UPDATE:
                 # That is the all-reduce of the only stage, which is listed once, with the wait for it.
                 loads = [load for load in loads if load.name != "gradient synchronisation of stage 1"]
-                loads.append(ResourceLoad(WAITS_FOR_UPDATE, score.pace_s))
+                loads.append(ResourceLoad(WAITS_FOR_UPDATE, score.step_time_s))
     # Among equally busy resources, the one that the evaluator names as the bound comes first.
     return sorted(
         (load for load in loads if load.seconds > 0), key=lambda load: (-load.seconds, load.name != score.bound)

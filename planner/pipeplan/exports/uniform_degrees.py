@@ -175,7 +175,7 @@ def in_flight_difference(problem: Problem, plan: Plan, grid: GridDegrees) -> str
         return ""
     numbers = "-".join(map(str, theirs)), "-".join(map(str, ours))
     difference = f"Microbatches in flight: {numbers[0]}, where the plan counts on {numbers[1]}"
-    predicted, least = evaluate(plan, problem).pace_s, _least_s(problem, plan, grid, theirs)
+    predicted, least = evaluate(plan, problem).step_time_s, _least_s(problem, plan, grid, theirs)
     if least <= predicted or show_time(least) == show_time(predicted):
         return f"{difference}; this may be slower than the prediction of {show_time(predicted)} each."
     return f"{difference}; so each takes {show_time(least)} or more, not {show_time(predicted)} as predicted."

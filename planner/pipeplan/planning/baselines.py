@@ -77,10 +77,12 @@ MOST_EFFORT = 1_000_000
 
 @dataclass(frozen=True)
 class Baseline:
-    """A simple way to use the cluster. `pace_s` is by the formulas, in seconds per minibatch; None without a plan."""
+    """A simple way to use the cluster. `step_time_s` is by the formulas, in seconds per minibatch; None without
+    a plan.
+    """
 
     name: str
-    pace_s: float | None
+    step_time_s: float | None
     config: str = ""
     remark: str = ""
     plan: Plan | None = None
@@ -93,7 +95,7 @@ class Baseline:
     @property
     def step_s(self) -> float | None:
         """The step time of the baseline, in seconds per minibatch; None without a plan."""
-        return self.pace_s if self.figure is None else self.figure.step_s
+        return self.step_time_s if self.figure is None else self.figure.step_s
 
     def gain(self, step_s: float) -> float | None:
         """The speed-up over this baseline of a plan with the given step time.
@@ -113,11 +115,11 @@ def data_parallelism(problem: Problem) -> Baseline:
     """The whole model on every worker, with a remark where it does not fit in memory."""
     parallel = plain_data_parallel(problem, problem.cluster.workers)
     score = evaluate(parallel, problem)
-    if not math.isfinite(score.pace_s):
+    if not math.isfinite(score.step_time_s):
         return Baseline(PARALLEL, None, parallel.config, f"an update of {parallel.accumulate} minibatches is too short")
     fits = score.fits or not problem.options.memory
     remark = "" if fits else f"does not fit in memory: {memory_excess_message(score)}"
-    return Baseline(PARALLEL, score.pace_s, parallel.config, remark, parallel, fits)
+    return Baseline(PARALLEL, score.step_time_s, parallel.config, remark, parallel, fits)
 
 
 def uniform_grid(
@@ -130,9 +132,9 @@ def uniform_grid(
 ) -> Baseline:
     """The fastest uniform grid, which has the same number of replicas in every stage, as in most trainers.
 
-    Grids with at least the pace `useful_s`, in seconds per minibatch, are not searched for; `near` says that the best
-    is probably about that fast. Where a search among all cuts would take long, it is among a selection of them, which
-    the remark says. Raises `KeyboardInterrupt` on Ctrl-C.
+    Grids with at least the step time `useful_s`, in seconds per minibatch, are not searched for; `near` says that the
+    best is probably about that fast. Where a search among all cuts would take long, it is among a selection of them,
+    which the remark says. Raises `KeyboardInterrupt` on Ctrl-C.
     """
     if problem.cluster.workers > MOST_WORKERS:
         return Baseline(UNIFORM_GRID, None, "", "not searched for, as there are many workers; --grid searches for it")
@@ -162,7 +164,7 @@ def uniform_grid(
         fits = "no uniform grid was found" if remark else "no uniform grid fits in memory"
         return Baseline(UNIFORM_GRID, None, "", f"{fits} {remark}".strip())
     shape = grid_shape_of(plan, problem.cluster)
-    return Baseline(UNIFORM_GRID, evaluate(plan, grids).pace_s, shape.text if shape else "", remark, plan)
+    return Baseline(UNIFORM_GRID, evaluate(plan, grids).step_time_s, shape.text if shape else "", remark, plan)
 
 
 def not_taken_because(baseline: Baseline, plan: Plan, step_s: float, problem: Problem) -> str:

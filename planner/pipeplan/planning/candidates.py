@@ -24,7 +24,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.rescale import halved
 from pipeplan.util.deadline import Deadline
-from pipeplan.util.units import show_pace
+from pipeplan.util.units import show_step_time
 
 EXTRAPOLATED = " (extrapolated)"
 """The mark of a microbatch size that a profile neither holds nor interpolates."""
@@ -75,7 +75,7 @@ class Candidate:
     def text(self) -> str:
         """Configuration, microbatch and throughput in a few words."""
         size = f"{self.problem.profile.minibatch}{EXTRAPOLATED if self.extrapolated else ''}"
-        return f"{self.plan.config}, microbatch {size}: {show_pace(1 / self.sample_s)} samples/s"
+        return f"{self.plan.config}, microbatch {size}: {show_step_time(1 / self.sample_s)} samples/s"
 
     def to_json(self) -> dict[str, Any]:
         """The fields that plan.json holds for it."""
@@ -131,7 +131,7 @@ def candidate_of(
     if best is None:
         return None, useful_s if searched_all else least_s
     bound_s = min(max(best.bound_s, least_s), useful_s)
-    if best.pace_s >= useful_s:
+    if best.step_time_s >= useful_s:
         return None, bound_s
     found = figured(best.plan, evaluate(best.plan, problem), problem, deadline, simulates=simulates)
     return Candidate(kind, problem, found.plan, found.figure), bound_s
@@ -155,7 +155,7 @@ def _never_fits(problem: Problem) -> bool:
 
 def least_step_s(problem: Problem) -> float:
     """A lower bound on the seconds per microbatch of every plan: all workers compute all the time."""
-    return max(problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem))
+    return max(problem.work_s / problem.cluster.total_speed, contention.least_step_time_of_shared_cores_s(problem))
 
 
 def fastest_found(kind: str, search: PlanSearch, extrapolated: bool) -> list[Candidate]:
@@ -185,7 +185,7 @@ def virtual_candidate(problem: Problem, deadline: Deadline, *, extrapolated: boo
         best = search_virtual(problem, deadline).plans[0]
     except (InfeasibleError, InputError, NotFoundInTimeError):
         return None
-    figure = Figure(best.score.pace_s, best.simulated_s, best.minibatches)
+    figure = Figure(best.score.step_time_s, best.simulated_s, best.minibatches)
     return Candidate(problem.options.schedule, problem, best.plan, figure, extrapolated)
 
 

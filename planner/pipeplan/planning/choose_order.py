@@ -30,7 +30,7 @@ class OrderChoice:
     problem: Problem
     order: tuple[int, ...]
     """For every server in this order, its number in the cluster as it was listed."""
-    pace_s: float | None
+    step_time_s: float | None
     """The figure of the best plan, in seconds per minibatch; by the formulas if that of another order is. None if no
     plan fits."""
     config: str
@@ -58,22 +58,26 @@ def choose_order(
         if best is not None:
             found = figured(best.plan, evaluate(best.plan, ordered), ordered, ends, simulates=simulates)
             figures.append(found.figure)
-        pace, config = (None, "") if best is None else (figures[-1].step_s, best.plan.config)
-        choices.append(OrderChoice(ordered, order, pace, config, in_time))
+        step_time, config = (None, "") if best is None else (figures[-1].step_s, best.plan.config)
+        choices.append(OrderChoice(ordered, order, step_time, config, in_time))
     if any(figure.simulated_s is None for figure in figures):
         formulas = iter(figures)
-        choices = [one if one.pace_s is None else replace(one, pace_s=next(formulas).formula_s) for one in choices]
-    if all(choice.pace_s is None for choice in choices):
+        choices = [
+            one if one.step_time_s is None else replace(one, step_time_s=next(formulas).formula_s) for one in choices
+        ]
+    if all(choice.step_time_s is None for choice in choices):
         if all(choice.in_time for choice in choices):
             raise InfeasibleError(f"no order of the servers has a plan that fits: tried {len(choices)}")
         return problem, choices
-    least = min(choice.pace_s for choice in choices if choice.pace_s is not None)
+    least = min(choice.step_time_s for choice in choices if choice.step_time_s is not None)
     listed = choices[0]
-    if listed.pace_s is not None and listed.pace_s <= least * (1 + TOLERANCE):
+    if listed.step_time_s is not None and listed.step_time_s <= least * (1 + TOLERANCE):
         best_choice = listed
     else:
-        best_choice = next(c for c in choices if c.pace_s is not None and c.pace_s <= least * (1 + 1e-9))
-    choices.sort(key=lambda choice: (choice is not best_choice, math.inf if choice.pace_s is None else choice.pace_s))
+        best_choice = next(c for c in choices if c.step_time_s is not None and c.step_time_s <= least * (1 + 1e-9))
+    choices.sort(
+        key=lambda choice: (choice is not best_choice, math.inf if choice.step_time_s is None else choice.step_time_s)
+    )
     return best_choice.problem, choices
 
 

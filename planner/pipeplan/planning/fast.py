@@ -28,7 +28,7 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 @contextmanager
 def reusing() -> Iterator[None]:
     """Searches inside the block keep what they find, and use what is known; blocks inside others share it."""
-    token = KNOWN.set(KNOWN.get() or KnownAnswers(pace_of))
+    token = KNOWN.set(KNOWN.get() or KnownAnswers(step_time_of))
     try:
         yield
     finally:
@@ -37,22 +37,22 @@ def reusing() -> Iterator[None]:
 
 def keep_answers() -> None:
     """From now on, all searches of this process keep what they find, and use what is known."""
-    KNOWN.set(KnownAnswers(pace_of))
+    KNOWN.set(KnownAnswers(step_time_of))
 
 
-def pace_of(plan: Plan, problem: Problem) -> float:
-    """The pace of a plan under a problem, in seconds per minibatch; infinite if it does not fit in memory."""
+def step_time_of(plan: Plan, problem: Problem) -> float:
+    """The step time of a plan under a problem, in seconds per minibatch; infinite if it does not fit in memory."""
     deep = depths.assign_depths(plan, problem, problem.work_s / problem.cluster.total_speed)
     score = evaluate(deep, problem)
     if problem.options.memory and not score.fits:
-        score = evaluate(depths.assign_depths(plan, problem, score.pace_s), problem)
-    return score.pace_s if score.fits or not problem.options.memory else float("inf")
+        score = evaluate(depths.assign_depths(plan, problem, score.step_time_s), problem)
+    return score.step_time_s if score.fits or not problem.options.memory else float("inf")
 
 
 USEFUL = 1 + 1e-6
-"""A plan whose pace is that of a known plan times this is of no use, but for rounding the known plan itself is."""
+"""A plan whose step time is that of a known plan times this is of no use, but for rounding the known plan itself is."""
 TOLERANCE = 1e-9
-"""Relative. Paces that differ by less are equal."""
+"""Relative. Step times that differ by less are equal."""
 MANY_CUTS = 96
 """With more cuts than this, the proof of a best plan takes much longer than finding one that is nearly as fast."""
 
@@ -64,12 +64,12 @@ NEAREST_CUTS = 12
 
 @dataclass(frozen=True)
 class ScoredPlan:
-    """A plan and its pace by the evaluator, in seconds per minibatch."""
+    """A plan and its step time by the evaluator, in seconds per minibatch."""
 
     plan: Plan
-    pace_s: float
+    step_time_s: float
     bound_s: float = 0.0
-    """Lower bound on the pace of every plan of the problem; 0 where none was sought."""
+    """Lower bound on the step time of every plan of the problem; 0 where none was sought."""
 
 
 def best_of_known(plans: Iterable[Plan], problem: Problem) -> ScoredPlan | None:
@@ -80,8 +80,8 @@ def best_of_known(plans: Iterable[Plan], problem: Problem) -> ScoredPlan | None:
             continue
         plan = depths.assign_depths(known, problem, problem.work_s / problem.cluster.total_speed)
         score = evaluate(plan, problem)
-        if (score.fits or not problem.options.memory) and (best is None or score.pace_s < best.pace_s):
-            best = ScoredPlan(plan, score.pace_s)
+        if (score.fits or not problem.options.memory) and (best is None or score.step_time_s < best.step_time_s):
+            best = ScoredPlan(plan, score.step_time_s)
     return best
 
 
@@ -96,7 +96,7 @@ def best_plan(
 ) -> ScoredPlan | None:
     """The best plan of a problem, or the best that is found in time; None if no plan satisfies the constraints.
 
-    The search may stop at a plan that is within the relative `gap` of the best. Where no plan has a pace below
+    The search may stop at a plan that is within the relative `gap` of the best. Where no plan has a step time below
     `useful_s`, in seconds per minibatch, the answer is None or any plan; `near` says that the best is about that fast.
 
     Raises `OutOfTime` where no plan is found before the deadline.
@@ -147,12 +147,12 @@ def _in_blocks(
     if best is None:
         return None
     fine = replace(cuts.only(_near_cuts(problem, cuts, between, best.plan)), complete=False)
-    limit_s = min(best.pace_s, useful_s)
+    limit_s = min(best.step_time_s, useful_s)
     try:
         finer = _scored(_solved(problem, fine, deadline.share(0.5), gap, limit_s, near=True), problem, fine)
     except OutOfTime:
         finer = None
-    return best if finer is None else min(best, finer, key=lambda one: one.pace_s)
+    return best if finer is None else min(best, finer, key=lambda one: one.step_time_s)
 
 
 def _near_cuts(problem: Problem, cuts: Cuts, between: Flags, plan: Plan) -> Flags:
@@ -182,9 +182,9 @@ def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, usefu
             raise
     if not problem.options.grid and problem.options.stages is None and not problem.options.pins:
         found = uniform_grid(problem, cuts, deadline, useful_s)
-        if found.plan is not None and found.pace_s is not None and satisfies_options(found.plan, problem):
-            grid = ScoredPlan(found.plan, found.pace_s, 0.0 if best is None else best.bound_s)
-            return grid if best is None else min(best, grid, key=lambda one: one.pace_s)
+        if found.plan is not None and found.step_time_s is not None and satisfies_options(found.plan, problem):
+            grid = ScoredPlan(found.plan, found.step_time_s, 0.0 if best is None else best.bound_s)
+            return grid if best is None else min(best, grid, key=lambda one: one.step_time_s)
     if best is None:
         raise OutOfTime
     return best
@@ -193,7 +193,7 @@ def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, usefu
 def _sharded(problem: Problem) -> ScoredPlan | None:
     """The only plan of a problem whose replicas divide the weights."""
     found = sharded_plan(problem)
-    return None if found is None else ScoredPlan(found[0], found[1].pace_s, found[1].pace_s)
+    return None if found is None else ScoredPlan(found[0], found[1].step_time_s, found[1].step_time_s)
 
 
 def _scored(result: Result, problem: Problem, cuts: Cuts) -> ScoredPlan | None:
@@ -201,7 +201,7 @@ def _scored(result: Result, problem: Problem, cuts: Cuts) -> ScoredPlan | None:
     if result.plan is None:
         return None
     plan, score = deepened(result.plan, problem)
-    return ScoredPlan(plan, score.pace_s, result.bound_s if cuts.complete else 0.0)
+    return ScoredPlan(plan, score.step_time_s, result.bound_s if cuts.complete else 0.0)
 
 
 def _solved(
@@ -217,16 +217,17 @@ def _solved(
 
 
 def deepened(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation]:
-    """The plan with the depths that its pace without shared resources needs where memory allows them, and its score.
+    """The plan with the depths that its step time without shared resources needs where memory allows them, and its
+    score.
 
-    Bursts on a shared card need more minibatches in flight than the plan's own pace does (docs/cost-model.md).
+    Bursts on a shared card need more minibatches in flight than the plan's own step time does (docs/cost-model.md).
     """
     score = evaluate(plan, problem)
-    if plan.inference or score.pace_s <= score.alone_s * (1 + TOLERANCE):
+    if plan.inference or score.step_time_s <= score.alone_s * (1 + TOLERANCE):
         return plan, score
     deeper = depths.assign_depths(plan, problem, score.alone_s * (1 + 1e-12))
     deeper_score = evaluate(deeper, problem)
     fits = deeper_score.fits or not problem.options.memory
-    if fits and deeper_score.pace_s <= score.pace_s * (1 + TOLERANCE):
+    if fits and deeper_score.step_time_s <= score.step_time_s * (1 + TOLERANCE):
         return deeper, deeper_score
     return plan, score

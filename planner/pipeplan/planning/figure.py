@@ -150,13 +150,15 @@ def figured(
     plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline, *, simulates: bool = True
 ) -> FiguredPlan:
     """A plan with its figure; by the formulas if `simulates` is False, or where a simulation takes too long."""
-    return FiguredPlan(plan, score, figure_of(plan, score, problem, deadline) if simulates else Figure(score.pace_s))
+    return FiguredPlan(
+        plan, score, figure_of(plan, score, problem, deadline) if simulates else Figure(score.step_time_s)
+    )
 
 
 def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> Figure:
     """The figure of a plan with this score. Its note says why it was not simulated."""
     if problem.options.sharding.divides_weights:
-        return Figure(score.pace_s, note="a recurrence over the units of the model")
+        return Figure(score.step_time_s, note="a recurrence over the units of the model")
     key = problem, plan
     known = _REMEMBERED.get(key)
     if known is not None:
@@ -165,17 +167,17 @@ def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadlin
     count = affordable(scenario, plan)
     lengths = () if count is not None else lengths_of_updates(scenario, plan)
     if count is None and not lengths:
-        return Figure(score.pace_s, note="the plan is too large to simulate")
+        return Figure(score.step_time_s, note="the plan is too large to simulate")
     try:
         if count is None:
-            known = Figure(score.pace_s, by_updates_s(scenario, lengths, deadline), UPDATES * sum(lengths))
+            known = Figure(score.step_time_s, by_updates_s(scenario, lengths, deadline), UPDATES * sum(lengths))
         else:
             step_s = steady_step_s(scenario, count, deadline)
-            known = Figure(score.pace_s, step_s, count, "" if step_s is not None else TOO_FEW)
+            known = Figure(score.step_time_s, step_s, count, "" if step_s is not None else TOO_FEW)
     except OutOfTime:
-        return Figure(score.pace_s, note="no time was left to simulate it")
+        return Figure(score.step_time_s, note="no time was left to simulate it")
     except InputError as error:
-        return Figure(score.pace_s, note=str(error))
+        return Figure(score.step_time_s, note=str(error))
     _remember(key, known)
     return known
 
@@ -189,9 +191,9 @@ def quick_step_s(plan: Plan, score: Evaluation, problem: Problem, deadline: Dead
         scenario = scenario_of_plan(plan, problem, score)
         if affordable(scenario, plan) is not None:
             try:
-                return max(simulated_update_s(scenario, deadline) / (scenario.accumulate or 1), score.pace_s)
+                return max(simulated_update_s(scenario, deadline) / (scenario.accumulate or 1), score.step_time_s)
             except (OutOfTime, InputError):
-                return score.pace_s
+                return score.step_time_s
     return figured(plan, score, problem, deadline).step_s
 
 

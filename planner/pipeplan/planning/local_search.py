@@ -78,8 +78,8 @@ class PlanSearch:
             if self.deadline.passed:
                 break
             deep = _with_depths(plan, self.problem)
-            scored += [] if deep is None or deep[1].pace_s >= limit_s else [deep]
-        scored.sort(key=lambda one: one[1].pace_s)
+            scored += [] if deep is None or deep[1].step_time_s >= limit_s else [deep]
+        scored.sort(key=lambda one: one[1].step_time_s)
         shapes = [(len(plan.stages), plan.busy) for plan, _ in scored]
         quick = [self._quickly(*scored[number]) for number in in_turns(shapes)[:MOST_LISTED] if not self._over]
         quick.sort(key=lambda one: one.step_s)
@@ -106,7 +106,7 @@ class PlanSearch:
 
     def _quickly(self, plan: Plan, score: Evaluation) -> FiguredPlan:
         """The plan with the time of its first two updates as its figure."""
-        return FiguredPlan(plan, score, Figure(score.pace_s, self._quick_s(plan, score)))
+        return FiguredPlan(plan, score, Figure(score.step_time_s, self._quick_s(plan, score)))
 
     @property
     def _over(self) -> bool:
@@ -117,7 +117,7 @@ class PlanSearch:
         found = []
         for plan in plans:
             score = None if plan in self.found else _score(plan, self.problem)
-            if score is not None and score.pace_s < limit_s:
+            if score is not None and score.step_time_s < limit_s:
                 found.append((plan, score))
         return found
 
@@ -187,7 +187,7 @@ def neighbours(found: FiguredPlan, problem: Problem) -> Iterator[Plan]:
         return
     moved = [*_other_replicas(plan, problem), *_other_cuts(plan, problem)]
     for stages in moved:
-        yield depths.assign_depths(replace(plan, stages=tuple(stages)), problem, min(step_s, found.score.pace_s))
+        yield depths.assign_depths(replace(plan, stages=tuple(stages)), problem, min(step_s, found.score.step_time_s))
 
 
 def _deeper(plan: Plan, problem: Problem) -> Iterator[Plan]:

@@ -23,7 +23,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.certificate import Certificate
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.text import one_line
-from pipeplan.util.units import show_pace, show_size, show_time
+from pipeplan.util.units import show_size, show_step_time, show_time
 
 TOLERANCE = 1e-6
 """Relative. Plans this close are equal for the verdict; both solvers work to a thousandth of this tolerance."""
@@ -48,7 +48,7 @@ def state_verdict(problem: Problem, step_s: float, bound_s: float, results: Sequ
 
     `bound_s` is a lower bound on the step time of every plan of the searched space, in seconds per minibatch.
     """
-    return verdict_of(step_s, bound_s, results, contention.least_pace_of_shared_cores_s(problem))
+    return verdict_of(step_s, bound_s, results, contention.least_step_time_of_shared_cores_s(problem))
 
 
 def verdict_of(step_s: float, bound_s: float, results: Sequence[Result], cores_s: float = 0.0) -> Verdict:
@@ -122,9 +122,11 @@ def contradiction(problem: Problem, results: Sequence[Result]) -> str:
 
 def _wrong_objective(result: Result, score: Evaluation) -> str:
     """A complaint if a solver's objective differs from the evaluator's score of its plan, else an empty text."""
-    pace_s = score.pace_s if result.charged else score.alone_s
-    if abs(pace_s - result.objective_s) > TOLERANCE * pace_s:
-        return f"{result.solver} claims {result.objective_s:.9g} s per minibatch, but its plan takes {pace_s:.9g} s"
+    step_time_s = score.step_time_s if result.charged else score.alone_s
+    if abs(step_time_s - result.objective_s) > TOLERANCE * step_time_s:
+        return (
+            f"{result.solver} claims {result.objective_s:.9g} s per minibatch, but its plan takes {step_time_s:.9g} s"
+        )
     if not score.fits:
         return f"{result.solver} returned a plan that does not fit in memory"
     return ""
@@ -136,11 +138,11 @@ def _beaten_bound(result: Result, score: Evaluation, rival: Result) -> str:
         return (
             f"{rival.solver} claims that there is no plan, but {result.solver} found one of {result.objective_s:.9g} s"
         )
-    pace_s = score.pace_s if rival.charged else score.alone_s
-    if pace_s < rival.bound_s * (1 - TOLERANCE):
+    step_time_s = score.step_time_s if rival.charged else score.alone_s
+    if step_time_s < rival.bound_s * (1 - TOLERANCE):
         return (
-            f"{result.solver} found a plan of {pace_s:.9g} s per minibatch, faster than the bound that {rival.solver} "
-            f"claims, {rival.bound_s:.9g} s"
+            f"{result.solver} found a plan of {step_time_s:.9g} s per minibatch, faster than the bound that "
+            f"{rival.solver} claims, {rival.bound_s:.9g} s"
         )
     return ""
 
@@ -166,7 +168,7 @@ _COLUMNS = ("stage", "layers", "replicas", "servers", "depth", "compute", "sync"
 
 
 def outcome_lines(outcome: _Outcome) -> list[str]:
-    """The plan, its updates, its pace, its gains and the verdict: five lines without control characters."""
+    """The plan, its updates, its step time, its gains and the verdict: five lines without control characters."""
     plan, score, problem = outcome.plan, outcome.evaluation, outcome.problem
     minibatch, cluster = problem.profile.minibatch, problem.cluster
     purpose = "inference" if plan.inference else "training"
@@ -174,13 +176,13 @@ def outcome_lines(outcome: _Outcome) -> list[str]:
     gains = [(one.name, one.gain(outcome.predicted_s)) for one in outcome.baselines]
     where = f"on cluster {cluster.name} ({plan.busy} of {cluster.workers} workers)"
     rate = 1 / outcome.predicted_s if outcome.predicted_s > 0 else float("inf")
-    rates = f"{show_time(outcome.predicted_s)} each, {show_pace(rate * minibatch)} samples/s"
-    bound = f"bound by {score.bound}" if outcome.predicted_s == score.pace_s else "simulated"
+    rates = f"{show_time(outcome.predicted_s)} each, {show_step_time(rate * minibatch)} samples/s"
+    bound = f"bound by {score.bound}" if outcome.predicted_s == score.step_time_s else "simulated"
     known = ", ".join(f"{gain:.2f}x over {name}" for name, gain in gains if gain is not None)
     lines = (
         f"Plan {plan.config} for {purpose} {problem.profile.model_name}, minibatch {minibatch}, {where}",
         updates,
-        f"Predicted: {show_pace(rate)} minibatches/s ({rates}), {bound}",
+        f"Predicted: {show_step_time(rate)} minibatches/s ({rates}), {bound}",
         f"Gains: {known or 'none known'}",
         f"Verdict: {outcome.verdict.text}",
     )
@@ -269,7 +271,7 @@ class Outcome:
     @property
     def objective_s(self) -> float:
         """The plan's time by the formulas, which solvers minimise, in seconds per minibatch: a lower bound."""
-        return self.evaluation.pace_s
+        return self.evaluation.step_time_s
 
     @property
     def predicted_s(self) -> float:
@@ -278,7 +280,7 @@ class Outcome:
 
     @property
     def throughput(self) -> Throughput:
-        """The pace to expect in the units of a training run."""
+        """The step time to expect in the units of a training run."""
         problem = self.problem
         return throughput_of(self.plan, problem.profile, problem.cluster, self.predicted_s, self.run_size)
 

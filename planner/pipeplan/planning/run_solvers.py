@@ -53,8 +53,8 @@ def run_solvers(problem: Problem, cuts: Cuts, means: Means, known: Sequence[Plan
         best_known = best_of_known(known, problem)
         useful_s = float("inf")
         if best_known is not None:
-            useful_s = best_known.pace_s * USEFUL
-            tracker.narrowed(0.0, best_known.pace_s)
+            useful_s = best_known.step_time_s * USEFUL
+            tracker.narrowed(0.0, best_known.step_time_s)
         found = dynamic_program.solve(
             problem,
             cuts,
@@ -63,7 +63,7 @@ def run_solvers(problem: Problem, cuts: Cuts, means: Means, known: Sequence[Plan
             tracker.narrowed,
             useful_s=useful_s,
             near=best_known is not None,
-            price=lambda plan: evaluate(plan, problem).pace_s,
+            price=lambda plan: evaluate(plan, problem).step_time_s,
         )
         results.append(charge_result(found, problem))
         # If the DP was interrupted, the user does not want to wait for a second solver.
@@ -80,18 +80,18 @@ def run_solvers(problem: Problem, cuts: Cuts, means: Means, known: Sequence[Plan
 
 
 def charge_result(result: Result, problem: Problem) -> Result:
-    """The result with its plan's pace, everything charged, as the objective.
+    """The result with its plan's step time, everything charged, as the objective.
 
     The bound still holds, because nothing that is charged makes a plan faster. A result that a solver has charged
     itself stays as it is.
     """
     if result.charged or result.plan is None or not problem.options.contention:
         return result
-    pace = evaluate(result.plan, problem).pace_s
-    if pace <= result.objective_s * (1 + fast.TOLERANCE):
+    step_time = evaluate(result.plan, problem).step_time_s
+    if step_time <= result.objective_s * (1 + fast.TOLERANCE):
         return replace(result, charged=True)
     note = result.note or f"{result.solver} leaves out what the workers share"
-    return replace(result, charged=True, objective_s=pace, status=Status.FEASIBLE, note=note)
+    return replace(result, charged=True, objective_s=step_time, status=Status.FEASIBLE, note=note)
 
 
 def refuse_contradiction(problem: Problem, results: tuple[Result, ...]) -> None:
@@ -130,8 +130,10 @@ def best_plan(
         raise InfeasibleError(why_infeasible(problem, cuts, means.share("diagnosis")))
     # Plans within the tolerance are equal: keep the first solver's, which has the fewest stages among its equals.
     scores = [evaluate(plan, problem) for plan in plans]
-    least = min(score.pace_s for score in scores)
-    plan, score = next(pair for pair in zip(plans, scores, strict=True) if pair[1].pace_s <= least * (1 + TOLERANCE))
+    least = min(score.step_time_s for score in scores)
+    plan, score = next(
+        pair for pair in zip(plans, scores, strict=True) if pair[1].step_time_s <= least * (1 + TOLERANCE)
+    )
     return deepened(plan, problem) if deepen else (plan, score)
 
 
@@ -146,4 +148,4 @@ def certificate_of(
     bound_s = min(proven) if proven else max(result.bound_s for result in results)
     if bound_s <= 0:
         return Certificate(None, "no bound is proven")
-    return make_certificate(problem, cuts, min(bound_s, score.pace_s), deadline)
+    return make_certificate(problem, cuts, min(bound_s, score.step_time_s), deadline)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class SolveProgress:
-    """The state of a solve. Paces are in seconds per minibatch, with everything charged."""
+    """The state of a solve. Step times are in seconds per minibatch, with everything charged."""
 
     phase: str = ""
     """The present phase: `cuts`, `DP`, `ILP`, `certificate`, `baselines`, or another short text."""
     best_s: float | None = None
-    """The pace of the best plan so far; None while there is none."""
+    """The step time of the best plan so far; None while there is none."""
     bound_s: float | None = None
-    """Lower bound on the pace of every plan; None while there is none."""
+    """Lower bound on the step time of every plan; None while there is none."""
     began: float = 0.0
     """When the solve began, by `time.perf_counter`."""
 
@@ -54,7 +54,7 @@ class ProgressTracker:
         self._change(phase=name)
 
     def narrowed(self, bound_s: float, best_s: float) -> None:
-        """A solver knows a lower bound and the pace of its best plan, which is infinite while it has none."""
+        """A solver knows a lower bound and the step time of its best plan, which is infinite while it has none."""
         known = (self._state.best_s or float("inf"), self._state.bound_s or 0.0)
         best, bound = min(known[0], best_s), max(known[1], bound_s)
         self._change(best_s=best if best < float("inf") else None, bound_s=bound if 0 < bound < float("inf") else None)

@@ -211,7 +211,7 @@ class _Search:
 
     def _with_figure(self, one: Baseline, deadline: Deadline) -> Baseline:
         """The baseline with its figure, for the comparison."""
-        if one.plan is None or one.pace_s is None or not one.fits:
+        if one.plan is None or one.step_time_s is None or not one.fits:
             return one
         score = evaluate(one.plan, self._problem)
         found = figured(one.plan, score, self._problem, deadline, simulates=self._means.settings.simulate)
@@ -231,7 +231,7 @@ class _Search:
         problem = self._problem
         if self._figured is None:
             plan, score = self._finished()
-            self._figured = FiguredPlan(plan, score, Figure(score.pace_s, note="Ctrl-C came before"))
+            self._figured = FiguredPlan(plan, score, Figure(score.step_time_s, note="Ctrl-C came before"))
         found = self._figured
         certificate = self._certificate if self._means.settings.certify else NO_CERTIFICATE
         bound = max(result.bound_s for result in self._results)
@@ -239,7 +239,7 @@ class _Search:
         results = self._results
         if bound > max(result.bound_s for result in results) * (1 + ROUNDING):
             results = (*results, Result(RELAXATION, Status.TIME_LIMIT, None, math.inf, bound, 0.0))
-        bound = max(bound, contention.least_pace_of_shared_cores_s(problem))
+        bound = max(bound, contention.least_step_time_of_shared_cores_s(problem))
         return Outcome(
             problem,
             found.plan,

@@ -25,7 +25,7 @@ from pipeplan.util.files import Node, read_document, read_text
 from pipeplan.util.typed import Amount, Bytes, Positive, decode
 
 PLAN_FORMAT, PLAN_VERSION = "pipeplan-plan", 1
-Pace = Annotated[float, Meta(gt=0, le=2**63)]
+StepTime = Annotated[float, Meta(gt=0, le=2**63)]
 """A step time in seconds per minibatch."""
 
 
@@ -100,7 +100,7 @@ class BatchTime:
 class PlanPrediction(Struct, frozen=True):
     """The field `prediction`: the cost by the formulas."""
 
-    minibatch_s: Pace
+    minibatch_s: StepTime
     bound_by: str
     """The cause: the resource or part of a batch that limits the step time."""
     copies_synchronisation_s: Amount
@@ -111,7 +111,7 @@ class PlanPrediction(Struct, frozen=True):
 class StatedTime(Struct, frozen=True):
     """The field `stated`: the step time that the answer states."""
 
-    minibatch_s: Pace
+    minibatch_s: StepTime
 
 
 class PlanBaseline(Struct, frozen=True):
@@ -126,7 +126,7 @@ class PlanBaseline(Struct, frozen=True):
     gain: Amount | None = None
 
     @property
-    def pace_s(self) -> float | None:
+    def step_time_s(self) -> float | None:
         """Its step time, in seconds per minibatch; in older plans that of the formulas."""
         return self.minibatch_s if self.step_s is None else self.step_s
 

@@ -71,7 +71,7 @@ def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any
             "simulated": outcome.figure.simulated_s is not None,
         },
         "prediction": {
-            "minibatch_s": score.pace_s,
+            "minibatch_s": score.step_time_s,
             "minibatches_per_s": score.rate,
             "bound_by": score.bound,
             "copies_synchronisation_s": score.copies_s,
@@ -132,7 +132,7 @@ def _baseline(baseline: Baseline, outcome: Outcome) -> dict[str, Any]:
     return {
         "name": baseline.name,
         "config": baseline.config,
-        "minibatch_s": baseline.pace_s,
+        "minibatch_s": baseline.step_time_s,
         "step_s": baseline.step_s,
         "gain": baseline.gain(outcome.predicted_s),
         "remark": baseline.remark,
@@ -234,7 +234,7 @@ def _stage_predictions(outcome: Outcome) -> list[dict[str, Any]]:
     worker_bytes = round(outcome.problem.cluster.executor.worker_bytes)
     return [
         {
-            "minibatch_s": outcome.evaluation.pace_s,
+            "minibatch_s": outcome.evaluation.step_time_s,
             **{
                 name: value
                 for name, value in asdict(stage).items()
@@ -247,13 +247,15 @@ def _stage_predictions(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
-    """Further predictions for a worker of the stage, per minibatch that this worker computes, at the stated pace."""
+    """Further predictions for a worker of the stage, per minibatch that this worker computes, at the stated
+    step time.
+    """
     plan, cluster = outcome.plan, outcome.problem.cluster
-    # The executor's table compares a run with the pace that the answer states, and waiting is what remains of it.
-    score = replace(outcome.evaluation, pace_s=outcome.predicted_s)
+    # The executor's table compares a run with the step time that the answer states, and waiting is what remains of it.
+    score = replace(outcome.evaluation, step_time_s=outcome.predicted_s)
     shared = (cores for first, stop, cores in cluster.shared_cores if first <= plan.stages[index].workers[0] < stop)
     return {
-        "minibatch_s": score.pace_s,
+        "minibatch_s": score.step_time_s,
         "exposed_s": exposed_allreduce_per_minibatch_s(plan, outcome.problem, score, index),
         "wait_s": idle_per_minibatch_s(plan, outcome.problem, score, index),
         "boundary_s": score.stages[index].boundary_s / plan.copies,

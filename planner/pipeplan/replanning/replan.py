@@ -1,4 +1,4 @@
-"""The report of `pipeplan replan` beside the new plan: old and new pace, moved layers, and commands that resume.
+"""The report of `pipeplan replan` beside the new plan: old and new step time, moved layers, and commands that resume.
 
 `--relax` drops options of the old plan; `helpful_options` finds those that would make room for a new plan.
 """
@@ -49,7 +49,7 @@ class OldPlan:
     plan: Plan
     cluster: Cluster
     minibatch: int
-    pace_s: float
+    step_time_s: float
     """Predicted seconds per minibatch."""
 
 
@@ -93,7 +93,7 @@ class ReplanReport:
     def samples_per_s(self) -> tuple[float, float]:
         """Samples per second of the old plan and of the new one."""
         now = self.outcome.problem.profile.minibatch / self.outcome.predicted_s
-        return self.old.minibatch / self.old.pace_s, now
+        return self.old.minibatch / self.old.step_time_s, now
 
     @property
     def commands(self) -> list[LaunchCommand]:
@@ -142,7 +142,7 @@ class ReplanReport:
             "before": {
                 "config": self.old.plan.config,
                 "workers": self.old.cluster.workers,
-                "minibatch_s": self.old.pace_s,
+                "minibatch_s": self.old.step_time_s,
                 "samples_per_s": before,
             },
             "now": {
@@ -151,7 +151,7 @@ class ReplanReport:
                 "minibatch_s": self.outcome.predicted_s,
                 "samples_per_s": now,
             },
-            "pace": now / before,
+            "throughput": now / before,
             "servers": [
                 {"server": number, "was": self._server_was(number)} for number in range(self.left.cluster.servers)
             ],

@@ -13,16 +13,16 @@ from rich.text import Text
 from pipeplan.replanning.migration import BatchChange, WorkerChange
 from pipeplan.replanning.replan import ReplanReport
 from pipeplan.util.text import number_ranges, one_line
-from pipeplan.util.units import show_pace, show_size, show_time
+from pipeplan.util.units import show_size, show_step_time, show_time
 
 MOST_COMMANDS = 16
 
 
 def changes_table(report: ReplanReport) -> Iterator[RenderableType]:
-    """Lines on the rest of the cluster and the loss of pace, and a table of the workers; lines to be folded."""
+    """Lines on the rest of the cluster and the loss of step time, and a table of the workers; lines to be folded."""
     yield ""
     yield _left(report)
-    yield _pace(report)
+    yield _step_time(report)
     yield _workers(report)
     yield from _state(report)
 
@@ -36,12 +36,12 @@ def _left(report: ReplanReport) -> str:
     return one_line(f"Another cluster, {now.name}: {servers}, {now.workers} workers instead of {before.workers}.")
 
 
-def _pace(report: ReplanReport) -> Text:
+def _step_time(report: ReplanReport) -> Text:
     old, outcome, (before, now) = report.old, report.outcome, report.samples_per_s
     workers = report.left.cluster.workers / old.cluster.workers
     return Text.assemble(
-        f"Before {old.plan.config}, {show_time(old.pace_s)} a minibatch, {show_pace(before)} samples/s; now "
-        f"{outcome.plan.config}, {show_time(outcome.predicted_s)}, {show_pace(now)} samples/s: ",
+        f"Before {old.plan.config}, {show_time(old.step_time_s)} a minibatch, {show_step_time(before)} samples/s; now "
+        f"{outcome.plan.config}, {show_time(outcome.predicted_s)}, {show_step_time(now)} samples/s: ",
         (f"{now / before:.0%} of the throughput", "bold"),
         f" on {workers:.0%} of the workers.",
     )

@@ -100,7 +100,7 @@ def _runner_up(source: ReportSource, thorough: bool) -> Alternatives | None:
     cuts = enumerate_cuts(known.problem, MAX_CUTS)
     if not thorough and len(cuts.ideals) * workers > QUICK_SEARCH:
         return None
-    found = find_alternatives(known.problem, cuts, source.plan, source.pace_s, each=thorough)
+    found = find_alternatives(known.problem, cuts, source.plan, source.step_time_s, each=thorough)
     return with_figures(found, known.problem, Deadline.after(SIMULATING_S))
 
 
@@ -146,7 +146,7 @@ def predicted_figures(source: ReportSource) -> dict[str, Any]:
     step_s = source.step_s
     return {
         "minibatch_s": step_s,
-        "formulas_s": source.pace_s,
+        "formulas_s": source.step_time_s,
         "minibatches_per_s": 1 / step_s if step_s else None,
         "samples_per_s": source.microbatch / step_s if step_s else None,
         "bound_by": source.bound,

@@ -42,14 +42,14 @@ def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[C
     else:
         for one in source.stated.baselines:
             name = one_line(one.name.removeprefix(BEST))
-            rows.append(Comparison(name, short_config(one.config), one.pace_s, one.gain, _remark(one)))
+            rows.append(Comparison(name, short_config(one.config), one.step_time_s, one.gain, _remark(one)))
     if others is not None and others.second is not None:
         second = others.second
         remark = "the best plan of another configuration" if others.exact else "the best other plan that was found"
         if abs(second.behind) <= TOLERANCE:
             remark = "as fast, in another configuration"
-        step_s = second.pace_s if second.step_s is None else second.step_s
-        if step_s != second.pace_s or source.step_s != source.pace_s:
+        step_s = second.step_time_s if second.step_s is None else second.step_s
+        if step_s != second.step_time_s or source.step_s != source.step_time_s:
             remark += ", by the formulas"
         config, gain = short_config(second.plan.config), step_s / source.step_s
         rows.append(Comparison("runner-up", config, step_s, gain, remark))

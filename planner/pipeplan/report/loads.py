@@ -34,7 +34,7 @@ def load_rows(source: ReportSource, simulated: ReportSimulation, measured: Mappi
 
     `measured` is the share of time in which all-reduces ran, by stage of a run.
     """
-    bound, batch, step_s = source.bound, source.batch, source.pace_s
+    bound, batch, step_s = source.bound, source.batch, source.step_time_s
     parts = {} if batch is None else dict(batch_parts(source.plan, batch))
     seconds = dict(parts)
     if source.known is not None:

@@ -10,7 +10,7 @@ from pipeplan.report.document import PlanReport
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
 from pipeplan.run_data.run_folder import MeasuredRun
-from pipeplan.util.units import show_pace, show_time
+from pipeplan.util.units import show_step_time, show_time
 
 MAX_DESCRIBED = 8
 """Most stages that are described one by one."""
@@ -98,7 +98,7 @@ def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulat
     if metrics.steady is None:
         yield "The simulation is too short for a steady state."
     else:
-        step_s, ratio = metrics.steady.pace_s, metrics.ratio or 1.0
+        step_s, ratio = metrics.steady.step_time_s, metrics.ratio or 1.0
         off = f"{abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'} than by the formulas"
         comparison = "as by the formulas" if abs(ratio - 1) <= EQUAL_TIME else off
         since = f"From {show_time(shown.steady[0])} on it is steady, with" if shown.steady else "Steady, it has"
@@ -161,7 +161,7 @@ def _run(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:
         fill = "; this includes the fill, because the epochs are short" if figures["includes_fill"] else ""
         yield (
             f"Measured over {figures['minibatches']} microbatches: "
-            f"{show_pace(figures['minibatches_per_s'])} microbatches/s{share}{fill}."
+            f"{show_step_time(figures['minibatches_per_s'])} microbatches/s{share}{fill}."
         )
     if figures["cause"]:
         yield f"First cause of the difference: {figures['cause']}."
@@ -185,10 +185,10 @@ def report_notes(report: PlanReport, source: ReportSource) -> Iterator[str]:
             "The profile is not available, so the layers, the network cards and the runner-up are left out: "
             "name it with --profile."
         )
-    elif abs(known.score.pace_s / source.pace_s - 1) > STALE:
+    elif abs(known.score.step_time_s / source.step_time_s - 1) > STALE:
         yield (
-            f"plan.json states {show_time(source.pace_s)} a microbatch; by the cost model of this pipeplan it is "
-            f"{show_time(known.score.pace_s)}: solve again to plan with it."
+            f"plan.json states {show_time(source.step_time_s)} a microbatch; by the cost model of this pipeplan it is "
+            f"{show_time(known.score.step_time_s)}: solve again to plan with it."
         )
     if source.checked is not None and source.checked.wrong is not None:
         yield f"`pipeplan check` finds plan.json wrong ({source.checked.wrong.what}): do not rely on what it states."

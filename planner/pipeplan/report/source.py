@@ -52,7 +52,7 @@ class ReportSource:
         return self.stated.plan
 
     @property
-    def pace_s(self) -> float:
+    def step_time_s(self) -> float:
         """Seconds per minibatch by the formulas."""
         return self.scenario.predicted_s
 
@@ -102,6 +102,6 @@ def read_report_source(root: Node, profile: Profile | None) -> ReportSource:
         checked = check_readable_plan(root, profile)
         problem = stated.to_problem(profile)
         known = ProfiledProblem(problem, evaluate(stated.plan, problem))
-        if not math.isfinite(known.score.pace_s):
+        if not math.isfinite(known.score.step_time_s):
             root["plan"].fail("its depths allow no steady state: solve again with --force")
     return ReportSource(root, stated, stated.to_cluster(), simulated, known, checked)

@@ -131,7 +131,9 @@ def steady_start(simulated: ReportSimulation) -> float | None:
     length = beat(simulated.scenario)
     times = exit_times(simulated.scenario, simulated.replayed)
     ends = [times[count - 1] for count in range(length, steady.last + 1, length)]
-    rounds = [(start, abs((end - start) / (length * steady.pace_s) - 1)) for start, end in itertools.pairwise(ends)]
+    rounds = [
+        (start, abs((end - start) / (length * steady.step_time_s) - 1)) for start, end in itertools.pairwise(ends)
+    ]
     near = max([STEADY_TOLERANCE, *(STEADY_TOLERANCE_FACTOR * off for start, off in rounds if start >= steady.start_s)])
     settled = [start for start, _ in itertools.takewhile(lambda round_: round_[1] <= near, reversed(rounds))]
     return settled[-1] if settled else None
@@ -145,7 +147,7 @@ def _predicted_end_s(simulated: ReportSimulation, began: float | None, run: Meas
         times = exit_times(scenario, simulated.replayed)
         count = min(*recorded, len(times))
         return times[count - 1] if count else simulated.replayed.end_s
-    step_s = scenario.predicted_s if steady is None else steady.pace_s
+    step_s = scenario.predicted_s if steady is None else steady.step_time_s
     shown = max(MIN_SHOWN_BEATS * beat(scenario), MIN_SHOWN_MINIBATCHES)
     since = simulated.report.fill_s if began is None else began
     return min(since + shown * step_s, simulated.replayed.end_s)

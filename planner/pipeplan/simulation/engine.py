@@ -30,7 +30,7 @@ from pipeplan.simulation.message_order import message_order
 from pipeplan.simulation.scenario import Scenario
 from pipeplan.simulation.workers import Routes, Seat, Worker, make_seats, make_workers
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
-from pipeplan_launch.plan.one_order import Direction
+from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.schedule import POSTED_RECEIVES, Action, ActionKind
 
 EVENTS_BETWEEN_LOOKS = 256

@@ -17,7 +17,7 @@ from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
 def scenario_of_plan(plan: Plan, problem: Problem, score: Evaluation) -> Scenario:
     """The scenario of a plan with this score, as its plan.json would give it (`scenario_from_document`)."""
     figures, busy = stage_figures(plan, problem, score), problem.profile.provenance.processes
-    return assemble_scenario(plan, problem.cluster, figures, problem.options, score.pace_s, busy)
+    return assemble_scenario(plan, problem.cluster, figures, problem.options, score.step_time_s, busy)
 
 
 def stage_figures(plan: Plan, problem: Problem, score: Evaluation) -> list[PredictedStage]:

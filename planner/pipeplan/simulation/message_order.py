@@ -1,9 +1,9 @@
 """When messages may start in a simulation of the transport `nccl`, which keeps one order on all workers.
 
-The order is that of the executor (`pipeplan_launch.plan.one_order`). A message starts when its pass has ended, when it
-is the next one of its queue, and when its slot of the receiver's ring has been read. Each pair of workers and direction
-has a queue. Before a worker has a third message to the same worker under way in one direction, its computing waits
-until the first of these has left.
+The order is that of the executor (`pipeplan_launch.plan.communication_order`). A message starts when its pass has
+ended, when it is the next one of its queue, and when its slot of the receiver's ring has been read. Each pair of
+workers and direction has a queue. Before a worker has a third message to the same worker under way in one direction,
+its computing waits until the first of these has left.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Callable
 from pipeplan.errors import InputError
 from pipeplan.simulation.scenario import Scenario
 from pipeplan.util.text import did_you_mean
-from pipeplan_launch.plan.one_order import (
+from pipeplan_launch.plan.communication_order import (
     MOST_UNSETTLED,
     Computation,
     Direction,
     Place,
     Transfer,
+    communication_order,
     last_reader,
-    one_order,
     ring_slots,
 )
 from pipeplan_launch.plan.schedule import Action
@@ -71,7 +71,7 @@ class MessageOrder:
     def _read_order(self, minibatches: int) -> None:
         under_way: dict[tuple[Place, Place, Direction], deque[Transfer]] = defaultdict(deque)
         settled: dict[Place, list[Transfer]] = defaultdict(list)
-        for node in one_order(self._scenario.schedule, self._scenario.shapes, minibatches):
+        for node in communication_order(self._scenario.schedule, self._scenario.shapes, minibatches):
             if isinstance(node, Computation):
                 if before := settled.pop(node.place, None):
                     self._awaited[node.place, node.action] = before

@@ -1,4 +1,4 @@
-"""Measures a simulation: pace, fill and drain, shares of busy time, minibatches in flight, memory."""
+"""Measures a simulation: step time, fill and drain, shares of busy time, minibatches in flight, memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LEAST_WINDOW = 100
 """Least number of minibatches in the steady part."""
 WARM_UP, LEAST_WARM_UP = 20, 3
 """Usual and least length of the warm-up, as a multiple of the minibatches in flight. It is long because a first stage
-that is slightly faster than the pace runs ahead at first, and takes long to use up its depth."""
+that is slightly faster than the step time runs ahead at first, and takes long to use up its depth."""
 WINDOW, SHORTEST_WINDOW = 10, 2
 """Usual and least length of the steady part, as a multiple of the minibatches in flight."""
 LARGE_SIMULATION = 10_000
@@ -40,7 +40,7 @@ class SteadyPart:
     end_s: float
 
     @property
-    def pace_s(self) -> float:
+    def step_time_s(self) -> float:
         """Seconds per minibatch."""
         return (self.end_s - self.start_s) / (self.last - self.first)
 
@@ -97,10 +97,10 @@ class SimulationReport:
 
     @property
     def ratio(self) -> float | None:
-        """Simulated pace divided by the predicted pace: above 1 the plan is slower than predicted."""
+        """Simulated step time divided by the predicted step time: above 1 the plan is slower than predicted."""
         if self.steady is None or self.scenario.predicted_s <= 0:
             return None
-        return self.steady.pace_s / self.scenario.predicted_s
+        return self.steady.step_time_s / self.scenario.predicted_s
 
     @property
     def fill_s(self) -> float:
@@ -165,7 +165,7 @@ class SimulationReport:
 
     def to_json(self) -> dict[str, Any]:
         """What `pipeplan simulate --json` prints."""
-        steady = self.steady and asdict(self.steady) | {"minibatch_s": self.steady.pace_s}
+        steady = self.steady and asdict(self.steady) | {"minibatch_s": self.steady.step_time_s}
         return {
             "format": SIMULATION_FORMAT,
             "version": SIMULATION_VERSION,

@@ -124,7 +124,7 @@ class Scenario:
     overlap: float
     """Share of an all-reduce that can hide behind computing."""
     predicted_s: float
-    """The pace that the plan predicts, in seconds per minibatch."""
+    """The step time that the plan predicts, in seconds per minibatch."""
     copies: int = 1
     workers_per_server: int = 1
     server_starts: tuple[int, ...] = ()
@@ -195,7 +195,7 @@ def assemble_scenario(
 ) -> Scenario:
     """The scenario of a plan with the figures of its stages.
 
-    `predicted_s`: its pace, in seconds per minibatch. `busy`: workers beside which the profile was measured.
+    `predicted_s`: its step time, in seconds per minibatch. `busy`: workers beside which the profile was measured.
     """
     links = Links.of(cluster)
     return Scenario(

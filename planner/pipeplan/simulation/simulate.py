@@ -32,7 +32,7 @@ class Simulated:
     replayed: SimulatedEvents
     """Every pass and every message."""
     report: SimulationReport
-    """Pace, stages and links in the steady state, with `to_json()`."""
+    """Step time, stages and links in the steady state, with `to_json()`."""
 
 
 def simulate(scenario: Scenario, minibatches: int | None = None, deadline: Deadline = NO_DEADLINE) -> Simulated:
@@ -63,7 +63,7 @@ def steady_step_s(
             return time_s / length
         rounds += 1
     steady = simulate(scenario, minibatches, deadline).report.steady
-    return None if steady is None else steady.pace_s
+    return None if steady is None else steady.step_time_s
 
 
 def simulated_update_s(scenario: Scenario, deadline: Deadline = NO_DEADLINE) -> float:

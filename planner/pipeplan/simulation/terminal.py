@@ -57,9 +57,9 @@ def _headline(report: SimulationReport) -> Text:
     if report.steady is None:
         text.append("too few for a steady state, give more with --microbatches.")
     elif report.ratio is None:
-        text.append(f"{show_time(report.steady.pace_s)} each in the steady state.")
+        text.append(f"{show_time(report.steady.step_time_s)} each in the steady state.")
     else:
-        text.append(f"{show_time(report.steady.pace_s)} each", "bold")
+        text.append(f"{show_time(report.steady.step_time_s)} each", "bold")
         text.append(
             f" in the steady state, {report.ratio:.3f} of the predicted {show_time(report.scenario.predicted_s)}."
         )
@@ -70,15 +70,15 @@ def _headline(report: SimulationReport) -> Text:
 
 
 def _measured_line(run: MeasuredRun, report: SimulationReport) -> Text:
-    """The pace that a run measured, and its ratio to the prediction."""
-    pace_s = run.summary.minibatch_s.measured
+    """The step time that a run measured, and its ratio to the prediction."""
+    step_time_s = run.summary.minibatch_s.measured
     text = Text("Measured")
-    if pace_s is None:
+    if step_time_s is None:
         text.append(": too few microbatches for a step time")
     else:
-        text.append(f": {show_time(pace_s)} each", "bold")
+        text.append(f": {show_time(step_time_s)} each", "bold")
         if report.scenario.predicted_s > 0:
-            text.append(f", {pace_s / report.scenario.predicted_s:.3f} of the prediction")
+            text.append(f", {step_time_s / report.scenario.predicted_s:.3f} of the prediction")
     return text.append(f". Run {run.folder}, epoch {next(iter(run.recorded.values())).epoch + 1}")
 
 

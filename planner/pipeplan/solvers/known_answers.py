@@ -32,9 +32,9 @@ from pipeplan.solvers.result import Result, Status
 _MOST_PLANS = 3
 """So many of the latest plans of a kind are tried."""
 _SAME = 1 + 1e-6
-"""A limit that is this times the pace of a known plan includes the plan itself, however paces are rounded."""
+"""A limit that is this times the step time of a known plan includes the plan itself, however step times are rounded."""
 _ROUNDING = 1e-12
-"""Depths are those for a pace that is longer by this, so that rounding asks for no minibatch more."""
+"""Depths are those for a step time that is longer by this, so that rounding asks for no minibatch more."""
 _MARGIN = 1.04
 """Where a plan is sought within a limit, the search is up to this times the limit."""
 
@@ -48,16 +48,16 @@ Question = tuple[Kind, Cluster, float, float]
 class KnownAnswers:
     """Results of the searches so far, by the kind of the problem."""
 
-    pace_of: Callable[[Plan, Problem], float]
-    """The pace of a plan under a problem, in seconds per minibatch; infinite if it does not fit in memory."""
+    step_time_of: Callable[[Plan, Problem], float]
+    """The step time of a plan under a problem, in seconds per minibatch; infinite if it does not fit in memory."""
     plans: dict[Kind, list[tuple[Cluster, Plan]]] = field(default_factory=dict)
     """The latest plans, with the clusters that they were found on."""
     best: dict[Kind, list[tuple[Cluster, Result]]] = field(default_factory=dict)
     """The latest answers that are proven, with their clusters."""
     bounds: dict[Kind, list[tuple[Cluster, float]]] = field(default_factory=dict)
-    """Clusters, and bounds on the pace of every plan on each, in seconds per minibatch."""
+    """Clusters, and bounds on the step time of every plan on each, in seconds per minibatch."""
     answers: dict[Question, tuple[float, Result]] = field(default_factory=dict)
-    """Proven results, each with the pace below which plans were searched for."""
+    """Proven results, each with the step time below which plans were searched for."""
 
     def use(
         self,
@@ -68,17 +68,17 @@ class KnownAnswers:
         *,
         near: bool,
     ) -> Result:
-        """The best plan with a pace below `useful_s`, by what is known, or by a search that is kept.
+        """The best plan with a step time below `useful_s`, by what is known, or by a search that is kept.
 
-        `search` is given the pace below which plans are searched for, whether that is probably near the best, and a
-        bound on the pace of every plan.
+        `search` is given the step time below which plans are searched for, whether that is probably near the best, and
+        a bound on the step time of every plan.
         """
         kind, cluster = question[:2]
         if (answer := self.answer(question, useful_s)) is not None:
             return answer
         if (bound_s := self.bound_s(kind, cluster)) >= useful_s:
             return Result("DP", Status.INFEASIBLE, None, float("inf"), bound_s, 0.0)
-        limit_s, known_s = useful_s, self.pace_s(kind, problem)
+        limit_s, known_s = useful_s, self.step_time_s(kind, problem)
         if (proven := self.proven(kind, problem, bound_s, useful_s)) is not None:
             self.keep(question, useful_s, proven)
             return proven
@@ -94,25 +94,30 @@ class KnownAnswers:
         return result
 
     def answer(self, question: Question, useful_s: float) -> Result | None:
-        """The proven answer to the same question, if it holds for plans with paces below `useful_s`."""
+        """The proven answer to the same question, if it holds for plans with step times below `useful_s`."""
         searched_s, result = self.answers.get(question, (0.0, None))
         if result is None or (result.plan is None and searched_s < useful_s):
             return None
         return result
 
     def bound_s(self, kind: Kind, cluster: Cluster) -> float:
-        """A lower bound on the pace of every plan on a cluster, in seconds per minibatch; 0 where none is known."""
+        """A lower bound on the step time of every plan on a cluster, in seconds per minibatch; 0 where none is
+        known.
+        """
         known = self.bounds.get(kind, [])
         return max((bound for other, bound in known if is_no_better(cluster, other)), default=0.0)
 
-    def pace_s(self, kind: Kind, problem: Problem) -> float:
-        """The least pace that a known plan has under this problem, times a little; infinite if none is known."""
+    def step_time_s(self, kind: Kind, problem: Problem) -> float:
+        """The least step time that a known plan has under this problem, times a little; infinite if none is known."""
         known = self.plans.get(kind, [])
-        paces = (self.pace_of(plan, problem) for cluster, plan in known if _same_shape(cluster, problem.cluster))
-        return min(paces, default=float("inf")) * _SAME
+        step_times = (
+            self.step_time_of(plan, problem) for cluster, plan in known if _same_shape(cluster, problem.cluster)
+        )
+        return min(step_times, default=float("inf")) * _SAME
 
     def proven(self, kind: Kind, problem: Problem, bound_s: float, useful_s: float) -> Result | None:
-        """A known answer whose plan has a pace below `useful_s` that reaches a bound under this problem; else None.
+        """A known answer whose plan has a step time below `useful_s` that reaches a bound under this problem; else
+        None.
 
         No plan is faster here than on the cluster of that answer, so it is the simplest of the fastest here as well.
         """
@@ -122,14 +127,14 @@ class KnownAnswers:
             if not is_no_better(problem.cluster, cluster):
                 continue
             assert known.plan is not None
-            pace_s = self.pace_of(known.plan, problem)
-            if pace_s < useful_s and pace_s <= bound_s * (1 + PRECISION):
-                plan = depths.assign_depths(known.plan, problem, pace_s * (1 + _ROUNDING))
-                return replace(known, plan=plan, objective_s=pace_s, bound_s=pace_s, seconds=0.0)
+            step_time_s = self.step_time_of(known.plan, problem)
+            if step_time_s < useful_s and step_time_s <= bound_s * (1 + PRECISION):
+                plan = depths.assign_depths(known.plan, problem, step_time_s * (1 + _ROUNDING))
+                return replace(known, plan=plan, objective_s=step_time_s, bound_s=step_time_s, seconds=0.0)
         return None
 
     def keep(self, question: Question, searched_s: float, result: Result) -> None:
-        """Keep a result of a search for plans with paces below `searched_s`."""
+        """Keep a result of a search for plans with step times below `searched_s`."""
         kind, cluster = question[:2]
         if result.plan is not None:
             plans = self.plans.setdefault(kind, [])

@@ -1,4 +1,5 @@
-"""A lower bound on the pace of pipelines that pass through servers or racks, with everything charged that these share.
+"""A lower bound on the step time of pipelines that pass through servers or racks, with everything charged that these
+share.
 
 Where a stage lies wholly inside a component of a level, every minibatch visits that component. If neither the first nor
 the last stage has a worker there, its activations leave the component and its gradients do, by the same card in the
@@ -6,7 +7,7 @@ same direction, which takes
 
     P = (least bytes sent over a cut + least bytes returned over one) / bandwidth of the card
 
-Below that pace such components hold no whole stage. So all stages but those that straddle components lie in two of
+Below that step time such components hold no whole stage. So all stages but those that straddle components lie in two of
 them, that where the first stage ends and that where the last one begins. A stage of w bytes that straddles on r workers
 sends its ring over a card: 2 (r-1)/r² · w/B ≤ T, so that with at most ρ seconds of work for a byte it does no more than
 
@@ -16,8 +17,8 @@ As there is at most one such stage for each edge between components, D workers i
 
     E = 2 S + β (D - 2 S + 2 (D / S - 1))
 
-workers. A pipeline below the pace P takes at least all work on these. It all holds where stages synchronise once for a
-group of their replicas.
+workers. A pipeline below the step time P takes at least all work on these. It all holds where stages synchronise once
+for a group of their replicas.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class PassedLevel:
 
     level: int
     bound_s: float
-    """Lower bound on the pace of every single pipeline, in seconds per minibatch."""
+    """Lower bound on the step time of every single pipeline, in seconds per minibatch."""
     crossing_s: float
-    """P, the pace at which components may be passed through."""
+    """P, the step time at which components may be passed through."""
 
 
 def passed_levels(problem: Problem, cuts: Cuts) -> list[PassedLevel]:

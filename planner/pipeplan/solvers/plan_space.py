@@ -54,8 +54,8 @@ class PlanSpace:
         latency = ways.latency[mine].reshape(self.copies, -1).max(axis=0) * rings
         return CopyWays(tuple(bandwidth.tolist()), tuple(latency.tolist()))
 
-    def pace(self, problem: Problem, inner_s: float) -> float:
-        """The pace of all copies together, if one copy takes `inner_s` for each of its minibatches.
+    def step_time(self, problem: Problem, inner_s: float) -> float:
+        """The step time of all copies together, if one copy takes `inner_s` for each of its minibatches.
 
         With a flush `inner_s` is the time from one update to the next.
         """
@@ -63,33 +63,37 @@ class PlanSpace:
             return inner_s / problem.options.accumulate
         return float(formulas.overlapped(inner_s / self.copies, self.synchronisation(problem), problem.options.overlap))
 
-    def inner_pace(self, problem: Problem, pace_s: float) -> float | None:
-        """The pace of one copy at which all copies together have the given pace; None where no pace is slow enough.
+    def inner_step_time(self, problem: Problem, step_time_s: float) -> float | None:
+        """The step time of one copy at which all copies together have the given step time; None where no step time is
+        slow enough.
 
-        It is the inverse of `pace`: with a flush it is the time from one update to the next.
+        It is the inverse of `step_time`: with a flush it is the time from one update to the next.
         """
         if problem.options.flushes and problem.options.accumulate is not None:
-            return pace_s * problem.options.accumulate
+            return step_time_s * problem.options.accumulate
         overlap, reduce_s = problem.options.overlap, self.synchronisation(problem)
-        if reduce_s > pace_s:
+        if reduce_s > step_time_s:
             return None
-        longer = pace_s - (1.0 - overlap) * reduce_s
+        longer = step_time_s - (1.0 - overlap) * reduce_s
         if longer >= reduce_s:
             return longer * self.copies
-        return (pace_s - reduce_s) / (1.0 - overlap) * self.copies
+        return (step_time_s - reduce_s) / (1.0 - overlap) * self.copies
 
     def floor(self, problem: Problem) -> float:
-        """Lower bound on the pace in this space: all work on all of its workers, and the synchronisation of copies if
-        no flush hides it."""
+        """Lower bound on the step time in this space: all work on all of its workers, and the synchronisation of copies
+        if no flush hides it.
+        """
         options, machines = problem.options, problem.cluster.inner(self.level, self.first)
         inner_s = problem.work_s / machines.total_speed
         if options.flushes and options.accumulate is not None:
             # Each worker has at least its share of the minibatches.
             inner_s = float(formulas.rounds(options.accumulate, self.copies)) * inner_s
-        return self.pace(problem, inner_s)
+        return self.step_time(problem, inner_s)
 
     def synchronisation(self, problem: Problem) -> float:
-        """Gradient all-reduce among the copies, in seconds per minibatch: a lower bound on the pace in this space."""
+        """Gradient all-reduce among the copies, in seconds per minibatch: a lower bound on the step time in
+        this space.
+        """
         if problem.options.schedule in ACCUMULATING and problem.options.accumulate is not None:
             return float(formulas.buffered_synchronisation(self._allreduce(problem), problem.options.accumulate))
         return self._allreduce(problem) / self.copies

@@ -40,8 +40,9 @@ class Result:
     interrupted: bool = False
     """Whether Ctrl-C ended the solver."""
     charged: bool = False
-    """Whether the solver minimised `Evaluation.pace_s`, with everything charged that the options ask for; otherwise it
-    minimised `Evaluation.alone_s`."""
+    """Whether the solver minimised `Evaluation.step_time_s`, with everything charged that the options ask for;
+    otherwise it minimised `Evaluation.alone_s`.
+    """
 
     @property
     def gap(self) -> float:

@@ -33,7 +33,7 @@ class SweepRow:
     @property
     def rate(self) -> float | None:
         """Samples per second; None if there is no plan."""
-        return None if self.answer.pace_s is None else self.minibatch / self.answer.pace_s
+        return None if self.answer.step_time_s is None else self.minibatch / self.answer.step_time_s
 
     @property
     def cost(self) -> float | None:
@@ -86,12 +86,12 @@ def row_records(rows: Sequence[SweepRow]) -> list[dict[str, Any]]:
                 "memory_bytes": point.memory_bytes,
                 "minibatch": row.minibatch,
                 "schedule": answer.schedule or point.schedule,
-                "synchronous": None if answer.pace_s is None else answer.synchronous,
-                "minibatch_s": answer.pace_s,
+                "synchronous": None if answer.step_time_s is None else answer.synchronous,
+                "minibatch_s": answer.step_time_s,
                 "samples_per_s": row.rate,
                 "ideal_samples_per_s": point.ideal_rate,
                 "over_data_parallelism": answer.over_parallelism,
-                "data_parallelism_fits": None if answer.pace_s is None else answer.parallelism_fits,
+                "data_parallelism_fits": None if answer.step_time_s is None else answer.parallelism_fits,
                 "config": answer.config or None,
                 "busy_workers": answer.busy or None,
                 "bound_by": answer.bound or None,

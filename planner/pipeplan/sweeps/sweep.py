@@ -31,7 +31,7 @@ from pipeplan.util.processes import interrupts_ignored, processors, spawned
 class PointAnswer:
     """The result of solving a point."""
 
-    pace_s: float | None = None
+    step_time_s: float | None = None
     """The figure, in seconds per minibatch; None if there is no plan."""
     over_parallelism: float | None = None
     """Speedup over data parallelism, whether that fits in memory or not."""
@@ -68,7 +68,7 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
         return PointAnswer(why=str(error), contradiction=isinstance(error, DisagreementError))
     gain, fits = _over_parallelism(outcome)
     return PointAnswer(
-        pace_s=outcome.predicted_s,
+        step_time_s=outcome.predicted_s,
         over_parallelism=gain,
         parallelism_fits=fits,
         config=outcome.plan.config,
@@ -104,7 +104,7 @@ def _over_parallelism(outcome: Outcome) -> tuple[float | None, bool]:
         own_s = outcome.predicted_s / outcome.problem.profile.minibatch
         return (None, False) if rival is None else (rival.sample_s / own_s, True)
     baseline = outcome.baselines[0]
-    return baseline.gain(outcome.predicted_s), baseline.pace_s is None or not baseline.remark
+    return baseline.gain(outcome.predicted_s), baseline.step_time_s is None or not baseline.remark
 
 
 def _proven(outcome: Outcome) -> str:

@@ -104,11 +104,11 @@ def _table(rows: Sequence[SweepRow], names: list[str]) -> FittingTable:
 def _columns(rows: Sequence[SweepRow], names: list[str]) -> list[tuple[str, list[Text]]]:
     """Headings with the cells below them. With `MANY` settings, columns that follow from the others are left out."""
     best = pareto_rows(rows)
-    paces = [show_time(row.answer.pace_s) if row.answer.pace_s is not None else "-" for row in rows]
+    step_times = [show_time(row.answer.step_time_s) if row.answer.step_time_s is not None else "-" for row in rows]
     columns = [("", [str(number + 1) for number in range(len(rows))])]
     columns += [_setting(name, [row.point.settings().get(name, "") for row in rows]) for name in names]
     if len(names) < MANY:
-        columns.append(("a micro-\nbatch", paces))
+        columns.append(("a micro-\nbatch", step_times))
     columns.append(("samples\n/s", [plot.rounded_figure(row.rate) if row.rate is not None else "-" for row in rows]))
     if len(names) < MANY:
         columns.append(("over\nDP", [_gain(row) for row in rows]))

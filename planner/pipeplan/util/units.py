@@ -87,7 +87,7 @@ def show_rate(rate: float) -> str:
     return f"{gigabits:.3g} Gbit/s" if gigabits < 1000 else f"{gigabits:.0f} Gbit/s"
 
 
-def show_pace(per_s: float) -> str:
+def show_step_time(per_s: float) -> str:
     """A number per second as text, to four digits and without an exponent: `49.9`, `3194`, `282800`."""
     rounded = float(f"{per_s:.4g}")
     return f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:.4g}"

@@ -13,7 +13,7 @@ from toy_workers import Toy, run_plan, stage_contents, write_plan
 
 from pipeplan_launch.comm import p2p
 from pipeplan_launch.comm.p2p import MessageTensor, Transport, _tag
-from pipeplan_launch.plan.one_order import Direction
+from pipeplan_launch.plan.communication_order import Direction
 
 
 def test_tags_of_messages_under_way_differ() -> None:

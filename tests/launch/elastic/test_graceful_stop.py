@@ -192,7 +192,7 @@ def test_a_request_after_a_segment_was_closed_ends_the_next() -> None:
         assert one.end()
 
 
-def test_asking_is_rare_and_as_far_ahead_as_the_pace_says() -> None:
+def test_asking_is_rare_and_as_far_ahead_as_the_step_time_says() -> None:
     store = Memory()
     seconds = [0.0]
     plan: Any = SimpleNamespace(accumulate=None, schedule=SCHEDULES["1f1b-stashing"])
@@ -222,7 +222,8 @@ def test_training_goes_on_while_the_grant_is_looked_up() -> None:
         assert stopping.limit(index) is None
         held_up += [index] if any(one.done() for one in under_way) else []
         seconds[0] += GRANT_S / 10
-    # Minibatch 0 is granted with minibatch 1, and 2 with 3. From then on the pace is known: a look-up grants ten more.
+    # Minibatch 0 is granted with minibatch 1, and 2 with 3. From then on the step time is known: a look-up grants ten
+    # more.
     assert held_up[0] == 2
     assert all(late - early >= 5 for early, late in itertools.pairwise(held_up[1:]))
 

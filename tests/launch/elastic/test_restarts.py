@@ -23,7 +23,7 @@ from pipeplan_launch.elastic import rendezvous, restart_state
 from pipeplan_launch.elastic.rendezvous import Attempt, LaunchOver
 from pipeplan_launch.errors import PeerLost
 from pipeplan_launch.rank_mapping.host_identity import Location, location_json
-from pipeplan_launch.torchrun import main
+from pipeplan_launch.supervisor import main
 
 HERE = location_json(Location("a machine", "a name", "a network"))
 OPTIONS = ("--epochs", "2", "--checkpoint-minibatches", "6", "--log-every", "0")
@@ -153,7 +153,7 @@ def test_workers_of_an_attempt_meet_in_whatever_order_they_come() -> None:
 
 
 def test_a_worker_does_not_join_an_attempt_that_went_without_it() -> None:
-    """Or one whose rank 0 is gone, as happens where servers start again at their own pace."""
+    """Or one whose rank 0 is gone, as happens where servers start again at their own step time."""
     clients = stores(3)
     launch = clients[0]
     assert launch.add("attempt", 1) == 1  # rank 0 came, called, and was lost

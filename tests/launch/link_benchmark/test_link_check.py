@@ -33,7 +33,9 @@ def loaded(folder: Path, replicas: Sequence[int], predictions: Sequence[dict[str
 
 
 def straight(folder: Path, **changes: Any) -> LaunchPlan:
-    """1-1-1: the link inside the first server is busy for 15% of the pace, the link to the second for half of it."""
+    """1-1-1: the link inside the first server is busy for 15% of the step time, the link to the second for half
+    of it.
+    """
     return loaded(folder, [1, 1, 1], [{"boundary_s": 0.003}, {"boundary_s": 0.01}, {}], **changes)
 
 

@@ -11,12 +11,12 @@ from order_rules import Drained, as_steps, by_habit, check_nodes, random_run
 from rendezvous import Queues, Step, queues_of, stuck_devices
 from schedule_rules import NAMES, pipelines
 
-from pipeplan_launch.plan.one_order import (
+from pipeplan_launch.plan.communication_order import (
     Computation,
     Direction,
     Node,
     Transfer,
-    one_order,
+    communication_order,
     stays,
     takes_part,
 )
@@ -27,7 +27,7 @@ STASHING = SCHEDULES["1f1b-stashing"]
 
 def order_of(drained: Drained) -> list[Node]:
     """The order of a segment, which every device follows until it ends."""
-    order = one_order(drained.schedule, drained.pipeline, drained.count, drained.crossings, drained.shared)
+    order = communication_order(drained.schedule, drained.pipeline, drained.count, drained.crossings, drained.shared)
     return [node for node in order if stays(node, drained.schedule, drained.pipeline, drained.end)]
 
 
@@ -76,7 +76,7 @@ def test_a_depth_without_an_order_is_refused() -> None:
 
     broken = Schedule("broken", no_gradients, STASHING.kinds, True, STASHING.version)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="broken has no order: stage 0 replica 0 waits for ever at B0"):
-        list(one_order(broken, [StageShape(1, 1), StageShape(1, 1)], 1))
+        list(communication_order(broken, [StageShape(1, 1), StageShape(1, 1)], 1))
 
 
 def test_the_order_of_two_stages_is_that_of_their_timeline() -> None:

@@ -21,7 +21,7 @@ from toy_workers import Toy
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.plan.one_order import Direction
+from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
 from pipeplan_launch.runtime.recompute import gradient_receive_posted
 from pipeplan_launch.tracing.split import StageProgram, build_stage_program

@@ -15,7 +15,7 @@ import torch
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch import preflight
-from pipeplan_launch.devices import remembered
+from pipeplan_launch.devices import selftest_cache
 from pipeplan_launch.plan.averaging_options import GradientAveraging
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.plan.transport_modes import MODES, transport_of
@@ -85,16 +85,16 @@ def test_the_verdict_is_nccl_where_all_its_runs_passed(passed: tuple[bool, ...],
 
 def test_what_was_found_is_remembered_for_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert remembered.remembered_transport(MODES) is None
-    path = remembered.remember("nccl")
+    assert selftest_cache.remembered_transport(MODES) is None
+    path = selftest_cache.remember("nccl")
     assert path == tmp_path / "pipeplan" / "selftest.json"
-    assert remembered.remembered_transport(MODES) == "nccl"
-    monkeypatch.setattr(remembered, "nccl_version", lambda: "9.9")
-    assert remembered.remembered_transport(MODES) is None, "another NCCL may do otherwise"
+    assert selftest_cache.remembered_transport(MODES) == "nccl"
+    monkeypatch.setattr(selftest_cache, "nccl_version", lambda: "9.9")
+    assert selftest_cache.remembered_transport(MODES) is None, "another NCCL may do otherwise"
     path.write_text("[]")
-    assert remembered.remembered_transport(MODES) is None
-    remembered.remember("host")
-    assert remembered.remembered_transport(MODES) is None, "modes of earlier versions are tried anew"
+    assert selftest_cache.remembered_transport(MODES) is None
+    selftest_cache.remember("host")
+    assert selftest_cache.remembered_transport(MODES) is None, "modes of earlier versions are tried anew"
 
 
 def plan_on_gpus(folder: Path, replicas: list[int], servers: int = 1) -> Any:
@@ -132,10 +132,10 @@ def test_a_first_launch_on_gpus_tries_messages_once(tmp_path: Path, monkeypatch:
     for other, gpus in (({"no_selftest": True}, 2), ({"transport": "nccl"}, 2), ({"compress": "bf16"}, 2), ({}, 1)):
         asked = SimpleNamespace(**vars(options) | other)
         assert preflight.self_test_note(asked, plan, gpus) is None  # type: ignore[arg-type]
-    remembered.remember("gloo")
+    selftest_cache.remember("gloo")
     assert preflight.self_test_note(options, plan, 2) is None  # type: ignore[arg-type]
     assert len(started) == 1
-    monkeypatch.setattr(remembered, "remembered_transport", lambda _modes: None)
+    monkeypatch.setattr(selftest_cache, "remembered_transport", lambda _modes: None)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(stdout="", returncode=1))
     assert "gave no answer" in (preflight.self_test_note(options, plan, 2) or "")  # type: ignore[arg-type]
 

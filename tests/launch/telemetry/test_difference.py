@@ -1,4 +1,4 @@
-"""The division of the difference between predicted and measured paces, on runs whose parts were put there."""
+"""The division of the difference between predicted and measured step times, on runs whose parts were put there."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def run(predicted_s: float, measured_s: float, stages: Sequence[dict[str, Any]],
         more = {"workers": [rank], "versions": 1, "cores": cores, "boundary_s": stage.get("boundary_s", 0.0)}
         entries.append(pairs | more | {"measured": own})
     shared = {"schedule": "1f1b-stashing", "accumulate": None, "server_sizes": [len(stages)], "profile": "measured"}
-    pace = {"predicted": predicted_s, "measured": measured_s}
-    return shared | {"device": "cpu", "emulated": False, "minibatch_s": pace, "stages": entries}
+    step_time = {"predicted": predicted_s, "measured": measured_s}
+    return shared | {"device": "cpu", "emulated": False, "minibatch_s": step_time, "stages": entries}
 
 
 def test_every_part_is_found() -> None:

@@ -25,10 +25,10 @@ def stage(workers: list[int], predicted: dict[str, float], measured: dict[str, f
 
 
 def summary(predicted_s: float, measured_s: float, *stages: dict[str, Any], **more: Any) -> dict[str, Any]:
-    pace = {"predicted": predicted_s, "measured": measured_s}
+    step_time = {"predicted": predicted_s, "measured": measured_s}
     shared = {"schedule": "1f1b-stashing", "accumulate": None, "server_sizes": [8], "profile": "measured"}
     shared |= {"device": "cpu", "emulated": False}
-    return shared | {"minibatch_s": pace, "stages": list(stages)} | more
+    return shared | {"minibatch_s": step_time, "stages": list(stages)} | more
 
 
 FORWARD = {"forward_s": 0.010, "backward_s": 0.020}
@@ -44,7 +44,7 @@ def test_a_slow_backward_is_named_with_its_figures() -> None:
     assert "profiled under another load" in cause.text
 
 
-def test_nothing_is_named_where_the_pace_is_as_predicted() -> None:
+def test_nothing_is_named_where_the_step_time_is_as_predicted() -> None:
     """Also where a stage that does not bind is off."""
     idle = stage([1], {"forward_s": 0.001}, {"forward_s": 0.009})
     assert first_cause(summary(0.030, 0.0308, stage([0], FORWARD, {}), idle)) is None
@@ -154,7 +154,9 @@ def test_an_estimate_is_called_one() -> None:
 
 
 def test_with_a_flush_a_stage_costs_its_share_of_filling_too() -> None:
-    """Four minibatches an update, two stages of 30 ms: 5 passes in 4 paces. One stage takes 40 ms: 40 + 30 + 3 · 40."""
+    """Four minibatches an update, two stages of 30 ms: 5 passes in 4 step times. One stage takes 40 ms: 40 + 30 + 3 ·
+    40.
+    """
     slow = stage([1], FORWARD, {"backward_s": 0.030})
     given = {"schedule": "gpipe", "accumulate": 4}
     cause = first_cause(summary(5 * 0.030 / 4, 0.190 / 4, stage([0], FORWARD, {}), slow, **given))
@@ -173,7 +175,9 @@ def test_what_was_not_predicted_or_measured_has_no_cause() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_term_that_alone_was_made_slower_is_found(seed: int) -> None:
-    """Of random stages the slowest gets one slower term; the pace then follows by the formula of the cost model."""
+    """Of random stages the slowest gets one slower term; the step time then follows by the formula of the cost
+    model.
+    """
     rng = random.Random(seed)
     replicas = [rng.randint(1, 3) for _ in range(rng.randint(1, 4))]
     times = [{name: rng.uniform(0.001, 0.02) for name in ("forward_s", "backward_s", "update_s")} for _ in replicas]

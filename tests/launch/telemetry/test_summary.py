@@ -32,7 +32,7 @@ def test_the_fill_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert recorder.steady.minibatches == 6
     assert recorder.steady.seconds is not None
     assert recorder.steady.seconds["forward_s"] == 6.0
-    assert recorder.steady.pace_s == 2.0
+    assert recorder.steady.step_time_s == 2.0
     assert not recorder.steady.includes_fill
     lines = [json.loads(line) for line in (tmp_path / "rank-1.jsonl").read_text().splitlines()]
     assert [line["minibatch"] for line in lines[:5]] == [0, 2, 4, 6, 8]
@@ -115,7 +115,7 @@ def test_predicted_beside_measured(tmp_path: Path) -> None:
     assert "0-1" in lines[2]
     assert "2 -> 4" in lines[2]
     assert lines[-1].startswith("first cause: the executor's own work at stage 0 takes 36 ms a minibatch")
-    assert lines[4].startswith("pace: measured 50.00 minibatches/s (100 samples/s), predicted 100.00: 50%")
+    assert lines[4].startswith("throughput: measured 50.00 minibatches/s (100 samples/s), predicted 100.00: 50%")
     assert lines[5] == "10 ms more than predicted for each minibatch, of which"
     assert lines[6].startswith("  +10 ms  the executor")
 

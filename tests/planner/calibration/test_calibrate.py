@@ -34,9 +34,9 @@ def plan_of(profile: Profile, cuts: list[int], replicas: list[int], depths: list
     return Plan(tuple(stages))
 
 
-def observed(plan: Plan, pace_s: float, *stages: BusyTimes, overlap: float = 0.0, **options: Any) -> ObservedRun:
+def observed(plan: Plan, step_time_s: float, *stages: BusyTimes, overlap: float = 0.0, **options: Any) -> ObservedRun:
     shares = (1.0,) * len(stages)
-    return ObservedRun("run", plan, Options(overlap=overlap, **options), pace_s, 1.0, 50, stages, shares)
+    return ObservedRun("run", plan, Options(overlap=overlap, **options), step_time_s, 1.0, 50, stages, shares)
 
 
 def sums(profile: Profile, stage: Stage) -> tuple[float, ...]:
@@ -50,7 +50,7 @@ def busy(times: tuple[float, ...], **more: float) -> BusyTimes:
 
 
 def predicted(found: Calibrated, plan: Plan, overlap: float = 0.0) -> float:
-    return evaluate(plan, Problem(found.profile, found.cluster, Options(overlap=overlap))).pace_s
+    return evaluate(plan, Problem(found.profile, found.cluster, Options(overlap=overlap))).step_time_s
 
 
 def test_a_profile_that_is_off_by_a_factor_a_stage_is_put_right() -> None:
@@ -65,16 +65,16 @@ def test_a_profile_that_is_off_by_a_factor_a_stage_is_put_right() -> None:
         ]
     )
     here = cluster(2)
-    pace = evaluate(plan, Problem(true, here, Options(overlap=0.0))).pace_s
-    found = calibrate([observed(plan, pace, *(busy(sums(true, one)) for one in plan.stages))], wrong, here)
+    step_time = evaluate(plan, Problem(true, here, Options(overlap=0.0))).step_time_s
+    found = calibrate([observed(plan, step_time, *(busy(sums(true, one)) for one in plan.stages))], wrong, here)
     assert found.slack == pytest.approx(1.0)
     for new, old in zip(found.profile.layers, true.layers, strict=True):
         for what in ("forward_s", "backward_s", "update_s"):
             assert getattr(new, what) == pytest.approx(getattr(old, what))
     other = plan_of(true, [1, 3], [1, 1, 1])
     problems = (Problem(one, cluster(3), Options(overlap=0.0)) for one in (found.profile, true))
-    new_pace, true_pace = (evaluate(other, problem).pace_s for problem in problems)
-    assert new_pace == pytest.approx(true_pace)
+    new_step_time, true_step_time = (evaluate(other, problem).step_time_s for problem in problems)
+    assert new_step_time == pytest.approx(true_step_time)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -96,8 +96,8 @@ def test_what_ran_is_predicted_as_it_was_measured(seed: int) -> None:
     run = observed(plan, busiest * rng.uniform(1.0, 1.4), *stages, overlap=overlap)
     found = calibrate([run], profile, cluster(sum(replicas)))
     assert not found.unexplained
-    assert found.paces_s[0] == pytest.approx(run.pace_s)
-    assert predicted(found, plan, overlap) == pytest.approx(run.pace_s)
+    assert found.step_times_s[0] == pytest.approx(run.step_time_s)
+    assert predicted(found, plan, overlap) == pytest.approx(run.step_time_s)
 
 
 def test_time_in_which_nobody_is_busy_stretches_all_layers_alike() -> None:
@@ -200,7 +200,7 @@ def test_the_efficiency_of_all_reduces_is_found(efficiency: float, expected: flo
     found = calibrate([run], profile, cluster(3))
     assert found.cluster.levels[0].allreduce_efficiency == pytest.approx(expected)
     assert found.cluster.levels[0].sendrecv_efficiency == 0.5
-    assert found.paces_s[0] == pytest.approx(run.pace_s)
+    assert found.step_times_s[0] == pytest.approx(run.step_time_s)
 
 
 def twenty_layers(share: float, overlap: float, held: float, *, recompute: bool = False) -> Calibrated:
@@ -261,7 +261,7 @@ def test_an_efficiency_that_cannot_be_told_stays(replicas: list[int], overlap: f
     assert why in fitted.why
 
 
-def test_a_boundary_that_bounds_the_pace_says_what_it_reaches() -> None:
+def test_a_boundary_that_bounds_the_step_time_says_what_it_reaches() -> None:
     """8 bytes a minibatch: at 16 bytes/s and half of it 1 s; 2 s were measured, with 0.3 s of work."""
     profile = chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)])
     plan = plan_of(profile, [1], [1, 1], [9, 1])
@@ -269,11 +269,11 @@ def test_a_boundary_that_bounds_the_pace_says_what_it_reaches() -> None:
     found = calibrate([run], profile, cluster(2, bandwidth=16.0))
     assert found.cluster.levels[0].sendrecv_efficiency == pytest.approx(0.25)
     assert found.slack == pytest.approx(1.0)
-    assert found.paces_s[0] == pytest.approx(2.0)
+    assert found.step_times_s[0] == pytest.approx(2.0)
 
 
 def test_where_cores_are_shared_only_computing_counts() -> None:
-    """Three workers on two cores: the pace is all that they compute over two."""
+    """Three workers on two cores: the step time is all that they compute over two."""
     profile = chain([(0.1, 0.2, 0.0)] * 3)
     plan = plan_of(profile, [1, 2], [1, 1, 1], [20, 9, 1])
     run = replace(observed(plan, 0.5, *(busy((0.1, 0.2, 0.0)) for _ in range(3))), shares=(0.6,) * 3, shared=True)
@@ -310,4 +310,4 @@ def test_waiting_for_slower_replicas_is_no_links_doing(tmp_path: Path) -> None:
     found = calibrate([run], profile, cluster(2))
     assert found.cluster.levels[0].allreduce_efficiency == pytest.approx(ring_s(2, 2000, 1e6) / 0.01)
     assert sum(layer.forward_s + layer.backward_s for layer in found.profile.layers) == pytest.approx(0.6 + 0.025)
-    assert found.paces_s[0] == pytest.approx(run.pace_s)
+    assert found.step_times_s[0] == pytest.approx(run.step_time_s)

@@ -1,4 +1,4 @@
-"""Certificates that prove a pace with everything charged: honest ones hold, forged and changed ones do not."""
+"""Certificates that prove a step time with everything charged: honest ones hold, forged and changed ones do not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from pipeplan.solvers.dp.search.placement_search import PlacementSearch
 from pipeplan.solvers.result import Status
 
 SHARED = (17, 39, 45, 50, 51, 63)
-"""Seeds of problems in which what is shared decides the pace."""
+"""Seeds of problems in which what is shared decides the step time."""
 DRAWS = (mixed_instance, unequal_instance, crowded_instance)
 
 
@@ -79,7 +79,9 @@ def _certified(outcome: Outcome) -> Document:
 def _confirmed(
     seeds: Sequence[int], monkeypatch: pytest.MonkeyPatch, draw: Callable[[int], brute_force.Instance] = _instance
 ) -> tuple[int, int, int]:
-    """How many certificates hold of the oracle's pace, in how many of them sharing binds, and how many have a flush."""
+    """How many certificates hold of the oracle's step time, in how many of them sharing binds, and how many have a
+    flush.
+    """
     monkeypatch.setattr(run_solvers, "why_infeasible", lambda *_: "")
     held = bound = flushing = 0
     for instance, outcome in _outcomes(seeds, draw):
@@ -100,7 +102,7 @@ FEW, OTHERS = [6, 7, 8, 9, 12, SHARED[0]], [*range(6), 10, 11, 13, 14, 15, 16]
 
 
 @pytest.mark.parametrize("seeds", slow_but_for([FEW], [FEW, OTHERS]), ids=len)
-def test_honest_certificates_hold_of_the_oracles_pace(seeds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_honest_certificates_hold_of_the_oracles_step_time(seeds: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     held, bound, flushing = _confirmed(seeds, monkeypatch)
     assert held > len(seeds) / 2
     assert bound >= 1
@@ -136,17 +138,17 @@ class _LyingFlush(PlacementFlushSearch):
         super().run()
 
 
-def _forged(outcome: Outcome, pace_s: float, monkeypatch: pytest.MonkeyPatch) -> Document:
-    """A certificate of a pace that a plan beats: all states below it, but for those that complete a plan."""
+def _forged(outcome: Outcome, step_time_s: float, monkeypatch: pytest.MonkeyPatch) -> Document:
+    """A certificate of a step time that a plan beats: all states below it, but for those that complete a plan."""
     with monkeypatch.context() as patch:
         patch.setattr(certificate, "PlacementSearch", _Lying)
         patch.setattr(certificate, "PlacementFlushSearch", _LyingFlush)
-        made = make_certificate(outcome.problem, enumerate_cuts(outcome.problem, 10_000), pace_s)
+        made = make_certificate(outcome.problem, enumerate_cuts(outcome.problem, 10_000), step_time_s)
     return json.loads(json.dumps(written(outcome) | {"certificate": made.document}))  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("seeds", first_few(range(30, 44), 7))
-def test_a_certificate_of_a_pace_that_a_plan_beats_fails(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_of_a_step_time_that_a_plan_beats_fails(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_solvers, "why_infeasible", lambda *_: "")
     refuted = 0
     for instance, outcome in _outcomes(seeds):

@@ -110,7 +110,7 @@ def _space(kind: str) -> StageSpace:
     model = checked_model(problem.profile, document)
     top = len(problem.cluster.levels)
     place = top, range(problem.cluster.workers)
-    return stage_space(document, model, place, 1, among_s=0.0, paces=(100.0, LIMIT))
+    return stage_space(document, model, place, 1, among_s=0.0, step_times=(100.0, LIMIT))
 
 
 def _fronts(first: int) -> Iterator[Front]:

@@ -63,7 +63,7 @@ def _document(problem: Problem, plan: Plan, score: Evaluation) -> dict[str, Any]
     links = Links.of(problem.cluster)
     costs = [
         {
-            "minibatch_s": score.pace_s,
+            "minibatch_s": score.step_time_s,
             "forward_s": stage.forward_s,
             "backward_s": stage.backward_s - stage.update_s,
             "update_s": stage.update_s,
@@ -84,7 +84,7 @@ def _document(problem: Problem, plan: Plan, score: Evaluation) -> dict[str, Any]
         "options": asdict(problem.options),
         "plan": plan.to_json(),
         "prediction": {
-            "minibatch_s": score.pace_s,
+            "minibatch_s": score.step_time_s,
             "minibatches_per_s": score.rate,
             "copies_synchronisation_s": score.copies_s,
             "batch": None if score.batch is None else asdict(score.batch),
@@ -110,18 +110,18 @@ def test_checker_and_evaluator_find_the_same_costs(
         problem = replace(problem, options=changed)
         plan = _random_plan(problem, rng)
         score = evaluate(plan, problem)
-        if 1e6 < score.pace_s < math.inf:
-            # Just enough in flight but for rounding: such a pace is all rounding.
+        if 1e6 < score.step_time_s < math.inf:
+            # Just enough in flight but for rounding: such a step time is all rounding.
             continue
-        endless = math.isinf(score.pace_s)
+        endless = math.isinf(score.step_time_s)
         if endless:
-            score = replace(score, pace_s=1.0, batch=score.batch and replace(score.batch, steady_s=1.0))
+            score = replace(score, step_time_s=1.0, batch=score.batch and replace(score.batch, steady_s=1.0))
         found = findings(_document(problem, plan, score), problem.profile)
         assert found["structure"].holds, (seed, found)
         if endless:
-            assert "to keep any pace" in found["pace"].text, (seed, found)
+            assert "to keep any step time" in found["formulas"].text, (seed, found)
             continue
-        assert found["pace"].holds, (seed, plan, found)
+        assert found["formulas"].holds, (seed, plan, found)
         assert found["stages"].holds, (seed, plan, found)
         fits = score.fits or not problem.options.memory
         assert found["memory"].holds == fits, (seed, plan, found)

@@ -15,7 +15,7 @@ from forgeries import NAMES, SENTINEL, Case, case_of, honest_outcome, unread
 from pipeplan.checker.verify import CheckedPlan, check_readable_plan
 from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.links import Links
-from pipeplan.cost.ddp_overlap import ddp_pace_s
+from pipeplan.cost.ddp_overlap import ddp_step_time_s
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
 from pipeplan.cost.stage_times import stage_times
 from pipeplan.cost.throughput import RunSize, throughput_of
@@ -50,14 +50,14 @@ def _claims_no_more_than_is_true(document: Document, case: Case) -> None:
     """Assert that all figures and words of a file that passes are those of its plan and of its problem."""
     problem, plan = plan_file.plan_from_document(Node(document, "plan.json"), case.profile)
     score, honest = evaluate(plan, problem), honest_outcome(document)
-    pace = document["prediction"]["minibatch_s"]
-    assert pace == pytest.approx(score.pace_s, rel=1e-8)
+    step_time = document["prediction"]["minibatch_s"]
+    assert step_time == pytest.approx(score.step_time_s, rel=1e-8)
     assert score.fits
     assert document["plan"]["config"] == plan.config
     assert document["profile"]["model"] == case.profile.model_name
     _names_a_slowest_resource(document["prediction"]["bound_by"], problem, plan)
     step_s, simulated_s = document["stated"]["minibatch_s"], document["simulation"]["minibatch_s"]
-    assert step_s == pytest.approx(max(score.pace_s, simulated_s or 0.0), rel=1e-8)
+    assert step_s == pytest.approx(max(score.step_time_s, simulated_s or 0.0), rel=1e-8)
     assert document["bound_s"] <= step_s * (1 + CLOSE)
     gap = max(0.0, step_s / document["bound_s"] - 1)
     assert document["gap"] == pytest.approx(gap, abs=1e-8)
@@ -72,8 +72,8 @@ def _claims_no_more_than_is_true(document: Document, case: Case) -> None:
 def _names_a_slowest_resource(name: str, problem: Problem, plan: Plan) -> None:
     score, links = evaluate(plan, problem), Links.of(problem.cluster)
     loads = {load.name: load.seconds for load in resource_loads(plan, problem, score)}
-    loads[WAITS_FOR_UPDATE] = ddp_pace_s(plan, problem, links, stage_times(plan, problem, links, 0).pass_s)
-    assert name == score.bound or loads[name] == pytest.approx(score.pace_s, rel=1e-8)
+    loads[WAITS_FOR_UPDATE] = ddp_step_time_s(plan, problem, links, stage_times(plan, problem, links, 0).pass_s)
+    assert name == score.bound or loads[name] == pytest.approx(score.step_time_s, rel=1e-8)
 
 
 def _report_says_no_more(document: Document, case: Case) -> None:
@@ -165,16 +165,16 @@ def test_what_no_check_reads_is_not_repeated(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bound", "flush", "not certified", "both"])
 def test_claims_that_agree_with_each_other_are_not_shown_by_that(name: str) -> None:
-    """All that a forger can make consistent: a bound at the pace, in the record of the solvers as well."""
+    """All that a forger can make consistent: a bound at the step time, in the record of the solvers as well."""
     case = case_of(name)
     forged = changed(case.document, lambda _: None)
-    pace = forged["prediction"]["minibatch_s"] * (1.0 if name == "bound" else 0.999)
-    forged |= {"bound_s": pace, "gap": 0.0, "status": "optimal"}
-    forged["prediction"] |= {"minibatch_s": pace, "minibatches_per_s": 1 / pace}
-    forged["stated"] |= {"minibatch_s": pace, "minibatches_per_s": 1 / pace, "simulated": False}
+    step_time = forged["prediction"]["minibatch_s"] * (1.0 if name == "bound" else 0.999)
+    forged |= {"bound_s": step_time, "gap": 0.0, "status": "optimal"}
+    forged["prediction"] |= {"minibatch_s": step_time, "minibatches_per_s": 1 / step_time}
+    forged["stated"] |= {"minibatch_s": step_time, "minibatches_per_s": 1 / step_time, "simulated": False}
     forged["simulation"] |= {"minibatch_s": None, "ratio": None}
     for solver in forged["verdict"]["solvers"]:
-        solver |= {"bound_s": pace, "minibatch_s": pace, "gap": 0.0, "status": "optimal"}
+        solver |= {"bound_s": step_time, "minibatch_s": step_time, "gap": 0.0, "status": "optimal"}
     forged["verdict"]["proven"] = True
     checked = _checked(forged, case)
     assert checked.wrong is not None
@@ -208,7 +208,7 @@ def _forged(name: str, change: Callable[[Document], object] = lambda _: None) ->
 
 
 def _times(stated: float, simulated: float | None, bound: float = 1.0) -> Callable[[Document], None]:
-    """A change to so many times the pace by the formulas; the bound by so much, and not above the step time."""
+    """A change to so many times the step time by the formulas; the bound by so much, and not above the step time."""
 
     def change(document: Document) -> None:
         formula_s = document["prediction"]["minibatch_s"]
@@ -280,8 +280,8 @@ def test_a_second_solver_whose_bound_is_lower_confirms_nothing() -> None:
 def test_a_solvers_bound_that_excludes_the_plan_is_refused() -> None:
     for bound_s in (1.01, None):
         case = case_of("both")
-        pace = case.document["prediction"]["minibatch_s"]
-        value = None if bound_s is None else pace * bound_s
+        step_time = case.document["prediction"]["minibatch_s"]
+        value = None if bound_s is None else step_time * bound_s
         assert _fault(changed(case.document, lambda d: d["verdict"]["solvers"][1].update(bound_s=value)), case)  # noqa: B023
 
 

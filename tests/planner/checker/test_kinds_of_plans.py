@@ -100,13 +100,13 @@ def test_no_changed_figure_of_virtual_stages_holds(step: int) -> None:
 def test_forgeries_of_virtual_stages_are_named() -> None:
     profile, document = _honest(_virtual, 1)
     first, second = document["plan"]["stages"][:2]
-    pace = document["prediction"]["minibatch_s"]
+    step_time = document["prediction"]["minibatch_s"]
     for change, words in (
         (lambda d: d["plan"]["stages"][0].update(workers=second["workers"]), "belongs on other workers"),
         (lambda d: d["plan"]["stages"][0].update(workers=[0, 1, 2]), "2 times"),
         (lambda d: d["plan"]["stages"][0].update(depth=99), "minibatches in flight"),
         (lambda d: d["plan"]["stages"][0].update(deferred=7), "minibatches in flight"),
-        (lambda d: d.update(bound_s=pace, gap=0.0, status="optimal"), "the work alone allows"),
+        (lambda d: d.update(bound_s=step_time, gap=0.0, status="optimal"), "the work alone allows"),
         (lambda d: d["verdict"].update(proven=True), "proven"),
         (lambda d: d.update(certificate={"pace": 1.0}), "no certificate speaks"),
     ):
@@ -145,7 +145,7 @@ def test_a_forged_exchange_of_shared_weights_is_refused(sharing: Outcome) -> Non
     for share in (0.0, 0.5, 2.0):
         forged = changed(document, lambda d: d["prediction"]["batch"].update(exposed_s=exposed_s * share))  # noqa: B023
         assert fault(forged, profile)
-        # Nor where the pace follows from the forged figure.
+        # Nor where the step time follows from the forged figure.
         forged["prediction"]["minibatch_s"] += exposed_s * (share - 1) / sharing.plan.accumulate
         assert fault(forged, profile)
     assert fault(changed(document, lambda d: d["prediction"]["batch"].pop("exposed_s")), profile)

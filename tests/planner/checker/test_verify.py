@@ -28,7 +28,9 @@ Case = tuple[Instance, Problem, Document]
 
 
 def _certified(instance: Instance, problem: Problem) -> Case | None:
-    """A plan.json with the best plan, a certificate, and no prediction but the pace; None where there is no plan."""
+    """A plan.json with the best plan, a certificate, and no prediction but the step time; None where there is
+    no plan.
+    """
     best = brute_force.best_plan(instance)
     if not best.stages:
         return None
@@ -54,9 +56,9 @@ def _certified(instance: Instance, problem: Problem) -> Case | None:
             "accumulate": instance.accumulate,
             "stages": stages,
         },
-        "prediction": {"minibatch_s": best.pace},
-        "stated": {"minibatch_s": best.pace},
-        "certificate": certificate(instance, best.pace),
+        "prediction": {"minibatch_s": best.step_time},
+        "stated": {"minibatch_s": best.step_time},
+        "certificate": certificate(instance, best.step_time),
     }
     return instance, problem, json.loads(json.dumps(document))
 
@@ -84,7 +86,9 @@ CERTIFIED = [
 
 @pytest.mark.parametrize("seeds", first_few(range(25), 10))
 @pytest.mark.parametrize("draw", CERTIFIED)
-def test_a_certificate_of_all_states_below_the_best_pace_holds(draw: Callable[[int], Instance], seeds: range) -> None:
+def test_a_certificate_of_all_states_below_the_best_step_time_holds(
+    draw: Callable[[int], Instance], seeds: range
+) -> None:
     for instance, problem, document in _cases(seeds, draw):
         found = findings(document, problem.profile)
         assert all(found[what].holds for what in ("structure", "constraints", "optimality")), (instance, found)
@@ -137,7 +141,7 @@ def test_a_forged_certificate_of_a_slower_plan_fails(seeds: range) -> None:
         document["certificate"] = certificate(instance, slower)
         document["prediction"]["minibatch_s"] = slower
         found = findings(document, problem.profile)
-        assert found["pace"].holds is False
+        assert found["formulas"].holds is False
         assert found["optimality"].holds is False
         forged += 1
     assert forged > len(seeds) / 2
@@ -238,11 +242,11 @@ def test_a_certificate_speaks_of_every_space_of_plans(case: Case) -> None:
 
 def test_a_certificate_may_claim_a_bound_below_the_plan(case: Case) -> None:
     instance, problem, document = case
-    pace = document["prediction"]["minibatch_s"]
+    step_time = document["prediction"]["minibatch_s"]
     lower = copy.deepcopy(document)
-    lower["certificate"] = certificate(instance, pace * 0.9)
+    lower["certificate"] = certificate(instance, step_time * 0.9)
     assert "it shows only" in findings(lower, problem.profile)["optimality"].text
-    lower["certificate"]["bound_s"] = lower["bound_s"] = pace * 0.9
+    lower["certificate"]["bound_s"] = lower["bound_s"] = step_time * 0.9
     found = findings(lower, problem.profile)["optimality"]
     assert found.holds
     assert "so none is more than 11.1% faster" in found.text
@@ -299,7 +303,7 @@ def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance], se
     assert certified >= 2 or draw is unequal_instance
 
 
-def test_a_pace_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> None:
+def test_a_step_time_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> None:
     # With one more minibatch in flight the plan of this problem would not fit in memory.
     _confirmed(range(1979, 1980), mixed_instance)
 
@@ -347,7 +351,7 @@ def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
     assert [line.split(":")[0] for line in done.out.splitlines()] == [
         "structure",
         "constraints",
-        "pace",
+        "formulas",
         "step time",
         "run",
         "stages",
@@ -370,8 +374,8 @@ def test_the_command_refuses_in_one_line(run: Run) -> None:
     path.write_text(json.dumps(document))
     done = run("check")
     assert done.code == 2
-    assert "pace: wrong" in done.out
-    assert done.err.startswith("error: plan/plan.json is wrong: pace: ")
+    assert "step time: wrong" in done.out
+    assert done.err.startswith("error: plan/plan.json is wrong: step time: ")
     assert len(done.err.splitlines()) == 1
     assert json.loads(run("check", "--json").out)[2]["holds"] is False
     Path("other.json").write_text(Path("profile.json").read_text().replace("small", "other"))

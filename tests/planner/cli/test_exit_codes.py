@@ -12,7 +12,7 @@ from repository import ROOT
 from pipeplan import cli as commands
 from pipeplan.cli.commands.doctor import LACKING
 from pipeplan.errors import DisagreementError, InputError
-from pipeplan_launch import torchrun
+from pipeplan_launch import supervisor
 from pipeplan_launch.elastic import restart_state
 
 PAGE = ROOT / "docs" / "errors.md"
@@ -46,7 +46,7 @@ def test_an_end_has_the_code_that_the_page_says(run: Run) -> None:
 def test_the_page_has_all_codes_and_help_ends_with_them(run: Run) -> None:
     mine = [commands.DONE, commands.FIXABLE, commands.DISAGREED, commands.INTERRUPTED]
     assert list(stated("`pipeplan`")) == mine == [0, LACKING, 3, 130]
-    assert list(stated("`launch.sh`")) == [0, 1, torchrun.STATUS_REPORTED, torchrun.STATUS_STOPPED]
+    assert list(stated("`launch.sh`")) == [0, 1, supervisor.STATUS_REPORTED, supervisor.STATUS_STOPPED]
     assert list(stated("A worker")) == [0, 1, 2, restart_state.STATUS_PEER_LOST, restart_state.STATUS_INTERRUPTED]
     last = " ".join(run("--help").out.split()).partition("Exit codes: ")[2]
     assert [int(code) for code in re.findall(r"(\d+) ", last)] == mine

@@ -222,7 +222,7 @@ def _check_slower(seed: int) -> None:
     machines = [Server(problem.cluster.device, Level("server", size, 50.0)) for size in (2, 1, 3)]
     cluster = Cluster.of_servers("t", machines, [Level("cluster", 3, 8.0, 0.1)])
     plan = _random_plan(random.Random(seed), problem.within(cluster))
-    pace = evaluate(plan, problem.within(cluster)).pace_s
+    step_time = evaluate(plan, problem.within(cluster)).step_time_s
     for number, machine in enumerate(machines):
         device, inside = machine.device, machine.inside
         for worse in (
@@ -232,7 +232,7 @@ def _check_slower(seed: int) -> None:
         ):
             changed = [*machines[:number], worse, *machines[number + 1 :]]
             slower = Cluster.of_servers("t", changed, cluster.levels[1:])
-            assert evaluate(plan, problem.within(slower)).pace_s >= pace * (1 - 1e-12)
+            assert evaluate(plan, problem.within(slower)).step_time_s >= step_time * (1 - 1e-12)
 
 
 def test_copies_need_equal_components() -> None:

@@ -154,16 +154,16 @@ def test_fifteen_to_one_by_hand() -> None:
     assert cards.busy_s[0][OUT, 0] == pytest.approx(40 / 100 / 15 + ring / 10)
 
 
-def test_a_shared_card_bounds_the_pace() -> None:
+def test_a_shared_card_bounds_the_step_time() -> None:
     problem = Problem(_profile(3, work_s=1e-3), _uniform(1, 4), Options(memory=False))
     # Straight: the middle worker's card has to send activations on and gradients back.
     plan = Plan(tuple(Stage((f"l{i}",), (i,), 100 ** (2 - i), 1) for i in range(3)))
     score = evaluate(plan, problem)
-    assert score.pace_s > score.alone_s
-    assert score.pace_s == pytest.approx(_loads(plan, problem).busiest()[0])
+    assert score.step_time_s > score.alone_s
+    assert score.step_time_s == pytest.approx(_loads(plan, problem).busiest()[0])
     assert score.bound == "network card of n0 1, outgoing"
     without = evaluate(plan, replace(problem, options=Options(memory=False, contention=False)))
-    assert without.pace_s == without.alone_s == score.alone_s
+    assert without.step_time_s == without.alone_s == score.alone_s
     assert without.bound != score.bound
 
 
@@ -173,7 +173,7 @@ def test_contention_never_makes_a_plan_faster(seed: int) -> None:
     problem = Problem(_profile(4, seed), rng.choice([_uniform(3, 2), _uniform(2, 2, 2), _uneven()]))
     plan = _random_plan(rng, problem, 1)
     score = evaluate(plan, problem)
-    assert score.pace_s >= score.alone_s
+    assert score.step_time_s >= score.alone_s
 
 
 def test_one_resource_on_a_card_takes_what_it_takes_alone() -> None:
@@ -200,7 +200,7 @@ def test_plain_data_parallelism_waits_for_its_update(overlap: float) -> None:
     cluster = Cluster("t", Device("d", "cuda", 2**40), (Level("server", 4, 6.0 * mib),))
     plan = Plan((Stage(("a", "b", "c"), (0, 1, 2, 3), 1, 1),))
     score = evaluate(plan, Problem(Profile(layers, tensors, 1), cluster, Options(overlap=overlap)))
-    assert score.pace_s == pytest.approx((3 + 6 + 1 + {1.0: 5.5, 0.5: 5.5 + 2.25, 0.0: 10}[overlap]) / 4)
+    assert score.step_time_s == pytest.approx((3 + 6 + 1 + {1.0: 5.5, 0.5: 5.5 + 2.25, 0.0: 10}[overlap]) / 4)
     assert score.alone_s == pytest.approx({1.0: 10, 0.5: 15, 0.0: 20}[overlap] / 4)
 
 

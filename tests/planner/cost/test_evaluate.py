@@ -42,11 +42,11 @@ def test_a_plan_over_two_servers_by_hand() -> None:
     assert first.boundary_level == 2
     assert first.boundary_s == pytest.approx(4.0)
     # Depth 3 on 3 replicas leaves 6 - 1 minibatches for two transfers of 4.25 s and what the all-reduce, of
-    # 2·2/3·50/10 + 2·2·0.25 s, exceeds the pace by.
+    # 2·2/3·50/10 + 2·2·0.25 s, exceeds the step time by.
     group = 2 * 2 / 3 * 50 / 10 + 1.0
     assert first.depth_s == pytest.approx(max(2 * 4.25 / 5, (2 * 4.25 + group) / 6))
     assert last.compute_s == pytest.approx(4.5)
-    assert score.pace_s == pytest.approx(4.5)
+    assert score.step_time_s == pytest.approx(4.5)
     assert score.bound == "compute of stage 2"
     # Gradient and momentum, boundary, buckets and a fourth version, and for each of three in flight a version, what is
     # saved, and the output.
@@ -60,18 +60,18 @@ def test_a_relayed_tensor_crosses_every_cut_once() -> None:
     assert [stage.boundary_level for stage in score.stages] == [1, 2, 0]
 
 
-def test_copies_of_a_pipeline_share_the_pace_and_synchronise() -> None:
+def test_copies_of_a_pipeline_share_the_step_time_and_synchronise() -> None:
     stages = (Stage(("a",), (0, 2), 4, 5), Stage(("b", "c"), (1, 3), 1, 1))
     score = evaluate(Plan(stages, copies=2), _problem())
     # Two pipelines inside the servers, each bound by 6 s; all 170 bytes reduced between two: (2·1/2·17 + 2·0.25)/2.
     assert score.copies_s == pytest.approx((17 + 0.5) / 2)
-    assert score.pace_s == pytest.approx(max(6 / 2, 8.75))
+    assert score.step_time_s == pytest.approx(max(6 / 2, 8.75))
     assert score.bound == "synchronisation among the copies of the pipeline"
     assert Plan(stages, copies=2).config == "2×(1-1)"
     assert Plan(stages, copies=2).copy(1) == ((2,), (3,))
 
 
-def test_too_small_a_depth_bounds_the_pace() -> None:
+def test_too_small_a_depth_bounds_the_step_time() -> None:
     score = evaluate(_plan(("ab", (0,), 2), ("c", (3,), 1)), _problem())
     # Two in flight, one of them at the next stage: none is left for the transfers, which take 2 · (4.8 + 0.25) s.
     assert score.stages[0].depth_s > 1e6
@@ -84,14 +84,14 @@ def test_no_overlap_adds_synchronisation() -> None:
     together = evaluate(plan, _problem(contention=False))
     apart = evaluate(plan, _problem(contention=False, overlap=0.0))
     stage = together.stages[0]
-    assert apart.pace_s == pytest.approx(stage.compute_s + stage.synchronisation_s)
-    assert together.pace_s == pytest.approx(max(stage.compute_s, stage.synchronisation_s))
+    assert apart.step_time_s == pytest.approx(stage.compute_s + stage.synchronisation_s)
+    assert together.step_time_s == pytest.approx(max(stage.compute_s, stage.synchronisation_s))
 
 
 def test_inference_costs_the_forward_pass_only() -> None:
     plan = replace(_plan(("a", (0,), 1), ("bc", (1,), 1)), inference=True)
     score = evaluate(plan, _problem(inference=True))
-    assert score.pace_s == pytest.approx(2.0)
+    assert score.step_time_s == pytest.approx(2.0)
     assert [stage.boundary_gradient_bytes for stage in score.stages] == [0, 0]
     assert score.stages[0].memory_bytes == pytest.approx(50 + 40)
 
@@ -114,7 +114,7 @@ def test_a_batch_with_a_flush_by_hand() -> None:
     assert score.batch.bound == "compute of stage 2"
     # Two replicas inside a server, 2 · 1/2 · 50 / 100, hide behind the last backward pass of the first stage.
     assert score.batch.exposed_s == 0
-    assert score.pace_s == pytest.approx((10.5 + 7.5 + 18) / 5)
+    assert score.step_time_s == pytest.approx((10.5 + 7.5 + 18) / 5)
     assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 50 + 3 * (5 + 40))
 
 
@@ -139,23 +139,23 @@ def test_messages_and_all_reduces_may_take_longer_than_any_stage() -> None:
 
 def test_gpipe_takes_no_less_than_other_flushes_and_holds_all_minibatches() -> None:
     stages = ("a", (0, 1), 2), ("bc", (2, 3), 2)
-    paces = []
+    step_times = []
     for schedule in ("gpipe", "1f1b-flush"):
         problem = _problem(schedule=schedule, accumulate=4, contention=False, boundary="parallel")
-        paces.append(evaluate(_scheduled(schedule, 4, *stages), problem).pace_s)
-    assert paces[0] == paces[1]
+        step_times.append(evaluate(_scheduled(schedule, 4, *stages), problem).step_time_s)
+    assert step_times[0] == step_times[1]
     problem = _problem(schedule="gpipe", accumulate=4, contention=False, boundary="parallel")
     too_shallow = evaluate(_scheduled("gpipe", 4, ("a", (0, 1), 1), ("bc", (2, 3), 2)), problem)
-    assert too_shallow.pace_s == float("inf")
+    assert too_shallow.step_time_s == float("inf")
 
 
 def test_a_stage_covers_what_is_in_flight_behind_it_and_transfers_where_memory_allows() -> None:
     problem = _problem(schedule="1f1b-flush", accumulate=9, contention=False, memory=False)
     plan = _scheduled("1f1b-flush", 9, ("a", (0,), 1), ("bc", (2,), 1))
     # One in flight here and one at the next stage leave none for this one.
-    assert evaluate(plan, problem).pace_s == float("inf")
+    assert evaluate(plan, problem).step_time_s == float("inf")
     enough = replace(plan, stages=(replace(plan.stages[0], depth=2), plan.stages[1]))
-    assert evaluate(enough, problem).pace_s < 10
+    assert evaluate(enough, problem).step_time_s < 10
     # A second one is on its way while the first stage takes 6 s and transfers 2 · 4.25.
     assert depths.assign_depths(plan, problem, 1.0).stages[0].depth == 4
     tight = replace(problem.options, memory=True)
@@ -172,7 +172,7 @@ def test_two_buffers_synchronise_once_for_all_that_they_accumulate() -> None:
     # Two versions and a gradient with its state, for three minibatches in flight.
     assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 2 * 50 + 3 * (5 + 40))
     few = replace(depths.assign_depths(plan, problem, 4.5), accumulate=5)
-    assert evaluate(few, problem).pace_s == float("inf")
+    assert evaluate(few, problem).step_time_s == float("inf")
     with pytest.raises(InputError, match="needs a number of minibatches per update"):
         evaluate(replace(plan, accumulate=None), problem)
 
@@ -207,7 +207,7 @@ def test_copies_take_their_share_of_a_batch() -> None:
     # copies, in part after its last backward pass.
     assert score.batch.steady_s == pytest.approx(9)
     assert score.batch.exposed_s == pytest.approx(120 / 10 + 0.5 - 3)
-    assert score.pace_s == pytest.approx(score.batch.total_s / 5)
+    assert score.step_time_s == pytest.approx(score.batch.total_s / 5)
 
 
 def test_layers_that_must_stay_together_are_contracted_with_what_lies_between() -> None:

@@ -29,32 +29,34 @@ def test_in_flight_depth() -> None:
     # 3-2-1 with short all-reduces: one behind two replicas, then 2·2 behind three.
     assert formulas.in_flight_depth(1, 0.0, 0.0, 1.0, 2) == 2
     assert formulas.in_flight_depth(formulas.in_flight_behind(2, 2, 0.0), 0.0, 0.0, 1.0, 3) == 3
-    # A transfer of a tenth of the pace needs one more.
+    # A transfer of a tenth of the step time needs one more.
     assert formulas.in_flight_depth(1, 0.0, 0.1, 1.0, 1) == 3
     # Rounding in the quotient does not add one.
     assert formulas.in_flight_depth(1, 0.0, 0.3 / 2, 0.1 * 3, 1) == 3
 
 
-def test_a_group_waits_for_what_its_allreduce_exceeds_the_pace_by() -> None:
+def test_a_group_waits_for_what_its_allreduce_exceeds_the_step_time_by() -> None:
     assert [float(formulas.group_wait(time, 2.0, 4)) for time in (0.0, 2.0, 3.0, 8.0)] == [0.0, 0.0, 0.5, 3.0]
     # In copies of the pipeline the bound is taken: seven of eight minibatches in one of two copies.
     assert formulas.group_wait(0.0, 2.0, 4, copies=2) == 3.5
 
 
-def test_depth_and_pace_are_inverse() -> None:
+def test_depth_and_step_time_are_inverse() -> None:
     for replicas in (1, 2, 3):
         for following in (1, 2, 5):
             for transfer in (0.1, 0.7, 1.3):
                 for groups in ((0.0, 0.0), (1.4, 0.0), (1.4, 2.5)):
                     waits = [float(formulas.group_wait(group, 1.0, 3)) for group in groups]
                     depth = int(formulas.in_flight_depth(following + waits[1], waits[0], transfer, 1.0, replicas))
-                    assert formulas.depth_limited_pace(depth, replicas, following, transfer, groups) <= 1.0 + 1e-9
-                    assert formulas.depth_limited_pace(depth - 1, replicas, following, transfer, groups) > 1.0 - 1e-9
-    assert math.isinf(formulas.depth_limited_pace(1, 1, 1, 0.1, ()))
-    assert formulas.depth_limited_pace(2, 1, 1, 0.0, ()) == 0.0
+                    assert formulas.depth_limited_step_time(depth, replicas, following, transfer, groups) <= 1.0 + 1e-9
+                    assert (
+                        formulas.depth_limited_step_time(depth - 1, replicas, following, transfer, groups) > 1.0 - 1e-9
+                    )
+    assert math.isinf(formulas.depth_limited_step_time(1, 1, 1, 0.1, ()))
+    assert formulas.depth_limited_step_time(2, 1, 1, 0.0, ()) == 0.0
     # A transfer too short to count when a depth is chosen does not count when the depth is judged.
     assert formulas.in_flight_depth(1, 0.0, 1e-10, 1.0, 1) == 2
-    assert formulas.depth_limited_pace(2, 1, 1, 1e-10, ()) <= 1.0
+    assert formulas.depth_limited_step_time(2, 1, 1, 1e-10, ()) <= 1.0
 
 
 def test_memory() -> None:
@@ -79,16 +81,16 @@ def test_a_batch_of_the_flush_schedules_by_hand() -> None:
 
 
 def test_two_versions_suffice_for_what_is_in_flight_and_the_wait_for_an_update() -> None:
-    # 12 minibatches per update, 3 on each of 2 replicas in flight, and an all-reduce of 5 paces: 6 + 4 ≤ 12.
+    # 12 minibatches per update, 3 on each of 2 replicas in flight, and an all-reduce of 5 step times: 6 + 4 ≤ 12.
     assert formulas.buffered_synchronisation(24.0, 12) == 2.0
-    # At twice that speed it takes 9: 6 + 9 > 12. The pace that it allows is where both are equal.
-    pace = formulas.buffered_pace(3, 2, 10.0, 12)
-    assert 6 + 10.0 / pace - 1 == pytest.approx(12)
-    assert math.isinf(formulas.buffered_pace(7, 2, 0.0, 12))
-    assert formulas.buffered_pace(6, 2, 0.0, 12) == 0.0
-    # In two copies a group's last minibatch may be half a pace of this copy later.
-    pace = formulas.buffered_pace(2, 2, 10.0, 6, copies=2)
-    assert 4 + 10.0 / pace - 1 / 2 == pytest.approx(6)
+    # At twice that speed it takes 9: 6 + 9 > 12. The step time that it allows is where both are equal.
+    step_time = formulas.buffered_step_time(3, 2, 10.0, 12)
+    assert 6 + 10.0 / step_time - 1 == pytest.approx(12)
+    assert math.isinf(formulas.buffered_step_time(7, 2, 0.0, 12))
+    assert formulas.buffered_step_time(6, 2, 0.0, 12) == 0.0
+    # In two copies a group's last minibatch may be half a step time of this copy later.
+    step_time = formulas.buffered_step_time(2, 2, 10.0, 6, copies=2)
+    assert 4 + 10.0 / step_time - 1 / 2 == pytest.approx(6)
 
 
 def test_vertical_sync_keeps_versions_by_what_the_input_stage_has_in_flight() -> None:

@@ -28,7 +28,9 @@ def solved(seed: int) -> Outcome | None:
 
 @pytest.mark.slow
 def test_a_replay_shows_the_same_shares_of_a_workers_time() -> None:
-    """Where one pipeline trains and the replay keeps the predicted pace: without backward passes stages run ahead."""
+    """Where one pipeline trains and the replay keeps the predicted step time: without backward passes stages
+    run ahead.
+    """
     compared = replicated = 0
     for outcome in filter(None, map(solved, SEEDS)):
         scenario = scenario_from_document(Node(plan_document(outcome), "plan"))
@@ -40,7 +42,7 @@ def test_a_replay_shows_the_same_shares_of_a_workers_time() -> None:
             continue
         plan, problem, score = outcome.plan, outcome.problem, outcome.evaluation
         for index, stage in enumerate(report.stages):
-            interval = plan.stages[index].replicas * score.pace_s
+            interval = plan.stages[index].replicas * score.step_time_s
             held, idle = (
                 found(plan, problem, score, index) / interval
                 for found in (exposed_allreduce_per_minibatch_s, idle_per_minibatch_s)

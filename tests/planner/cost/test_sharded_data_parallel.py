@@ -105,7 +105,7 @@ def test_the_update_is_made_of_passes_one_reduction_across_servers_and_a_step_on
     for cluster, sharding, accumulate, expected in cases:
         problem = _problem(cluster, sharding, accumulate)
         score = evaluate(_plan(problem), problem)
-        assert score.pace_s * accumulate == pytest.approx(expected + 3 * 0.5 / 2)
+        assert score.step_time_s * accumulate == pytest.approx(expected + 3 * 0.5 / 2)
     slow = _problem(replace(TWO, levels=(Level("server", 2, 0.1 * GB),)))
     assert evaluate(_plan(slow), slow).batch.bound == EXCHANGING  # type: ignore[union-attr]
 
@@ -150,7 +150,7 @@ def test_more_weights_and_slower_links_never_make_it_faster(sharding: Sharding) 
     times = []
     for factor in (1, 2, 4, 8):
         problem = _problem(SERVERS, sharding, 4, tuple(factor * size for size in WEIGHTS))
-        times.append(evaluate(_plan(problem), problem).pace_s)
+        times.append(evaluate(_plan(problem), problem).step_time_s)
     assert times == sorted(times)
     for level in (0, 1):
         times = []
@@ -158,7 +158,7 @@ def test_more_weights_and_slower_links_never_make_it_faster(sharding: Sharding) 
             levels = list(SERVERS.levels)
             levels[level] = replace(levels[level], bandwidth=levels[level].bandwidth * factor)
             problem = _problem(replace(SERVERS, levels=tuple(levels)), sharding, 4)
-            times.append(evaluate(_plan(problem), problem).pace_s)
+            times.append(evaluate(_plan(problem), problem).step_time_s)
         assert times == sorted(times)
 
 

@@ -66,21 +66,23 @@ def test_three_workers_on_two_cores_take_what_all_compute_on_both() -> None:
     problem = Problem(_profile((1, 2, 0), (1, 2, 0), (2, 3, 0)), _cluster(3, 2), NO_OVERLAP)
     score = evaluate(_plan(("0", 1), ("1", 1), ("2", 1), depths=(5, 3, 1)), problem)
     assert score.alone_s == pytest.approx(5)
-    assert score.pace_s == pytest.approx((3 + 3 + 5) / 2)
+    assert score.step_time_s == pytest.approx((3 + 3 + 5) / 2)
     assert score.bound == "the 2 cores of server 0"
     # A stage that takes longer than all do on both cores has one for itself.
     uneven = evaluate(_plan(("0", 1), ("12", 1), depths=(3, 1)), problem)
-    assert uneven.pace_s == uneven.alone_s == pytest.approx(8)
+    assert uneven.step_time_s == uneven.alone_s == pytest.approx(8)
 
 
 def test_all_reduces_keep_the_cores_busy_too() -> None:
     """2-1: (6 + 5) s of computing, and of one all-reduce, 4 s for two minibatches on each replica, nothing hidden."""
     problem = Problem(_profile((2, 4, 0), (2, 3, 0), size=400), _cluster(3, 2, 100.0), NO_OVERLAP)
     plan = _plan(("0", 2), ("1", 1), depths=(9, 1))
-    assert evaluate(plan, problem).pace_s == pytest.approx((6 + 5 + 2 * 4 / 2) / 2)
+    assert evaluate(plan, problem).step_time_s == pytest.approx((6 + 5 + 2 * 4 / 2) / 2)
     hidden = replace(problem, options=Options(overlap=1.0))
-    assert evaluate(plan, hidden).pace_s == pytest.approx((6 + 5) / 2)
-    assert evaluate(plan, replace(problem, options=replace(NO_OVERLAP, contention=False))).pace_s == pytest.approx(5)
+    assert evaluate(plan, hidden).step_time_s == pytest.approx((6 + 5) / 2)
+    assert evaluate(plan, replace(problem, options=replace(NO_OVERLAP, contention=False))).step_time_s == pytest.approx(
+        5
+    )
 
 
 def test_servers_have_cores_of_their_own() -> None:
@@ -91,12 +93,12 @@ def test_servers_have_cores_of_their_own() -> None:
     cluster = Cluster.of_servers("c", machines, [Level("cluster", 2, 1e9)])
     problem = Problem(_profile(*[(2, 2, 0)] * 4), cluster, NO_OVERLAP)
     together = _plan(("0", 1), ("1", 1), ("2", 1), ("3", 1), depths=(7, 5, 3, 1))
-    assert evaluate(together, problem).pace_s == pytest.approx(3 * 4 / 2)
+    assert evaluate(together, problem).step_time_s == pytest.approx(3 * 4 / 2)
     spread = tuple(
         replace(stage, workers=(worker,)) for stage, worker in zip(together.stages, (0, 1, 3, 4), strict=True)
     )
-    assert evaluate(replace(together, stages=spread), problem).pace_s == pytest.approx(4)
-    assert contention.least_pace_of_shared_cores_s(problem) == pytest.approx(16 / 4)
+    assert evaluate(replace(together, stages=spread), problem).step_time_s == pytest.approx(4)
+    assert contention.least_step_time_of_shared_cores_s(problem) == pytest.approx(16 / 4)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
@@ -113,7 +115,7 @@ def test_a_worker_updates_once_for_each_of_its_minibatches_or_for_each_group(sch
 
 def test_replicas_share_the_updates_as_they_share_the_minibatches() -> None:
     score = evaluate(_plan(("01", 2), depths=(1,)), Problem(_profile((1, 2, 1), (1, 2, 1), size=0), _cluster(2, 0)))
-    assert score.pace_s == pytest.approx((6 + 2) / 2)
+    assert score.step_time_s == pytest.approx((6 + 2) / 2)
 
 
 def test_inference_updates_nothing() -> None:
@@ -132,7 +134,7 @@ def test_what_keeps_all_cores_busy_is_proven_best() -> None:
     forged = json.loads(json.dumps(plan_json.plan_document(outcome)))
     forged["prediction"]["minibatch_s"] = outcome.evaluation.alone_s
     findings = {found.what: found.holds for found in check_plan(Node(forged, "plan.json"), problem.profile).results}
-    assert findings["pace"] is False
+    assert findings["formulas"] is False
 
 
 @pytest.mark.parametrize("replicas", [(1, 1, 1), (2, 1)])
@@ -143,19 +145,19 @@ def test_the_replay_shares_the_cores(replicas: tuple[int, ...]) -> None:
     count = enough_minibatches(scenario)
     steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady
     assert steady is not None
-    assert steady.pace_s == pytest.approx(outcome.objective_s, rel=0.01)
+    assert steady.step_time_s == pytest.approx(outcome.objective_s, rel=0.01)
 
 
 def test_only_more_workers_than_were_busy_in_the_profile_share_cores_in_the_replay() -> None:
     """Two workers on 1.6 cores that were measured with both busy take 3 s each, and 3 / 0.8 s if measured alone."""
-    for busy, pace_s in ((2, 3.0), (1, 3 / 0.8)):
+    for busy, step_time_s in ((2, 3.0), (1, 3 / 0.8)):
         profile = _profile((1, 2, 0), (1, 2, 0), size=0)
         profile = replace(profile, provenance=replace(profile.provenance, processes=busy))
         problem = Problem(profile, _cluster(3, 1.6), NO_OVERLAP)
         plan = _plan(("0", 1), ("1", 1), depths=(3, 1))
         report = simulate(scenario_of_plan(plan, problem, evaluate(plan, problem))).report
         assert report.steady is not None
-        assert report.steady.pace_s == pytest.approx(pace_s)
+        assert report.steady.step_time_s == pytest.approx(step_time_s)
 
 
 def test_cores_are_written_and_read(tmp_path: Path) -> None:

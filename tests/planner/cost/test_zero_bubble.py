@@ -82,7 +82,7 @@ def test_plans_fit_and_their_simulation_keeps_the_predicted_memory(seeds: range)
         score = evaluate(plan, problem)
         assert score.fits or not problem.options.memory
         without = replace(plan, stages=tuple(replace(stage, deferred=0) for stage in plan.stages))
-        assert evaluate(without, problem).pace_s == score.pace_s
+        assert evaluate(without, problem).step_time_s == score.step_time_s
         scenario = scenario_of_plan(plan, problem, score)
         count = 3 * (plan.accumulate or 1)
         steps = memory_over_time(scenario, simulate_schedule(scenario, count), count)

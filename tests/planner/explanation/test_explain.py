@@ -80,20 +80,20 @@ def test_the_shares_of_time_add_up_and_the_first_load_is_the_bound() -> None:
             anatomy, score = break_down_time("it", plan, problem), evaluate(plan, problem)
             assert anatomy.computing + anatomy.communication + anatomy.idle == pytest.approx(1.0)
             assert min(anatomy.computing, anatomy.communication, anatomy.idle) >= 0
-            assert anatomy.computing == pytest.approx(problem.work_s / problem.cluster.total_speed / score.pace_s)
+            assert anatomy.computing == pytest.approx(problem.work_s / problem.cluster.total_speed / score.step_time_s)
             found = resource_loads(plan, problem, score)
             assert found[0].name == score.bound
             assert found[0].seconds == max(load.seconds for load in found)
             if plan.copies == 1:
-                assert found[0].seconds == pytest.approx(score.pace_s)
+                assert found[0].seconds == pytest.approx(score.step_time_s)
 
 
-def test_the_parts_of_a_batch_add_up_to_its_pace() -> None:
+def test_the_parts_of_a_batch_add_up_to_its_step_time() -> None:
     for schedule in ("gpipe", "1f1b-flush"):
         problem = _problem(3, 3, options=Options(schedule=schedule, accumulate=6, contention=False))
         _, best = _solved(problem)
         found = resource_loads(best.plan, problem, evaluate(best.plan, problem))
-        assert sum(load.seconds for load in found) == pytest.approx(best.pace_s)
+        assert sum(load.seconds for load in found) == pytest.approx(best.step_time_s)
 
 
 def test_a_shared_card_is_among_the_loads() -> None:
@@ -103,8 +103,8 @@ def test_a_shared_card_is_among_the_loads() -> None:
     plan = Plan((Stage(names[:2], (0, 2), 99, 99), Stage(names[2:], (1, 3), 9, 9)))
     score = evaluate(plan, problem)
     found = resource_loads(plan, problem, score)
-    assert score.pace_s > score.alone_s
-    assert (found[0].name, found[0].seconds) == (score.bound, pytest.approx(score.pace_s))
+    assert score.step_time_s > score.alone_s
+    assert (found[0].name, found[0].seconds) == (score.bound, pytest.approx(score.step_time_s))
 
 
 def test_data_parallelism_that_waits_for_its_update_lists_its_all_reduce_once() -> None:
@@ -153,8 +153,8 @@ def _all_plans(problem: Problem) -> Iterator[Plan]:
 
 
 def _fastest_other(problem: Problem, config: str) -> float:
-    """The pace of the fastest plan of another configuration, by trying all."""
-    return min(evaluate(plan, problem).pace_s for plan in _all_plans(problem) if plan.config != config)
+    """The step time of the fastest plan of another configuration, by trying all."""
+    return min(evaluate(plan, problem).step_time_s for plan in _all_plans(problem) if plan.config != config)
 
 
 def test_no_other_configuration_is_better_than_an_exact_second_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,22 +166,22 @@ def test_no_other_configuration_is_better_than_an_exact_second_choice(monkeypatc
     for problem in problems:
         cuts, best = _solved(problem)
         by_trying = _fastest_other(problem, best.plan.config)
-        found = find_alternatives(problem, cuts, best.plan, best.pace_s)
+        found = find_alternatives(problem, cuts, best.plan, best.step_time_s)
         assert found.second is not None
         assert found.second.plan.config != best.plan.config
-        assert found.second.pace_s == pytest.approx(evaluate(found.second.plan, problem).pace_s)
-        assert found.second.behind == pytest.approx(found.second.pace_s / best.pace_s - 1)
-        assert found.second.pace_s >= by_trying * (1 - 1e-9)
-        assert not found.exact or found.second.pace_s == pytest.approx(by_trying)
+        assert found.second.step_time_s == pytest.approx(evaluate(found.second.plan, problem).step_time_s)
+        assert found.second.behind == pytest.approx(found.second.step_time_s / best.step_time_s - 1)
+        assert found.second.step_time_s >= by_trying * (1 - 1e-9)
+        assert not found.exact or found.second.step_time_s == pytest.approx(by_trying)
         exact.append(found.exact)
     assert exact[-1]
     monkeypatch.setattr("pipeplan.explanation.second_best.SMALL", 1)
     for problem in problems[:4]:  # as large problems, which are searched in fewer parts
         cuts, best = _solved(problem)
-        found = find_alternatives(problem, cuts, best.plan, best.pace_s)
+        found = find_alternatives(problem, cuts, best.plan, best.step_time_s)
         assert found.second is not None
-        assert found.second.pace_s >= _fastest_other(problem, best.plan.config) * (1 - 1e-9)
-        assert not found.exact or found.second.pace_s == pytest.approx(best.pace_s)
+        assert found.second.step_time_s >= _fastest_other(problem, best.plan.config) * (1 - 1e-9)
+        assert not found.exact or found.second.step_time_s == pytest.approx(best.step_time_s)
 
 
 def test_what_was_searched_is_said_shortly() -> None:
@@ -224,7 +224,7 @@ def test_changes_reach_every_server_of_a_mixed_cluster() -> None:
 def test_faster_devices_help_and_memory_that_is_not_short_does_not() -> None:
     problem = _problem(2, 2, 2)
     cuts, best = _solved(problem)
-    found = {effect.name.strip(): effect for effect in change_effects(problem, cuts, best.pace_s)}
+    found = {effect.name.strip(): effect for effect in change_effects(problem, cuts, best.step_time_s)}
     assert found["devices with twice the memory"].gain == pytest.approx(1.0)
     assert (found["devices twice as fast"].gain or 0) >= 1.0
     assert (found["one more server"].gain or 0) >= 1.0
@@ -248,8 +248,8 @@ def test_no_change_for_the_better_does_harm(seed: int) -> None:
     """Also under contention, where no solver promises it."""
     problem = _problem(seed, 2, 3)
     cuts, best = _solved(problem)
-    for effect in change_effects(problem, cuts, best.pace_s):
-        if effect.name != "devices twice as fast":  # Its depths are those of the slower pace.
+    for effect in change_effects(problem, cuts, best.step_time_s):
+        if effect.name != "devices twice as fast":  # Its depths are those of the slower step time.
             assert (effect.gain or 0) >= 1 - 1e-9, effect
 
 

@@ -102,7 +102,7 @@ def test_the_best_order_is_found(seed: int) -> None:
     chosen, choices = choose_order(problem, CUTS, simulates=False)
     if choices:
         assert choices[0].problem is chosen
-        assert choices[0].pace_s == pytest.approx(least, rel=1e-9)
+        assert choices[0].step_time_s == pytest.approx(least, rel=1e-9)
     else:
         assert len({(server.device, server.inside, server.card) for server in problem.cluster.machines}) == 1
 
@@ -113,14 +113,14 @@ def test_the_order_of_the_file_does_not_matter() -> None:
     tensors = tuple(Tensor(f"t{number}", f"l{number}", (f"l{number + 1}",), 10**6, 10**6) for number in range(3))
     heavy = Layer("l4", 4.0, 8.0, 0, 0)
     profile = Profile((*layers, heavy), (*tensors, Tensor("t3", "l3", ("l4",), 10, 10)), 1)
-    paces = []
+    step_times = []
     for speeds in ([1.0, 3.0], [3.0, 1.0]):
         problem = Problem(profile, _cluster(speeds, 2), Options(max_replicas=1, overlap=0.0))
         chosen, choices = choose_order(problem, CUTS)
         assert [server.device.speed for server in chosen.cluster.machines] == [1.0, 3.0]
         assert len(choices) == 2
-        paces.append(choices[0].pace_s)
-    assert paces[0] == paces[1]
+        step_times.append(choices[0].step_time_s)
+    assert step_times[0] == step_times[1]
 
 
 def test_without_time_the_listed_order_stays() -> None:
@@ -142,11 +142,15 @@ def test_orders_are_compared_by_their_figures() -> None:
             _, by_formula = choose_order(problem, CUTS, simulates=False)
         except InfeasibleError:
             continue
-        formula_of = {one.order: one.pace_s for one in by_formula}
-        later = [one for one in choices if one.pace_s is not None and one.pace_s > (formula_of[one.order] or 0) * 1.001]
+        formula_of = {one.order: one.step_time_s for one in by_formula}
+        later = [
+            one
+            for one in choices
+            if one.step_time_s is not None and one.step_time_s > (formula_of[one.order] or 0) * 1.001
+        ]
         if later:
-            assert [one.pace_s for one in choices[1:] if one.pace_s] == sorted(
-                one.pace_s for one in choices[1:] if one.pace_s
+            assert [one.step_time_s for one in choices[1:] if one.step_time_s] == sorted(
+                one.step_time_s for one in choices[1:] if one.step_time_s
             )
             return
     pytest.fail("no drawn problem has a plan whose simulation is slower than the formulas")

@@ -37,7 +37,7 @@ def _plan(problem: Problem, replicas: tuple[int, ...]) -> Plan:
         stages.append(Stage((f"l{number}",), tuple(range(first, first + count)), 1, 1))
         first += count
     plan = Plan(tuple(stages), schedule="1f1b-flush", accumulate=problem.options.accumulate)
-    return depths.assign_depths(plan, problem, evaluate(depths.assign_depths(plan, problem, 1e9), problem).pace_s)
+    return depths.assign_depths(plan, problem, evaluate(depths.assign_depths(plan, problem, 1e9), problem).step_time_s)
 
 
 @pytest.mark.parametrize("replicas", [(1, 1, 1, 1), (1, 3, 2, 3), (2, 4, 3, 3)])
@@ -52,7 +52,7 @@ def test_two_short_updates_give_the_time_of_a_long_one(replicas: tuple[int, ...]
     assert short + longer < 500
     found = figure_of(plan, score, problem, NO_DEADLINE)
     assert found.step_s == pytest.approx(simulated_update_s(scenario) / 1000, rel=0.01)
-    assert found.step_s >= score.pace_s
+    assert found.step_s >= score.step_time_s
 
 
 def test_a_plan_that_is_too_large_has_the_time_of_the_formulas() -> None:

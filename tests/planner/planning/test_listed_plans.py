@@ -51,7 +51,7 @@ def test_the_bound_of_a_listed_plan_is_never_above_its_score(schedule: str) -> N
         listing = _Listing(problem, space, math.inf)
         for bound_s, _, parts in listing.plans():
             plan = depths.assign_depths(listing.plan(parts), problem, 0.0)
-            assert bound_s <= evaluate(plan, problem).pace_s * (1 + 1e-9), plan.config
+            assert bound_s <= evaluate(plan, problem).step_time_s * (1 + 1e-9), plan.config
             seen += 1
     assert seen > 30
 
@@ -80,5 +80,5 @@ def test_the_search_of_listed_plans_finds_the_best_of_them() -> None:
     for plan in listed_plans(problem, math.inf):
         deep = depths.assign_depths(plan, problem, 0.0)
         score = evaluate(deep, problem)
-        if score.pace_s < best.step_s:
+        if score.step_time_s < best.step_s:
             assert figure_of(deep, score, problem, NO_DEADLINE).step_s >= best.step_s * (1 - 1e-9), deep.config

@@ -41,7 +41,7 @@ def test_the_result_is_at_least_as_fast_and_no_neighbour_is_faster() -> None:
                 score = evaluate(plan, problem)
             except pipeplan.InputError:
                 continue
-            if score.fits and score.pace_s < found.step_s:
+            if score.fits and score.step_time_s < found.step_s:
                 near = figured(plan, score, problem, NO_DEADLINE)
                 assert near.step_s >= found.step_s * (1 - LEAST_GAIN) or near.figure.simulated_s is None
 

@@ -104,7 +104,7 @@ def test_the_timeline_takes_as_long_as_the_recurrence() -> None:
     scenario = scenario_of_plan(outcome.plan, outcome.problem, outcome.evaluation)
     steady = simulate(scenario, 20 * (outcome.plan.accumulate or 1)).report.steady
     assert steady is not None
-    assert steady.pace_s == pytest.approx(outcome.predicted_s, rel=1e-9)
+    assert steady.step_time_s == pytest.approx(outcome.predicted_s, rel=1e-9)
 
 
 def test_stage_files_and_plan_json_name_the_engine() -> None:
@@ -136,12 +136,12 @@ def _unnamed(profile: Profile) -> Profile:
 
 
 FORGERIES: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
-    "a faster pass": ("pace", lambda one: one["prediction"]["batch"].update(work_s=0.9 * _work_s(one))),
-    "less waiting": ("pace", lambda one: one["prediction"]["batch"].update(exposed_s=0.0)),
+    "a faster pass": ("formulas", lambda one: one["prediction"]["batch"].update(work_s=0.9 * _work_s(one))),
+    "less waiting": ("formulas", lambda one: one["prediction"]["batch"].update(exposed_s=0.0)),
     "less to reduce": ("stages", lambda one: one["prediction"]["stages"][0].update(sync_s=1e-3)),
     "less memory": ("memory", lambda one: one["prediction"]["stages"][0].update(memory_bytes=GB)),
     "another engine": ("description", lambda one: one.update(data_parallel="ddp")),
-    "whole weights": ("pace", lambda one: one["options"].update(sharding="none")),
+    "whole weights": ("formulas", lambda one: one["options"].update(sharding="none")),
     "no such engine": ("document", lambda one: one["options"].update(sharding="zero3")),
     "fewer workers": ("document", lambda one: one["plan"]["stages"][0]["workers"].pop()),
     "a certificate": ("optimality", lambda one: one.update(certificate={})),
@@ -190,7 +190,7 @@ def test_the_checker_has_the_same_figures(sharding: Sharding, recompute: bool, o
         if recompute:
             plan = replace(outcome.plan, stages=(replace(outcome.plan.stages[0], recompute=True),))
             score = evaluate(plan, outcome.problem)
-            figure = replace(outcome.figure, formula_s=score.pace_s)
+            figure = replace(outcome.figure, formula_s=score.step_time_s)
             outcome = replace(outcome, plan=plan, evaluation=score, figure=figure)
         checked = check_readable_plan(Node(_document(outcome), "plan.json"), profile)
         assert checked.wrong is None, checked.wrong

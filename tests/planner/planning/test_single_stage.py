@@ -32,7 +32,7 @@ from pipeplan_launch.comm import buckets
 
 MIB = 2**20
 QUICK = Settings("dp", certify=False, simulate=False, compare=False)
-"""The plan and its pace by the formulas, and nothing beside them."""
+"""The plan and its step time by the formulas, and nothing beside them."""
 
 
 def _problem(seed: int, overlap: float = 1.0, *, equal: bool = True) -> Problem:
@@ -65,12 +65,12 @@ def _all_plans(problem: Problem) -> Iterator[Plan]:
 
 def _least(problem: Problem) -> float:
     """Of all plans, at depths that do not limit."""
-    paces = []
+    step_times = []
     for plan in _all_plans(problem):
         deep = [100 ** (len(plan.stages) - number) for number in range(1, len(plan.stages) + 1)]
         stages = tuple(replace(stage, depth=depth) for stage, depth in zip(plan.stages, deep, strict=True))
-        paces.append(evaluate(Plan(stages), problem).pace_s)
-    return min(paces)
+        step_times.append(evaluate(Plan(stages), problem).step_time_s)
+    return min(step_times)
 
 
 def _binds(problem: Problem) -> bool:
@@ -124,7 +124,7 @@ def test_nothing_waits_where_nothing_overlaps() -> None:
         problem = _problem(seed, overlap=0.0)
         plan = Plan((Stage(problem.layer_names, (0, 1, 2, 3), 1, 1),))
         score = evaluate(plan, problem)
-        assert score.pace_s == pytest.approx(score.alone_s)
+        assert score.step_time_s == pytest.approx(score.alone_s)
         assert score.bound != WAITS_FOR_UPDATE
 
 

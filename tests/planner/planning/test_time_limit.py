@@ -122,17 +122,17 @@ def test_a_baseline_for_which_there_is_no_time_says_so() -> None:
     cuts = enumerate_cuts(problem, 1000)
     late, known = (baselines.uniform_grid(problem, cuts, ends) for ends in (PASSED, Deadline()))
     assert late.name == known.name
-    assert (late.pace_s, late.remark) == (None, baselines.NO_TIME)
-    assert known.pace_s is not None
+    assert (late.step_time_s, late.remark) == (None, baselines.NO_TIME)
+    assert known.step_time_s is not None
 
 
 def test_a_certificate_for_which_there_is_no_time_says_so() -> None:
     problem = _problem()
     cuts = enumerate_cuts(problem, 1000)
-    pace_s = dynamic_program.solve(problem, cuts).objective_s
-    made = certificate.make_certificate(problem, cuts, pace_s, PASSED)
+    step_time_s = dynamic_program.solve(problem, cuts).objective_s
+    made = certificate.make_certificate(problem, cuts, step_time_s, PASSED)
     assert (made.document, made.note) == (None, certificate.NO_TIME)
-    assert certificate.make_certificate(problem, cuts, pace_s).document is not None
+    assert certificate.make_certificate(problem, cuts, step_time_s).document is not None
 
 
 def test_a_program_that_takes_too_long_to_build_leaves_a_bound() -> None:
@@ -236,7 +236,7 @@ def _uninterrupted() -> Outcome:
         (baselines, "uniform_grid"),
         (solve, "improve"),
         (figure, "simulate"),
-        (solve.contention, "least_pace_of_shared_cores_s"),
+        (solve.contention, "least_step_time_of_shared_cores_s"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -256,7 +256,7 @@ def test_ctrl_c_in_any_phase_after_the_dp_keeps_its_plan(
 
     monkeypatch.setattr(figure, "_REMEMBERED", OrderedDict())
     monkeypatch.setattr(where, name, once)
-    if name == "least_pace_of_shared_cores_s":
+    if name == "least_step_time_of_shared_cores_s":
         # Called when the outcome is put together, too: nothing is left to wait for then.
         calls.append("")
     outcome = solve.solve(problem, Settings(solver="dp"))

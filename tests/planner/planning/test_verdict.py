@@ -78,8 +78,8 @@ def test_a_bound_with_everything_charged_is_compared_with_a_plan_charged_alike()
     plain = dynamic_program.solve(alone, enumerate_cuts(alone, 1000))
     assert plain.plan is not None
     score = evaluate(plain.plan, problem)
-    assert score.pace_s > score.alone_s * 1.1
-    charged = replace(plain, solver="DP", objective_s=score.pace_s, bound_s=score.pace_s, charged=True)
+    assert score.step_time_s > score.alone_s * 1.1
+    charged = replace(plain, solver="DP", objective_s=score.step_time_s, bound_s=score.step_time_s, charged=True)
     assert not contradiction(problem, [charged, replace(plain, solver="ILP (HiGHS)")])
     assert "faster than the bound" in contradiction(problem, [replace(charged, charged=False, plan=None), plain])
 

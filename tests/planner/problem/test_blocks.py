@@ -92,6 +92,6 @@ def test_a_search_between_blocks_is_near_the_best_plan(memory: int) -> None:
     assert exact is not None
     assert found is not None
     assert not searched_all, "the plans between blocks stand for all"
-    assert exact.pace_s <= found.pace_s * (1 + 1e-9)
-    assert found.pace_s <= exact.pace_s * 1.02
-    assert found.bound_s <= exact.pace_s * (1 + 1e-9), "the bound holds for all plans"
+    assert exact.step_time_s <= found.step_time_s * (1 + 1e-9)
+    assert found.step_time_s <= exact.step_time_s * 1.02
+    assert found.bound_s <= exact.step_time_s * (1 + 1e-9), "the bound holds for all plans"

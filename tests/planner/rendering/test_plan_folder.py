@@ -30,7 +30,7 @@ def test_a_plan_folder_holds_what_the_executor_needs(tmp_path: Path) -> None:
     assert all(stage["pipeline"] == stages[0]["pipeline"] for stage in stages)
     assert len({stage["plan"] for stage in stages}) == 1
     document = json.loads((tmp_path / "plan" / "plan.json").read_text())
-    assert document["prediction"]["minibatch_s"] == solved.evaluation.pace_s
+    assert document["prediction"]["minibatch_s"] == solved.evaluation.step_time_s
     assert document["verdict"]["proven"] is True
     assert (tmp_path / "plan" / "launch.sh").stat().st_mode & 0o111
     assert [path.name for path in tmp_path.iterdir()] == ["plan"], "no scratch folder is left behind"

@@ -127,8 +127,8 @@ def test_a_server_less_is_a_cluster_with_fewer(run: Run) -> None:
     assert _plan("plan-replanned")["certificate"] == _plan("fresh")["certificate"] is not None
     assert report["servers"] == [{"server": 0, "was": 1}]
     assert (report["before"]["workers"], report["now"]["workers"]) == (6, 2)
-    pace = before["stated"]["minibatch_s"] / _plan("fresh")["stated"]["minibatch_s"]
-    assert report["pace"] == pytest.approx(pace)
+    step_time = before["stated"]["minibatch_s"] / _plan("fresh")["stated"]["minibatch_s"]
+    assert report["throughput"] == pytest.approx(step_time)
     assert _plan("plan") == before
 
 

@@ -23,20 +23,20 @@ def test_baselines_are_those_of_the_plan_and_the_runner_up_is_another(source: Re
     said = {one["name"].removeprefix("best "): one for one in source.root.value["baselines"]}
     for one in others[:-1]:
         assert one["minibatch_s"] == pytest.approx(said[one["name"]]["minibatch_s"], rel=1e-5)
-        assert one["gain"] == pytest.approx(one["minibatch_s"] / source.pace_s, rel=1e-4)
+        assert one["gain"] == pytest.approx(one["minibatch_s"] / source.step_time_s, rel=1e-4)
     assert others[-1]["name"] == "runner-up"
     assert others[-1]["config"] != source.plan.config
-    assert others[-1]["minibatch_s"] >= source.pace_s * (1 - 1e-5)
+    assert others[-1]["minibatch_s"] >= source.step_time_s * (1 - 1e-5)
 
 
 def test_thorough_finds_the_second_choice_that_explain_finds(straight: ReportSource) -> None:
     assert straight.known is not None
     problem: Problem = straight.known.problem
-    second = find_alternatives(problem, enumerate_cuts(problem, 1000), straight.plan, straight.pace_s).second
+    second = find_alternatives(problem, enumerate_cuts(problem, 1000), straight.plan, straight.step_time_s).second
     assert second is not None
     last = report_of(straight, thorough=True)["comparisons"][-1]
     assert (last["name"], last["config"]) == ("runner-up", second.plan.config)
-    assert last["minibatch_s"] == pytest.approx(second.pace_s, rel=1e-5)
+    assert last["minibatch_s"] == pytest.approx(second.step_time_s, rel=1e-5)
 
 
 def test_a_plan_is_shown_to_be_the_fastest_by_its_certificate_alone() -> None:
@@ -52,7 +52,7 @@ def test_a_plan_is_shown_to_be_the_fastest_by_its_certificate_alone() -> None:
 
 def test_what_the_file_claims_is_not_repeated_as_shown(straight: ReportSource) -> None:
     claims = {"verdict.proven": True, "verdict.text": "proven optimal by an oracle", "gap": 0.0, "status": "optimal"}
-    claims |= {"bound_s": straight.pace_s, "certificate_note": "an oracle said so"}
+    claims |= {"bound_s": straight.step_time_s, "certificate_note": "an oracle said so"}
     assert straight.known is not None
     for profile in (None, straight.known.profile):
         told = report_of(changed(straight, profile, claims))

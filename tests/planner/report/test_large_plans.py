@@ -23,7 +23,7 @@ from pipeplan_launch.plan.schedule import SCHEDULES
 
 
 def pipeline(replicas: list[int], depth: int = 2) -> Scenario:
-    """A pipeline whose stages all keep a pace of a second a minibatch."""
+    """A pipeline whose stages all keep a step time of a second a minibatch."""
     firsts = [0, *itertools.accumulate(replicas)]
     stages = tuple(
         StageLoad(tuple(range(first, first + count)), depth, 0.4 * count, 0.6 * count, 0.0)

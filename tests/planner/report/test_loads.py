@@ -22,10 +22,12 @@ from pipeplan.report.source import ReportSource, read_report_source
 from pipeplan.util.files import Node
 
 
-def test_the_pace_is_the_plans_and_its_slowest_resource_has_all_of_it(source: ReportSource, document: Document) -> None:
+def test_the_step_time_is_the_plans_and_its_slowest_resource_has_all_of_it(
+    source: ReportSource, document: Document
+) -> None:
     said = document["prediction"]
-    assert said["minibatch_s"] == pytest.approx(source.pace_s, rel=1e-5)
-    assert said["samples_per_s"] == pytest.approx(64 / source.pace_s, rel=1e-5)
+    assert said["minibatch_s"] == pytest.approx(source.step_time_s, rel=1e-5)
+    assert said["samples_per_s"] == pytest.approx(64 / source.step_time_s, rel=1e-5)
     loads = document["loads"]
     first = loads[0]
     assert first["name"] == said["bound_by"]

@@ -17,7 +17,7 @@ def test_a_run_stands_beside_the_prediction(straight: ReportSource, tmp_path: Pa
     run = runs.read_run(write_run(tmp_path / "run", straight))
     told = build_report(straight, run).to_json()
     assert told["measured"]["ratio"] == 1.25
-    assert told["measured"]["minibatch_s"] == pytest.approx(1.25 * straight.pace_s, rel=1e-5)
+    assert told["measured"]["minibatch_s"] == pytest.approx(1.25 * straight.step_time_s, rel=1e-5)
     assert told["measured"]["stages"][0]["load_s"] == 0.002
     assert told["measured"]["stages"][0]["send_s"] is None
     stages = straight.scenario.stages

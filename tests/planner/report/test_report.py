@@ -79,7 +79,7 @@ def test_peaks_are_those_of_the_simulation(name: str) -> None:
     assert [one["peak_bytes"] for one in report_of(found)["memory"]] == [stage.peak_bytes for stage in seen.stages]
 
 
-def test_what_is_drawn_keeps_the_pace_that_simulate_tells(source: ReportSource, document: Document) -> None:
+def test_what_is_drawn_keeps_the_step_time_that_simulate_tells(source: ReportSource, document: Document) -> None:
     count = enough_minibatches(source.scenario)
     steady = summarise_simulation(source.scenario, simulate_schedule(source.scenario, count), count).steady
     assert steady is not None
@@ -92,7 +92,7 @@ def test_what_is_drawn_keeps_the_pace_that_simulate_tells(source: ReportSource, 
         if kind == B and lanes["stage"][lane] == 0 and since + 1e-5 < end <= until + 1e-5
     )
     assert len(ends) >= 15
-    assert (until - since) / len(ends) == pytest.approx(steady.pace_s, rel=1e-3)
+    assert (until - since) / len(ends) == pytest.approx(steady.step_time_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("which", ["wide", "straight"])

@@ -28,7 +28,7 @@ def test_no_simulation_takes_less_than_the_formulas(schedule: str, part: range) 
             score = evaluate(plan, problem)
             scenario = scenario_of_plan(plan, problem, score)
             assert plan.accumulate is not None
-            assert simulated_update_s(scenario) / plan.accumulate >= score.pace_s * ROUNDING, seed
+            assert simulated_update_s(scenario) / plan.accumulate >= score.step_time_s * ROUNDING, seed
 
 
 @pytest.mark.parametrize("seeds", first_few(range(200), 8))
@@ -40,10 +40,12 @@ def test_nor_does_the_steady_part_of_a_long_one(schedule: str, seeds: range) -> 
         count = enough_minibatches(scenario)
         steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady
         assert steady is not None
-        assert steady.pace_s >= score.pace_s * ROUNDING, seed
+        assert steady.step_time_s >= score.step_time_s * ROUNDING, seed
         # A round that repeats itself tells the same, and none that is faster is called too slow.
-        assert steady_step_s(scenario, count) == pytest.approx(steady.pace_s, rel=1e-9), seed
-        assert steady_step_s(scenario, count, useful_s=steady.pace_s / ROUNDING) == pytest.approx(steady.pace_s), seed
+        assert steady_step_s(scenario, count) == pytest.approx(steady.step_time_s, rel=1e-9), seed
+        assert steady_step_s(scenario, count, useful_s=steady.step_time_s / ROUNDING) == pytest.approx(
+            steady.step_time_s
+        ), seed
 
 
 def test_a_simulation_that_is_too_slow_to_be_useful_ends_early() -> None:

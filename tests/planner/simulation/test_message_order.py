@@ -15,7 +15,7 @@ from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.events import SimulatedEvents
 from pipeplan.simulation.message_order import TRANSPORTS, check_transport
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
-from pipeplan_launch.plan.one_order import Transfer, one_order
+from pipeplan_launch.plan.communication_order import Transfer, communication_order
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind
 from pipeplan_launch.plan.transport_modes import MODES
 
@@ -56,7 +56,7 @@ def stages_of(row: str) -> tuple[int, int]:
 def check_queues(played: Scenario, events: SimulatedEvents, count: int) -> None:
     """A link has one message at a time under way, in the one order."""
     order = defaultdict(list)
-    for node in one_order(played.schedule, played.shapes, count):
+    for node in communication_order(played.schedule, played.shapes, count):
         if isinstance(node, Transfer):
             order[node.source[0], node.destination[0]].append(node.minibatch)
     found = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The replay of plans: against the evaluator's pace, against figures by hand, and where a schedule cannot work."""
+"""The replay of plans: against the evaluator's step time, against figures by hand, and where a schedule cannot work."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def _run(scenario: Scenario, minibatches: int | None = None) -> tuple[SimulatedE
     return replayed, summarise_simulation(scenario, replayed, count)
 
 
-def _pace(scenario: Scenario) -> float:
+def _step_time(scenario: Scenario) -> float:
     steady = _run(scenario)[1].steady
     assert steady is not None
-    return steady.pace_s
+    return steady.step_time_s
 
 
 def _read(plan: Plan, problem: Problem) -> Scenario:
@@ -112,7 +112,7 @@ def _solved_scenarios(seeds: range = SEEDS) -> list[tuple[int, Scenario]]:
 
 
 @pytest.mark.slow
-def test_random_plans_run_at_the_pace_that_the_evaluator_says() -> None:
+def test_random_plans_run_at_the_step_time_that_the_evaluator_says() -> None:
     kinds = set()
     checked = 0
     for seed, scenario in _solved_scenarios():
@@ -152,13 +152,13 @@ def test_an_all_reduce_hides_behind_what_the_schedule_puts_before_its_update(upd
         yield from updates
 
     scenario = _scenario((2, 6, 1.0, 2.0), (1, 1, 0.1, 0.1), sync=2.5)
-    assert _pace(replace(scenario, schedule=replace(TRAINING, stream=stream))) == pytest.approx(period / 2)
+    assert _step_time(replace(scenario, schedule=replace(TRAINING, stream=stream))) == pytest.approx(period / 2)
 
 
 def test_data_parallelism_needs_what_the_cost_model_says() -> None:
     for overlap, sync in itertools.product((0.0, 0.25, 0.7, 1.0), (0.0, 1.0, 3.0, 10.0)):
         scenario = _scenario((3, 1, 1.0, 2.0), sync=sync, overlap=overlap)
-        assert _pace(scenario) == pytest.approx(float(overlapped(3.0, sync, overlap)) / 3)
+        assert _step_time(scenario) == pytest.approx(float(overlapped(3.0, sync, overlap)) / 3)
 
 
 def test_a_straight_pipeline_by_hand() -> None:
@@ -173,7 +173,7 @@ def test_a_straight_pipeline_by_hand() -> None:
     assert report.drain_s == pytest.approx(2.75)
     assert report.total_s == pytest.approx(1.75 + 30 * 3.0 + 2.75)
     assert report.steady is not None
-    assert report.steady.pace_s == pytest.approx(3.0)
+    assert report.steady.step_time_s == pytest.approx(3.0)
     assert [stage.peak_in_flight for stage in report.stages] == [3, 1]
     assert [stage.computing for stage in report.stages] == pytest.approx([1.0, 1.0])
     assert report.links == pytest.approx({"stage 1 → 2": 0.5 / 3, "stage 2 → 1": 0.5 / 3})
@@ -184,14 +184,14 @@ def test_a_straight_pipeline_by_hand() -> None:
 def test_too_small_a_depth_is_seen() -> None:
     """Depth 1 leaves one minibatch under way: both stages and two transfers in turn."""
     scenario = _scenario((1, 1, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=StageBoundary(0.5, 0.25))
-    assert _pace(scenario) == pytest.approx(6.0 + 2 * 0.75)
+    assert _step_time(scenario) == pytest.approx(6.0 + 2 * 0.75)
 
 
 def test_a_link_carries_one_message_at_a_time_whatever_the_replicas() -> None:
     scenario = _scenario((2, 20, 0.1, 0.2), (2, 1, 0.1, 0.2), hop=StageBoundary(1.0, 0.5))
     replayed, report = _run(scenario)
     assert report.steady is not None
-    assert report.steady.pace_s == pytest.approx(1.0)
+    assert report.steady.step_time_s == pytest.approx(1.0)
     forward = [done for done in replayed.transfers if done.row == "stage 1 → 2"]
     assert all(later.start_s >= earlier.end_s for earlier, later in pairwise(forward))
 
@@ -201,7 +201,7 @@ def test_copies_have_boundaries_of_their_own_and_share_the_link_between_them() -
     loads = tuple(StageLoad(workers, depth, 1.0, 2.0, 4.0) for workers, depth in (((0, 2), 5), ((1, 3), 1)))
     hops = ((StageBoundary(0.5, 0.0), StageBoundary(0.5, 0.0)),)
     scenario = Scenario("2×(1-1)", loads, hops, TRAINING, 1.0, 4.0, copies=2)
-    assert _pace(scenario) >= 4.0, "two of 4 s on one link"
+    assert _step_time(scenario) >= 4.0, "two of 4 s on one link"
     replayed, report = _run(scenario)
     shared = [done for done in replayed.transfers if done.row == "all-reduce"]
     assert all(later.start_s >= earlier.end_s for earlier, later in pairwise(shared))
@@ -211,7 +211,7 @@ def test_copies_have_boundaries_of_their_own_and_share_the_link_between_them() -
 def test_gradients_take_as_long_as_they_are_large() -> None:
     """0.5 s there, 4 s back: the way back is the slowest part."""
     scenario = _scenario((1, 8, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=StageBoundary(0.5, 0.0, 4.0))
-    assert _pace(scenario) == pytest.approx(4.0)
+    assert _step_time(scenario) == pytest.approx(4.0)
     assert _run(scenario)[1].links == pytest.approx({"stage 1 → 2": 0.5 / 4, "stage 2 → 1": 1.0})
 
 
@@ -220,7 +220,7 @@ def test_parallel_links_are_taken_in_turn() -> None:
     scenario = _scenario((2, 9, 0.5, 1.0), (2, 1, 0.5, 1.0), hop=StageBoundary(4.0, 0.0, 4.0, 2))
     report = _run(scenario)[1]
     assert report.steady is not None
-    assert report.steady.pace_s == pytest.approx(2.0)
+    assert report.steady.step_time_s == pytest.approx(2.0)
     assert list(report.links) == [f"stage {way}, link {link}" for way in ("1 → 2", "2 → 1") for link in (1, 2)]
 
 
@@ -238,7 +238,7 @@ def test_a_pipeline_that_drains_by_hand() -> None:
         scenario = _accumulating(name, 3, *((1, depth, 1.0, 2.0) for depth in held))
         replayed, report = _run(scenario, 9)
         assert report.total_s == pytest.approx(3 * 12.0)
-        assert _pace(scenario) == pytest.approx(4.0)
+        assert _step_time(scenario) == pytest.approx(4.0)
         begun = [done.start_s for done in replayed.passes if str(done.action) in ("F0", "F3", "F6") and done.stage == 0]
         assert begun == pytest.approx([0.0, 12.0, 24.0])
         assert [stage.peak_in_flight for stage in report.stages] == list(held)
@@ -247,11 +247,11 @@ def test_a_pipeline_that_drains_by_hand() -> None:
 def test_an_all_reduce_after_a_flush_holds_its_replicas_up() -> None:
     """One stage on two replicas, 4 minibatches of 3 s, and 2.5 s that nothing hides."""
     scenario = _accumulating("gpipe", 4, (2, 2, 1.0, 2.0), sync=2.5)
-    assert _pace(scenario) == pytest.approx((2 * 3.0 + 2.5) / 4)
+    assert _step_time(scenario) == pytest.approx((2 * 3.0 + 2.5) / 4)
     # The second of two stages waits for its own while the first drains (2 s) and fills (1 s) again.
     scenario = _accumulating("1f1b-flush", 4, (1, 2, 1.0, 2.0), (2, 1, 1.0, 2.0), sync=3.0)
-    assert _pace(scenario) == pytest.approx(
-        _pace(_accumulating("1f1b-flush", 4, *([(1, 2, 1.0, 2.0), (2, 1, 1.0, 2.0)])))
+    assert _step_time(scenario) == pytest.approx(
+        _step_time(_accumulating("1f1b-flush", 4, *([(1, 2, 1.0, 2.0), (2, 1, 1.0, 2.0)])))
     )
 
 
@@ -264,7 +264,7 @@ def test_every_replica_makes_the_whole_step_of_an_update() -> None:
         problem = Problem(Profile(layers, (), 1), _servers(2, rate=1e15), options)
         scenario = _read(plain_data_parallel(problem, 2), problem)
         assert scenario.stages[0].busy_s == pytest.approx(3.0 + 1.0 / 2)
-        assert 4 * _pace(scenario) == pytest.approx(2 * 3.0 + 1.0)
+        assert 4 * _step_time(scenario) == pytest.approx(2 * 3.0 + 1.0)
         stage = _run(scenario)[1].stages[0]
         assert (stage.computing, stage.synchronising) == (pytest.approx(1.0), pytest.approx(0.0))
 
@@ -272,8 +272,8 @@ def test_every_replica_makes_the_whole_step_of_an_update() -> None:
 def test_an_all_reduce_of_two_buffers_hides_behind_a_whole_group() -> None:
     """6 minibatches per update, 1.5 s each: with 4 in flight 3 of them are left to hide an all-reduce: 4.5 s."""
     stages = ((2, 2, 1.0, 2.0), (1, 1, 0.5, 1.0))
-    assert _pace(_accumulating("2bw", 6, *stages, sync=4.5)) == pytest.approx(1.5)
-    assert _pace(_accumulating("2bw", 6, *stages, sync=12.0)) > 1.9
+    assert _step_time(_accumulating("2bw", 6, *stages, sync=4.5)) == pytest.approx(1.5)
+    assert _step_time(_accumulating("2bw", 6, *stages, sync=12.0)) > 1.9
 
 
 def _peaks(scenario: Scenario, minibatches: int) -> list[int]:
@@ -313,11 +313,11 @@ def test_no_worker_holds_more_than_is_planned() -> None:
         assert _peaks(scenario, 60) == planned, name
 
 
-def test_inference_runs_at_the_pace_of_its_slowest_part() -> None:
+def test_inference_runs_at_the_step_time_of_its_slowest_part() -> None:
     scenario = replace(_scenario((1, 1, 1.0, 0.0), (2, 1, 3.0, 0.0)), schedule=SCHEDULES["forward-only"])
     replayed, report = _run(scenario)
     assert report.steady is not None
-    assert report.steady.pace_s == pytest.approx(1.5)
+    assert report.steady.step_time_s == pytest.approx(1.5)
     assert {done.action.kind for done in replayed.passes} == {ActionKind.FORWARD}
     assert [stage.peak_in_flight for stage in report.stages] == [1, 1]
     assert report.fill_s == pytest.approx(1.0)
@@ -448,7 +448,7 @@ def test_a_plan_over_two_servers_reads_its_links_from_the_cluster() -> None:
     scenario = _read(solve(problem, Settings(solver="dp", simulate=False)).plan, problem)
     assert scenario.hops == ((StageBoundary(0.8, 0.25, 0.8, 1, 50.0),),)
     assert [stage.forward_s for stage in scenario.stages] == [0.5, 0.5]
-    assert math.isclose(_pace(scenario), 1.5)
+    assert math.isclose(_step_time(scenario), 1.5)
 
 
 def test_what_shares_a_network_card_shares_its_time() -> None:
@@ -459,13 +459,13 @@ def test_what_shares_a_network_card_shares_its_time() -> None:
     layers = tuple(Layer(name, 0.5, 1.0, 0, 1) for name in "abc")
     tensors = (Tensor("x", "a", ("b",), 100, 1), Tensor("y", "b", ("c",), 1, 100))
     stages = tuple(Stage((name,), (worker,), 1, 1) for name, worker in zip("abc", (0, 2, 1), strict=True))
-    for contention, pace_s in ((True, 2.0), (False, 1.5)):
+    for contention, step_time_s in ((True, 2.0), (False, 1.5)):
         problem = Problem(Profile(layers, tensors, 1), _servers(2, 2), Options(contention=contention))
         plan = depths.assign_depths(Plan(stages), problem, 1.5)
         score = evaluate(plan, problem)
-        assert score.pace_s == pytest.approx(pace_s)
+        assert score.step_time_s == pytest.approx(step_time_s)
         assert (score.bound == "network card of server 0, outgoing") == contention
-        assert _pace(_read(plan, problem)) == pytest.approx(pace_s, rel=1e-3)
+        assert _step_time(_read(plan, problem)) == pytest.approx(step_time_s, rel=1e-3)
 
 
 def test_what_a_flush_waits_for_is_in_sync_also_where_it_is_a_flow() -> None:
@@ -583,5 +583,5 @@ def test_buckets_leave_during_the_last_backward_pass_before_a_flush() -> None:
         problem = Problem(profile, _servers(2, rate=float(size)), options)
         plan = plain_data_parallel(problem, 2)
         # The formulas take no less than what both seconds of the pass can hide.
-        assert 2 * evaluate(plan, problem).pace_s == pytest.approx(3.0 + 2.0 - 2.0 * overlap)
-        assert 2 * _pace(_read(plan, problem)) == pytest.approx(3.0 + left_s)
+        assert 2 * evaluate(plan, problem).step_time_s == pytest.approx(3.0 + 2.0 - 2.0 * overlap)
+        assert 2 * _step_time(_read(plan, problem)) == pytest.approx(3.0 + left_s)

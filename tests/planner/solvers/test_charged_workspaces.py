@@ -69,7 +69,7 @@ def _agrees(seed: int) -> bool:
     assert result.plan is not None
     score = evaluate(result.plan, problem)
     assert score.fits, seed
-    assert score.pace_s == pytest.approx(expected_s, rel=1e-6), seed
+    assert score.step_time_s == pytest.approx(expected_s, rel=1e-6), seed
     assert result.objective_s == pytest.approx(expected_s, rel=1e-6), seed
     assert result.bound_s == pytest.approx(expected_s, rel=1e-6), seed
     return matters

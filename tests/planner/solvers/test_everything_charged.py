@@ -46,7 +46,7 @@ def _matters(seed: int) -> bool:
     assert result.plan is not None
     score = evaluate(result.plan, problem)
     assert result.objective_s == pytest.approx(expected_s, rel=1e-6), seed
-    assert score.pace_s == pytest.approx(expected_s, rel=1e-6), seed
+    assert score.step_time_s == pytest.approx(expected_s, rel=1e-6), seed
     assert result.bound_s == pytest.approx(expected_s, rel=1e-6), seed
     assert score.fits, seed
     return best(replace(instance, contention=False)) < expected_s * (1 - 1e-9)
@@ -64,7 +64,7 @@ def test_it_finds_what_trying_every_plan_finds_at_length(start: int) -> None:
 
 
 def _ends_early(seed: int) -> bool:
-    """Hold the DP with a pace from which plans are of no use to the DP without; whether it ended early."""
+    """Hold the DP with a step time from which plans are of no use to the DP without; whether it ended early."""
     _, problem = _drawn(seed)
     cuts = enumerate_cuts(problem, 1000)
     whole = dynamic_program.solve(problem, cuts)

@@ -54,7 +54,7 @@ def _agrees(seed: int) -> bool:
         return False
     assert result.status == Status.OPTIMAL, (seed, result.note)
     assert result.plan is not None
-    assert evaluate(result.plan, problem).pace_s == pytest.approx(expected_s, rel=1e-6), seed
+    assert evaluate(result.plan, problem).step_time_s == pytest.approx(expected_s, rel=1e-6), seed
     assert result.objective_s == pytest.approx(expected_s, rel=1e-6), seed
     assert result.bound_s == pytest.approx(expected_s, rel=1e-6), seed
     nothing = dict.fromkeys(("sample", "step", "worker", "share", "kept"), 0.0)

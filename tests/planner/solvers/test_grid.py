@@ -44,7 +44,7 @@ PLAIN = Settings(simulate=False)
 
 
 def _check(instance: Instance, problem: Problem, *, cold: bool) -> None:
-    """Both solvers find the best grid; the ILP by itself, or with the DP's pace as its bound."""
+    """Both solvers find the best grid; the ILP by itself, or with the DP's step time as its bound."""
     for result in check_solvers(instance, problem, ilp=["cold" if cold else "bounded"]):
         if result.plan is not None:
             assert grid_shape_of(result.plan, problem.cluster) is not None
@@ -144,8 +144,8 @@ def test_shared_cards_leave_a_grid_a_grid() -> None:
         if outcome is None:
             continue
         assert grid_shape_of(outcome.plan, problem.cluster) is not None
-        assert outcome.evaluation.pace_s >= outcome.bound_s * (1 - 1e-6)
-        bound += outcome.evaluation.pace_s > outcome.evaluation.alone_s * (1 + 1e-6)
+        assert outcome.evaluation.step_time_s >= outcome.bound_s * (1 - 1e-6)
+        bound += outcome.evaluation.step_time_s > outcome.evaluation.alone_s * (1 + 1e-6)
     assert bound
 
 
@@ -162,7 +162,7 @@ def test_the_grid_beside_a_plan_is_what_asking_for_it_finds() -> None:
         beside = baselines.uniform_grid(problem, enumerate_cuts(problem, 10_000))
         asked = solve(replace(problem, options=replace(problem.options, grid=True)), PLAIN)
         assert beside.plan is not None
-        assert beside.pace_s == pytest.approx(asked.objective_s, rel=1e-6)
+        assert beside.step_time_s == pytest.approx(asked.objective_s, rel=1e-6)
         assert beside.config == shape_text(asked.plan)
 
 
@@ -199,9 +199,9 @@ def test_a_grid_among_many_cuts_is_among_a_selection_of_them(monkeypatch: pytest
     monkeypatch.setattr(baselines, "MOST_CELLS", 100)
     selected = baselines.uniform_grid(problem, cuts)
     assert (among_all.remark, selected.remark) == ("", baselines.ON_SELECTION)
-    assert among_all.pace_s is not None
-    assert selected.pace_s is not None
-    assert among_all.pace_s <= selected.pace_s <= among_all.pace_s * 1.2
+    assert among_all.step_time_s is not None
+    assert selected.step_time_s is not None
+    assert among_all.step_time_s <= selected.step_time_s <= among_all.step_time_s * 1.2
 
 
 def shape_text(plan: Plan) -> str:

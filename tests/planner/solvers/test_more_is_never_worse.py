@@ -60,7 +60,7 @@ def _with(levels: list[tuple[float, ...]], number: int, level: tuple[float, ...]
     return [*levels[:number], level, *levels[number + 1 :]]
 
 
-def _pace(instance: Instance) -> float:
+def _step_time(instance: Instance) -> float:
     return solve_by_dp(to_problem(instance)).objective_s
 
 
@@ -69,12 +69,12 @@ def _assert_never_worse(seeds: range, layers: int) -> set[str]:
     helped = set()
     for seed in seeds:
         instance = _instance(seed, layers)
-        before = _pace(instance)
+        before = _step_time(instance)
         if math.isinf(before):
             continue
         for what, larger in _enlarged(instance, random.Random(seed)):
             try:
-                after = _pace(larger)
+                after = _step_time(larger)
             except InputError:
                 continue
             assert after <= before * (1 + 1e-8), (seed, what, instance)

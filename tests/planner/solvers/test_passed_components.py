@@ -46,8 +46,8 @@ def _problem(seed: int, *, schedule: str = "1f1b-stashing") -> Problem:
 def _even() -> Problem:
     """Twelve layers of a second each and much to synchronise, on six servers of two.
 
-    A message keeps a card busy for a second. So a second would be the pace, did the cards of the servers between the
-    first and the last not send an activation and a gradient for every minibatch.
+    A message keeps a card busy for a second. So a second would be the step time, did the cards of the servers between
+    the first and the last not send an activation and a gradient for every minibatch.
     """
     layers = [Layer(f"l{index}", 0.4, 0.6, 10**8, 1000) for index in range(12)]
     tensors = tuple(
@@ -77,11 +77,11 @@ def test_on_many_workers_it_proves_plans_whose_stages_straddle_no_servers(monkey
     monkeypatch.setattr(charged, "MOST_PLACEMENTS", 0)
     problem = _even()
     cuts = enumerate_cuts(problem, 1000)
-    best = dynamic_program.solve(problem, cuts, price=lambda plan: evaluate(plan, problem).pace_s)
+    best = dynamic_program.solve(problem, cuts, price=lambda plan: evaluate(plan, problem).step_time_s)
     assert best.status == Status.OPTIMAL
     assert best.objective_s == pytest.approx(2.0)
     assert best.plan is not None
-    assert evaluate(best.plan, problem).pace_s == pytest.approx(2.0)
+    assert evaluate(best.plan, problem).step_time_s == pytest.approx(2.0)
 
 
 def test_it_is_for_schedules_that_synchronise_once_for_a_group() -> None:

@@ -48,7 +48,7 @@ def _plan(problem: Problem) -> Plan | None:
     return dynamic_program.solve(problem, enumerate_cuts(problem, 10_000)).plan
 
 
-def _pace(problem: Problem) -> float:
+def _step_time(problem: Problem) -> float:
     return dynamic_program.solve(problem, enumerate_cuts(problem, 10_000)).objective_s
 
 
@@ -155,7 +155,7 @@ def test_more_of_anything_is_never_worse(better: Change, count: int) -> None:
     for number, problem in enumerate(_problems(start, MOST, **fixed)):
         if number >= count and gained:
             break
-        before, after = _pace(problem), _pace(better(problem))
+        before, after = _step_time(problem), _step_time(better(problem))
         assert after <= before * SLACK, problem
         gained += after < before / SLACK
     assert gained, "nothing depended on it: the problems show nothing"
@@ -186,7 +186,7 @@ def test_forbidding_something_is_never_better(forbid: Change, count: int) -> Non
         if number >= count and lost:
             break
         free = _free(problem)
-        before, after = _pace(free), _pace(forbid(free))
+        before, after = _step_time(free), _step_time(forbid(free))
         assert after >= before / SLACK, problem
         lost += after > before * SLACK
     assert lost, "nothing depended on it: the problems show nothing"
@@ -194,7 +194,7 @@ def test_forbidding_something_is_never_better(forbid: Change, count: int) -> Non
 
 def test_a_limit_that_the_best_plan_keeps_changes_nothing(count: int) -> None:
     for problem in _problems(480, count):
-        plan, best = _plan(_free(problem)), _pace(_free(problem))
+        plan, best = _plan(_free(problem)), _step_time(_free(problem))
         if plan is None:
             continue
         stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
@@ -208,7 +208,7 @@ def test_a_limit_that_the_best_plan_keeps_changes_nothing(count: int) -> None:
             {"no_cut_after": plan.stages[-1].layers[:1]},
             {"recompute": any(stage.recompute for stage in plan.stages)},
         ):
-            assert _same(_pace(_with(_free(problem), **limit)), best), (limit, problem)
+            assert _same(_step_time(_with(_free(problem), **limit)), best), (limit, problem)
 
 
 def test_memory_without_end_is_memory_that_does_not_bind(count: int) -> None:
@@ -218,7 +218,7 @@ def test_memory_without_end_is_memory_that_does_not_bind(count: int) -> None:
             replace(server, device=replace(server.device, memory_bytes=10**15)) for server in problem.cluster.machines
         )
         rich = problem.within(replace(problem.cluster, device=plenty, machines=machines))
-        assert _same(_pace(_with(rich, memory=True)), _pace(problem)), problem
+        assert _same(_step_time(_with(rich, memory=True)), _step_time(problem)), problem
 
 
 def test_scaling_all_times_scales_the_answer(count: int) -> None:
@@ -230,7 +230,7 @@ def test_scaling_all_times_scales_the_answer(count: int) -> None:
         )
         profile = replace(problem.profile, layers=layers)
         scaled = replace(problem, profile=profile, cluster=_links(problem.cluster, 1 / factor, factor))
-        assert _same(_pace(scaled), factor * _pace(problem)), problem
+        assert _same(_step_time(scaled), factor * _step_time(problem)), problem
 
 
 @pytest.mark.slow
@@ -243,7 +243,7 @@ def test_the_order_and_the_names_of_layers_do_not_matter(count: int) -> None:
             together=tuple(tuple(new[name] for name in group) for group in problem.options.together),
             no_cut_after=tuple(new[name] for name in problem.options.no_cut_after),
         )
-        assert _same(_pace(Problem(profile, problem.cluster, options)), _pace(problem)), problem
+        assert _same(_step_time(Problem(profile, problem.cluster, options)), _step_time(problem)), problem
 
 
 def _relabelled(profile: Profile, seed: int) -> tuple[Profile, dict[str, str]]:
@@ -269,7 +269,7 @@ def test_splitting_a_level_in_two_of_the_same_rate_changes_nothing(count: int) -
                 continue
             halves = (replace(level, count=2), replace(level, count=level.count // 2))
             levels = (*cluster.levels[:index], *halves, *cluster.levels[index + 1 :])
-            assert _same(_pace(problem.within(replace(cluster, levels=levels))), _pace(problem)), problem
+            assert _same(_step_time(problem.within(replace(cluster, levels=levels))), _step_time(problem)), problem
             split += 1
     assert split
 
@@ -278,7 +278,9 @@ def test_a_level_of_one_changes_nothing(count: int) -> None:
     for problem in _problems(580, 2 * count):
         cluster = problem.cluster
         top = replace(cluster.levels[-1], count=1, bandwidth=1.0, latency_s=9.0)
-        assert _same(_pace(problem.within(replace(cluster, levels=(*cluster.levels, top)))), _pace(problem)), problem
+        assert _same(
+            _step_time(problem.within(replace(cluster, levels=(*cluster.levels, top)))), _step_time(problem)
+        ), problem
 
 
 def test_data_parallelism_is_a_plan_where_it_fits(count: int) -> None:
@@ -287,7 +289,7 @@ def test_data_parallelism_is_a_plan_where_it_fits(count: int) -> None:
         free = _free(problem)
         score = evaluate(plain_data_parallel(free, free.cluster.workers), free)
         if score.fits:
-            assert _pace(free) <= score.alone_s * SLACK, problem
+            assert _step_time(free) <= score.alone_s * SLACK, problem
             counted += 1
     assert counted
 
@@ -295,13 +297,13 @@ def test_data_parallelism_is_a_plan_where_it_fits(count: int) -> None:
 def test_one_forward_one_backward_is_never_worse_than_gpipe(count: int) -> None:
     for problem in _problems(620, 2 * count, inference=False):
         one = _with(problem, schedule="1f1b-flush", accumulate=6)
-        assert _pace(one) <= _pace(_with(problem, schedule=GPIPE, accumulate=6)) * SLACK, problem
+        assert _step_time(one) <= _step_time(_with(problem, schedule=GPIPE, accumulate=6)) * SLACK, problem
 
 
 def test_updates_half_as_often_are_never_worse(count: int) -> None:
     for seed, problem in enumerate(_problems(640, 2 * count, inference=False, memory=False)):
         some = {"schedule": ACCUMULATING[seed % 3]}
-        rare, often = (_pace(_with(problem, **some, accumulate=size)) for size in (8, 4))
+        rare, often = (_step_time(_with(problem, **some, accumulate=size)) for size in (8, 4))
         assert rare <= often * SLACK, problem
 
 

@@ -52,7 +52,7 @@ def test_the_evaluator_scores_the_oracles_plan_alike(seeds: range) -> None:
         found = brute_force.best_plan(instance)
         if found.stages:
             score = evaluate(to_plan(instance, found), problem)
-            assert score.pace_s == pytest.approx(found.pace, rel=1e-6)
+            assert score.step_time_s == pytest.approx(found.step_time, rel=1e-6)
             assert score.fits
 
 
@@ -68,4 +68,4 @@ def test_the_grid_of_a_whole_answer_is_charged_too() -> None:
     instance, problem = drawn(7, lambda one: tied_instance(one, layers=4))
     outcome = solve(problem, Settings(simulate=False))
     expected = brute_force.best(instance)
-    assert outcome.evaluation.pace_s == pytest.approx(expected, rel=1e-6)
+    assert outcome.evaluation.step_time_s == pytest.approx(expected, rel=1e-6)

@@ -62,7 +62,7 @@ def test_the_evaluator_scores_as_the_oracle_does(draw: Draw, schedule: str | Non
         if best.stages:
             score = evaluate(to_plan(instance, best), problem)
             assert score.fits, seed
-            assert score.alone_s == pytest.approx(best.pace, rel=1e-8), seed
+            assert score.alone_s == pytest.approx(best.step_time, rel=1e-8), seed
 
 
 @pytest.mark.parametrize("seeds", first_few(range(20), 8))
@@ -77,8 +77,8 @@ def test_the_evaluator_charges_cards_as_the_oracle_does(schedule: str, seeds: ra
             plan = to_plan(instance, best)
             loads = contention.card_loads(plan, problem, Links.of(problem.cluster))
             assert loads.busiest()[0] == pytest.approx(busiest, rel=1e-8), seed
-            assert evaluate(plan, problem).pace_s == pytest.approx(max(best.pace, busiest), rel=1e-8), seed
-            bound += busiest > best.pace / 4
+            assert evaluate(plan, problem).step_time_s == pytest.approx(max(best.step_time, busiest), rel=1e-8), seed
+            bound += busiest > best.step_time / 4
     assert bound > len(seeds) / 5
 
 
@@ -177,7 +177,7 @@ def test_a_graph_with_too_many_cuts_is_still_proven_by_the_ilp() -> None:
         assert outcome.evaluation.alone_s == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_pace_within_the_rounding_of_depths_ends_the_search() -> None:
+def test_a_step_time_within_the_rounding_of_depths_ends_the_search() -> None:
     # Three stages of one worker have 5 minibatches in flight, or 4 where 2 x / T of the first boundary is less than
     # 1e-9, which 2bw needs here: the optimum lies where the slack of the rounding begins.
     tensors = [(0, (1,), 8.0, 8.0), (1, (2,), 4096.0, 4.0)]

@@ -76,7 +76,7 @@ def test_every_point_is_answered_as_on_its_own(name: str) -> None:
     points = sweep_points(*SWEEPS[name])
     alone = [solve_point(point, ENDLESS) for point in points]
     assert _answers(points, ENDLESS) == alone
-    assert len({answer.pace_s for answer in alone}) > 1, "a sweep whose points are all alike tests nothing"
+    assert len({answer.step_time_s for answer in alone}) > 1, "a sweep whose points are all alike tests nothing"
 
 
 def test_the_points_of_a_sweep_cost_less_than_on_their_own() -> None:
@@ -87,7 +87,7 @@ def test_the_points_of_a_sweep_cost_less_than_on_their_own() -> None:
 
 
 def test_a_plan_that_meets_a_bound_is_proven_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Computing alone bounds the pace, with the faster links and with the slower ones."""
+    """Computing alone bounds the step time, with the faster links and with the slower ones."""
     problems = [
         Problem(_uneven(6, 1), variants.with_bandwidth(_cluster(2), 1, rate), Options()) for rate in (1e15, 1e14)
     ]

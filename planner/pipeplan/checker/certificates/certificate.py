@@ -34,7 +34,7 @@ class CertifiedBound:
     """The bound that a certificate proves."""
 
     bound_s: float
-    """The pace that no plan of the searched space beats, in seconds per minibatch."""
+    """The step time that no plan of the searched space beats, in seconds per minibatch."""
     tolerance: float
     states: int
     """Number of states that were checked."""
@@ -82,7 +82,7 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedB
             node["spaces"].fail(f"nothing is claimed of {_describe(space)}, or not of all numbers of stages")
     bound = max(bound, shared_cores_bound_s(document, model))
     claimed = node.get("bound_s")
-    least = claimed.number() if claimed else document.pace_s
+    least = claimed.number() if claimed else document.step_time_s
     if bound < least * (1 - 2 * tolerance):
         node.fail(f"it shows only that no plan takes less than {bound!r} s, not {least!r} s")
     stated = document.root.get("bound_s")
@@ -94,7 +94,9 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedB
 def _check_space(
     document: PlanDocument, model: CheckedModel, entry: Node, space: CertifiedSpace, tolerance: float
 ) -> tuple[float, int]:
-    """The pace that no plan of a space beats, in seconds per minibatch, and the number of states that were checked."""
+    """The step time that no plan of a space beats, in seconds per minibatch, and the number of states that were
+    checked.
+    """
     among = _among(document, model, space)
     synchronisation = among / document.update_interval(space.copies)
     if (floor := entry.get("floor_s")) is not None:
@@ -109,10 +111,11 @@ def _check_space(
         proven = threshold / document.minibatches
     else:
         proven = float(formulas.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap))
-    # A plan below this pace keeps every resource of a copy within the threshold, and what is shared within the pace.
-    paces, grid = (threshold, proven), _optional(entry, "replicas")
+    # A plan below this step time keeps every resource of a copy within the threshold, and what is shared within the
+    # step time.
+    step_times, grid = (threshold, proven), _optional(entry, "replicas")
     place = space.level, _workers(document, space)
-    everything = stage_space(document, model, place, space.copies, among_s=among, paces=paces, grid=grid)
+    everything = stage_space(document, model, place, space.copies, among_s=among, step_times=step_times, grid=grid)
     return proven, check_closure(everything, entry, document.options, grid)
 
 
@@ -235,7 +238,9 @@ def _work_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) 
 
 
 def _least_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace, synchronisation_s: float) -> float:
-    """A pace that no plan of a space beats: all work on all of its workers, and the synchronisation of the copies."""
+    """A step time that no plan of a space beats: all work on all of its workers, and the synchronisation of the
+    copies.
+    """
     work = _work_s(document, model, space)
     if not document.flushes:
         return float(formulas.overlapped_s(work, synchronisation_s, document.options.overlap))

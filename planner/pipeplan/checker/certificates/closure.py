@@ -38,18 +38,17 @@ def stage_space(
     copies: int,
     *,
     among_s: float,
-    paces: tuple[float, float],
+    step_times: tuple[float, float],
     grid: int | None = None,
 ) -> StageSpace:
     """A space of plans: pipelines in one component of a level, with `copies` of them side by side.
 
     `place` has the level and the workers of all copies; `among_s` is the time of one all-reduce among the copies;
-    `paces` are the most that a resource of one copy may take for a minibatch of this copy, or with a flush its batch,
-    and the most that a shared one may take for a minibatch of all copies. `grid` is the number of replicas of every
-    stage of a uniform grid.
-    Raises an `InputError` beyond what can be checked.
+    `step_times` are the most that a resource of one copy may take for a minibatch of this copy, or with a flush its
+    batch, and the most that a shared one may take for a minibatch of all copies. `grid` is the number of replicas of
+    every stage of a uniform grid. Raises an `InputError` beyond what can be checked.
     """
-    threshold, limit = paces
+    threshold, limit = step_times
     if threshold <= 0:
         raise InputError("the certificate claims nothing: a threshold is 0")
     (level, workers), options = place, document.options

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pipeplan.checker import formulas
 from pipeplan.checker.certificates.shared_loads import Pairs, SharedLevel, StageTraffic, ports_suffice
 from pipeplan.checker.certificates.worker_runs import Rows, WorkerRuns
-from pipeplan.checker.data_parallel import ddp_pace, waits_for_update
+from pipeplan.checker.data_parallel import ddp_step_time, waits_for_update
 from pipeplan.checker.document import DOUBLE_BUFFERED, STASHING, CheckedStage, PlanDocument
 from pipeplan.checker.figures import stage_figures
 from pipeplan.checker.model import CheckedModel, Flags, Floats, Totals
@@ -304,7 +304,9 @@ class StageSpace:
         return possible
 
     def _awaited_s(self, stages: StagesAtCut, row: int, known: dict[tuple[float, ...], float]) -> float:
-        """The pace of a plan of one stage, whose forward pass waits for its update. `known` keeps earlier results."""
+        """The step time of a plan of one stage, whose forward pass waits for its update. `known` keeps earlier
+        results.
+        """
         run, runs, size, again = int(stages.traffic.run[row]), self.runs, self.cluster.workers, bool(stages.again[row])
         key = tuple(float(array[run]) for array in (runs.replicas, runs.speed, runs.ring, runs.ring_latency_s))
         if (*key, again) not in known:
@@ -313,7 +315,7 @@ class StageSpace:
             stage = CheckedStage(self.model.names, workers, 1, 1, again)
             alone = replace(self.document, stages=(stage,), copies=self.copies)
             (figure,) = stage_figures(alone, self.model)
-            known[*key, again] = ddp_pace(alone, self.model, figure.pass_s, figure.group_s)
+            known[*key, again] = ddp_step_time(alone, self.model, figure.pass_s, figure.group_s)
         return known[*key, again]
 
     # -- stages in front of states --

@@ -233,7 +233,7 @@ def _calibration_table(
         yield f"The step time is bound by {bound}, whose figures do not follow from the runs: they stay as they were."
     else:
         yield f"All layers × {calibrated.slack:.3g}, for the time in which stages wait for each other."
-    for run, calibrated_s in zip(runs, calibrated.paces_s, strict=True):
-        times = ((run.predicted_s, "predicted"), (run.pace_s, "measured"), (calibrated_s, "calibrated"))
+    for run, calibrated_s in zip(runs, calibrated.step_times_s, strict=True):
+        times = ((run.predicted_s, "predicted"), (run.step_time_s, "measured"), (calibrated_s, "calibrated"))
         rates = ", ".join(f"{origin} {1 / step_s:.4g}" for step_s, origin in times if step_s > 0)
         yield f"{run.plan.config}, microbatches/s: {rates}"

@@ -47,19 +47,19 @@ def solve_with_virtual_stages(problem: Problem, maximum_cuts: int, deadline: Dea
     searched_s = time.perf_counter() - began
     best = found.plans[0]
     note = "" if best.simulated_s is not None else "no time was left to simulate it"
-    figure = Figure(best.score.pace_s, best.simulated_s, best.minibatches, note)
+    figure = Figure(best.score.step_time_s, best.simulated_s, best.minibatches, note)
     flushing = replace(problem, options=replace(problem.options, schedule=FLUSH, virtual_stages=None, stages=None))
     compared = _baselines(flushing, maximum_cuts, deadline)
-    status = Status.FEASIBLE if best.score.pace_s > found.bound_s * (1 + 1e-6) else Status.OPTIMAL
-    result = Result("search", status, best.plan, best.score.pace_s, found.bound_s, searched_s, charged=True)
+    status = Status.FEASIBLE if best.score.step_time_s > found.bound_s * (1 + 1e-6) else Status.OPTIMAL
+    result = Result("search", status, best.plan, best.score.step_time_s, found.bound_s, searched_s, charged=True)
     return VirtualSolution(
         best.plan,
         best.score,
         (result,),
-        search_verdict(figure.step_s, min(found.bound_s, best.score.pace_s)),
+        search_verdict(figure.step_s, min(found.bound_s, best.score.step_time_s)),
         compared,
         figure,
-        min(found.bound_s, best.score.pace_s),
+        min(found.bound_s, best.score.step_time_s),
         {"search": searched_s, "baselines": time.perf_counter() - began - searched_s},
     )
 
@@ -75,4 +75,4 @@ def _baselines(flushing: Problem, maximum_cuts: int, deadline: Deadline) -> tupl
     if best is None:
         remark = "no plan fits in memory" if in_time else baselines.NO_TIME
         return (*uniform, Baseline(BEST_FLUSH, None, "", remark))
-    return (*uniform, Baseline(BEST_FLUSH, best.pace_s, best.plan.config, "found by the DP alone", best.plan))
+    return (*uniform, Baseline(BEST_FLUSH, best.step_time_s, best.plan.config, "found by the DP alone", best.plan))

@@ -43,7 +43,7 @@ LEAST_MOVE = 1e-3
 
 @dataclass(frozen=True)
 class VirtualPlan:
-    """A plan whose workers run several stages each, with its score and its simulated pace."""
+    """A plan whose workers run several stages each, with its score and its simulated step time."""
 
     plan: Plan
     score: Evaluation
@@ -53,9 +53,9 @@ class VirtualPlan:
     """Minibatches that were simulated."""
 
     @property
-    def pace_s(self) -> float:
-        """The pace by which plans are compared, in seconds per minibatch: simulated, else predicted."""
-        return self.score.pace_s if self.simulated_s is None else self.simulated_s
+    def step_time_s(self) -> float:
+        """The step time by which plans are compared, in seconds per minibatch: simulated, else predicted."""
+        return self.score.step_time_s if self.simulated_s is None else self.simulated_s
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class VirtualPlans:
 
     plans: tuple[VirtualPlan, ...]
     bound_s: float
-    """Lower bound on the pace of every plan of the shapes that were tried, in seconds per minibatch."""
+    """Lower bound on the step time of every plan of the shapes that were tried, in seconds per minibatch."""
 
 
 def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> VirtualPlans:
@@ -81,7 +81,7 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> Virtua
     shapes.sort(key=lambda shape: quick_estimate_s(problem, shape, _rounds(problem, shape)) / accumulate)
     quick = deadline.share(0.1, MORE_S)
     for shape in shapes:
-        best_s = min((one.score.pace_s for one in found), default=float("inf"))
+        best_s = min((one.score.step_time_s for one in found), default=float("inf"))
         enough = len(found) >= (MORE_EVALUATED if not quick.passed else EVALUATED)
         if deadline.passed or enough:
             break
@@ -94,9 +94,9 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> Virtua
         if shapes and deadline.passed:
             raise NotFoundInTimeError(NO_PLAN_IN_TIME)
         raise InfeasibleError(_why_none(problem, shapes))
-    found.sort(key=lambda one: one.score.pace_s)
-    limit_s = found[0].score.pace_s * (1 + NEAR)
-    tried = [one for one in found[:SIMULATED] if one.score.pace_s <= limit_s]
+    found.sort(key=lambda one: one.score.step_time_s)
+    limit_s = found[0].score.step_time_s * (1 + NEAR)
+    tried = [one for one in found[:SIMULATED] if one.score.step_time_s <= limit_s]
     tried = [_moved(one.plan, one.score, problem, deadline.share(0.3, MOVES_S)) for one in tried]
     simulated = [with_simulation(one, problem, deadline) for one in tried]
     simulated.sort(key=_by_simulation)
@@ -104,7 +104,7 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> Virtua
 
 
 def _by_simulation(found: VirtualPlan) -> tuple[bool, float]:
-    return found.simulated_s is None, found.pace_s
+    return found.simulated_s is None, found.step_time_s
 
 
 def _moved(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> VirtualPlan:
@@ -117,7 +117,7 @@ def _moved(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) 
                 break
             fitting = fitted(moved, problem) if satisfies_options(moved, problem) else None
             other = None if fitting is None else evaluate(fitting, problem)
-            if fitting is not None and other is not None and other.pace_s < score.pace_s * (1 - LEAST_MOVE):
+            if fitting is not None and other is not None and other.step_time_s < score.step_time_s * (1 - LEAST_MOVE):
                 plan, score, improved = fitting, other, True
                 break
     return VirtualPlan(plan, score)
@@ -136,7 +136,7 @@ def _neighbours(plan: Plan, problem: Problem) -> Iterator[Plan]:
 
 
 def with_simulation(found: VirtualPlan, problem: Problem, deadline: Deadline) -> VirtualPlan:
-    """A plan with its simulated pace: the time from the end of its first update to that of its second.
+    """A plan with its simulated step time: the time from the end of its first update to that of its second.
 
     Without one where the deadline comes first, or where the plan is too large to simulate.
     """
@@ -179,7 +179,9 @@ def _is_useful(problem: Problem, shape: VirtualShape) -> bool:
 
 
 def _bound_s(problem: Problem, shape: VirtualShape) -> float:
-    """Lower bound on the pace of all plans of a shape: the busiest replica has an equal share or the largest unit."""
+    """Lower bound on the step time of all plans of a shape: the busiest replica has an equal share or the
+    largest unit.
+    """
     accumulate = problem.options.accumulate or 1
     fastest = max(device.speed for device in problem.cluster.devices)
     largest = max(unit.forward_s + unit.backward_s for unit in problem.units)
@@ -191,7 +193,7 @@ def _plan_of(problem: Problem, shape: VirtualShape) -> Plan | None:
     tried = cuts_to_try(problem, shape, _rounds(problem, shape))
     plans = [fitted(plan_at(problem, shape, places), problem) for places in tried]
     return min(
-        (plan for plan in plans if plan is not None), key=lambda plan: evaluate(plan, problem).pace_s, default=None
+        (plan for plan in plans if plan is not None), key=lambda plan: evaluate(plan, problem).step_time_s, default=None
     )
 
 

@@ -1,8 +1,8 @@
-"""Certificates that no plan is faster than a given pace, for anyone to check without the solvers.
+"""Certificates that no plan is faster than a given step time, for anyone to check without the solvers.
 
 A certificate lists the states of a search that finds no plan. docs/check.md describes its content and why it is a
 proof; `pipeplan check` verifies it with code of its own. For every space of plans, one more search runs just below the
-pace that the best plan would need there, over all cuts of the graph and all candidate placements.
+step time that the best plan would need there, over all cuts of the graph and all candidate placements.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 TOLERANCE = 1e-9
-"""Relative margin below the pace within which a faster plan is not excluded."""
+"""Relative margin below the step time within which a faster plan is not excluded."""
 
 # The checker goes over every state, cut and candidate placement. Beyond these limits that would take minutes.
 MOST_CUTS = 2000
@@ -49,8 +49,8 @@ class Certificate:
     note: str
 
 
-def make_certificate(problem: Problem, cuts: Cuts, pace_s: float, deadline: Deadline = NO_DEADLINE) -> Certificate:
-    """The certificate that no plan of a problem is faster than `pace_s`, in seconds per minibatch.
+def make_certificate(problem: Problem, cuts: Cuts, step_time_s: float, deadline: Deadline = NO_DEADLINE) -> Certificate:
+    """The certificate that no plan of a problem is faster than `step_time_s`, in seconds per minibatch.
 
     It takes at most `PATIENCE_S` seconds, and ends at the deadline without a certificate.
     """
@@ -60,8 +60,8 @@ def make_certificate(problem: Problem, cuts: Cuts, pace_s: float, deadline: Dead
     ends = deadline.share(1.0, PATIENCE_S).at
     for space in plan_spaces(problem):
         floor_s = space.floor(problem)
-        threshold_s = space.inner_pace(problem, pace_s)
-        if threshold_s is None or floor_s >= pace_s:
+        threshold_s = space.inner_step_time(problem, step_time_s)
+        if threshold_s is None or floor_s >= step_time_s:
             entries.append({**_named(space), "floor_s": floor_s})
             continue
         proof = _SpaceProof(problem, cuts, space, threshold_s, ends)
@@ -75,11 +75,11 @@ def make_certificate(problem: Problem, cuts: Cuts, pace_s: float, deadline: Dead
         entries += found
     if sum(len(entry.get("states", ())) for entry in entries) > MOST_STATES:
         return Certificate(None, f"the certificate would have more than {MOST_STATES} states")
-    return Certificate({"tolerance": TOLERANCE, "bound_s": pace_s, "spaces": entries}, "")
+    return Certificate({"tolerance": TOLERANCE, "bound_s": step_time_s, "spaces": entries}, "")
 
 
 def _unproven(problem: Problem) -> str:
-    """The reason why a search may find a plan faster than the proven pace."""
+    """The reason why a search may find a plan faster than the proven step time."""
     if problem.training and problem.options.schedule == VERTICAL and problem.options.memory:
         # The searches count one version of the weights, the checker at most one for each minibatch in flight.
         return "under vertical sync the memory of every stage depends on the first, which certificates leave out"
@@ -164,7 +164,7 @@ class _SpaceProof:
         """The search for a pipeline within the threshold, with everything charged that the options charge."""
         shared = None
         if self.problem.options.contention:
-            shared = SharedLimit(resources, self.space.pace(self.problem, threshold))
+            shared = SharedLimit(resources, self.space.step_time(self.problem, threshold))
         kind = PlacementFlushSearch if self.problem.options.flushes else PlacementSearch
         return kind(resources.terms, threshold, limits, shared)
 

@@ -1,8 +1,8 @@
 """Finds the fastest plan with everything charged, from the bounds that a search without shared resources has proven.
 
-A search over candidate placements (`placement_search`) decides whether any plan keeps within a pace, its shared cards,
-ports and cores included. Bisection between the bound without them and the pace of the best plan known so far finds the
-fastest plan and proves it.
+A search over candidate placements (`placement_search`) decides whether any plan keeps within a step time, its shared
+cards, ports and cores included. Bisection between the bound without them and the step time of the best plan known so
+far finds the fastest plan and proves it.
 
 Where there are too many placements for that search, the best of a few plans is taken.
 """
@@ -17,7 +17,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import threshold
 from pipeplan.solvers.dp.budget import OutOfTime, SearchLimits, StateCounts
-from pipeplan.solvers.dp.find_pipeline import find_pipeline, pipeline_pace
+from pipeplan.solvers.dp.find_pipeline import find_pipeline, pipeline_step_time
 from pipeplan.solvers.dp.grids import shape_floors
 from pipeplan.solvers.dp.pipeline_searches import FoundPipeline, PipelineSearches
 from pipeplan.solvers.dp.results import BestSoFar, Region, SearchTask, alone_result, found_result, plan_of
@@ -48,9 +48,9 @@ def charges(problem: Problem) -> bool:
 
 @dataclass(frozen=True)
 class ChargedPipeline:
-    """A pipeline of a region, and its pace with everything charged, in seconds per minibatch of the whole plan."""
+    """A pipeline of a region, and its step time with everything charged, in seconds per minibatch of the whole plan."""
 
-    pace_s: float
+    step_time_s: float
     region: Region
     pipeline: FoundPipeline
 
@@ -65,18 +65,20 @@ class ChargedPipelines:
     """Whether the memory limit makes the fastest pipeline slower where nothing is shared."""
     _known: dict[tuple[PlanSpace, bool], SharedResources] = field(default_factory=dict)
 
-    def charge(self, region: Region, pipeline: FoundPipeline, pace_s: float) -> ChargedPipeline:
-        """A pipeline whose pace without shared resources is known, with its pace with everything charged."""
+    def charge(self, region: Region, pipeline: FoundPipeline, step_time_s: float) -> ChargedPipeline:
+        """A pipeline whose step time without shared resources is known, with its step time with everything charged."""
         resources = self._resources(region, memory=False)
         steps = pipeline.steps_among(self.task.cuts)
-        return ChargedPipeline(max(pace_s, resources.busiest_s(steps)), region, FoundPipeline(resources.terms, steps))
+        return ChargedPipeline(
+            max(step_time_s, resources.busiest_s(steps)), region, FoundPipeline(resources.terms, steps)
+        )
 
     def best(self, regions: list[Region], known: ChargedPipeline) -> BisectionResult[ChargedPipeline]:
         """The fastest pipeline of these regions, at most as slow as the `known` one, with the bound reached."""
-        regions = [self._with_floor(region) for region in regions if region.low_s < known.pace_s]
-        low = min([known.pace_s, *(region.low_s for region in regions)])
-        if low >= min(self.task.useful_s, known.pace_s):
-            return BisectionResult(low, known.pace_s, known)
+        regions = [self._with_floor(region) for region in regions if region.low_s < known.step_time_s]
+        low = min([known.step_time_s, *(region.low_s for region in regions)])
+        if low >= min(self.task.useful_s, known.step_time_s):
+            return BisectionResult(low, known.step_time_s, known)
         if self.memory_binds:
             # A pipeline that is found without the limit would not fit.
             return self._bisect(regions, known, memory=True)
@@ -85,7 +87,7 @@ class ChargedPipelines:
         if not self.task.problem.options.memory or self._fits(result.best):
             return result
         if not result.finished:
-            return replace(result, high=known.pace_s, best=known)
+            return replace(result, high=known.step_time_s, best=known)
         return self._bisect([replace(one, low_s=max(one.low_s, result.low)) for one in regions], known, memory=True)
 
     def _with_floor(self, region: Region) -> Region:
@@ -99,8 +101,8 @@ class ChargedPipelines:
         return self._known[key]
 
     def _fits(self, found: ChargedPipeline) -> bool:
-        """Whether a pipeline fits in memory at the depths that its pace needs."""
-        inner_s = found.region.space.inner_pace(self.task.problem, found.pace_s)
+        """Whether a pipeline fits in memory at the depths that its step time needs."""
+        inner_s = found.region.space.inner_step_time(self.task.problem, found.step_time_s)
         assert inner_s is not None
         return found.pipeline.fits(self._resources(found.region, memory=True).terms, inner_s)
 
@@ -109,21 +111,24 @@ class ChargedPipelines:
     ) -> BisectionResult[ChargedPipeline]:
         low = min(region.low_s for region in regions)
 
-        def find(pace_s: float) -> tuple[float, ChargedPipeline] | None:
+        def find(step_time_s: float) -> tuple[float, ChargedPipeline] | None:
             for region in regions:
-                if region.low_s <= pace_s and (found := self._find(region, pace_s, memory=memory)) is not None:
-                    return found.pace_s, found
+                if (
+                    region.low_s <= step_time_s
+                    and (found := self._find(region, step_time_s, memory=memory)) is not None
+                ):
+                    return found.step_time_s, found
             return None
 
-        start = known.pace_s, known
-        limit = min(self.task.useful_s, known.pace_s * (1 - PRECISION) if self.task.near else float("inf"))
-        if low < limit < known.pace_s:
+        start = known.step_time_s, known
+        limit = min(self.task.useful_s, known.step_time_s * (1 - PRECISION) if self.task.near else float("inf"))
+        if low < limit < known.step_time_s:
             # Whatever is slower is of no use, or probably there is nothing faster, so that is asked first.
             near = threshold.least_near(find, low, limit, gap=self.task.gap)
             if near.best is None:
-                useful = near.finished and known.pace_s < self.task.useful_s
+                useful = near.finished and known.step_time_s < self.task.useful_s
                 best = self._smallest(known, memory=memory) if useful else known
-                return replace(near, high=known.pace_s, best=best)
+                return replace(near, high=known.step_time_s, best=best)
             if near.closed or not near.finished:
                 if near.finished:
                     near.best = self._smallest(near.best, memory=memory)
@@ -134,11 +139,11 @@ class ChargedPipelines:
         result = threshold.least_threshold(
             find,
             low * (1 - PRECISION),
-            known.pace_s,
+            known.step_time_s,
             start,
             gap=self.task.gap,
             useful=self.task.useful_s,
-            report=lambda least, best: self.task.report(least, best if counts else known.pace_s),
+            report=lambda least, best: self.task.report(least, best if counts else known.step_time_s),
             first_step=threshold.PRECISION if self._is_small or self.task.problem.options.flushes else _FIRST_STEP,
         )
         if result.finished and result.best is not None:
@@ -146,22 +151,22 @@ class ChargedPipelines:
         return result
 
     def _find(
-        self, region: Region, pace_s: float, *, memory: bool, counting: StateCounts | None = None
+        self, region: Region, step_time_s: float, *, memory: bool, counting: StateCounts | None = None
     ) -> ChargedPipeline | None:
-        """A pipeline of a region with at most this pace, or None. Raises `OutOfTime`."""
-        inner_s = region.space.inner_pace(self.task.problem, pace_s)
+        """A pipeline of a region with at most this step time, or None. Raises `OutOfTime`."""
+        inner_s = region.space.inner_step_time(self.task.problem, step_time_s)
         resources = self._resources(region, memory=memory)
         terms = resources.terms
         if inner_s is None or terms.most_replicas < 1:
             return None
         for limits in self._limits(region, terms, memory=memory):
             chosen = limits if counting is None else replace(limits, counting=counting)
-            steps = find_pipeline(terms, inner_s, chosen, SharedLimit(resources, pace_s))
+            steps = find_pipeline(terms, inner_s, chosen, SharedLimit(resources, step_time_s))
             if steps is not None:
                 depths = limits.memory or terms.accumulate is not None
-                alone = region.space.pace(self.task.problem, pipeline_pace(terms, steps, depths=depths))
-                pace = max(alone, resources.busiest_s(steps))
-                return ChargedPipeline(pace, region, FoundPipeline(terms, steps))
+                alone = region.space.step_time(self.task.problem, pipeline_step_time(terms, steps, depths=depths))
+                step_time = max(alone, resources.busiest_s(steps))
+                return ChargedPipeline(step_time, region, FoundPipeline(terms, steps))
         return None
 
     def _limits(self, region: Region, terms: HeterogeneousTerms, *, memory: bool) -> list[SearchLimits]:
@@ -185,10 +190,10 @@ class ChargedPipelines:
         exact = self.task.problem.options.stages is not None or bool(self.task.problem.options.pins)
         counting = StateCounts(stages=True, exact_stages=exact, workers=True)
         try:
-            found = self._find(best.region, best.pace_s * (1 + 1e-10), memory=memory, counting=counting)
+            found = self._find(best.region, best.step_time_s * (1 + 1e-10), memory=memory, counting=counting)
         except (OutOfTime, KeyboardInterrupt):
             return best
-        return best if found is None else replace(found, pace_s=best.pace_s)
+        return best if found is None else replace(found, step_time_s=best.step_time_s)
 
 
 def charged_result(task: SearchTask, alone: BestSoFar) -> Result:
@@ -217,11 +222,11 @@ def charged_result(task: SearchTask, alone: BestSoFar) -> Result:
 def _searched(task: SearchTask, alone: BestSoFar) -> Result:
     """The result of a search that goes on from the bounds without shared resources."""
     assert alone.best is not None
-    problem, (pace, space, pipeline) = task.problem, alone.best
-    bound = max(alone.bound, task.above_s, contention.least_pace_of_shared_cores_s(problem))
+    problem, (step_time, space, pipeline) = task.problem, alone.best
+    bound = max(alone.bound, task.above_s, contention.least_step_time_of_shared_cores_s(problem))
     searches = ChargedPipelines(task, alone.memory_binds)
-    known = searches.charge(Region(space, None, bound), pipeline, pace)
-    interval = BisectionResult(bound, known.pace_s, known, alone.finished, alone.interrupted, task.gap)
+    known = searches.charge(Region(space, None, bound), pipeline, step_time)
+    interval = BisectionResult(bound, known.step_time_s, known, alone.finished, alone.interrupted, task.gap)
     if alone.finished and not interval.closed:
         regions = alone.regions
         if problem.options.grid:
@@ -232,7 +237,7 @@ def _searched(task: SearchTask, alone: BestSoFar) -> Result:
             interval = replace(interval, finished=False, interrupted=True)
     assert interval.best is not None
     best = interval.best
-    plan = plan_of(problem, best.region.space, best.pipeline.stages(), best.pace_s)
+    plan = plan_of(problem, best.region.space, best.pipeline.stages(), best.step_time_s)
     ends = BisectionResult(interval.low, interval.high, plan, interval.finished, interval.interrupted)
     return found_result(task, ends)
 
@@ -242,13 +247,13 @@ def _best_of_few(
 ) -> Result:
     """The best of a few plans with everything charged: the best one without, and those without stages that straddle."""
     assert alone.best is not None
-    problem, (pace_s, space, pipeline) = task.problem, alone.best
-    plans = [plan_of(problem, space, pipeline.stages(), pace_s)]
+    problem, (step_time_s, space, pipeline) = task.problem, alone.best
+    plans = [plan_of(problem, space, pipeline.stages(), step_time_s)]
     finished, interrupted = alone.finished, alone.interrupted
     single = plan_spaces(problem)[0]
     searches_levels = single.copies == 1 and not problem.options.grid
     for one in levels if searches_levels else []:
-        if interrupted or one.bound_s <= pace_s:
+        if interrupted or one.bound_s <= step_time_s:
             continue
         kept = without_straddling(problem, one.level)
         inner = PipelineSearches(kept, task.cuts, task.deadline, task.gap, above=one.crossing_s, effort=task.effort)
@@ -256,7 +261,7 @@ def _best_of_few(
         interrupted = interrupted or found.interrupted
         if found.best is not None:
             plans.append(plan_of(problem, single, found.best.stages(), max(found.high, one.crossing_s)))
-    paces = [price(plan) for plan in plans]
-    best_s = min(paces)
-    best = plans[paces.index(best_s)]
+    step_times = [price(plan) for plan in plans]
+    best_s = min(step_times)
+    best = plans[step_times.index(best_s)]
     return found_result(task, BisectionResult(min(alone.bound, best_s), best_s, best, finished, interrupted))

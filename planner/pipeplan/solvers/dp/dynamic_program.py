@@ -2,7 +2,7 @@
 
 A search over cuts decides whether any pipeline keeps within a threshold, and bisection finds the least threshold for
 which one does. The first bisection ignores memory, so that depths do not matter and many cuts can be left out. If its
-plan fits in memory, it is the best of all. Otherwise a second bisection continues upwards from its pace, with the
+plan fits in memory, it is the best of all. Otherwise a second bisection continues upwards from its step time, with the
 memory limit and with recomputation where that is allowed.
 
 For a large problem there is a first plan and a bound within a second: the plan is the best one to within a tenth on a
@@ -27,7 +27,7 @@ from pipeplan.solvers.dp.charged import charged_result, charges
 from pipeplan.solvers.dp.cut_selection import cheap_cuts
 from pipeplan.solvers.dp.grids import search_grids
 from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
-from pipeplan.solvers.dp.results import SearchTask, alone_result, least_pace_s, plan_of, tell_nobody
+from pipeplan.solvers.dp.results import SearchTask, alone_result, least_step_time_s, plan_of, tell_nobody
 from pipeplan.solvers.dp.spaces import search_batches, search_spaces
 from pipeplan.solvers.dp.threshold import PRECISION
 from pipeplan.solvers.known_answers import KNOWN, question_of
@@ -66,14 +66,15 @@ def solve(
     near: bool = False,
     price: Callable[[Plan], float] | None = None,
 ) -> Result:
-    """The best plan over all spaces of plans, proven optimal by a search just below its pace that finds nothing.
+    """The best plan over all spaces of plans, proven optimal by a search just below its step time that finds nothing.
 
     A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan so far and
-    the bound reached. Plans with at least the pace `useful_s`, in seconds per minibatch, are not searched for: where no
-    plan is faster, there is none in the result, or one that is no faster; `near` says that the best plan is probably
-    about as fast as that. With `options.contention` everything is charged, otherwise every link is used alone. `report`
-    is called with the bound and the pace of the best plan, in seconds per minibatch, as they improve. `price` is the
-    pace of a plan with everything charged, without which no first plan is reported where that is asked for.
+    the bound reached. Plans with at least the step time `useful_s`, in seconds per minibatch, are not searched for:
+    where no plan is faster, there is none in the result, or one that is no faster; `near` says that the best plan is
+    probably about as fast as that. With `options.contention` everything is charged, otherwise every link is used alone.
+    `report` is called with the bound and the step time of the best plan, in seconds per minibatch, as they improve.
+    `price` is the step time of a plan with everything charged, without which no first plan is reported where that is
+    asked for.
     """
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
         raise InputError(f"plans of {problem.options.schedule} are found by `pipeplan solve` alone")
@@ -83,7 +84,7 @@ def solve(
     # A first plan is for those who watch, and for searches that may end early.
     wants_first = (report is not None or seconds is not None or effort.most < float("inf")) and not near
     told = MonotoneReport(report or tell_nobody)
-    told(least_pace_s(problem), float("inf"))
+    told(least_step_time_s(problem), float("inf"))
     task = SearchTask(problem, cuts, deadline, gap, effort, told, price)
 
     def search(limit_s: float, near: bool, above_s: float = 0.0) -> Result:
@@ -93,7 +94,7 @@ def solve(
     if known is None:
         first = first_plan(problem, cuts, deadline, price) if wants_first else None
         if first is not None:
-            told(0.0, first.pace_s)
+            told(0.0, first.step_time_s)
         answer = _at_least(first, search(useful_s, near), price)
     else:
         answer = known.use(question_of(problem, cuts, gap, effort.most), problem, search, useful_s, near=near)
@@ -104,14 +105,14 @@ def _at_least(first: FirstPlan | None, answer: Result, price: Callable[[Plan], f
     """The answer, with the first plan in place of its own where that is slower or was not found in time."""
     if first is None or answer.status in (Status.INFEASIBLE, Status.OPTIMAL):
         return answer
-    pace_s = answer.objective_s
+    step_time_s = answer.objective_s
     if answer.plan is not None and first.charged and not answer.charged and price is not None:
-        pace_s = price(answer.plan)
-    if pace_s <= first.pace_s * (1 + PRECISION):
+        step_time_s = price(answer.plan)
+    if step_time_s <= first.step_time_s * (1 + PRECISION):
         return answer
-    bound_s = min(answer.bound_s, first.pace_s)
+    bound_s = min(answer.bound_s, first.step_time_s)
     answer = replace(answer, status=Status.FEASIBLE, plan=first.plan, charged=first.charged)
-    return replace(answer, objective_s=first.pace_s, bound_s=bound_s)
+    return replace(answer, objective_s=first.step_time_s, bound_s=bound_s)
 
 
 def _searched(task: SearchTask) -> Result:
@@ -150,14 +151,16 @@ _CUTS, _GAP, _MOST_EFFORT = 12, 0.1, 200_000
 
 @dataclass
 class MonotoneReport:
-    """Passes a bound and the pace of the best plan on where one of them is better than before; neither gets worse."""
+    """Passes a bound and the step time of the best plan on where one of them is better than before; neither
+    gets worse.
+    """
 
     tell: Callable[[float, float], None]
     bound_s: float = 0.0
     best_s: float = float("inf")
 
     def __call__(self, bound_s: float, best_s: float) -> None:
-        """Report a bound on all plans, and the pace of a plan; 0 and infinity where there is none."""
+        """Report a bound on all plans, and the step time of a plan; 0 and infinity where there is none."""
         bound_s = max(self.bound_s, bound_s if bound_s < float("inf") else 0.0)
         best_s = min(self.best_s, best_s)
         if (bound_s, best_s) != (self.bound_s, self.best_s):
@@ -167,10 +170,10 @@ class MonotoneReport:
 
 @dataclass(frozen=True)
 class FirstPlan:
-    """A plan that is found soon, and its pace in seconds per minibatch."""
+    """A plan that is found soon, and its step time in seconds per minibatch."""
 
     plan: Plan
-    pace_s: float
+    step_time_s: float
     charged: bool
     """Whether everything is charged that workers share."""
 
@@ -180,7 +183,7 @@ def first_plan(
 ) -> FirstPlan | None:
     """A plan of a large problem; None where it is small, or none is found so soon.
 
-    `price` is the pace of a plan with everything charged; where that is asked for, there is no plan without it.
+    `price` is the step time of a plan with everything charged; where that is asked for, there is no plan without it.
     """
     if problem.options.contention and price is None:
         return None
@@ -192,8 +195,8 @@ def first_plan(
         raise KeyboardInterrupt
     if found.best is None:
         return None
-    pace_s = space.pace(problem, found.high)
-    plan = plan_of(problem, space, found.best.stages(), pace_s)
+    step_time_s = space.step_time(problem, found.high)
+    plan = plan_of(problem, space, found.best.stages(), step_time_s)
     if problem.options.contention and price is not None:
         return FirstPlan(plan, price(plan), charged=True)
-    return FirstPlan(plan, pace_s, charged=False)
+    return FirstPlan(plan, step_time_s, charged=False)

@@ -81,25 +81,25 @@ class VerticalSearch(UniformSearch):
 
 
 def find_vertical_sync_pipeline(
-    terms: CostTerms, pace_s: float, limits: SearchLimits, once: Callable[[CostTerms], list[Step] | None]
+    terms: CostTerms, step_time_s: float, limits: SearchLimits, once: Callable[[CostTerms], list[Step] | None]
 ) -> list[Step] | None:
-    """A pipeline within a pace with all weight versions in memory, or None.
+    """A pipeline within a step time with all weight versions in memory, or None.
 
-    `once` runs one search for a pipeline within the pace, with an assumed input stage or with stashing.
+    `once` runs one search for a pipeline within the step time, with an assumed input stage or with stashing.
     """
     steps = once(terms.stashing)
-    if steps is None or placed_steps.steady_fits(terms, steps, pace_s):
+    if steps is None or placed_steps.steady_fits(terms, steps, step_time_s):
         return steps
     least = AnyInputStage(1, 1)
     if _has_no_single_stage(terms):
-        steps, least = _with_any_input_stage(terms, pace_s, once)
-        if steps is None or placed_steps.steady_fits(terms, steps, pace_s):
+        steps, least = _with_any_input_stage(terms, step_time_s, once)
+        if steps is None or placed_steps.steady_fits(terms, steps, step_time_s):
             return steps
     counts = range(1, terms.most_replicas + 1) if limits.shape is None else (limits.shape.replicas,)
     # The last pipeline fails by little, so its input stage is the most promising one.
     promising = [count for count in counts if count == steps[0].replicas]
     for replicas in (*promising, *(count for count in counts if count not in promising)):
-        found = _with_input_stage(terms, pace_s, replicas, least, once)
+        found = _with_input_stage(terms, step_time_s, replicas, least, once)
         if found is not None:
             return found
     return None
@@ -115,14 +115,14 @@ def _has_no_single_stage(terms: CostTerms) -> bool:
 
 
 def _with_any_input_stage(
-    terms: CostTerms, pace_s: float, once: Callable[[CostTerms], list[Step] | None]
+    terms: CostTerms, step_time_s: float, once: Callable[[CostTerms], list[Step] | None]
 ) -> tuple[list[Step] | None, AnyInputStage]:
     """A pipeline that fits with the versions that every input stage asks for, and what these ask for at least.
 
     There is no pipeline where the first is None. Every one that is found by the search for the least delay shows how
     much any of them needs.
     """
-    assumed = AnyInputStage.within(terms, pace_s)
+    assumed = AnyInputStage.within(terms, step_time_s)
     while True:
         steps = once(replace(terms, first=assumed))
         if steps is None or isinstance(terms, HeterogeneousTerms):
@@ -135,13 +135,15 @@ def _with_any_input_stage(
 
 def _with_input_stage(
     terms: CostTerms,
-    pace_s: float,
+    step_time_s: float,
     replicas: int,
     least: AnyInputStage,
     once: Callable[[CostTerms], list[Step] | None],
 ) -> list[Step] | None:
     """A pipeline whose input stage has so many replicas, or None; every input stage asks for the `least` versions."""
-    delay = max(AnyInputStage.least_delay(terms, pace_s, replicas), least.delay_with(replicas, terms.problem.copies))
+    delay = max(
+        AnyInputStage.least_delay(terms, step_time_s, replicas), least.delay_with(replicas, terms.problem.copies)
+    )
     while True:
         steps = once(replace(terms, first=InputStage(replicas, delay)))
         if steps is None:
@@ -208,18 +210,20 @@ def find_pipeline(
     return once(terms)
 
 
-def pipeline_pace(terms: CostTerms, steps: list[Step], *, depths: bool) -> float:
-    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the pace they sustain.
+def pipeline_step_time(terms: CostTerms, steps: list[Step], *, depths: bool) -> float:
+    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the step time they sustain.
 
     With a flush it is the time from one update to the next, which no depth changes.
     """
     if terms.problem.options.flushes:
         return placed_steps.batch_s(terms, steps)
-    return placed_steps.steady_pace(terms, steps, depths=depths)
+    return placed_steps.steady_step_time(terms, steps, depths=depths)
 
 
-def pipeline_fits(terms: CostTerms, steps: list[Step], pace_s: float) -> bool:
-    """Whether every worker's memory suffices at the depths that a pace needs, or with a flush the pipeline's own."""
+def pipeline_fits(terms: CostTerms, steps: list[Step], step_time_s: float) -> bool:
+    """Whether every worker's memory suffices at the depths that a step time needs, or with a flush the
+    pipeline's own.
+    """
     if terms.problem.options.flushes:
         return placed_steps.batch_fits(terms, steps)
-    return placed_steps.steady_fits(terms, steps, pace_s)
+    return placed_steps.steady_fits(terms, steps, step_time_s)

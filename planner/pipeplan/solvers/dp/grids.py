@@ -5,8 +5,9 @@ from that of the boundary before it:
 
     V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
 
-In the steady state V is the best pace of the grid. With a flush it is a lower bound on a batch: the work of each stage,
-after that of the layers in front of it, and its exposed all-reduce with its own work or the way to the last stage.
+In the steady state V is the best step time of the grid. With a flush it is a lower bound on a batch: the work of each
+stage, after that of the layers in front of it, and its exposed all-reduce with its own work or the way to the last
+stage.
 
 The shapes of a task are searched one by one, the most promising first.
 """
@@ -48,7 +49,7 @@ class UniformGrids:
     _known: dict[tuple[float, ...], Floats] = field(default_factory=dict)
 
     def floor(self, shape: GridShape) -> float:
-        """Lower bound on the pace of a shape: all work on all workers, and the costliest unit on its replicas."""
+        """Lower bound on the step time of a shape: all work on all workers, and the costliest unit on its replicas."""
         problem = self.terms.problem
         largest = max(unit.forward_s + unit.backward_s for unit in problem.units)
         if problem.cluster.uniform:
@@ -63,7 +64,7 @@ class UniformGrids:
 
     @property
     def exact(self) -> bool:
-        """Whether `least_pace` finds a plan, not only a bound: no layer is pinned, and depths do not matter."""
+        """Whether `least_step_time` finds a plan, not only a bound: no layer is pinned, and depths do not matter."""
         options = self.terms.problem.options
         return not options.pins and not options.flushes and self.terms.accumulate is None
 
@@ -71,8 +72,8 @@ class UniformGrids:
         """Effort of going over all pairs of cuts, stage by stage, in rows of a search."""
         return len(self.terms.cuts.ideals) ** 2 * shape.stages / PAIRS
 
-    def least_pace(self, shape: GridShape) -> tuple[float, list[Step]]:
-        """The least pace of a shape without a memory limit, and its steps; only a bound where not `exact`."""
+    def least_step_time(self, shape: GridShape) -> tuple[float, list[Step]]:
+        """The least step time of a shape without a memory limit, and its steps; only a bound where not `exact`."""
         values, choices = self._stage_s(shape, 0)[0], []
         for stage in range(1, shape.stages):
             before = np.maximum(values, self._boundary_s(shape, stage))[:, None]
@@ -216,7 +217,7 @@ def search_grids(task: SearchTask) -> BestSoFar:
         )
         for result in _shape_results(searches, lambda: so_far.limit_s):
             so_far.add(space, result)
-            task.report(0.0, so_far.pace_s)
+            task.report(0.0, so_far.step_time_s)
     except KeyboardInterrupt:
         so_far.stop(0.0)
     return so_far
@@ -249,12 +250,12 @@ def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> It
 def _bounds(
     searches: PipelineSearches, grids: UniformGrids, shape: GridShape
 ) -> Iterator[float | BisectionResult[FoundPipeline] | None]:
-    """Ever better bounds on the pace of a shape, and last, if known, its best plan without a memory limit."""
+    """Ever better bounds on the step time of a shape, and last, if known, its best plan without a memory limit."""
     if not grids.has_few_cuts:
         yield None
         return
     searches.effort.spent += grids.rows(shape)
-    least, steps = grids.least_pace(shape)
+    least, steps = grids.least_step_time(shape)
     yield least
     if grids.exact:
         yield BisectionResult(least, least, FoundPipeline(grids.terms, steps))
@@ -263,10 +264,10 @@ def _bounds(
 
 
 def shape_floors(problem: Problem, cuts: Cuts) -> Iterator[tuple[GridShape, float]]:
-    """The shapes of a uniform grid with lower bounds on their paces, the most promising first."""
+    """The shapes of a uniform grid with lower bounds on their step times, the most promising first."""
     grids = UniformGrids(PipelineSearches(problem, cuts).unlimited)
     floors = [
-        (shape, grids.least_pace(shape)[0] if grids.has_few_cuts else grids.floor(shape))
+        (shape, grids.least_step_time(shape)[0] if grids.has_few_cuts else grids.floor(shape))
         for shape in grid_shapes(problem)
     ]
     yield from sorted(floors, key=lambda entry: entry[1])

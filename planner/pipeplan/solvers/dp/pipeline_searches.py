@@ -17,7 +17,7 @@ from pipeplan.solvers.dp.find_pipeline import (
     find_pipeline,
     limits_range,
     pipeline_fits,
-    pipeline_pace,
+    pipeline_step_time,
     terms_of,
 )
 from pipeplan.solvers.dp.search.cost_terms import CostTerms
@@ -46,9 +46,11 @@ class FoundPipeline:
     terms: CostTerms
     steps: list[Step]
 
-    def fits(self, limited: CostTerms, pace: float) -> bool:
-        """Whether the pipeline fits in memory at the depths that its pace needs; `limited` has the memory limit."""
-        return pipeline_fits(limited, self.steps_among(limited.cuts), pace)
+    def fits(self, limited: CostTerms, step_time: float) -> bool:
+        """Whether the pipeline fits in memory at the depths that its step time needs; `limited` has the memory
+        limit.
+        """
+        return pipeline_fits(limited, self.steps_among(limited.cuts), step_time)
 
     def steps_among(self, cuts: Cuts) -> list[Step]:
         """The steps with their cuts numbered as in `cuts`, which has all of them."""
@@ -90,7 +92,7 @@ class PipelineSearches:
     effort: SearchEffort = field(default_factory=SearchEffort)
 
     report: Callable[[float, float], None] = lambda low, high: None
-    """Is called with the bound and the pace of the best pipeline as they change; infinite where there is none."""
+    """Is called with the bound and the step time of the best pipeline as they change; infinite where there is none."""
 
     without_memory: BisectionResult[FoundPipeline] | None = None
     """The best pipeline without a memory limit, where that is known."""
@@ -130,7 +132,7 @@ class PipelineSearches:
     def best(self) -> BisectionResult[FoundPipeline]:
         """The fastest pipeline. The result's `best` is None where none exists or none was found in time.
 
-        Its pace is in seconds per minibatch of one copy, or with a flush in seconds per update.
+        Its step time is in seconds per minibatch of one copy, or with a flush in seconds per update.
         """
         if self.unlimited.most_replicas < 1:
             return BisectionResult(float("inf"))
@@ -190,7 +192,9 @@ class PipelineSearches:
             def find(around: FoundPipeline, limit: float, number: int = number) -> tuple[float, FoundPipeline] | None:
                 return self._found(terms_of(self.problem, self.cuts.only(masks(around)[number])), limit, limits)
 
-            known = cut_selection.refined_result(find, known, low * (1 + self.gap), lambda pace: self.report(low, pace))
+            known = cut_selection.refined_result(
+                find, known, low * (1 + self.gap), lambda step_time: self.report(low, step_time)
+            )
         return known
 
     @property
@@ -226,7 +230,7 @@ class PipelineSearches:
         return limits_range(self.limited if memory else self.unlimited)[1]
 
     def fitting(self, deadline: float | None) -> tuple[float, FoundPipeline] | None:
-        """Any pipeline that fits in memory, with its pace or the time of its batch; None where there is none.
+        """Any pipeline that fits in memory, with its step time or the time of its batch; None where there is none.
 
         Raises `OutOfTime` where that is not known.
         """
@@ -234,7 +238,7 @@ class PipelineSearches:
         return None if self.limited.most_replicas < 1 else self._found(self.limited, self.most(memory=True), limits)
 
     def within(self, limit: float, *, memory: bool, coarse: bool = False) -> tuple[float, FoundPipeline] | None:
-        """A pipeline within a limit with its pace, or None; with a flush the fastest one. Raises `OutOfTime`.
+        """A pipeline within a limit with its step time, or None; with a flush the fastest one. Raises `OutOfTime`.
 
         A `coarse` search may miss it (`SearchLimits`).
         """
@@ -251,9 +255,10 @@ class PipelineSearches:
         *,
         near: bool = False,
     ) -> BisectionResult[FoundPipeline]:
-        """The pipeline of the least pace of at least `low`, by bisection below a `known` pace and its pipeline.
+        """The pipeline of the least step time of at least `low`, by bisection below a `known` step time and its
+        pipeline.
 
-        With `near` that pace is probably close to the least.
+        With `near` that step time is probably close to the least.
         """
 
         # Without the memory limit a pipeline is only a bound, unless it fits.
@@ -304,12 +309,12 @@ class PipelineSearches:
         )
 
     def _found(self, terms: CostTerms, limit: float, limits: SearchLimits) -> tuple[float, FoundPipeline] | None:
-        """A pipeline within a limit with its pace, or None. Raises `OutOfTime`."""
+        """A pipeline within a limit with its step time, or None. Raises `OutOfTime`."""
         steps = self._search(terms, limit, limits)
         if steps is None:
             return None
         depths = limits.memory or terms.accumulate is not None
-        return pipeline_pace(terms, steps, depths=depths), FoundPipeline(terms, steps)
+        return pipeline_step_time(terms, steps, depths=depths), FoundPipeline(terms, steps)
 
     def _tried_first(self, terms: CostTerms, limits: SearchLimits, low: float, most: float) -> list[float]:
         """The limits that are tried before bisection: where none has a pipeline, there is none up to `most`."""
@@ -333,16 +338,16 @@ class PipelineSearches:
             if steps is not None and not self.problem.options.flushes:
                 return steps
             if steps is not None:
-                found.append((pipeline_pace(terms, steps, depths=limits.memory), steps))
+                found.append((pipeline_step_time(terms, steps, depths=limits.memory), steps))
         return min(found, key=lambda one: one[0])[1] if found else None
 
-    def _with_fewest_stages(self, limits: SearchLimits, pace: float) -> FoundPipeline | None:
+    def _with_fewest_stages(self, limits: SearchLimits, step_time: float) -> FoundPipeline | None:
         """The pipeline with the fewest stages among the equally fast ones, or None where that takes long to find."""
         terms = self.unlimited
         if len(terms.cuts.ideals) * terms.workers > _SMALL_SEARCH or limits.counting.any:
             return None
         try:
-            steps = self._search(terms, pace * (1 + 1e-10), replace(limits, counting=StateCounts(stages=True)))
+            steps = self._search(terms, step_time * (1 + 1e-10), replace(limits, counting=StateCounts(stages=True)))
         except OutOfTime:
             return None
         return None if steps is None else FoundPipeline(terms, steps)

@@ -1,7 +1,8 @@
 """The task of the dynamic program, the best plan and the bound of its searches so far, and the result that follows.
 
 `SearchTask` has the problem and what ends the search. One space of plans is searched after another, and `BestSoFar`
-keeps the best plan and the bound of them all. `found_result` states the plan, its pace, and what is proven about it.
+keeps the best plan and the bound of them all. `found_result` states the plan, its step time, and what is proven about
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def tell_nobody(bound_s: float, best_s: float) -> None:
 
 @dataclass(frozen=True)
 class SearchTask:
-    """One search for the best plan of a problem. All paces are in seconds per minibatch."""
+    """One search for the best plan of a problem. All step times are in seconds per minibatch."""
 
     problem: Problem
     cuts: Cuts
@@ -37,13 +38,13 @@ class SearchTask:
     """Relative distance of the best plan from the bound at which the search may stop."""
     effort: SearchEffort = field(default_factory=SearchEffort)
     report: Callable[[float, float], None] = tell_nobody
-    """Is called with the bound and the pace of the best plan as they change; infinite while there is no plan."""
+    """Is called with the bound and the step time of the best plan as they change; infinite while there is no plan."""
     price: Callable[[Plan], float] | None = None
-    """The pace of a plan with everything charged, by the evaluator, or None."""
+    """The step time of a plan with everything charged, by the evaluator, or None."""
     useful_s: float = float("inf")
-    """Plans with at least this pace are of no use."""
+    """Plans with at least this step time are of no use."""
     above_s: float = 0.0
-    """All plans have at least this pace."""
+    """All plans have at least this step time."""
     near: bool = False
     """Whether the best plan is probably just fast enough to be of use, or not quite."""
 
@@ -55,7 +56,7 @@ class Region:
     space: PlanSpace
     shape: GridShape | None
     low_s: float
-    """No plan of the region has a smaller pace, in seconds per minibatch."""
+    """No plan of the region has a smaller step time, in seconds per minibatch."""
 
 
 @dataclass
@@ -73,13 +74,13 @@ class BestSoFar:
     """Whether the best plan would be faster without the memory limit."""
 
     @property
-    def pace_s(self) -> float:
-        """The pace of the best plan, in seconds per minibatch; infinite where there is none."""
+    def step_time_s(self) -> float:
+        """The step time of the best plan, in seconds per minibatch; infinite where there is none."""
         return self.best[0] if self.best else float("inf")
 
     @property
     def limit_s(self) -> float:
-        """The pace that a plan has to beat, in seconds per minibatch."""
+        """The step time that a plan has to beat, in seconds per minibatch."""
         return self.task.useful_s if self.best is None else min(self.task.useful_s, self.best[0] * (1 - PRECISION))
 
     def watch(self, space: PlanSpace, others_s: float) -> Callable[[float, float], None]:
@@ -87,79 +88,81 @@ class BestSoFar:
         problem = self.task.problem
 
         def report(low: float, high: float) -> None:
-            best = min(space.pace(problem, high), self.pace_s)
-            self.task.report(min(space.pace(problem, low), self.bound, others_s), best)
+            best = min(space.step_time(problem, high), self.step_time_s)
+            self.task.report(min(space.step_time(problem, low), self.bound, others_s), best)
 
         return report
 
     def excludes(self, bound_s: float) -> bool:
-        """Whether a space of plans with paces of at least so many seconds has none that is of use."""
+        """Whether a space of plans with step times of at least so many seconds has none that is of use."""
         return bound_s >= self.task.useful_s or (self.best is not None and bound_s >= self.best[0])
 
     def stop(self, bound_s: float) -> None:
-        """Leave out a space of plans whose paces are at least so many seconds, because Ctrl-C came."""
+        """Leave out a space of plans whose step times are at least so many seconds, because Ctrl-C came."""
         self.interrupted = True
         self.leave(bound_s)
 
     def leave(self, bound_s: float) -> None:
-        """Leave a space out for which there is no time, given a bound on its paces."""
+        """Leave a space out for which there is no time, given a bound on its step times."""
         self.finished, self.bound = False, min(self.bound, bound_s)
 
     def add(self, space: PlanSpace, result: BisectionResult[FoundPipeline], memory_binds: bool = False) -> None:
         """Take in the result of one more search."""
         problem = self.task.problem
         if result.low < float("inf"):
-            self.regions.append(Region(space, None, space.pace(problem, result.low)))
+            self.regions.append(Region(space, None, space.step_time(problem, result.low)))
         self.finished, self.interrupted = self.finished and result.finished, self.interrupted or result.interrupted
         if result.best is not None or not result.finished:
-            self.bound = min(self.bound, space.pace(problem, result.low))
+            self.bound = min(self.bound, space.step_time(problem, result.low))
         if result.best is None:
             return
-        if self.best is None or space.pace(problem, result.high) < self.best[0] * (1 - PRECISION):
-            self.best = space.pace(problem, result.high), space, result.best
+        if self.best is None or space.step_time(problem, result.high) < self.best[0] * (1 - PRECISION):
+            self.best = space.step_time(problem, result.high), space, result.best
             self.memory_binds = memory_binds
 
 
-def least_pace_alone_s(problem: Problem) -> float:
-    """A lower bound on the pace of every plan with every shared resource to itself: all work on all workers in use."""
+def least_step_time_alone_s(problem: Problem) -> float:
+    """A lower bound on the step time of every plan with every shared resource to itself: all work on all workers in
+    use.
+    """
     return problem.work_s / problem.speed_in_use
 
 
-def least_pace_s(problem: Problem) -> float:
-    """A lower bound on the pace of every plan, also where workers share cores."""
-    return max(least_pace_alone_s(problem), contention.least_pace_of_shared_cores_s(problem))
+def least_step_time_s(problem: Problem) -> float:
+    """A lower bound on the step time of every plan, also where workers share cores."""
+    return max(least_step_time_alone_s(problem), contention.least_step_time_of_shared_cores_s(problem))
 
 
-def plan_of(problem: Problem, space: PlanSpace, stages: Sequence[Stage], pace_s: float) -> Plan:
-    """The plan of a pipeline of one space, with the depths that sustain a pace in seconds per minibatch."""
-    # The pace may lie just where a depth changes: rounding in another order must not ask for one minibatch more.
-    return depths.assign_depths(space.plan(problem, stages), problem, pace_s * (1 + 1e-12))
+def plan_of(problem: Problem, space: PlanSpace, stages: Sequence[Stage], step_time_s: float) -> Plan:
+    """The plan of a pipeline of one space, with the depths that sustain a step time in seconds per minibatch."""
+    # The step time may lie just where a depth changes: rounding in another order must not ask for one minibatch more.
+    return depths.assign_depths(space.plan(problem, stages), problem, step_time_s * (1 + 1e-12))
 
 
 def alone_result(task: SearchTask, so_far: BestSoFar) -> Result:
     """The result of the searches without shared resources, with the proven bound."""
     cuts, finished, interrupted = task.cuts, so_far.finished, so_far.interrupted
     if so_far.best is None:
-        proven, floor = finished and cuts.complete, least_pace_alone_s(task.problem)
+        proven, floor = finished and cuts.complete, least_step_time_alone_s(task.problem)
         status = Status.INFEASIBLE if proven else Status.TIME_LIMIT
         bound = so_far.bound if cuts.complete and so_far.bound < float("inf") else 0.0
         least = task.useful_s if proven else max(floor, bound)
         return Result("DP", status, None, float("inf"), least, 0.0, _note(cuts, finished), interrupted=interrupted)
-    pace, space, pipeline = so_far.best
-    plan = plan_of(task.problem, space, pipeline.stages(), pace)
-    return found_result(task, BisectionResult(so_far.bound, pace, plan, finished, interrupted))
+    step_time, space, pipeline = so_far.best
+    plan = plan_of(task.problem, space, pipeline.stages(), step_time)
+    return found_result(task, BisectionResult(so_far.bound, step_time, plan, finished, interrupted))
 
 
 def found_result(task: SearchTask, interval: BisectionResult[Plan]) -> Result:
     """The result of searches that found a plan."""
-    plan, pace, cuts = interval.best, interval.high, task.cuts
+    plan, step_time, cuts = interval.best, interval.high, task.cuts
     assert plan is not None
-    if interval.finished and cuts.complete and interval.low >= pace * (1 - 4 * PRECISION):
-        return Result("DP", Status.OPTIMAL, plan, pace, pace, 0.0)
-    floor = least_pace_alone_s(task.problem)
-    bound = min(max(interval.low if cuts.complete else floor, floor), pace)
+    if interval.finished and cuts.complete and interval.low >= step_time * (1 - 4 * PRECISION):
+        return Result("DP", Status.OPTIMAL, plan, step_time, step_time, 0.0)
+    floor = least_step_time_alone_s(task.problem)
+    bound = min(max(interval.low if cuts.complete else floor, floor), step_time)
     note = _note(cuts, interval.finished)
-    return Result("DP", Status.FEASIBLE, plan, pace, bound, 0.0, note, interrupted=interval.interrupted)
+    return Result("DP", Status.FEASIBLE, plan, step_time, bound, 0.0, note, interrupted=interval.interrupted)
 
 
 def _note(cuts: Cuts, finished: bool) -> str:

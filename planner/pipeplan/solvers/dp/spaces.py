@@ -39,7 +39,7 @@ def search_spaces(task: SearchTask) -> BestSoFar:
     others = [*itertools.accumulate(reversed(floors.values()), min, initial=float("inf"))][-2::-1]
     for number, space in enumerate(spaces):
         known = None if shares else without_memory.get(replace(space, copies=1))
-        low = floors[space] if known is None else space.pace(problem, known.low)
+        low = floors[space] if known is None else space.step_time(problem, known.low)
         if so_far.excludes(low):
             so_far.regions.append(Region(space, None, low))
             continue
@@ -69,10 +69,12 @@ def search_spaces(task: SearchTask) -> BestSoFar:
 
 
 def _below(space: PlanSpace, so_far: BestSoFar) -> float:
-    """The pace of one copy, or with a flush the time between its updates, that a pipeline of a space has to beat."""
+    """The step time of one copy, or with a flush the time between its updates, that a pipeline of a space has
+    to beat.
+    """
     if so_far.limit_s == float("inf"):
         return float("inf")
-    return space.inner_pace(so_far.task.problem, so_far.limit_s) or 0.0
+    return space.inner_step_time(so_far.task.problem, so_far.limit_s) or 0.0
 
 
 def search_batches(task: SearchTask) -> BestSoFar:
@@ -104,7 +106,7 @@ FoundBatch = tuple[PlanSpace, FoundPipeline]
 
 @dataclass
 class BatchSpaces:
-    """The search of all spaces. Limits and results are paces, in seconds per minibatch."""
+    """The search of all spaces. Limits and results are step times, in seconds per minibatch."""
 
     task: SearchTask
     later: float | None = None
@@ -123,7 +125,7 @@ class BatchSpaces:
 
     @cached_property
     def floors(self) -> dict[PlanSpace, float]:
-        """For every space, a lower bound on the paces in it."""
+        """For every space, a lower bound on the step times in it."""
         return {space: space.floor(self.task.problem) for space in plan_spaces(self.task.problem)}
 
     def best(self) -> BisectionResult[FoundBatch]:
@@ -161,9 +163,9 @@ class BatchSpaces:
         try:
             for space, search in self.searches.items():
                 if (found := search.fitting(ends)) is not None:
-                    pace_s = space.pace(self.task.problem, found[0])
-                    self.task.report(low, pace_s)
-                    return pace_s, (space, found[1])
+                    step_time_s = space.step_time(self.task.problem, found[0])
+                    self.task.report(low, step_time_s)
+                    return step_time_s, (space, found[1])
         except OutOfTime:
             return None
         return None
@@ -178,7 +180,8 @@ class BatchSpaces:
         return pipeline.fits(self.searches[space].limited, result.high)
 
     def _refined(self, low: float, *, memory: bool) -> BisectionResult[FoundBatch]:
-        """The fastest plan with at least the pace `low`, from that of a selection of the cuts, where there are many.
+        """The fastest plan with at least the step time `low`, from that of a selection of the cuts, where there are
+        many.
 
         The selection gives a good plan soon, which is a tight limit for the search over all cuts.
         """
@@ -208,15 +211,17 @@ class BatchSpaces:
     def _least(
         self, low: float, known: tuple[float, FoundBatch] | None, *, memory: bool, coarse: bool = False
     ) -> BisectionResult[FoundBatch]:
-        """The fastest plan with at least the pace `low`, with or without the memory limit."""
+        """The fastest plan with at least the step time `low`, with or without the memory limit."""
         # A plan that was found without the memory limit is only a bound.
         counts = memory or not self.task.problem.options.memory
-        most = max(space.pace(self.task.problem, search.most(memory=memory)) for space, search in self.searches.items())
+        most = max(
+            space.step_time(self.task.problem, search.most(memory=memory)) for space, search in self.searches.items()
+        )
         if self.task.useful_s < low:
             return BisectionResult(low)
 
-        def find(pace_s: float) -> tuple[float, FoundBatch] | None:
-            return self._find(pace_s, memory=memory, coarse=coarse)
+        def find(step_time_s: float) -> tuple[float, FoundBatch] | None:
+            return self._find(step_time_s, memory=memory, coarse=coarse)
 
         def report(least: float, best: float) -> None:
             self.task.report(least, best if counts else float("inf"))
@@ -228,15 +233,15 @@ class BatchSpaces:
         ends = least, min(most, self.task.useful_s)
         return threshold.least_threshold(find, *ends, known, gap=self.task.gap, report=report, finds_least=True)
 
-    def _find(self, pace_s: float, *, memory: bool, coarse: bool) -> tuple[float, FoundBatch] | None:
-        """The fastest plan of all spaces with at most this pace, or None. Raises `OutOfTime`."""
+    def _find(self, step_time_s: float, *, memory: bool, coarse: bool) -> tuple[float, FoundBatch] | None:
+        """The fastest plan of all spaces with at most this step time, or None. Raises `OutOfTime`."""
         found: tuple[float, FoundBatch] | None = None
         for space, search in self.searches.items():
-            limit = pace_s if found is None else found[0] * (1 - PRECISION)
-            inner_s = space.inner_pace(self.task.problem, limit)
+            limit = step_time_s if found is None else found[0] * (1 - PRECISION)
+            inner_s = space.inner_step_time(self.task.problem, limit)
             if inner_s is None or self.floors[space] > limit:
                 continue
             result = search.within(inner_s, memory=memory, coarse=coarse)
             if result is not None:
-                found = space.pace(self.task.problem, result[0]), (space, result[1])
+                found = space.step_time(self.task.problem, result[0]), (space, result[1])
         return found

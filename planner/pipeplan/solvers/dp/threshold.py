@@ -1,7 +1,7 @@
 """Bisection: from a search that answers "is there a pipeline within T?" to the least such T.
 
-A positive answer comes with a pipeline whose own pace is the new upper end, so the interval closes in jumps. A last
-search just below the best pipeline's pace proves that there is no better one.
+A positive answer comes with a pipeline whose own step time is the new upper end, so the interval closes in jumps. A
+last search just below the best pipeline's step time proves that there is no better one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pipeplan.cost import formulas
 from pipeplan.solvers.dp.budget import OutOfTime
 
 PRECISION = 1e-9
-"""Relative. Plans whose paces differ by less are equal."""
+"""Relative. Plans whose step times differ by less are equal."""
 
 _SLACK = 10 * formulas.ROUNDING
 
@@ -89,7 +89,7 @@ def least_threshold(
 ) -> BisectionResult[Found]:
     """The least threshold above `low` for which `find` finds something; `find` must be monotonic.
 
-    `find(T)` returns None, or a pace of at most T and what reaches it. Nothing changes above `most`. `known` is an
+    `find(T)` returns None, or a step time of at most T and what reaches it. Nothing changes above `most`. `known` is an
     earlier result, and `gap` the relative distance that is close enough. With `near` that result is probably the least,
     so the first search is right below it. The search may stop where no limit below `useful` is left. With
     `finds_least`, whatever is found is the least that there is. A deadline or Ctrl-C ends the search with the interval
@@ -193,7 +193,7 @@ def _close(
 
 
 def _right_below(gap: float) -> float:
-    """The share of a result's pace below which nothing may be found for the result to be close enough."""
+    """The share of a result's step time below which nothing may be found for the result to be close enough."""
     return min(1 - PRECISION, (1 + PRECISION) / (1 + gap))
 
 

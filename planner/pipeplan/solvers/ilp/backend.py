@@ -144,7 +144,7 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
     if status not in _ENDS:
         return MilpOutcome(found=False, proven=False, bound=0.0, doubtful=True, failure=f"HiGHS ended with: {status}")
     has_solution = info.primal_solution_status == 2  # kSolutionStatusFeasible
-    # Before the root is solved the bound is minus infinity, but no pace is negative.
+    # Before the root is solved the bound is minus infinity, but no step time is negative.
     bound = max(0.0, float(info.mip_dual_bound))
     objective = float(info.objective_function_value)
     optimal = status == "Optimal"

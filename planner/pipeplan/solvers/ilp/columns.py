@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.ddp_overlap import ddp_pace_s
+from pipeplan.cost.ddp_overlap import ddp_step_time_s
 from pipeplan.cost.stage_times import executor_work_s
 from pipeplan.plan.plan import Stage
 from pipeplan.plan.schedules import ACCUMULATING, GPIPE, TRAITS, VERTICAL, update_lag, update_share
@@ -47,7 +47,7 @@ class Columns:
     exposed_s: Floats
     """With a flush: the time of the update after the stage's last backward pass."""
     charged_s: Floats
-    """Lower bound on the pace of all copies together, seconds per minibatch."""
+    """Lower bound on the step time of all copies together, seconds per minibatch."""
     group_s: Floats
     """One all-reduce among the replicas."""
     fixed_bytes: Floats
@@ -187,7 +187,7 @@ class ColumnFactory:
             plan = self.space.plan(self.whole, [stage])
             work = self.whole.work_s + again * float(self.cuts.forward_s[-1]) + executor_work_s(plan, self.whole, 0)
             pass_s = work / self.whole.cluster.speed_of(plan.stages[0].workers)
-            found[row] = max(found[row], ddp_pace_s(plan, self.whole, self._whole_links, pass_s))
+            found[row] = max(found[row], ddp_step_time_s(plan, self.whole, self._whole_links, pass_s))
         return replace(columns, charged_s=found)
 
     def _card_s(self, place: Ints, begin: Ints, end: Ints) -> Floats:
@@ -237,7 +237,7 @@ class ColumnFactory:
     # -- minibatches in flight --
 
     def wait(self, columns: Columns, limit_s: float) -> Floats:
-        """The minibatches for which stages wait for their group at a pace (`formulas.group_wait`)."""
+        """The minibatches for which stages wait for their group at a step time (`formulas.group_wait`)."""
         if self.minibatches is not None or not self.problem.training:
             return np.zeros(len(columns))
         replicas = self.places.replicas[columns.place]
@@ -281,7 +281,7 @@ class ColumnFactory:
         return np.where(depth >= self.everything(columns), np.inf, found)
 
     def most_depth(self, columns: Columns, limit_s: float, older: Floats | float = 0.0) -> Floats:
-        """The largest depths that fit in memory and, under 2BW, in an update (`formulas.buffered_pace`).
+        """The largest depths that fit in memory and, under 2BW, in an update (`formulas.buffered_step_time`).
 
         Under vertical sync the stages behind the first keep `older` versions beside the newest.
         """

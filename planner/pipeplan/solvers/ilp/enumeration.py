@@ -1,4 +1,4 @@
-"""Enumerates the columns that a plan within a limit on its pace may have.
+"""Enumerates the columns that a plan within a limit on its step time may have.
 
 A plan is a path of columns, from no layers and the first worker to all layers and the last one. Left out is what takes
 longer than the limit by itself, does not fit in memory, or is part of no path that keeps to the limit and to the memory
@@ -48,21 +48,22 @@ class ColumnEnumeration:
         self.busier = np.maximum(self.cuts.sent, self.cuts.returned)
         self.round_trip = self.cuts.sent + self.cuts.returned
 
-    def within(self, limit_s: float, pace_s: float, among: Columns | None = None) -> Columns:
-        """The columns of plans whose time is at most `limit_s`, and whose pace with all copies is at most `pace_s`.
+    def within(self, limit_s: float, step_time_s: float, among: Columns | None = None) -> Columns:
+        """The columns of plans whose time is at most `limit_s`, and whose step time with all copies is at most
+        `step_time_s`.
 
         `among` has the columns within a larger limit, where they are known. Raises `TooManyColumnsError`.
         """
         if among is not None:
-            return self._on_paths(among.take(self._alone(among, limit_s, pace_s)), limit_s)
+            return self._on_paths(among.take(self._alone(among, limit_s, step_time_s)), limit_s)
         kept: list[Columns] = []
         for pairs in self._batches(limit_s):
             self.deadline.check()
             quick = self._may_fit(*pairs, limit_s)
             for recompute in self.factory.recomputes:
                 columns = self.factory.columns(*(part[quick] for part in pairs), recompute=recompute)
-                columns = self.factory.charged(columns.take(self._alone(columns, limit_s, pace_s)))
-                kept.append(columns.take(columns.charged_s <= pace_s * _SLACK))
+                columns = self.factory.charged(columns.take(self._alone(columns, limit_s, step_time_s)))
+                kept.append(columns.take(columns.charged_s <= step_time_s * _SLACK))
             if sum(map(len, kept)) > MOST_COLUMNS:
                 raise TooManyColumnsError(f"more than {MOST_COLUMNS:,} stages are fast enough")
         columns = Columns.joined(kept)
@@ -148,9 +149,9 @@ class ColumnEnumeration:
         copies = problem.options.copies_per_version
         return np.asarray(size + formulas.version_memory(cuts.parameters, versions, copies) + cuts.saved)
 
-    def _alone(self, columns: Columns, limit_s: float, pace_s: float) -> Flags:
+    def _alone(self, columns: Columns, limit_s: float, step_time_s: float) -> Flags:
         """Which columns keep to the limit, and fit in memory at depth 1, whatever the other stages are."""
-        kept = (columns.time_s + columns.exposed_s <= limit_s * _SLACK) & (columns.charged_s <= pace_s * _SLACK)
+        kept = (columns.time_s + columns.exposed_s <= limit_s * _SLACK) & (columns.charged_s <= step_time_s * _SLACK)
         kept &= self.factory.most_depth(columns, limit_s) >= 1
         last = columns.end == self.last
         kept &= last | (self._traffic_s(columns) <= limit_s * _SLACK)

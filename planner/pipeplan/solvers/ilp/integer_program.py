@@ -3,12 +3,11 @@
 It shares the cost formulas and the spaces of plans with the dynamic program, and neither cuts nor a search.
 
 Columns
--------
-A column i is one choice for a stage: the cuts at which its layers begin and end, its place (r consecutive workers from
-s), whether it recomputes, and its depth d, the minibatches in flight. Its coefficients come from the evaluator's
-formulas (`columns`). Columns that take longer than the limit U on the pace, that do not fit in memory, or that are on
-no path from the input to the output are left out (`enumeration`). Where none are left, there is no plan within U, and
-no program. A boundary is a pair of places that meet at a cut, with the idle workers between them.
+------- A column i is one choice for a stage: the cuts at which its layers begin and end, its place (r consecutive
+workers from s), whether it recomputes, and its depth d, the minibatches in flight. Its coefficients come from the
+evaluator's formulas (`columns`). Columns that take longer than the limit U on the step time, that do not fit in memory,
+or that are on no path from the input to the output are left out (`enumeration`). Where none are left, there is no plan
+within U, and no program. A boundary is a pair of places that meet at a cut, with the idle workers between them.
 
     y[i] ∈ {0,1}     the column is chosen
     x[c,j] ∈ [0,1]   the boundary j is in use at cut c
@@ -35,7 +34,7 @@ Constraints
 (9) Under vertical sync, a stage whose memory has no room for n versions excludes input stages that ask for n.
 
 Depths and (5) are added only if the plan of the program without them does not fit. They are those for U, so the
-optimum is a lower bound: a plan that does not attain it lowers U to its own pace, until nothing is within U.
+optimum is a lower bound: a plan that does not attain it lowers U to its own step time, until nothing is within U.
 """
 
 from __future__ import annotations
@@ -90,27 +89,28 @@ class _IlpSearch:
         self.began = time.perf_counter()
         self.deadline = Deadline.after(limits.seconds)
         self.best: tuple[float, Plan] | None = None
-        """The fastest plan that was found, with its pace by the evaluator."""
+        """The fastest plan that was found, with its step time by the evaluator."""
         self.proven = True
         self.interrupted = False
         self.refusal = ""
         """The reason why some space was not searched, or an empty text."""
         self.bound = float("inf")
         self.known = None if cutoff_s is not None else _data_parallel(problem)
-        """Pace and plan of plain data parallelism if that plan is allowed, else None."""
+        """Step time and plan of plain data parallelism if that plan is allowed, else None."""
         known_s = self.known[0] if self.known else float("inf")
         self.upper = (cutoff_s if cutoff_s is not None else known_s) * (1 + CUTOFF_SLACK)
         # No plan is faster than all work on all workers, or cores. A search that is stopped proves no more than that.
         self.floor_s = max(
-            problem.work_s / problem.cluster.total_speed, contention.least_pace_of_shared_cores_s(problem)
+            problem.work_s / problem.cluster.total_speed, contention.least_step_time_of_shared_cores_s(problem)
         )
         self.size = (0, 0)
         self.left: list[SpaceSearch] = []
         """The searches of the spaces that are still to be searched."""
 
     def run(self) -> None:
-        """Search all spaces. Below another solver's pace all lower bounds are raised before the first program, which
-        may take all of the time."""
+        """Search all spaces. Below another solver's step time all lower bounds are raised before the first program,
+        which may take all of the time.
+        """
         self.deadline.check()
         cuts = CutTable.of(self.problem)
         if cuts is None or self.problem.cluster.workers > MOST_WORKERS:
@@ -177,10 +177,10 @@ class _IlpSearch:
             self.upper = min(self.upper, self.best[0])
 
     def _slowest(self, space: PlanSpace, inner: Problem) -> float:
-        """Upper bound on the pace of the plans in a space that are worth finding."""
-        slowest = _slowest_pace(inner)
+        """Upper bound on the step time of the plans in a space that are worth finding."""
+        slowest = _slowest_step_time(inner)
         if not inner.options.flushes or inner.options.accumulate is None:
-            return space.pace(self.problem, slowest) + _most_on_cores(inner)
+            return space.step_time(self.problem, slowest) + _most_on_cores(inner)
         # The factor of `slowest` counts each boundary once for filling, and the slowest one for all minibatches.
         most = (inner.options.accumulate + inner.cluster.workers) * slowest
         most += 2 * inner.cluster.workers * sum(exchange_times(inner))
@@ -201,15 +201,15 @@ class _IlpSearch:
             return nothing
         if self.best is None and not reason:
             reason = "it found no plan in time; plain data parallelism needs no search"
-        pace_s, plan = self.best or self.known or (float("inf"), None)
-        found = replace(nothing, plan=plan, objective_s=pace_s, bound_s=min(bound, pace_s))
+        step_time_s, plan = self.best or self.known or (float("inf"), None)
+        found = replace(nothing, plan=plan, objective_s=step_time_s, bound_s=min(bound, step_time_s))
         if self.proven and self.limits.gap == 0:
-            return replace(found, status=Status.OPTIMAL, bound_s=min(self.bound, pace_s), note=reason or limited)
+            return replace(found, status=Status.OPTIMAL, bound_s=min(self.bound, step_time_s), note=reason or limited)
         return replace(found, status=Status.FEASIBLE, note=reason)
 
 
 def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
-    """Pace and plan of plain data parallelism if that plan is allowed and fits in memory, else None."""
+    """Step time and plan of plain data parallelism if that plan is allowed and fits in memory, else None."""
     options = problem.options
     workers = min(options.max_replicas or problem.cluster.workers, options.max_workers or problem.cluster.workers)
     workers = min(workers, problem.cluster.workers)
@@ -219,19 +219,20 @@ def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
         return None
     plan = plain_data_parallel(problem, workers)
     score = evaluate(plan, problem)
-    return (score.pace_s, plan) if score.fits else None
+    return (score.step_time_s, plan) if score.fits else None
 
 
-def _slowest_pace(problem: Problem) -> float:
-    """Upper bound on the pace of a good plan of one pipeline, in seconds per minibatch: all work, with forward passes
-    twice, on the slowest worker, and all synchronisation and traffic exposed."""
+def _slowest_step_time(problem: Problem) -> float:
+    """Upper bound on the step time of a good plan of one pipeline, in seconds per minibatch: all work, with forward
+    passes twice, on the slowest worker, and all synchronisation and traffic exposed.
+    """
     links, workers = Links.of(problem.cluster), problem.cluster.workers
     rate = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
     size = problem.parameter_bytes
     allreduce = max(float(formulas.ring_allreduce_time(count, size, *rate)) for count in range(1, workers + 1))
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     transfer = formulas.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])
-    # The most that 2BW needs with as many minibatches in flight as there may be (`formulas.buffered_pace`).
+    # The most that 2BW needs with as many minibatches in flight as there may be (`formulas.buffered_step_time`).
     buffered = problem.copies * (allreduce + problem.copies_allreduce_s)
     return float(2 * _most_on_cores(problem) + 2 * (allreduce + transfer) + buffered)
 

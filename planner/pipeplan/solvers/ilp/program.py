@@ -35,7 +35,7 @@ class ProgramLimits:
     """The largest T."""
     floor_s: float
     """Lower bound on C."""
-    pace_s: float
+    step_time_s: float
     """The largest C."""
 
 
@@ -53,8 +53,8 @@ class ColumnProgram:
         self.program = LinearProgram(deadline)
         self.taken = [self.program.binary(f"y_{number}") for number in range(len(columns))]
         self.time = self.program.number("T", min(1.0, limits.low_s / limits.high_s * _ROOM), 1.0)
-        self.pace = self.program.number("C", min(1.0, limits.floor_s / limits.pace_s * _ROOM), 1.0)
-        self.program.minimise([(self.pace, 1.0)])
+        self.step_time = self.program.number("C", min(1.0, limits.floor_s / limits.step_time_s * _ROOM), 1.0)
+        self.program.minimise([(self.step_time, 1.0)])
         self.starting: list[list[int]] = [[] for _ in range(self.places.workers)]
         for number, start in enumerate(self.places.start[columns.place].tolist()):
             self.starting[start].append(number)
@@ -151,8 +151,8 @@ class ColumnProgram:
         """The load of every card by the messages of a boundary, as a share of the largest C."""
         loads: dict[Card, float] = defaultdict(float)
         for (level, component, way), busy_s in self.factory.cards.messages(before, behind).items():
-            loads[level, component, way] += busy_s * sent / self.limits.pace_s
-            loads[level, component, 1 - way] += busy_s * returned / self.limits.pace_s
+            loads[level, component, way] += busy_s * sent / self.limits.step_time_s
+            loads[level, component, 1 - way] += busy_s * returned / self.limits.step_time_s
         return loads
 
     # -- (5): minibatches in flight --
@@ -189,16 +189,16 @@ class ColumnProgram:
         """Add (3)."""
         space, whole, limits = self.factory.space, self.factory.whole, self.limits
         for number in np.flatnonzero(self.columns.charged_s).tolist():
-            charged = float(self.columns.charged_s[number]) / limits.pace_s
-            self.program.at_most([(self.taken[number], charged), (self.pace, -1.0)])
+            charged = float(self.columns.charged_s[number]) / limits.step_time_s
+            self.program.at_most([(self.taken[number], charged), (self.step_time, -1.0)])
         if self.options.flushes or space.copies == 1:
             scale = (whole.options.accumulate or 1) if self.options.flushes else 1
-            self.program.at_most([(self.time, limits.high_s / scale / limits.pace_s), (self.pace, -1.0)])
+            self.program.at_most([(self.time, limits.high_s / scale / limits.step_time_s), (self.step_time, -1.0)])
             return
-        among, exposed = space.synchronisation(whole) / limits.pace_s, 1.0 - whole.options.overlap
-        own = limits.high_s / space.copies / limits.pace_s
+        among, exposed = space.synchronisation(whole) / limits.step_time_s, 1.0 - whole.options.overlap
+        own = limits.high_s / space.copies / limits.step_time_s
         for of_time, of_copies in {(1.0, exposed), (exposed, 1.0)}:
-            self.program.at_most([(self.time, own * of_time), (self.pace, -1.0)], -of_copies * among)
+            self.program.at_most([(self.time, own * of_time), (self.step_time, -1.0)], -of_copies * among)
 
     def _charge_steady(self) -> None:
         """Add (4) for the schedules without a flush."""
@@ -264,7 +264,7 @@ class ColumnProgram:
     def _charge_cards(self) -> None:
         """Add (8): the rings and the messages on every card."""
         loads: dict[Card, list[Term]] = defaultdict(list)
-        cards, unit, columns = self.factory.cards, self.limits.pace_s, self.columns
+        cards, unit, columns = self.factory.cards, self.limits.step_time_s, self.columns
         _, parameters = self.factory.core_work(columns)
         for number, place in enumerate(columns.place.tolist()):
             for card, busy_s in cards.rings(place).items():
@@ -273,7 +273,7 @@ class ColumnProgram:
             for card, load in boundary.cards.items():
                 loads[card].append((boundary.taken, load))
         for terms in loads.values():
-            self.program.at_most([*terms, (self.pace, -1.0)])
+            self.program.at_most([*terms, (self.step_time, -1.0)])
 
     def _charge_cores(self) -> None:
         """Add (6): the cores of every server whose workers share them."""
@@ -281,11 +281,11 @@ class ColumnProgram:
         times = self._core_times() if whole.cluster.shared_cores else []
         for first, stop, cores in whole.cluster.shared_cores:
             inside = [
-                sum(first <= worker < stop for worker in self._all_workers(run)) / cores / self.limits.pace_s
+                sum(first <= worker < stop for worker in self._all_workers(run)) / cores / self.limits.step_time_s
                 for run in self.places.runs
             ]
             amounts = [time * inside[place] for time, place in zip(times, self.columns.place.tolist(), strict=True)]
-            self.program.at_most([*self._sum(range(len(amounts)), amounts), (self.pace, -1.0)])
+            self.program.at_most([*self._sum(range(len(amounts)), amounts), (self.step_time, -1.0)])
 
     def _all_workers(self, run: range) -> list[int]:
         """The workers of a stage in all copies."""
@@ -376,9 +376,9 @@ class ColumnProgram:
         workers = tuple(self.places.runs[int(columns.place[number])])
         return Stage(layers, workers, max(1, int(columns.depth[number])), 1, bool(columns.again[number]))
 
-    def pace_s(self) -> float:
+    def step_time_s(self) -> float:
         """C of the solution."""
-        return solution_value(self.pace) * self.limits.pace_s
+        return solution_value(self.step_time) * self.limits.step_time_s
 
 
 @dataclass

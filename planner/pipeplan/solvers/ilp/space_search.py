@@ -1,8 +1,8 @@
 """Searches one space of plans: raises the lower bound, solves the program, and adds what the program leaves out.
 
-A program knows which minibatches are in flight at the pace of its limit, not at that of its solution, and leaves depths
-out at first. So its optimum is a lower bound on the pace. A plan that attains it and keeps to all constraints is
-optimal; otherwise the next program has depths, and after that a lower limit.
+A program knows which minibatches are in flight at the step time of its limit, not at that of its solution, and leaves
+depths out at first. So its optimum is a lower bound on the step time. A plan that attains it and keeps to all
+constraints is optimal; otherwise the next program has depths, and after that a lower limit.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ CUTOFF_SLACK = 1e-6
 then shows as a program without a solution, and one that is too high as a better plan."""
 PRECISION = 1e-8
 """A plan is optimal where no plan is faster by more than this, relative."""
-# Depths are those for a pace that is longer by this, relative, so that rounding asks for no minibatch more.
+# Depths are those for a step time that is longer by this, relative, so that rounding asks for no minibatch more.
 _DEPTH_ROUNDING = 1e-12
-# The next limit is below the pace of the best plan by this, relative: more than the solver's tolerances are worth.
+# The next limit is below the step time of the best plan by this, relative: more than the solver's tolerances are worth.
 _TELLING = 1e-7
 # Share of the time left that one program may take. If it does not suffice, the rest goes to lower bounds.
 _SEARCHING = 0.75
 # Seconds for which it is worth while to begin a program.
 _LEAST_S = 0.5
-# Paces to refute in that rest, relative to the upper bound.
+# Step times to refute in that rest, relative to the upper bound.
 _REFUTED = (0.8, 0.9, 0.95, 0.98, 0.99)
 # Relative distance of the first limit above the lower bound. It doubles until some columns make a pipeline.
 _FIRST_STEP = 0.002
@@ -63,26 +63,27 @@ class IlpLimits:
 
 @dataclass
 class SpaceAnswer:
-    """The result of the search of one space. Paces are in seconds per minibatch of all copies."""
+    """The result of the search of one space. Step times are in seconds per minibatch of all copies."""
 
     bound_s: float
-    """Lower bound on the pace of every plan in the space; infinite where no plan is below the upper bound."""
+    """Lower bound on the step time of every plan in the space; infinite where no plan is below the upper bound."""
     proven: bool = False
     """Whether no plan in the space is faster than `best`, or than the upper bound."""
     interrupted: bool = False
     refusal: str = ""
     """The reason why the space was not searched to the end, or an empty text."""
     best: tuple[float, Plan] | None = None
-    """The fastest plan that fits, and its pace by the evaluator with everything charged."""
+    """The fastest plan that fits, and its step time by the evaluator with everything charged."""
     size: tuple[int, int] = (0, 0)
     """Variables and constraints of the largest program."""
 
 
 @dataclass
 class SpaceSearch:
-    """The search of one space for a plan whose pace is at most `high_s`.
+    """The search of one space for a plan whose step time is at most `high_s`.
 
-    T is the time of a minibatch in one copy, or of an update with a flush; the pace is that of all copies together.
+    T is the time of a minibatch in one copy, or of an update with a flush; the step time is that of all copies
+    together.
     """
 
     problem: Problem
@@ -90,12 +91,12 @@ class SpaceSearch:
     cuts: CutTable
     shape: GridShape | None
     low_s: float
-    """Lower bound on the pace."""
+    """Lower bound on the step time."""
     high_s: float
     limits: IlpLimits
     deadline: Deadline
     is_bounded: bool
-    """Whether the upper bound is another solver's objective, and so near the best pace."""
+    """Whether the upper bound is another solver's objective, and so near the best step time."""
     answer: SpaceAnswer = field(init=False)
     _low_time_s: float = 0.0
     """Lower bound on T."""
@@ -103,7 +104,7 @@ class SpaceSearch:
     _deep: bool = False
     """Whether programs have depths."""
     _known: list[tuple[float, Columns]] = field(default_factory=list)
-    """Columns that were enumerated, by their limit on the pace."""
+    """Columns that were enumerated, by their limit on the step time."""
 
     def __post_init__(self) -> None:
         self.answer = SpaceAnswer(self.low_s)
@@ -126,33 +127,33 @@ class SpaceSearch:
 
     # -- limits --
 
-    def _time_s(self, pace_s: float) -> float | None:
-        """The largest T with which all copies keep a pace."""
-        return self.space.inner_pace(self.problem, pace_s)
+    def _time_s(self, step_time_s: float) -> float | None:
+        """The largest T with which all copies keep a step time."""
+        return self.space.inner_step_time(self.problem, step_time_s)
 
-    def _columns(self, pace_s: float) -> Columns | None:
-        """The columns of plans with at most this pace; None where there is no such plan."""
-        time_s = self._time_s(pace_s)
+    def _columns(self, step_time_s: float) -> Columns | None:
+        """The columns of plans with at most this step time; None where there is no such plan."""
+        time_s = self._time_s(step_time_s)
         if time_s is None or time_s <= 0:
             return None
-        among = next((columns for known_s, columns in self._known if known_s >= pace_s), None)
-        columns = self.enumeration.within(time_s, pace_s, among)
+        among = next((columns for known_s, columns in self._known if known_s >= step_time_s), None)
+        columns = self.enumeration.within(time_s, step_time_s, among)
         if not len(columns):
             return None
         # The columns of the least and of the largest limit are kept.
-        self._known = sorted([*self._known[-1:], (pace_s, columns)], key=lambda known: known[0])
+        self._known = sorted([*self._known[-1:], (step_time_s, columns)], key=lambda known: known[0])
         return columns
 
-    def _is_possible(self, pace_s: float) -> bool:
-        """Whether columns make a pipeline within a pace. If none do, the pace is a lower bound."""
-        if self._columns(pace_s) is not None:
+    def _is_possible(self, step_time_s: float) -> bool:
+        """Whether columns make a pipeline within a step time. If none do, the step time is a lower bound."""
+        if self._columns(step_time_s) is not None:
             return True
-        self._raise_low(pace_s)
+        self._raise_low(step_time_s)
         return False
 
-    def _raise_low(self, pace_s: float) -> None:
-        self.low_s = self.answer.bound_s = max(self.low_s, pace_s)
-        self._low_time_s = max(self._low_time_s, self._time_s(pace_s) or 0.0)
+    def _raise_low(self, step_time_s: float) -> None:
+        self.low_s = self.answer.bound_s = max(self.low_s, step_time_s)
+        self._low_time_s = max(self._low_time_s, self._time_s(step_time_s) or 0.0)
 
     def narrow(self) -> None:
         """Raise the lower bound as far as the enumeration alone goes, if that is still to do."""
@@ -172,25 +173,25 @@ class SpaceSearch:
         """Narrow below another solver's objective."""
         high = self.high_s
         for share in (0.0, *_BELOW):
-            pace_s = self.high_s * (1 - share)
-            if pace_s <= self.low_s or not self._is_possible(pace_s):
+            step_time_s = self.high_s * (1 - share)
+            if step_time_s <= self.low_s or not self._is_possible(step_time_s):
                 break
-            high = pace_s
+            high = step_time_s
         while self.low_s < high * (1 - _NARROW):
-            pace_s = math.sqrt(self.low_s * high)
-            if self._is_possible(pace_s):
-                high = pace_s
+            step_time_s = math.sqrt(self.low_s * high)
+            if self._is_possible(step_time_s):
+                high = step_time_s
 
     def _narrow_from_below(self) -> None:
         """Narrow in growing steps from the lower bound: there are far more columns at the upper one."""
         step = _FIRST_STEP
         while self.low_s < self.high_s:
-            pace_s = min(self.low_s * (1 + step), self.high_s)
-            if self._is_possible(pace_s):
+            step_time_s = min(self.low_s * (1 + step), self.high_s)
+            if self._is_possible(step_time_s):
                 if step <= _FIRST_STEP:
                     return
                 step /= 4
-            elif pace_s >= self.high_s:
+            elif step_time_s >= self.high_s:
                 return
             else:
                 step *= 2
@@ -252,44 +253,45 @@ class SpaceSearch:
         `proven`: whether the solution is optimal.
         """
         score = self._take(program.stages(), limit_s)
-        value_s, gap = program.pace_s(), self.limits.gap
-        if score.fits and score.pace_s <= value_s * (1 + PRECISION):
-            self.answer.proven = proven and score.pace_s * (1 - gap) <= self.low_s * (1 + PRECISION)
+        value_s, gap = program.step_time_s(), self.limits.gap
+        if score.fits and score.step_time_s <= value_s * (1 + PRECISION):
+            self.answer.proven = proven and score.step_time_s * (1 - gap) <= self.low_s * (1 + PRECISION)
             return False
         if not proven:
             return False
         if not self._deep:
             self._deep = True
             return True
-        if not score.fits or not score.pace_s <= limit_s * (1 + PRECISION):
+        if not score.fits or not score.step_time_s <= limit_s * (1 + PRECISION):
             self.answer.refusal = "its plan does not keep to its own constraints"
             return False
-        # The depths at this pace may be too small for a faster plan.
+        # The depths at this step time may be too small for a faster plan.
         self.is_bounded = True
-        self.high_s = min(score.pace_s, limit_s) * (1 - _TELLING)
+        self.high_s = min(score.step_time_s, limit_s) * (1 - _TELLING)
         return True
 
     def _take(self, stages: list[Stage], limit_s: float) -> Evaluation:
-        """The score of a plan with these stages, at the smallest depths for its own pace or, where these do not fit,
-        for the limit. It is kept if it is the best one so far."""
+        """The score of a plan with these stages, at the smallest depths for its own step time or, where these do not
+        fit, for the limit. It is kept if it is the best one so far.
+        """
         plan = self.space.plan(self.problem, stages)
         deepest = self._with_depths(plan, limit_s)
         score = evaluate(deepest, self.problem)
         if score.batch is None:
             own_s = max(max(stage.stage_s, stage.boundary_s) for stage in score.stages)
-            quick = self._with_depths(plan, self.space.pace(self.problem, own_s))
+            quick = self._with_depths(plan, self.space.step_time(self.problem, own_s))
             quick_score = evaluate(quick, self.problem)
-            if quick_score.fits and (not score.fits or quick_score.pace_s <= score.pace_s):
+            if quick_score.fits and (not score.fits or quick_score.step_time_s <= score.step_time_s):
                 deepest, score = quick, quick_score
         if (
             score.fits
-            and math.isfinite(score.pace_s)
-            and (self.answer.best is None or score.pace_s < self.answer.best[0])
+            and math.isfinite(score.step_time_s)
+            and (self.answer.best is None or score.step_time_s < self.answer.best[0])
         ):
-            self.answer.best = score.pace_s, deepest
+            self.answer.best = score.step_time_s, deepest
         return score
 
-    def _with_depths(self, plan: Plan, pace_s: float) -> Plan:
-        """The plan with the smallest depths at which all copies keep a pace."""
-        time_s = self._time_s(pace_s) or pace_s * plan.copies
+    def _with_depths(self, plan: Plan, step_time_s: float) -> Plan:
+        """The plan with the smallest depths at which all copies keep a step time."""
+        time_s = self._time_s(step_time_s) or step_time_s * plan.copies
         return depths.assign_depths(plan, self.problem, time_s / plan.copies * (1 + _DEPTH_ROUNDING))

@@ -36,8 +36,8 @@ def plan_folder(run: Call, tmp_path: Path) -> Path:
 MEASURED = ({"forward_s": 0.25, "backward_s": 0.5, "update_s": 0.03}, {"forward_s": 0.3, "backward_s": 0.3})
 
 
-def a_run(plan_folder: Path, name: str = "one", pace_s: float = 0.8, **more: Any) -> Path:
-    return write_run(plan_folder, name, summary_of(plan_folder, pace_s, MEASURED, **more))
+def a_run(plan_folder: Path, name: str = "one", step_time_s: float = 0.8, **more: Any) -> Path:
+    return write_run(plan_folder, name, summary_of(plan_folder, step_time_s, MEASURED, **more))
 
 
 def test_solving_again_predicts_what_was_measured(run: Call, plan_folder: Path, tmp_path: Path) -> None:
@@ -74,9 +74,9 @@ def test_the_new_profile_says_where_it_is_from(run: Call, plan_folder: Path, tmp
 
 def test_of_several_runs_of_a_plan_the_median_counts(run: Call, plan_folder: Path) -> None:
     names = [f"plan/runs/{name}" for name in ("one", "two", "three")]
-    for name, pace_s, factor in zip(names, (0.8, 4.0, 0.9), (1.0, 5.0, 1.1), strict=True):
+    for name, step_time_s, factor in zip(names, (0.8, 4.0, 0.9), (1.0, 5.0, 1.1), strict=True):
         stages = [{what: factor * value for what, value in one.items()} for one in MEASURED]
-        write_run(plan_folder, Path(name).name, summary_of(plan_folder, pace_s, stages))
+        write_run(plan_folder, Path(name).name, summary_of(plan_folder, step_time_s, stages))
     (found,) = json.loads(run("calibrate", *names, "--json", "--no-write").out)["runs"]
     assert (found["run"], found["measured_s"]) == ("one and 2 more", 0.9)
     assert found["calibrated_s"] == pytest.approx(0.9)

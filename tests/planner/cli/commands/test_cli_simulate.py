@@ -40,7 +40,7 @@ def _change(folder: Path, *keys: str | int, to: Any) -> None:
     (folder / "plan.json").write_text(json.dumps(document))
 
 
-def test_it_tells_the_pace_and_draws_the_workers(run: Run, planned: Path) -> None:
+def test_it_tells_the_step_time_and_draws_the_workers(run: Run, planned: Path) -> None:
     done = run("simulate", "plan")
     assert done.code == 0, done.err
     assert "in the steady state, 1.000 of the predicted" in " ".join(done.out.split())

@@ -38,8 +38,8 @@ def _write_run(plan: Path, rows: Sequence[Rows], name: str = "20260131T120000Z",
     (folder / "timeline").mkdir(parents=True)
     own = json.loads((plan / "stages" / "stage-0.json").read_text())["plan"]
     common = {"version": 1, "plan": digest or own}
-    pace = {"predicted": 3.5, "measured": 7.0, "ratio": 2.0}
-    summary = {"format": "pipeplan-summary", "minibatch_s": pace} | common
+    step_time = {"predicted": 3.5, "measured": 7.0, "ratio": 2.0}
+    summary = {"format": "pipeplan-summary", "minibatch_s": step_time} | common
     summary |= {"includes_fill": False, "steady_minibatches": 5, "stages": []}
     (folder / "summary.json").write_text(json.dumps(summary))
     for rank, intervals in enumerate(rows):

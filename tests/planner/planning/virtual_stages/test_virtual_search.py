@@ -51,7 +51,7 @@ def batch_times(problem: Problem, plan: Plan) -> tuple[float, float]:
     score = evaluate(plan, problem)
     assert plan.accumulate is not None
     simulated = simulate_schedule(scenario_of_plan(plan, problem, score), plan.accumulate).end_s
-    return score.pace_s * plan.accumulate, simulated
+    return score.step_time_s * plan.accumulate, simulated
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [(INTERLEAVED, 2), (INTERLEAVED, 3), (ZERO, 2)])
@@ -90,15 +90,15 @@ def test_the_search_takes_all_workers_and_beats_one_stage_each() -> None:
     times = [(1.0, 2.0)] * 16
     found = search_virtual(problem_of(times, ZERO, 8, 4, max_replicas=1)).plans[0]
     assert found.plan.config == "1-1-1-1 × 2 stages"
-    assert found.score.pace_s * 8 == pytest.approx(8 * 12, rel=1e-9)
+    assert found.score.step_time_s * 8 == pytest.approx(8 * 12, rel=1e-9)
     # Every worker goes on with the next update when its own is done, so nobody waits in the steady state.
-    assert found.pace_s * 8 == pytest.approx(8 * 12, rel=1e-9)
+    assert found.step_time_s * 8 == pytest.approx(8 * 12, rel=1e-9)
     outcome = solve(problem_of(times, INTERLEAVED, 8, 4, virtual_stages=4, max_replicas=1), Settings(time_limit_s=20))
     assert outcome.plan.config == "1-1-1-1 × 4 stages"
-    assert outcome.evaluation.pace_s * 8 == pytest.approx(8 * 12 + 3 * 3.0, rel=1e-9)
+    assert outcome.evaluation.step_time_s * 8 == pytest.approx(8 * 12 + 3 * 3.0, rel=1e-9)
     flushing = next(one for one in outcome.baselines if one.name == "best plan of 1f1b-flush")
-    assert flushing.pace_s is not None
-    assert outcome.evaluation.pace_s < flushing.pace_s
+    assert flushing.step_time_s is not None
+    assert outcome.evaluation.step_time_s < flushing.step_time_s
 
 
 def test_memory_is_that_of_all_stages_of_a_worker_and_decides_what_recomputes() -> None:

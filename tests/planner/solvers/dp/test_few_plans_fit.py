@@ -64,9 +64,9 @@ def test_a_plan_that_fits_is_found_where_there_is_any(seeds: range) -> None:
 def test_few_searches_say_that_no_plan_of_one_stage_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     problem, searches, find = _tight(), [], BatchSpaces._find
 
-    def counted(spaces: BatchSpaces, pace_s: float, *, memory: bool, coarse: bool) -> object:
-        searches.append(pace_s)
-        return find(spaces, pace_s, memory=memory, coarse=coarse)
+    def counted(spaces: BatchSpaces, step_time_s: float, *, memory: bool, coarse: bool) -> object:
+        searches.append(step_time_s)
+        return find(spaces, step_time_s, memory=memory, coarse=coarse)
 
     monkeypatch.setattr(BatchSpaces, "_find", counted)
     alone = Problem(problem.profile, problem.cluster, replace(problem.options, stages=1))

@@ -13,7 +13,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.budget import SearchEffort
 from pipeplan.solvers.dp.dynamic_program import LARGE, MonotoneReport, first_plan
-from pipeplan.solvers.dp.results import least_pace_s
+from pipeplan.solvers.dp.results import least_step_time_s
 from pipeplan.solvers.result import Status
 
 SCHEDULES = ("1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush")
@@ -42,16 +42,16 @@ def test_bounds_never_fall_and_plans_never_get_slower(schedule: str, charged: bo
         0.0,
         lambda *state: told.append(state),
         effort,
-        price=lambda plan: evaluate(plan, problem).pace_s,
+        price=lambda plan: evaluate(plan, problem).step_time_s,
     )
-    assert told[0] == (least_pace_s(problem), float("inf"))
+    assert told[0] == (least_step_time_s(problem), float("inf"))
     assert told[1][1] < float("inf"), "the first plan is the second thing that is known"
-    bounds, paces = [bound for bound, _ in told], [pace for _, pace in told]
+    bounds, step_times = [bound for bound, _ in told], [step_time for _, step_time in told]
     assert bounds == sorted(bounds)
-    assert paces == sorted(paces, reverse=True)
+    assert step_times == sorted(step_times, reverse=True)
     assert result.plan is not None
     assert all(bound <= result.objective_s * (1 + 1e-9) for bound in bounds)
-    assert paces[-1] >= result.objective_s * (1 - 1e-9), "the best pace that was told is that of a plan"
+    assert step_times[-1] >= result.objective_s * (1 - 1e-9), "the best step time that was told is that of a plan"
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -62,11 +62,11 @@ def test_the_first_plan_is_one_and_the_answer_where_nothing_else_is_found(schedu
     assert first is not None
     score = evaluate(first.plan, problem)
     assert score.fits
-    assert score.pace_s == pytest.approx(first.pace_s)
+    assert score.step_time_s == pytest.approx(first.step_time_s)
     stopped = dynamic_program.solve(problem, cuts, None, effort=SearchEffort(0))
     assert stopped.status == Status.FEASIBLE
     assert stopped.plan == first.plan
-    assert 0 < stopped.bound_s <= stopped.objective_s == first.pace_s
+    assert 0 < stopped.bound_s <= stopped.objective_s == first.step_time_s
 
 
 def test_small_problems_are_not_searched_twice() -> None:

@@ -88,7 +88,7 @@ def test_one_search_right_below_the_best_ends_an_improvement_that_finds_nothing(
     def find(around: float, limit: float) -> None:
         limits.append(limit)
 
-    cut_selection.refined_result(find, (100.0, 100.0), 0.0, lambda pace: None)
+    cut_selection.refined_result(find, (100.0, 100.0), 0.0, lambda step_time: None)
     assert len(limits) == 2
     assert limits[1] == pytest.approx(100.0, rel=1e-5)
 
@@ -116,7 +116,7 @@ def test_selected_stages_have_the_terms_of_the_same_stages_alone(latency_s: floa
 
 
 def test_a_model_of_many_layers_only_gets_better_and_begins_with_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search that refines its plan reports paces that fall and bounds that rise, whatever the clock."""
+    """A search that refines its plan reports step times that fall and bounds that rise, whatever the clock."""
     monkeypatch.setattr(cut_selection, "_PART", 0.6)
     monkeypatch.setattr(pipeline_searches, "_REFINED_CUTS", 0)
     problem = _long_problem()
@@ -125,13 +125,16 @@ def test_a_model_of_many_layers_only_gets_better_and_begins_with_a_plan(monkeypa
     result = dynamic_program.solve(problem, cuts, report=tracker.narrowed)
     assert result.status == "optimal"
     bounds = [one.bound_s or 0.0 for one in told]
-    paces = [one.best_s or float("inf") for one in told]
-    assert list(paces) == sorted(paces, reverse=True)
+    step_times = [one.best_s or float("inf") for one in told]
+    assert list(step_times) == sorted(step_times, reverse=True)
     assert list(bounds) == sorted(bounds)
-    # A plan is known before it is the best, and a bound before it is the pace.
-    assert len(set(paces)) > 2
-    assert next(bound for bound, pace in zip(bounds, paces, strict=True) if pace < float("inf")) < bounds[-1]
-    assert bounds[-1] == pytest.approx(paces[-1], rel=1e-8)
+    # A plan is known before it is the best, and a bound before it is the step time.
+    assert len(set(step_times)) > 2
+    assert (
+        next(bound for bound, step_time in zip(bounds, step_times, strict=True) if step_time < float("inf"))
+        < bounds[-1]
+    )
+    assert bounds[-1] == pytest.approx(step_times[-1], rel=1e-8)
 
 
 @pytest.mark.parametrize("seeds", first_few(range(600), 25))

@@ -92,7 +92,7 @@ def test_plain_data_parallelism_waits_for_its_buckets(max_replicas: int | None) 
     assert evaluate(result.plan, to_problem(instance)).bound == WAITS_FOR_UPDATE
 
 
-def test_without_contention_the_pace_alone_is_minimised() -> None:
+def test_without_contention_the_step_time_alone_is_minimised() -> None:
     found = []
     for charged in (True, False):
         instance, _ = _straddling()
@@ -104,7 +104,9 @@ def test_without_contention_the_pace_alone_is_minimised() -> None:
     assert found[0] > found[1] * 1.01
 
 
-def test_too_little_time_for_a_proof_leaves_the_largest_pace_that_was_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_time_for_a_proof_leaves_the_largest_step_time_that_was_refuted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     instance = replace(_straddling()[0], levels=[(4, 6.0, 0.0)])
     problem = to_problem(instance)
     best, honest, asked = brute_force.best(instance), backend.run, []

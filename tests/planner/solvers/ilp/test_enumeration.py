@@ -31,15 +31,15 @@ def chain_problem(layers: int = 24, **options: object) -> Problem:
     return Problem(profile, cluster, Options(overlap=1.0, **options))  # type: ignore[arg-type]
 
 
-def _columns(problem: Problem, pace_s: float, among: Columns | None = None) -> tuple[Columns, ColumnFactory]:
-    """The columns within a pace, in the space of plans without copies."""
+def _columns(problem: Problem, step_time_s: float, among: Columns | None = None) -> tuple[Columns, ColumnFactory]:
+    """The columns within a step time, in the space of plans without copies."""
     space = next(space for space in plan_spaces(problem) if space.copies == 1)
     cuts = CutTable.of(problem)
     assert cuts is not None
     factory = ColumnFactory(problem, space, cuts, Places(space.inner(problem), None))
-    time_s = space.inner_pace(problem, pace_s)
+    time_s = space.inner_step_time(problem, step_time_s)
     assert time_s is not None
-    return ColumnEnumeration(factory, NO_DEADLINE).within(time_s, pace_s, among), factory
+    return ColumnEnumeration(factory, NO_DEADLINE).within(time_s, step_time_s, among), factory
 
 
 @pytest.mark.parametrize("seeds", first_few(range(60), 12))
@@ -58,7 +58,7 @@ def test_the_stages_of_the_best_plan_are_among_them(schedule: str, seeds: range)
         busy = [worker for stage in best.stages for worker in range(stage.start, stage.end)]
         if not best.stages or best.copies > 1 or busy != list(range(len(busy))):
             continue
-        columns, factory = _columns(problem, best.pace * (1 + CUTOFF_SLACK))
+        columns, factory = _columns(problem, best.step_time * (1 + CUTOFF_SLACK))
         compared += 1
         found = set()
         for place, begin, end in zip(columns.place, columns.begin, columns.end, strict=True):
@@ -70,7 +70,7 @@ def test_the_stages_of_the_best_plan_are_among_them(schedule: str, seeds: range)
     assert compared
 
 
-def test_none_are_left_below_the_best_pace_of_a_chain_whose_memory_binds() -> None:
+def test_none_are_left_below_the_best_step_time_of_a_chain_whose_memory_binds() -> None:
     problem = chain_problem()
     best = solve_by_dp(problem)
     assert not len(_columns(problem, best.objective_s * (1 - 1e-6))[0])
@@ -93,7 +93,7 @@ def test_under_2bw_none_are_left_that_have_more_in_flight_than_an_update() -> No
     assert not len(_columns(problem, best.objective_s * (1 - 1e-3))[0])
 
 
-def test_under_vertical_sync_few_are_left_below_the_best_pace() -> None:
+def test_under_vertical_sync_few_are_left_below_the_best_step_time() -> None:
     problem = chain_problem(10, schedule="vertical-sync")
     best = solve_by_dp(problem)
     assert not len(_columns(problem, best.objective_s * 0.98)[0])
@@ -101,7 +101,7 @@ def test_under_vertical_sync_few_are_left_below_the_best_pace() -> None:
 
 @pytest.mark.parametrize("seeds", first_few(range(8), 4))
 @pytest.mark.parametrize("schedule", ALL_SCHEDULES)
-def test_those_of_a_pace_are_found_among_those_of_a_slower_one(schedule: str, seeds: range) -> None:
+def test_those_of_a_step_time_are_found_among_those_of_a_slower_one(schedule: str, seeds: range) -> None:
     for seed in seeds:
         _, problem = drawn(seed, lambda one: mixed_instance(one, layers=5, schedule=schedule))
         best = solve_by_dp(problem)

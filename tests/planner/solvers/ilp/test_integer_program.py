@@ -134,7 +134,7 @@ def test_a_time_limit_leaves_a_bound_that_holds() -> None:
     assert result.bound_s > 0
     assert result.bound_s >= problem.work_s / problem.cluster.workers * (1 - 1e-9)
     if result.plan is not None:
-        assert result.bound_s <= evaluate(result.plan, problem).pace_s
+        assert result.bound_s <= evaluate(result.plan, problem).step_time_s
 
 
 def test_ctrl_c_while_the_program_is_written_down_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_ctrl_c_ends_the_search_with_a_note(monkeypatch: pytest.MonkeyPatch) -> 
     assert result.status == Status.FEASIBLE, "plain data parallelism is known without any search"
     assert result.plan is not None
     assert result.plan.config == "4"
-    assert result.objective_s == pytest.approx(evaluate(result.plan, problem).pace_s)
+    assert result.objective_s == pytest.approx(evaluate(result.plan, problem).step_time_s)
     assert problem.work_s / 4 <= result.bound_s <= best.objective_s
 
 
@@ -180,7 +180,7 @@ def test_a_gap_is_a_promise() -> None:
             continue
         assert result.plan is not None
         assert result.bound_s <= expected * (1 + 1e-6)
-        assert evaluate(result.plan, problem).pace_s * (1 - 0.1) <= result.bound_s * (1 + 1e-6)
+        assert evaluate(result.plan, problem).step_time_s * (1 - 0.1) <= result.bound_s * (1 + 1e-6)
 
 
 def test_work_is_counted_in_what_the_devices_take_for_it() -> None:
@@ -197,18 +197,18 @@ def test_work_is_counted_in_what_the_devices_take_for_it() -> None:
     problem = Problem(profile, cluster, Options(contention=False))
     result = solve_by_ilp(problem)
     assert result.plan is not None
-    assert evaluate(result.plan, problem).pace_s == pytest.approx(result.objective_s, rel=1e-6)
+    assert evaluate(result.plan, problem).step_time_s == pytest.approx(result.objective_s, rel=1e-6)
 
 
 def test_a_boundary_of_parallel_links_carries_more_than_one_link_does() -> None:
-    """Within the pace of the best plan one link carries 18 bytes, and two of them the 28 that cross its cut."""
+    """Within the step time of the best plan one link carries 18 bytes, and two of them the 28 that cross its cut."""
     layers = (Layer("l0", 7, 3, 60, 45), Layer("l1", 4, 4, 20, 120), Layer("l2", 6, 0, 20, 37))
     tensors = (Tensor("a", "l0", ("l1", "l2"), 16, 28), Tensor("b", "l1", ("l2",), 17, 47))
     cluster = Cluster("test", Device("d", "cpu", 1), (Level("server", 4, 4.0, 0.0, 0.8, 0.5),))
     options = Options(memory=False, stages=2, boundary="parallel", contention=False)
     problem = Problem(Profile(layers, tensors, minibatch=1), cluster, options)
     # Stage 1 averages 60 bytes between two, at 3.2 a second and once for two minibatches; all else takes 7 s at most.
-    pace_s = 2 * (2 - 1) / 2 * 60 / 3.2 / 2
-    found = solve_by_ilp(problem, pace_s)
+    step_time_s = 2 * (2 - 1) / 2 * 60 / 3.2 / 2
+    found = solve_by_ilp(problem, step_time_s)
     assert found.status == Status.OPTIMAL
-    assert found.objective_s == pytest.approx(pace_s, rel=1e-6)
+    assert found.objective_s == pytest.approx(step_time_s, rel=1e-6)

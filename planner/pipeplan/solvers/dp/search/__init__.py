@@ -9,5 +9,5 @@ stages, `worker_bounds` the workers that the stages in front of a cut need at le
 
 The searches: `uniform_search` uses the symmetry of equal servers. `placement_search` tries all candidate placements,
 and charges what workers share (`shared_resources`, `resource_levels`). `flush_search` has both for batches.
-`placed_steps` computes the pace and the memory of one pipeline that was found.
+`placed_steps` computes the step time and the memory of one pipeline that was found.
 """

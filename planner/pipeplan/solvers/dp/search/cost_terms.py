@@ -131,7 +131,9 @@ class CostTerms:
 
     @cached_property
     def floor(self) -> float:
-        """Lower bound on the pace: all work on all workers in use, and the costliest unit on as many as it may have."""
+        """Lower bound on the step time: all work on all workers in use, and the costliest unit on as many as it may
+        have.
+        """
         units = self.problem.units
         most = max(unit.forward_s + unit.backward_s for unit in units) / min(self.workers, self.most_replicas)
         return max(self.problem.work_s / self.problem.speed_in_use, most / self.speed)
@@ -139,7 +141,7 @@ class CostTerms:
     def has_minibatches_for(self, shape: GridShape) -> bool:
         """Whether a uniform grid has no more minibatches in flight than an update has, where that matters.
 
-        At its paces, every stage but the last has two more than the next one for each replica, or one more where
+        At its step times, every stage but the last has two more than the next one for each replica, or one more where
         messages take no time.
         """
         if self.accumulate is None:
@@ -178,7 +180,7 @@ class CostTerms:
 
     @cached_property
     def most(self) -> float:
-        """A pace that excludes no plan, and at which transfers and waits together take at most one minibatch."""
+        """A step time that excludes no plan, and at which transfers and waits together take at most one minibatch."""
         options = self.problem.options
         counts = np.arange(1, self.workers + 1)
         bandwidth, latency = self.links.allreduce_bandwidth[-1], self.links.allreduce_latency[-1]
@@ -192,11 +194,11 @@ class CostTerms:
         work += float(self.executor_s(len(self.cuts.ideals) - 1, 0, most=True)) / self.speed
         return float(work + (2 + self.problem.copies) * (allreduce + self.transfer_s.max()) + 1e-9)
 
-    def buffered_pace(self, depth: int, replicas: int, allreduce_s: float) -> float:
-        """The pace at which two weight versions suffice for a stage (`formulas.buffered_pace`)."""
+    def buffered_step_time(self, depth: int, replicas: int, allreduce_s: float) -> float:
+        """The step time at which two weight versions suffice for a stage (`formulas.buffered_step_time`)."""
         assert self.accumulate is not None
         copies = self.problem.copies
-        return formulas.buffered_pace(
+        return formulas.buffered_step_time(
             depth, replicas, allreduce_s + self.problem.copies_allreduce_s, self.accumulate, copies
         )
 
@@ -284,23 +286,23 @@ class AnyInputStage(InputStage):
         return AnyInputStage(1, int(AnyInputStage.delays(copies, np.array(depth), np.array(replicas))))
 
     @staticmethod
-    def within(terms: CostTerms, pace_s: float) -> AnyInputStage:
-        """The bound for all pipelines with at most this pace, in seconds per minibatch of one copy.
+    def within(terms: CostTerms, step_time_s: float) -> AnyInputStage:
+        """The bound for all pipelines with at most this step time, in seconds per minibatch of one copy.
 
-        They have N = work / (speed · pace) workers at least. As d r of a stage covers all workers from it on, d_1 r_1
-        is no less than N.
+        They have N = work / (speed · step time) workers at least. As d r of a stage covers all workers from it on, d_1
+        r_1 is no less than N.
         """
-        return AnyInputStage(1, _busy_workers(terms, pace_s) + (terms.problem.copies > 1))
+        return AnyInputStage(1, _busy_workers(terms, step_time_s) + (terms.problem.copies > 1))
 
     @staticmethod
-    def least_delay(terms: CostTerms, pace_s: float, replicas: int) -> int:
+    def least_delay(terms: CostTerms, step_time_s: float, replicas: int) -> int:
         """Depth and lag, together, that an input stage with so many replicas has at least.
 
         A stage that is the only one has no lag, and depth 1.
         """
-        return math.ceil(_busy_workers(terms, pace_s) / replicas)
+        return math.ceil(_busy_workers(terms, step_time_s) / replicas)
 
 
-def _busy_workers(terms: CostTerms, pace_s: float) -> int:
-    """The least workers that a pipeline within a pace needs for its work."""
-    return max(1, math.ceil(terms.problem.work_s / (terms.fastest * pace_s * (1 + SLACK)) - 1e-9))
+def _busy_workers(terms: CostTerms, step_time_s: float) -> int:
+    """The least workers that a pipeline within a step time needs for its work."""
+    return max(1, math.ceil(terms.problem.work_s / (terms.fastest * step_time_s * (1 + SLACK)) - 1e-9))

@@ -79,7 +79,9 @@ class HeterogeneousTerms(CostTerms):
 
     @cached_property
     def floor(self) -> float:
-        """Lower bound on the pace: all work on all workers in use, the costliest unit on as many of the fastest."""
+        """Lower bound on the step time: all work on all workers in use, the costliest unit on as many of the
+        fastest.
+        """
         most = max(unit.forward_s + unit.backward_s for unit in self.problem.units)
         alone = most / (max(1, self.most_replicas) * self.fastest)
         return max(self.problem.work_s / self.problem.speed_in_use, alone)

@@ -1,4 +1,4 @@
-"""The pace of one pipeline that was found, or the time of its batch, and whether it fits in memory.
+"""The step time of one pipeline that was found, or the time of its batch, and whether it fits in memory.
 
 `placed_steps` puts the steps on their workers, with the speeds and links that decide both.
 """
@@ -125,31 +125,35 @@ def _on_placement(terms: HeterogeneousTerms, step: Step, following: Step | None)
     return PlacedStep(step, stage, float(table.speed[run]), float(table.memory[run]), allreduce, *hop, links)
 
 
-def steady_pace(terms: CostTerms, steps: Sequence[Step], *, depths: bool) -> float:
-    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the pace they sustain."""
+def steady_step_time(terms: CostTerms, steps: Sequence[Step], *, depths: bool) -> float:
+    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the step time they
+    sustain.
+    """
     placed, copies = placed_steps(terms, steps), terms.problem.copies
-    paces = [time for one in placed for time in (one.stage_s, one.busy_s)]
+    step_times = [time for one in placed for time in (one.stage_s, one.busy_s)]
     if not (depths and terms.training):
-        return max(paces)
+        return max(step_times)
     if terms.accumulate is not None:
-        paces += [terms.buffered_pace(one.step.depth, one.step.replicas, one.allreduce_s) for one in placed]
+        step_times += [terms.buffered_step_time(one.step.depth, one.step.replicas, one.allreduce_s) for one in placed]
     for one, following in itertools.pairwise(placed):
         in_flight, groups = float(following.step.depth * following.step.replicas), []
         if terms.accumulate is None and copies > 1:
-            # With copies the waits are whole minibatches at any pace.
+            # With copies the waits are whole minibatches at any step time.
             counts = one.step.replicas, following.step.replicas
             in_flight += sum(float(formulas.group_wait(0.0, 1.0, count, copies)) for count in counts)
         elif terms.accumulate is None:
             groups = [one.allreduce_s, following.allreduce_s]
         step = one.step
-        paces.append(formulas.depth_limited_pace(step.depth, step.replicas, in_flight, one.transfer_s, groups))
-    return max(paces)
+        step_times.append(
+            formulas.depth_limited_step_time(step.depth, step.replicas, in_flight, one.transfer_s, groups)
+        )
+    return max(step_times)
 
 
-def steady_fits(terms: CostTerms, steps: Sequence[Step], pace_s: float) -> bool:
-    """Whether every worker's memory suffices at the depths that a pace needs."""
+def steady_fits(terms: CostTerms, steps: Sequence[Step], step_time_s: float) -> bool:
+    """Whether every worker's memory suffices at the depths that a step time needs."""
     placed, copies = placed_steps(terms, steps), terms.problem.copies
-    depths = _depths(terms, placed, pace_s)
+    depths = _depths(terms, placed, step_time_s)
     first = steps[0].replicas
     delay = depths[0] + int(schedules.update_lag(first * copies, len(steps) == 1))
     for one, depth in zip(placed, depths, strict=True):
@@ -159,21 +163,21 @@ def steady_fits(terms: CostTerms, steps: Sequence[Step], pace_s: float) -> bool:
         if not one.holds(depth, versions):
             return False
         if terms.accumulate is not None and terms.training:
-            needed = terms.buffered_pace(depth, replicas, one.allreduce_s)
-            if needed > pace_s * (1 + SLACK):
+            needed = terms.buffered_step_time(depth, replicas, one.allreduce_s)
+            if needed > step_time_s * (1 + SLACK):
                 return False
     return True
 
 
-def _depths(terms: CostTerms, placed: Sequence[PlacedStep], pace_s: float) -> list[int]:
-    """The depths that sustain a pace, input to output; all 1 for inference."""
+def _depths(terms: CostTerms, placed: Sequence[PlacedStep], step_time_s: float) -> list[int]:
+    """The depths that sustain a step time, input to output; all 1 for inference."""
     behind, depths = 0.0, list[int]()
     for one in reversed(placed):
         replicas, wait, depth = one.step.replicas, 0.0, 1
         if terms.accumulate is None and terms.training:
-            wait = float(formulas.group_wait(one.allreduce_s, pace_s, replicas, terms.problem.copies))
+            wait = float(formulas.group_wait(one.allreduce_s, step_time_s, replicas, terms.problem.copies))
         if terms.training and not one.stage.is_last:
-            depth = int(formulas.in_flight_depth(behind, wait, one.transfer_s, pace_s, replicas))
+            depth = int(formulas.in_flight_depth(behind, wait, one.transfer_s, step_time_s, replicas))
         behind = float(formulas.in_flight_behind(depth, replicas, wait))
         depths.insert(0, depth)
     return depths

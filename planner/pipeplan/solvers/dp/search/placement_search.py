@@ -290,7 +290,7 @@ class PlacementSearch(UniformSearch):
         return within
 
     def _two_versions_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
-        """Whether two weight versions suffice (`formulas.buffered_pace`)."""
+        """Whether two weight versions suffice (`formulas.buffered_step_time`)."""
         accumulate, copies = self.terms.accumulate, self.terms.problem.copies
         assert accumulate is not None
         spare = accumulate - depth * replicas

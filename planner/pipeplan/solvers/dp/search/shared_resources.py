@@ -23,7 +23,7 @@ import numpy as np
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.ddp_overlap import ddp_pace_s, waits_for_allreduce
+from pipeplan.cost.ddp_overlap import ddp_step_time_s, waits_for_allreduce
 from pipeplan.cost.stage_times import stage_times
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
@@ -264,12 +264,12 @@ class SharedResources:
         return np.asarray(formulas.core_time(work, everyone, allreduce, self.accumulate or everyone, overlap))
 
     def _single_stage_s(self, stage: StageTerms, target: Ints, placement: Ints) -> Floats:
-        """For stages that hold the whole model, the pace at which they wait for their all-reduce; 0 for others."""
-        paces = np.zeros(len(target))
+        """For stages that hold the whole model, the step time at which they wait for their all-reduce; 0 for others."""
+        step_times = np.zeros(len(target))
         if stage.is_last and (stage.targets == 0).any():
             for row in np.flatnonzero(stage.targets[target] == 0).tolist():
-                paces[row] = self.single_stage_s(int(placement[row]), recompute=stage.recompute)
-        return paces
+                step_times[row] = self.single_stage_s(int(placement[row]), recompute=stage.recompute)
+        return step_times
 
     def single_stage_s(self, placement: int, *, recompute: bool) -> float:
         """Seconds per minibatch of plain data parallelism on a placement, whose forward pass waits for the update."""
@@ -281,11 +281,11 @@ class SharedResources:
             options = self.whole.options
             plan = self.space.plan(self.whole, [stage])
             plan = Plan(plan.stages, plan.copies, options.inference, options.schedule, options.accumulate)
-            pace = 0.0
+            step_time = 0.0
             if waits_for_allreduce(plan):
                 links = Links.of(self.whole.cluster)
-                pace = ddp_pace_s(plan, self.whole, links, stage_times(plan, self.whole, links, 0).pass_s)
-            self._single_stages[key] = pace
+                step_time = ddp_step_time_s(plan, self.whole, links, stage_times(plan, self.whole, links, 0).pass_s)
+            self._single_stages[key] = step_time
         return self._single_stages[key]
 
     @cached_property

@@ -144,7 +144,7 @@ class StageSizing:
     def _versions_suffice(
         self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, demand: Floats
     ) -> Flags:
-        """Whether two weight versions suffice, for the schedule that keeps no more (`formulas.buffered_pace`)."""
+        """Whether two weight versions suffice, for the schedule that keeps no more (`formulas.buffered_step_time`)."""
         accumulate, copies = self.terms.accumulate, self.terms.problem.copies
         if accumulate is None:
             return np.ones(len(replicas), dtype=bool)

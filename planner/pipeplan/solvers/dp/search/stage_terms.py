@@ -1,7 +1,7 @@
 """The terms of the cost model for stages, as arrays over the stages that end at one cut, or each at a cut of its own.
 
-Times do not depend on the pace that is searched for, except for the numbers of replicas that are fast enough. Memory is
-that of one worker, by the formulas of `cost.formulas`.
+Times do not depend on the step time that is searched for, except for the numbers of replicas that are fast enough.
+Memory is that of one worker, by the formulas of `cost.formulas`.
 """
 
 from __future__ import annotations

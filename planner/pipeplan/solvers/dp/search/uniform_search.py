@@ -217,7 +217,7 @@ class UniformSearch(StageSizing):
         room = places.room.max(axis=1)[:, None]
         most = np.minimum(room, int(places.end.max()) - self.need[stage.targets])
         if not self.limits.memory:
-            # Where memory binds, the pace is so far above its bound that this rules out hardly any.
+            # Where memory binds, the step time is so far above its bound that this rules out hardly any.
             likely = np.flatnonzero(stage.may_suffice(self.within, most).any(axis=0))
             stage, most = stage.take(likely), most[:, likely]
         fits = (self._fewest(stage) <= most).any(axis=0)

@@ -1,7 +1,7 @@
 """Lower bounds on the workers that the stages in front of a cut need, for their work and their memory together.
 
-A stage with r replicas needs r ≥ ρ · work for its pace, where ρ is in workers per second of work, and r · capacity ≥
-memory. Each of the two adds up over the layers of the stages in front, and so does every mixture of them:
+A stage with r replicas needs r ≥ ρ · work for its step time, where ρ is in workers per second of work, and r · capacity
+≥ memory. Each of the two adds up over the layers of the stages in front, and so does every mixture of them:
 
     r ≥ λ · ρ · work + (1 - λ) · memory / capacity        for any 0 ≤ λ ≤ 1
 

@@ -39,13 +39,13 @@ def _drawn(seed: int, schedule: str) -> Problem:
     return drawn(seed, lambda number: replace(draw(number, layers=6, schedule=schedule), contention=True))[1]
 
 
-def _search(kind: type[PlacementSearch], problem: Problem, pace_s: float, *, memory: bool) -> PlacementSearch:
-    """A search for a plan within a pace, once it has run."""
+def _search(kind: type[PlacementSearch], problem: Problem, step_time_s: float, *, memory: bool) -> PlacementSearch:
+    """A search for a plan within a step time, once it has run."""
     space = plan_spaces(problem)[0]
     resources = SharedResources.of(problem, space, enumerate_cuts(problem, 1000), memory=memory)
     assert isinstance(resources.terms, HeterogeneousTerms)
     limits = limits_of(resources.problem, memory=memory, deadline=None)
-    search = kind(resources.terms, pace_s, limits, SharedLimit(resources, pace_s))
+    search = kind(resources.terms, step_time_s, limits, SharedLimit(resources, step_time_s))
     search.run()
     return search
 
@@ -58,9 +58,9 @@ def test_stages_that_are_not_sized_lead_to_no_states(schedule: str) -> None:
         best = dynamic_program.solve(problem, enumerate_cuts(problem, 1000))
         for factor in (0.95, 1.0, 1.5) if best.plan is not None else ():
             for memory in (False, True):
-                pace_s = best.objective_s * factor
+                step_time_s = best.objective_s * factor
                 kinds = PlacementSearch, _Thorough
-                quick, thorough = (_search(kind, problem, pace_s, memory=memory) for kind in kinds)
+                quick, thorough = (_search(kind, problem, step_time_s, memory=memory) for kind in kinds)
                 assert quick.kept.keys() == thorough.kept.keys(), seed
                 for cut, states in quick.kept.items():
                     assert np.array_equal(states.numbers, thorough.kept[cut].numbers), (seed, cut)
@@ -75,8 +75,8 @@ def test_states_that_leave_an_update_too_few_minibatches_become_no_plan() -> Non
         problem = _drawn(seed, "2bw")
         best = dynamic_program.solve(problem, enumerate_cuts(problem, 1000))
         for factor in (0.95, 1.0, 1.5) if best.plan is not None else ():
-            pace_s = best.objective_s * factor
-            aware, unaware = (_search(kind, problem, pace_s, memory=True) for kind in (PlacementSearch, _Unaware))
+            step_time_s = best.objective_s * factor
+            aware, unaware = (_search(kind, problem, step_time_s, memory=True) for kind in (PlacementSearch, _Unaware))
             assert (0 in aware.kept) == (0 in unaware.kept), (seed, factor)
             counts = [sum(map(len, search.kept.values())) for search in (aware, unaware)]
             assert counts[0] <= counts[1], (seed, factor)

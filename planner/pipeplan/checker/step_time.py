@@ -1,4 +1,4 @@
-"""The pace of a plan, implemented independently from docs/cost-model.md.
+"""The step time of a plan, implemented independently from docs/cost-model.md.
 
 In the steady state it is that of the slowest resource, under a flush the time of a batch divided by its minibatches.
 """
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipeplan.checker.batch import Load, boundary_name, busiest, depth_name, slowest_batches
-from pipeplan.checker.data_parallel import ddp_pace
+from pipeplan.checker.data_parallel import ddp_step_time
 from pipeplan.checker.document import DOUBLE_BUFFERED, PlanDocument
 from pipeplan.checker.figures import StageFigures, copies_allreduce_s
 from pipeplan.checker.formulas import ROUNDING, group_wait, in_flight_depth, overlapped_s
@@ -24,35 +24,37 @@ AWAITED = "gradient synchronisation of stage 1, for which the next forward pass 
 
 
 @dataclass(frozen=True)
-class ChargedPace:
-    """Paces in seconds per minibatch."""
+class ChargedStepTime:
+    """Step times in seconds per minibatch."""
 
-    pace_s: float
-    """Pace with everything charged."""
+    step_time_s: float
+    """Step time with everything charged."""
     bound_by: frozenset[str]
-    """Names of the resources that determine the pace; several where they are equal up to rounding."""
+    """Names of the resources that determine the step time; several where they are equal up to rounding."""
 
 
-def charged_pace(document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]) -> ChargedPace:
-    """The pace of a plan. Raises an `InputError` where no pace can be kept or the shared cards cannot be added up."""
-    pace, names = _pace_alone(document, model, figures)
-    if math.isinf(pace):
-        raise InputError("a stage has too few minibatches in flight to keep any pace")
-    candidates = [(pace, names)]
+def charged_step_time(document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]) -> ChargedStepTime:
+    """The step time of a plan. Raises an `InputError` where no step time can be kept or the shared cards cannot be
+    added up.
+    """
+    step_time, names = _step_time_alone(document, model, figures)
+    if math.isinf(step_time):
+        raise InputError("a stage has too few minibatches in flight to keep any step time")
+    candidates = [(step_time, names)]
     if document.options.contention:
-        awaited = ddp_pace(document, model, figures[0].pass_s, figures[0].group_s)
+        awaited = ddp_step_time(document, model, figures[0].pass_s, figures[0].group_s)
         shared = [*card_loads(document, figures), *core_loads(document, figures)]
         candidates += [(awaited, frozenset({AWAITED})), (max(load.seconds for load in shared), busiest(shared))]
         # A card with a single user has the load of that user, up to rounding.
-        pace = max([pace, *(time for time, _ in candidates if time > pace * (1 + ROUNDING))])
-    bound_by = frozenset().union(*(names for time, names in candidates if time >= pace * (1 - 2 * ROUNDING)))
-    return ChargedPace(pace, bound_by)
+        step_time = max([step_time, *(time for time, _ in candidates if time > step_time * (1 + ROUNDING))])
+    bound_by = frozenset().union(*(names for time, names in candidates if time >= step_time * (1 - 2 * ROUNDING)))
+    return ChargedStepTime(step_time, bound_by)
 
 
-def _pace_alone(
+def _step_time_alone(
     document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]
 ) -> tuple[float, frozenset[str]]:
-    """The pace if every resource is used alone and no forward pass waits for an update, and what determines it."""
+    """The step time if every resource is used alone and no forward pass waits for an update, and what determines it."""
     interval = document.update_interval(document.copies)
     if document.flushes:
         batches = slowest_batches(document, model, figures)
@@ -60,8 +62,8 @@ def _pace_alone(
     among = copies_allreduce_s(document, model)
     loads = [Load(load.seconds / document.copies, load.name) for load in _steady_loads(document, figures, among)]
     slowest = max(load.seconds for load in loads)
-    pace = float(overlapped_s(slowest, among / interval, document.options.overlap))
-    return pace, busiest([*loads, Load(among / interval, AMONG_COPIES)])
+    step_time = float(overlapped_s(slowest, among / interval, document.options.overlap))
+    return step_time, busiest([*loads, Load(among / interval, AMONG_COPIES)])
 
 
 def _steady_loads(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> list[Load]:
@@ -71,7 +73,7 @@ def _steady_loads(document: PlanDocument, figures: Sequence[StageFigures], among
     """
     loads = []
     for index, stage in enumerate(figures):
-        # With more copies than minibatches an update has none; the depth then fails the check in `_depth_pace`.
+        # With more copies than minibatches an update has none; the depth then fails the check in `_depth_step_time`.
         interval = max(1, document.share(document.copies)) if document.accumulates else stage.replicas
         compute, exchange = stage.pass_s / stage.replicas, stage.allreduce_s / interval
         both = float(overlapped_s(compute, exchange, document.options.overlap))
@@ -81,35 +83,39 @@ def _steady_loads(document: PlanDocument, figures: Sequence[StageFigures], among
             loads.append(Load(both, f"gradient synchronisation of stage {index + 1}"))
         loads.append(Load(stage.busier_s / stage.lanes, boundary_name(index)))
         if not document.inference:
-            loads.append(Load(_depth_pace(document, figures, index, among_s), depth_name(index)))
+            loads.append(Load(_depth_step_time(document, figures, index, among_s), depth_name(index)))
     return loads
 
 
-def _depth_pace(document: PlanDocument, figures: Sequence[StageFigures], index: int, among_s: float) -> float:
-    """Pace of one copy that a depth sustains; under 2BW at least the pace at which two weight versions suffice."""
-    pace = _sustained(document, figures, index)
+def _depth_step_time(document: PlanDocument, figures: Sequence[StageFigures], index: int, among_s: float) -> float:
+    """Step time of one copy that a depth sustains; under 2BW at least the step time at which two weight versions
+    suffice.
+    """
+    step_time = _sustained(document, figures, index)
     if document.schedule == DOUBLE_BUFFERED:
         stage = figures[index]
         spare = document.share(document.copies) - stage.depth * stage.replicas
         late = (stage.allreduce_s + among_s) / (spare + 1 / document.copies) if spare >= 0 else math.inf
-        pace = max(pace, late)
-    return pace
+        step_time = max(step_time, late)
+    return step_time
 
 
 def _sustained(document: PlanDocument, figures: Sequence[StageFigures], index: int) -> float:
-    """The smallest pace for which the depth formula gives at most the stage's depth; infinite where there is none."""
+    """The smallest step time for which the depth formula gives at most the stage's depth; infinite where there
+    is none.
+    """
     if index + 1 == len(figures):
         return 0.0
     current, following = figures[index : index + 2]
 
-    def wait(stage: StageFigures, pace: float) -> float:
+    def wait(stage: StageFigures, step_time: float) -> float:
         if document.accumulates:
             return 0.0
-        return float(group_wait(stage.group_s, pace, stage.replicas, document.copies))
+        return float(group_wait(stage.group_s, step_time, stage.replicas, document.copies))
 
-    def suffices(pace: float) -> bool:
-        demand = following.depth * following.replicas + wait(following, pace)
-        depth = in_flight_depth(demand, wait(current, pace), current.transfer_s, pace, current.replicas)
+    def suffices(step_time: float) -> bool:
+        demand = following.depth * following.replicas + wait(following, step_time)
+        depth = in_flight_depth(demand, wait(current, step_time), current.transfer_s, step_time, current.replicas)
         return bool(depth <= current.depth)
 
     return _smallest(suffices)

@@ -9,11 +9,11 @@ The nodes of a segment and what each of them waits for:
     Collective    the all-reduce of a group among the replicas of a stage, or of several stages that share weights:
                   action R of all of them
 
-`one_order` yields the nodes in an order in which nothing comes before what it waits for. It replays the segment in
-whole ticks, in which every stage is equally fast (a forward pass of a stage with r replicas takes r ticks, a backward
-pass 2 r, a pass for the gradients of the weights r, everything else none), and yields a node when it starts. Nodes that
-start together come as transfers, all-reduces, computations, and then by minibatch and stage. Ticks are whole numbers,
-so all workers get the same order.
+`communication_order` yields the nodes in an order in which nothing comes before what it waits for. It replays the
+segment in whole ticks, in which every stage is equally fast (a forward pass of a stage with r replicas takes r ticks, a
+backward pass 2 r, a pass for the gradients of the weights r, everything else none), and yields a node when it starts.
+Nodes that start together come as transfers, all-reduces, computations, and then by minibatch and stage. Ticks are whole
+numbers, so all workers get the same order.
 
 A worker that hands its own nodes to its device in this order, from one thread, cannot be part of a deadlock, even if
 every send waits for its receive and the device does one thing at a time (docs/gpus.md has the proof). If a segment ends
@@ -117,7 +117,7 @@ def takes_part(node: Node, place: Place) -> bool:
             return place[0] in node.stages
 
 
-def one_order(
+def communication_order(
     schedule: Schedule,
     pipeline: Sequence[StageShape],
     minibatches: int,

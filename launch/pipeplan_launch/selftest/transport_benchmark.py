@@ -1,7 +1,7 @@
 """How fast messages travel between two workers of this machine, by each way that a run may take.
 
-`python -m pipeplan_launch.selftest.paths cpu|cuda` is one of the two workers. The first prints one line of JSON: for
-every way the seconds that a small message takes, and the bytes per second of a large one.
+`python -m pipeplan_launch.selftest.transport_benchmark cpu|cuda` is one of the two workers. The first prints one line
+of JSON: for every way the seconds that a small message takes, and the bytes per second of a large one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import MessageTensor, Transport
 from pipeplan_launch.devices.backend import Backend, backend_of
 from pipeplan_launch.elastic.local_workers import stay_on_loopback
-from pipeplan_launch.plan.one_order import Direction
+from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.transport_modes import GLOO, NCCL
 from pipeplan_launch.selftest.cases import Result
 
@@ -34,8 +34,8 @@ PATIENCE_S = 40.0
 def measure_paths(device: str) -> list[Result]:
     """Start both workers, and return what they measured, one result a way."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "pipeplan_launch.torchrun", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "pipeplan_launch.selftest.paths", device]
+    command = [sys.executable, "-m", "pipeplan_launch.supervisor", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "pipeplan_launch.selftest.transport_benchmark", device]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False, env=environment)

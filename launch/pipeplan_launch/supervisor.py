@@ -1,4 +1,4 @@
-"""`python -m pipeplan_launch.torchrun …`: the launcher, which runs torchrun and restarts all workers after a fault.
+"""`python -m pipeplan_launch.supervisor …`: the launcher, which runs torchrun and restarts all workers after a fault.
 
 torchrun reports any failure of a worker by a page of text and status 1. The launcher returns the worker's own status
 instead: 2 after its one-line error, 130 after an interrupt. It names a worker that was killed.

@@ -1,11 +1,12 @@
-"""The number that explains most of the difference between a predicted and a measured pace.
+"""The number that explains most of the difference between a predicted and a measured step time.
 
-The method is a what-if. A pace follows from the times for which resources, such as the replicas of a stage or a link,
-are busy. Take the faster of prediction and measurement, exchange one time for its value on the other side, and compute
-the pace again. The exchange that explains the largest share of the difference names the cause. The share that remains
-when all times are exchanged is waiting: in that time no resource is busy.
+The method is a what-if. A step time follows from the times for which resources, such as the replicas of a stage or a
+link, are busy. Take the faster of prediction and measurement, exchange one time for its value on the other side, and
+compute the step time again. The exchange that explains the largest share of the difference names the cause. The share
+that remains when all times are exchanged is waiting: in that time no resource is busy.
 
-`attribute` is the method. `PaceModel` computes the pace of a run; replays (tests/evaluation) bring a model of its own.
+`attribute` is the method. `StepTimeModel` computes the step time of a run; replays (tests/evaluation) bring a model of
+its own.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 AS_PREDICTED = 0.03
-"""Relative difference of two paces up to which no cause is sought."""
+"""Relative difference of two step times up to which no cause is sought."""
 
 AT_UPDATES = ("update_s", "sync_s")
 TERMS = ("forward_s", "backward_s", *AT_UPDATES, "load_s", "send_s", "other_s")
@@ -47,20 +48,20 @@ class Attribution:
 def attribute(
     predicted: Sequence[Terms],
     measured: Sequence[Terms],
-    pace: Callable[[Sequence[Terms]], float],
+    step_time: Callable[[Sequence[Terms]], float],
     predicted_s: float,
     measured_s: float,
 ) -> Attribution:
-    """Attribute the difference between two paces to one time of one resource, or to waiting.
+    """Attribute the difference between two step times to one time of one resource, or to waiting.
 
-    `predicted` and `measured` have the terms of all resources, in the same order; `pace` computes seconds per minibatch
-    from such terms.
+    `predicted` and `measured` have the terms of all resources, in the same order; `step_time` computes seconds per
+    minibatch from such terms.
     """
     before, after = (predicted, measured) if measured_s > predicted_s else (measured, predicted)
     low, high = sorted((predicted_s, measured_s))
 
     def explained(terms: Sequence[Terms]) -> float:
-        return (min(high, max(low, pace(terms))) - low) / (high - low)
+        return (min(high, max(low, step_time(terms))) - low) / (high - low)
 
     best = Attribution(None, "", 0.0)
     for index, terms in enumerate(before):
@@ -101,8 +102,8 @@ class StageBusyTimes:
 
 
 @dataclass(frozen=True)
-class PaceModel:
-    """The pace of a run, computed from the busy times of its stages."""
+class StepTimeModel:
+    """The step time of a run, computed from the busy times of its stages."""
 
     stages: Sequence[StageBusyTimes]
     starts: Sequence[int]
@@ -110,10 +111,10 @@ class PaceModel:
     batch: int | None
     """Minibatches per update with a schedule that drains the pipeline before it; else None."""
 
-    def pace(self, terms: Sequence[Terms]) -> float:
+    def step_time(self, terms: Sequence[Terms]) -> float:
         """Seconds per minibatch, from the terms of all stages.
 
-        The pace is that of the busiest stage, or of the cores that workers share. With a flush it is the time of
+        The step time is that of the busiest stage, or of the cores that workers share. With a flush it is the time of
         filling and draining, of the slowest stage's remaining minibatches and of the update, per minibatch.
         """
         busy = [sum(one.values()) for one in terms]
@@ -144,7 +145,7 @@ class PaceModel:
         return most
 
 
-def pace_model_of(summary: Mapping[str, Any]) -> PaceModel | None:
+def step_time_model_of(summary: Mapping[str, Any]) -> StepTimeModel | None:
     """The model of a run's summary; None where a time was not predicted or not measured."""
     # On GPUs and in emulations, clock minus processor time does not show whether a worker waited for a core.
     computes = summary["device"] == "cpu" and not summary["emulated"]
@@ -153,7 +154,7 @@ def pace_model_of(summary: Mapping[str, Any]) -> PaceModel | None:
     if len(known) < len(stages):
         return None
     batch = summary["accumulate"] if summary["schedule"] in FLUSHING else None
-    return PaceModel(known, [0, *itertools.accumulate(summary["server_sizes"])], batch)
+    return StepTimeModel(known, [0, *itertools.accumulate(summary["server_sizes"])], batch)
 
 
 def _stage(entry: Mapping[str, Any], profile: str, computes: bool) -> StageBusyTimes | None:
