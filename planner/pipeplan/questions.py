@@ -47,7 +47,18 @@ def explain(
     robustness = RobustnessSettings(samples, seed, spread)
     if isinstance(plan, Outcome):
         proof, step_s = plan.verdict.text, plan.predicted_s
-        return explain_plan(plan.problem, settings, robustness, plan.plan, progress, proof=proof, step_s=step_s)
+        known, choice = (plan.plan,), plan.choice
+        return explain_plan(
+            plan.problem,
+            settings,
+            robustness,
+            plan.plan,
+            progress,
+            proof=proof,
+            step_s=step_s,
+            known=known,
+            choice=choice,
+        )
     problem, read, proof, step_s = read_checked_plan(Path(plan), None if profile is None else Path(profile))
     return explain_plan(problem, settings, robustness, read, progress, proof=proof, step_s=step_s)
 

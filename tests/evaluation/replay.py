@@ -89,8 +89,8 @@ def prepare_replay(folder: Path, profile: Profile | None, seconds: float) -> Pre
     Raises `InputError` where the folder has no plan, or the plan has too many workers for this machine.
     """
     plan = scenario.read_scenario(folder)
-    root = read_document(folder / "plan.json", scenario.FORMAT, scenario.VERSION)
-    plan = replace(plan, predicted_s=plan_file.step_time_s(root))
+    root = read_document(folder / "plan.json", plan_file.PLAN_FORMAT, plan_file.PLAN_VERSION)
+    plan = replace(plan, predicted_s=plan_file.PlanFile.of(root).step_s)
     cluster = cluster_from_json(root["cluster"])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if cluster.workers > WORKERS_A_CORE * cores:

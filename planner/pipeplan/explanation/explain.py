@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from pipeplan.explanation.sensitivity import ChangeEffect, Robustness, change_ef
 from pipeplan.explanation.time_breakdown import ResourceLoad, TimeBreakdown, break_down_time, resource_loads
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import not_taken_because
+from pipeplan.planning.choose import Choice
 from pipeplan.planning.fast import reusing
 from pipeplan.planning.figure import figure_of
 from pipeplan.planning.outcome import TOLERANCE, Outcome
@@ -75,17 +76,20 @@ def explain_plan(
     *,
     proof: str | None = None,
     step_s: float | None = None,
+    known: Sequence[Plan] = (),
+    choice: Choice | None = None,
 ) -> Explanation:
     """Explain a plan, by default the one that the solve takes; `proof` is what is shown about a given plan.
 
-    `step_s` is its figure, in seconds per minibatch; without it the plan is simulated.
+    `step_s` is its figure, in seconds per minibatch; without it the plan is simulated. `known` and `choice` are those
+    of `solve`.
 
     The searches for other plans and clusters reuse what those before them have found. Raises `InfeasibleError` if no
     plan fits.
     """
     with reusing():
         progress("solving")
-        best = solve(problem, settings)
+        best = solve(problem, settings, known=known, choice=choice)
         plan = best.plan if plan is None else plan
         score, cuts = evaluate(plan, problem), enumerate_cuts(problem, settings.maximum_cuts)
         if step_s is None:

@@ -235,7 +235,7 @@ def _uninterrupted() -> Outcome:
         (run_solvers, "make_certificate"),
         (baselines, "uniform_grid"),
         (solve, "improve"),
-        (figure, "simulate"),
+        (figure, "steady_step_s"),
         (solve.contention, "least_step_time_of_shared_cores_s"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

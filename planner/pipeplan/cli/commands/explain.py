@@ -18,6 +18,7 @@ from pipeplan.explanation import infeasible
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan, explanation_json
 from pipeplan.explanation.sensitivity import check_spread
 from pipeplan.explanation.terminal import explanation_parts
+from pipeplan.from_options.build_problem import BuiltProblem
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.infeasibility import Diagnosis, diagnose
 from pipeplan.problem import plan_file
@@ -64,7 +65,8 @@ def command(
     settings = replace(SEARCH, solver=solver)
     with status("choosing the schedule and the microbatch size …"):
         ends = Deadline.after(settings.time_limit_s)
-        problem, plan, proof, step_s, origin = _subject(profile_option, arguments, ends)
+        built, plan, proof, step_s, origin = _subject(profile_option, arguments, ends)
+        problem = built.problem
     try:
         with status("") as show_status, processes.remember_interrupt() as interrupted:
 
@@ -72,7 +74,17 @@ def command(
                 interrupted()
                 show_status(f"{text} …")
 
-            explanation = explain_plan(problem, settings, robustness, plan, progress, proof=proof, step_s=step_s)
+            explanation = explain_plan(
+                problem,
+                settings,
+                robustness,
+                plan,
+                progress,
+                proof=proof,
+                step_s=step_s,
+                known=built.known,
+                choice=built.choice,
+            )
             interrupted()
     except InfeasibleError:
         note(origin, dim=True)
@@ -88,7 +100,7 @@ def command(
 
 def _subject(
     profile: Path | None, arguments: dict[str, Any], deadline: Deadline
-) -> tuple[Problem, Plan | None, str | None, float | None, str]:
+) -> tuple[BuiltProblem, Plan | None, str | None, float | None, str]:
     """The problem, the plan to explain with its proof and its step time, and a line on where they come from.
 
     Without a plan, that of a solve is explained.
@@ -98,11 +110,11 @@ def _subject(
         _refuse_problem_options(path)
         problem, plan, proof, step_s = read_checked_plan(path, profile)
         source = problem.profile.file or f"the bundled profile of {problem.profile.model_name}"
-        return problem, plan, proof, step_s, f"plan: {path}, made from {source}"
+        return BuiltProblem(problem), plan, proof, step_s, f"plan: {path}, made from {source}"
     if profile is not None and path is not None:
         raise InputError(f"{path} is not a plan but a profile: leave out --profile")
     built, origin = problem_of(arguments | {"profile": path or profile}, deadline)
-    return built.problem, None, None, None, origin
+    return built, None, None, None, origin
 
 
 def _refuse_problem_options(path: Path) -> None:
