@@ -192,7 +192,7 @@ class CUDA:
         return [str(getattr(device, "uuid", "")) for device in devices]
 
     def select(self, number: int) -> torch.device:
-        """The current device from now on. Raises `LaunchError` where torch finds none."""
+        """Make a device the current one, and return it. Raises `LaunchError` where torch finds none."""
         if not torch.cuda.is_available():
             raise LaunchError("the plan is for CUDA devices, and torch finds none on this machine")
         device = torch.device("cuda", number % torch.cuda.device_count())

@@ -83,7 +83,7 @@ SHARDED: tuple[DataParallel, ...] = ("fsdp", "hsdp")
 
 @dataclass(frozen=True)
 class StagePlacement:
-    """The workers of a stage, and how deep its pipeline is."""
+    """The workers of a stage, and how many minibatches and weight versions each may hold."""
 
     workers: Annotated[tuple[Natural, ...], Meta(min_length=1)]
     """Ranks of the stage's replicas: minibatch i goes to workers[i mod r]."""
@@ -208,7 +208,7 @@ class LaunchPlan:
 
     @property
     def device_workers(self) -> tuple[tuple[int, ...], ...]:
-        """The workers of every position of the pipeline, in the order of the first stages that they run."""
+        """The workers of each position of the pipeline. Positions are sorted by the first stage that each one runs."""
         return tuple(dict.fromkeys(stage.workers for stage in self.pipeline))
 
     def places(self, rank: int) -> tuple[tuple[int, int], ...]:

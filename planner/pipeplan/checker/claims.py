@@ -24,7 +24,8 @@ from pipeplan.util.units import show_time
 from pipeplan_launch.job_reference import portable_reference
 
 CLOSE = 1e-9
-"""Relative tolerance of figures: adding in another order changes a sum by far less, any wrong figure by far more."""
+"""Relative tolerance of figures. Adding in another order changes a sum by far less; a wrong figure differs by far
+more."""
 TOLERANCE = 1e-6
 """Relative tolerance of a proof: times that differ by less are equal."""
 RELAXATION = "relaxation"

@@ -27,7 +27,7 @@ class CheckedTensor:
     """A tensor that layers read. It crosses every cut with its producer inside and a reader outside."""
 
     producer: int
-    """Index of the layer that computes it."""
+    """Index of the layer that computes the tensor."""
     readers: int
     """The layers that read it, as a bit set."""
     bytes: int
@@ -86,7 +86,7 @@ class CheckedModel:
         return sum(1 << position[name] for name in layers)
 
     def cuts(self, limit: int) -> list[int]:
-        """All cuts, from the empty one to the one with all layers. Raises an `InputError` where they exceed `limit`."""
+        """All cuts, from the empty one to the one with all layers. Raises an `InputError` for more than `limit`."""
         cuts = [0]
         for block, needs in zip(self.blocks, self.needs, strict=True):
             # The ideals of the blocks up to this one are those of the earlier blocks, with or without this block.

@@ -182,7 +182,7 @@ def _activation_bytes(
 ) -> list[float]:
     """Bytes that are kept of one microbatch while each unit runs backward.
 
-    With recomputation a unit keeps only the tensors that it reads from others, and all while it runs.
+    With recomputation a unit keeps only the tensors that it reads from others. While it runs backward it has all.
     """
     share = 1 + problem.cluster.executor.activation_share
     saved = [share * sum(layer.saved_bytes for layer in unit.layers) for unit in units]

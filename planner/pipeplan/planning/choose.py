@@ -225,7 +225,7 @@ class _Chooser:
             one.tighten(sizes, best_sample_s, ends)
 
     def _relaxed_bounds(self, size: int, *, both: bool) -> float:
-        """What the relaxations prove for a size, in seconds per sample; 0 where they prove nothing.
+        """The lower bound that the relaxations prove for a size, in seconds per sample; 0 where they prove none.
 
         Plans of one stage are proven by their formulas.
         """

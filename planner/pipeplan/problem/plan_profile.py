@@ -83,7 +83,7 @@ def _candidates(plan: Path, stated: PlanProfile) -> Iterator[Path]:
 def _with_digest(profile: Profile, stated: PlanProfile) -> Profile | None:
     """The profile at the plan's minibatch size, beside as many busy workers, if it has the plan's digest then.
 
-    A size may be extrapolated with and without pessimistic times.
+    A size may have been extrapolated with or without pessimistic times, so both are tried.
     """
     for pessimistic in (False, True):
         scaled = profile.under_load(stated.processes).rescaled(stated.minibatch, pessimistic=pessimistic)

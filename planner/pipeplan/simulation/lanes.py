@@ -205,7 +205,7 @@ def recorded_marks(lane: Lane) -> list[Mark]:
 
 
 def draw_rows(workers: Sequence[tuple[str, Sequence[Mark]]], span_s: float, width: int) -> Iterator[Text]:
-    """The rows of the first `span_s` seconds, one of `width` columns for each worker (label, marks)."""
+    """Draw the first `span_s` seconds: one row of `width` columns for each worker, which is given as (label, marks)."""
     margin = max((len(label) for label, _ in workers), default=0)
     for label, marks in workers[:MOST_ROWS]:
         yield Text().append(label.ljust(margin), "dim").append_text(_row(marks, span_s, time_cells(width, margin)))

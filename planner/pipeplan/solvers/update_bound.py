@@ -45,7 +45,7 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class WorkerClass:
-    """The workers that may hold a stage whose slowest worker has a given speed."""
+    """The workers of at least a given speed: a stage whose slowest worker has this speed uses only these."""
 
     speed: float
     capacity: float

@@ -48,7 +48,7 @@ class StagesAtCut(Rows):
     late: Floats
     """Under 2BW, minibatches that pass between the last backward pass of a group and its update."""
     forward_s: Floats
-    """The forward pass of a minibatch on a worker of speed 1, with half of the executor's own work."""
+    """The time of a minibatch's forward pass on a worker of speed 1, and half of the executor's own work."""
     work_s: Floats
     """All passes of a minibatch on a worker of speed 1."""
     step_s: Floats

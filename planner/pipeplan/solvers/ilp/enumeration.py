@@ -158,7 +158,7 @@ class ColumnEnumeration:
         return np.asarray(kept)
 
     def _traffic_s(self, columns: Columns) -> Floats:
-        """The least time for which the messages behind stages keep their links busy."""
+        """For each column, a lower bound on the time for which messages to the next stage keep their links busy."""
         if self.flushes and self.problem.options.contention:
             return np.zeros(len(columns))
         place = columns.place
