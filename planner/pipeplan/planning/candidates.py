@@ -13,7 +13,7 @@ from pipeplan.cost.memory import worker_memory
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import FLUSH, VIRTUAL
+from pipeplan.plan.schedules import FLUSH, VIRTUAL, ZERO_BUBBLE
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.figure import TOLERANCE, Figure, FiguredPlan, figured
@@ -163,6 +163,21 @@ def fastest_found(kind: str, search: PlanSearch, extrapolated: bool) -> list[Can
     least_s = min((one.step_s for one in search.found.values()), default=0.0)
     found = (one for one in search.found.values() if one.step_s <= least_s * (1 + TOLERANCE))
     return [Candidate(kind, search.problem, one.plan, one.figure, extrapolated) for one in found]
+
+
+def zero_bubbles(start: Candidate, deadline: Deadline) -> list[Candidate]:
+    """zb-h1 with the stages of a plan of 1f1b-flush."""
+    if not _is_pipeline(start):
+        return []
+    problem = replace(start.problem, options=replace(start.problem.options, schedule=ZERO_BUBBLE))
+    found = like(start.plan, ZERO_BUBBLE, problem, deadline)
+    return [replace(one, extrapolated=start.extrapolated) for one in found if _comparable(one, start)]
+
+
+def like(plan: Plan, kind: str, problem: Problem, deadline: Deadline) -> list[Candidate]:
+    """The best plan near one with the stages of a plan of another schedule or microbatch size, if these fit."""
+    one = PlanSearch(problem, deadline).like(plan)
+    return [] if one is None else [Candidate(kind, problem, one.plan, one.figure)]
 
 
 def virtual_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:

@@ -29,6 +29,7 @@ from typing import Any
 from pipeplan.cost.formulas import ROUNDING
 from pipeplan.errors import NO_PLAN_IN_TIME, InfeasibleError, InputError, NotFoundInTimeError, TooFewLayersError
 from pipeplan.plan.learning_cost import CORRECTED_DELAY, is_helped
+from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING, ZERO_BUBBLE
 from pipeplan.planning.candidates import (
     CHOICE_GAP,
@@ -39,10 +40,12 @@ from pipeplan.planning.candidates import (
     fastest_found,
     improved,
     least_step_s,
+    like,
     problem_of,
     sized,
     sizes_for,
     virtual_flushes,
+    zero_bubbles,
 )
 from pipeplan.planning.figure import TOLERANCE, simplest_of
 from pipeplan.planning.local_search import PlanSearch
@@ -53,6 +56,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "FSDP", "HSDP", "one server", "one worker"
 UNIFORM, PIPELINE, STALE = "uniform pipeline", "pipeline", "old gradients"
+NEARLY = 0.1
+"""Relative. Pipelines that are slower than the fastest by no more are tried under zb-h1, which may turn the order."""
 LISTED_SIZES = 2
 """The most microbatch sizes, those of the fastest candidates, for which plans are listed."""
 ANY = float("inf")
@@ -183,6 +188,10 @@ class _Chooser:
     """By microbatch size, a lower bound on the seconds per sample of all plans of 1f1b-flush."""
     relaxed: dict[bool, Relaxation] = field(default_factory=dict)
     """The bounds of relaxations: for plans of 1f1b-flush and zb-h1 (True), and of 1f1b-flush alone (False)."""
+    steady: list[Plan] = field(default_factory=list)
+    """The best plans without a flush."""
+    split: set[tuple[Problem, Plan]] = field(default_factory=set)
+    """The plans whose stages were tried under zb-h1."""
     finished: bool = True
     interrupted: bool = False
     refused: TooFewLayersError | None = None
@@ -290,20 +299,41 @@ class _Chooser:
         options = self.question.options
         if options.stages != 1 and not options.grid:
             self._best_of_sizes(UNIFORM, sizes, extrapolated, grid=True, allow_copies=False)
-        listed = self.question.simulates and not options.grid
-        # The search of all cuts may take all the time that is left, so the fastest size is listed before it.
-        first = self._fastest_sizes(sizes)[:1] if listed else []
-        for size in first:
-            self._listed(size, extrapolated)
+            # The search of all cuts may take all the time that is left.
+            self._split_best()
         self._best_of_sizes(PIPELINE, sizes, extrapolated, bounds=True)
-        if not listed:
+        if options.grid or not self.question.simulates:
             return
+        self._from_steady_state(sizes)
+        self._split_best()
         for size in self._fastest_sizes(sizes)[:LISTED_SIZES]:
-            if size not in first:
-                self._listed(size, extrapolated)
+            self._listed(size, extrapolated)
         best = best_of([one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)])
         if best is not None:
             self.found += virtual_flushes(best, self.deadline.share(0.8))
+
+    def _from_steady_state(self, sizes: list[int]) -> None:
+        """The stages of the best plan without a flush, under a flush: where updates are rare it is near the best."""
+        question = self.question
+        for plan in self.steady:
+            for size in self._fastest_sizes(sizes)[:LISTED_SIZES]:
+                problem = problem_of(question.machines, question.options, size, question.samples)
+                self.found += like(plan, PIPELINE, problem, self.deadline.share(0.2))
+
+    def _split_best(self) -> None:
+        """Try zb-h1 with the stages of the fastest pipelines of each kind and size that are nearly the fastest."""
+        pipelines = [one for one in self._allowed if one.kind in (PIPELINE, UNIFORM)]
+        if not (pipelines and self.question.simulates):
+            return
+        fastest: dict[tuple[str, int], Candidate] = {}
+        for one in sorted(pipelines, key=lambda one: one.sample_s):
+            fastest.setdefault((one.kind, one.problem.profile.minibatch), one)
+        starts = [*fastest.values(), simplest_of(pipelines)]
+        for start in starts:
+            near = start.sample_s <= starts[0].sample_s * (1 + NEARLY)
+            if near and (start.problem, start.plan) not in self.split:
+                self.split.add((start.problem, start.plan))
+                self.found += zero_bubbles(start, self.deadline.share(0.2))
 
     def _fastest_sizes(self, sizes: list[int]) -> list[int]:
         """The sizes of the candidates, fastest first; all sizes in their order where there is no candidate."""
@@ -351,7 +381,9 @@ class _Chooser:
                 raise
             useful_sample_s = best_sample_s
             if bounds and self._allowed:
-                useful_sample_s = min(useful_sample_s, *(one.sample_s for one in self._allowed))
+                # zb-h1 may make a plan the fastest that is slower under 1f1b-flush.
+                alike = [one.sample_s for one in self._allowed if one.kind != ZERO_BUBBLE]
+                useful_sample_s = min(useful_sample_s, *alike)
                 if self._relaxed_bounds(size, both=True) >= useful_sample_s:
                     self.bounds[size] = max(self.bounds.get(size, 0.0), useful_sample_s)
                     continue
@@ -400,6 +432,8 @@ class _Chooser:
         corrects = is_helped(machines.profile.optimizer_name, machines.profile.optimizer_state_ratio)
         for problem in self._stale_problems(tolerated):
             one = self._stale_plan(problem, useful_sample_s)
+            if one is not None and len(one.plan.stages) > 1 and one.plan.copies == 1:
+                self.steady.append(one.plan)
             if one is not None and corrects and one.delay <= CORRECTED_DELAY:
                 # Where memory is too short for a correction, the plan goes without.
                 corrected = replace(problem, options=replace(problem.options, correction="ef"))

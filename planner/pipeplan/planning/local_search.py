@@ -72,6 +72,16 @@ class PlanSearch:
         """The best plan near uniform pipelines on servers that differ; None where none is below `limit_s`."""
         return self._near(uniform_plans(self.problem), limit_s)
 
+    def like(self, plan: Plan) -> FiguredPlan | None:
+        """The best plan near one with the stages of a plan of another schedule; None where these do not fit."""
+        options = self.problem.options
+        deep = _with_depths(replace(plan, schedule=options.schedule, accumulate=options.accumulate), self.problem)
+        if deep is None or self.deadline.passed:
+            return None
+        start = figured(*deep, self.problem, self.deadline)
+        self.found[start.plan] = start
+        return self.climb(start)
+
     def _near(self, plans: Iterable[Plan], limit_s: float) -> FiguredPlan | None:
         scored = list[tuple[Plan, Evaluation]]()
         for plan in plans:
