@@ -62,6 +62,21 @@ def test_both_solvers_find_the_best_uniform_grid(schedule: str | None, draw: Dra
         _check(*_grid(seed, draw, schedule), cold=seed % 2 == 0)
 
 
+def test_the_integer_program_has_a_stage_on_every_place_of_a_grid() -> None:
+    """Three stages would wait for fewer messages, and fit, but three of four workers are no grid."""
+    sizes = (4_200_000, 4_200_000, 4_200_000, 8_400_000)
+    layers = tuple(Layer(f"l{n}", 0.01, 0.02, size, 0) for n, size in enumerate(sizes))
+    tensors = tuple(Tensor(f"t{n}", f"l{n}", (f"l{n + 1}",), 65_536, 65_536) for n in range(len(sizes) - 1))
+    cluster = Cluster(
+        "lab", Device("d", "cuda", 2**26), (Level("server", 2, 12e9), Level("cluster", 2, 1.25e9, latency_s=5e-5))
+    )
+    options = Options(schedule="1f1b-flush", accumulate=1, grid=True)
+    problem = Problem(Profile(layers, tensors, 8, optimizer_state_ratio=5.0), cluster, options)
+    exact, program = (solve(problem, replace(PLAIN, solver=solver)) for solver in ("dp", "ilp"))
+    assert program.plan.config == exact.plan.config == "1-1-1-1"
+    assert program.objective_s == pytest.approx(exact.objective_s, rel=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(30_000, 30_200, 50))
 @pytest.mark.parametrize("draw", [mixed_instance, unequal_instance], ids=["equal", "unequal"])

@@ -314,8 +314,10 @@ class ColumnProgram:
     def _add_user_constraints(self) -> None:
         """Add (7)."""
         options, everything = self.options, self._sum(range(len(self.columns)))
-        if options.stages is not None:
-            self.program.equal(everything, float(options.stages))
+        # A uniform grid has a stage on each of its places.
+        stages = options.stages if self.places.shape is None else self.places.shape.stages
+        if stages is not None:
+            self.program.equal(everything, float(stages))
         if options.max_stages is not None:
             self.program.at_most(everything, float(options.max_stages))
         if options.max_workers is not None:
