@@ -47,9 +47,9 @@ EXECUTOR = (
     {"checkpoint", "elastic"},
     {"capabilities", "export", "link_benchmark", "preflight", "runtime", "worker_monitor"},
     {"data_parallel"},
-    {"torchrun", "worker"},
+    {"supervisor", "worker"},
     {"__main__"},
-    {"executor_trials", "selftest"},
+    {"overhead_benchmark", "selftest"},
 )
 ROW = {
     f"{package}.{part}": number

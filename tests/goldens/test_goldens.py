@@ -26,9 +26,12 @@ def test_a_section_is_as_it_was_frozen(section: str, every: str) -> None:
 
 
 def test_a_difference_of_the_last_digit_is_found_unless_it_is_tolerated() -> None:
-    before, after = {"key": {"pace": 0.1, "parts": [0.1, 2]}}, {"key": {"pace": 0.1 + 2e-17, "parts": [0.1 + 2e-17, 2]}}
+    before, after = (
+        {"key": {"step_time": 0.1, "parts": [0.1, 2]}},
+        {"key": {"step_time": 0.1 + 2e-17, "parts": [0.1 + 2e-17, 2]}},
+    )
     assert golden_store.differences(before, after) == [
-        "key\n  step time: 0.1 -> 0.10000000000000002\n  parts: [0.1, 2] -> [0.10000000000000002, 2]"
+        "key\n  step_time: 0.1 -> 0.10000000000000002\n  parts: [0.1, 2] -> [0.10000000000000002, 2]"
     ]
     assert golden_store.differences(before, after, tolerance=1e-12) == []
 

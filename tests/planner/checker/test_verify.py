@@ -375,7 +375,7 @@ def test_the_command_refuses_in_one_line(run: Run) -> None:
     done = run("check")
     assert done.code == 2
     assert "step time: wrong" in done.out
-    assert done.err.startswith("error: plan/plan.json is wrong: step time: ")
+    assert done.err.startswith("error: plan/plan.json is wrong: formulas: ")
     assert len(done.err.splitlines()) == 1
     assert json.loads(run("check", "--json").out)[2]["holds"] is False
     Path("other.json").write_text(Path("profile.json").read_text().replace("small", "other"))
