@@ -33,8 +33,7 @@ from numpy.typing import NDArray
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.sharded_data_parallel import shard_groups, sharded_passes
-from pipeplan.cost.stage_times import executor_work_s, group_allreduce_time, parameter_bytes_of, units_of
+from pipeplan.cost.stage_times import executor_work_s, group_allreduce_time, parameter_bytes_of, stage_times, units_of
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING
 from pipeplan.problem.problem import Problem
@@ -137,18 +136,15 @@ def _core_loads(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float
 def _core_time_of_replica(plan: Plan, problem: Problem, links: Links, index: int) -> float:
     """Seconds that each replica of a stage computes per minibatch of the whole pipeline."""
     stage = plan.stages[index]
-    speed = problem.cluster.speed_of(stage.workers)
     if problem.options.sharding.divides_weights:
         # The cores also move the weights that passes wait for.
-        passes, shards = sharded_passes(plan, problem, links), len(shard_groups(plan, problem)[0])
-        own = sum(unit.update_s for unit in problem.units) / shards + executor_work_s(plan, problem, index)
-        return (passes.forward_s + passes.backward_s + own / speed) / stage.replicas
+        return stage_times(plan, problem, links, index).pass_s / stage.replicas
     units = [problem.units[unit] for unit in units_of(problem, stage)]
     forward, backward = (
         sum(times) for times in zip(*((unit.forward_s, unit.backward_s) for unit in units), strict=True)
     )
     work = forward + formulas.backward_time(forward, backward, stage.recompute)
-    work = (work + executor_work_s(plan, problem, index)) / speed
+    work = (work + executor_work_s(plan, problem, index)) / problem.cluster.speed_of(stage.workers)
     interval = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
     allreduce = 0.0 if plan.schedule in FLUSHING else group_allreduce_time(plan, problem, links, index)
     return float(formulas.core_time(work, stage.replicas, allreduce, interval, problem.options.overlap))

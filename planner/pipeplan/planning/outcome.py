@@ -280,7 +280,7 @@ class Outcome:
 
     @property
     def throughput(self) -> Throughput:
-        """The step time to expect in the units of a training run."""
+        """The throughput to expect, in the units of a training run."""
         problem = self.problem
         return throughput_of(self.plan, problem.profile, problem.cluster, self.predicted_s, self.run_size)
 
