@@ -39,6 +39,7 @@ def _work(rank: int, world: int, folder: str, call: Callable[..., Any], argument
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    dist.barrier()  # a rank that ends at once would break the connections that another is still making
     torch.save(call(rank, *arguments), Path(folder) / f"result-{rank}.pt")
     dist.barrier()  # nobody leaves while another may still want to hear from it
 
