@@ -1,4 +1,4 @@
-"""The JSON Schemas of the files that pipeplan reads: docs/reference/schemas.
+"""The JSON Schemas of the files that pipeplan reads and of `check --json`: docs/reference/schemas.
 
 `python tests/docs/schemas.py` writes them anew; `test_schemas.py` holds them to the types that the readers use.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 from reference import REFERENCE
 
+from pipeplan.checker.verify import CheckDocument
 from pipeplan.cluster_data.cluster_document import ListedFile, UniformFile
 from pipeplan.cluster_data.devices import DeviceFile
 from pipeplan.cluster_data.machine_costs import ExecutorCostsFile
@@ -29,6 +30,7 @@ def schemas() -> dict[str, dict[str, Any]]:
         "profile.schema.json": json_schema(ProfileFields),
         "cluster.schema.json": json_schema(UniformFile, ListedFile),
         "plan.schema.json": json_schema(PlanFile),
+        "check.schema.json": json_schema(CheckDocument),
         "device.schema.json": json_schema(DeviceFile),
         "executor-costs.schema.json": json_schema(ExecutorCostsFile),
         "stage.schema.json": json_schema(StageFile),

@@ -6,6 +6,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta, Struct
 
 from pipeplan.checker.batch import BatchParts, slowest_batches
 from pipeplan.checker.certificates.certificate import CertifiedBound, check_certificate
@@ -33,6 +36,8 @@ from pipeplan.util.files import Node
 from pipeplan.util.units import show_size, show_time
 
 NO_CERTIFICATE = "plan.json has no certificate"
+FORMAT: Final = "pipeplan-check"
+VERSION: Final = 1
 
 
 @dataclass(frozen=True)
@@ -76,9 +81,48 @@ class CheckedPlan:
             return f"{NO_CERTIFICATE}, so how much faster another plan may be is {NOT_SHOWN}"
         return f"{self.shown.text}, as the certificate in plan.json shows"
 
+    def document(self, plan: str) -> CheckDocument:
+        """What `pipeplan check --json` prints about the plan.json at this path."""
+        claims = [Claim(result.what, result.holds, result.text) for result in self.results]
+        shown = self.shown and ShownGap(self.shown.step_s, self.shown.bound_s, self.shown.gap)
+        return CheckDocument(FORMAT, VERSION, plan, self.wrong is None, shown, claims)
+
     def holds(self, what: str) -> bool:
         """Whether the check of this name was made and found nothing wrong."""
         return any(result.what == what and result.holds for result in self.results)
+
+
+class Claim(Struct, frozen=True):
+    """One claim of plan.json, and whether it holds."""
+
+    what: str
+    holds: bool | None
+    """null where nothing in plan.json shows it."""
+    text: str
+
+
+class ShownGap(Struct, frozen=True):
+    """What the certificate shows, in seconds per microbatch."""
+
+    step_s: float
+    bound_s: float
+    """No plan of the searched space takes less."""
+    gap: Annotated[float, Meta(ge=0)]
+    """`step_s / bound_s − 1`."""
+
+
+class CheckDocument(Struct, frozen=True):
+    """The schema of what `pipeplan check --json` prints."""
+
+    format: Literal["pipeplan-check"]
+    version: Literal[1]
+    plan: str
+    """The path of plan.json."""
+    correct: bool
+    """Whether no claim is wrong."""
+    shown: ShownGap | None
+    """null without a certificate, or where a claim is wrong."""
+    claims: list[Claim]
 
 
 def check_readable_plan(root: Node, profile: Profile) -> CheckedPlan:

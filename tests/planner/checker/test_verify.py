@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import brute_force
+import msgspec
 import pytest
 from brute_force import Instance
 from certificates import certificate
@@ -19,6 +20,7 @@ from commandline import Run
 from extents import first_few, slow_but_for
 from instances import drawn, mixed_instance, random_instance, unequal_instance
 
+from pipeplan.checker.verify import CheckDocument
 from pipeplan.planning.settings import Settings
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
@@ -362,7 +364,8 @@ def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
     ]
     assert "wrong" not in done.out
     found = json.loads(run("check", "plan/plan.json", "--profile", "profile.json", "--json").out)
-    assert [entry["holds"] for entry in found] == [True] * 10
+    assert msgspec.convert(found, CheckDocument).correct
+    assert [claim["holds"] for claim in found["claims"]] == [True] * 10
 
 
 def test_the_command_refuses_in_one_line(run: Run) -> None:
@@ -377,7 +380,8 @@ def test_the_command_refuses_in_one_line(run: Run) -> None:
     assert "step time: wrong" in done.out
     assert done.err.startswith("error: plan/plan.json is wrong: formulas: ")
     assert len(done.err.splitlines()) == 1
-    assert json.loads(run("check", "--json").out)[2]["holds"] is False
+    found = json.loads(run("check", "--json").out)
+    assert (found["correct"], found["shown"], found["claims"][2]["holds"]) == (False, None, False)
     Path("other.json").write_text(Path("profile.json").read_text().replace("small", "other"))
     assert "their digests differ" in run("check", "--profile", "other.json").err
     Path("profile.json").unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
+import msgspec
 
 from pipeplan.checker.claims import TOLERANCE
 from pipeplan.checker.document import FORMAT, VERSION
@@ -44,12 +45,11 @@ def command(plan: Path, profile_file: Path | None, require_proof: bool, within: 
     root = read_document(path, FORMAT, VERSION)
     profile = profile_of_plan(root, path, profile_file)
     checked = check_plan(root, profile)
-    findings = checked.results
     print_warning(profile, cluster_from_json(root["cluster"]), as_json=as_json)
     if as_json:
-        print_json([{"what": finding.what, "holds": finding.holds, "text": finding.text} for finding in findings])
+        print_json(msgspec.to_builtins(checked.document(str(path))))
     else:
-        for finding in findings:
+        for finding in checked.results:
             print_line(one_line(finding.line))
     if (wrong := checked.wrong) is not None:
         raise InputError(f"{path} is wrong: {wrong.what}: {wrong.text}")
