@@ -84,7 +84,7 @@ class CheckedPlan:
     def document(self, plan: str) -> CheckDocument:
         """What `pipeplan check --json` prints about the plan.json at this path."""
         claims = [Claim(result.what, result.holds, result.text) for result in self.results]
-        shown = self.shown and ShownGap(self.shown.step_s, self.shown.bound_s, self.shown.gap)
+        shown = ShownGap(self.shown.step_s, self.shown.bound_s, self.shown.gap) if self.shown is not None else None
         return CheckDocument(FORMAT, VERSION, plan, self.wrong is None, shown, claims)
 
     def holds(self, what: str) -> bool:
