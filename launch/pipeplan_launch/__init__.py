@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pipeplan_launch.job.callbacks import Callback, EpochResult, MinibatchInfo, RunInfo
     from pipeplan_launch.job.job import Data, Job, StageInfo
     from pipeplan_launch.job.loading import load_job
-    from pipeplan_launch.job.presets import nesterov_for_stashing, rate_by_delay
+    from pipeplan_launch.job.presets import muon, nesterov_for_stashing, rate_by_delay
 
 __all__ = [
     "Callback",
@@ -25,6 +25,7 @@ __all__ = [
     "RunInfo",
     "StageInfo",
     "load_job",
+    "muon",
     "nesterov_for_stashing",
     "rate_by_delay",
 ]
@@ -39,6 +40,7 @@ _MODULE_OF = {
     "RunInfo": "job.callbacks",
     "StageInfo": "job.job",
     "load_job": "job.loading",
+    "muon": "job.presets",
     "nesterov_for_stashing": "job.presets",
     "rate_by_delay": "job.presets",
 }

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, NAdam, Optimizer
 
 from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.job.presets import muon
 from pipeplan_launch.runtime.data import Batches, minibatch_sizes
 
 TASKS: Mapping[str, Task] = {
@@ -44,18 +45,26 @@ OPTIMIZERS: Mapping[str, Callable[[Sequence[nn.Parameter], float], Optimizer]] =
     "nadam": lambda parameters, rate: NAdam(
         parameters, lr=rate, betas=(0.99, 0.999), decoupled_weight_decay=True, foreach=True
     ),
+    "muon": lambda parameters, rate: muon(rate, weight_decay=0.01)(list(parameters)),
 }
 RATES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "digits": {
         "adamw": (1e-3, 2e-3, 4e-3, 8e-3),
         "sgd": (1e-3, 3e-3, 0.01, 0.03, 0.1),
         "nadam": (1e-3, 2e-3, 4e-3, 8e-3),
+        "muon": (2e-3, 4e-3, 8e-3, 0.016),
     },
-    "text": {"adamw": (2e-3, 4e-3, 8e-3, 0.016), "sgd": (0.01, 0.03, 0.1), "nadam": (2e-3, 4e-3, 8e-3)},
+    "text": {
+        "adamw": (2e-3, 4e-3, 8e-3, 0.016),
+        "sgd": (0.01, 0.03, 0.1),
+        "nadam": (2e-3, 4e-3, 8e-3),
+        "muon": (4e-3, 8e-3, 0.016, 0.032),
+    },
     "resnet": {
         "adamw": (2e-3, 4e-3, 8e-3, 0.016),
         "sgd": (3e-3, 0.01, 0.03, 0.1),
         "nadam": (1e-3, 2e-3, 4e-3, 8e-3),
+        "muon": (2e-3, 4e-3, 8e-3, 0.016),
     },
     "lstm": {
         "adamw": (2e-3, 4e-3, 8e-3, 0.016, 0.032),

@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import Dataset, TensorDataset
 
 from pipeplan_launch.job.job import Data, Job
-from pipeplan_launch.job.presets import nesterov_for_stashing
+from pipeplan_launch.job.presets import muon, nesterov_for_stashing
 
 CLASSES = 4
 
@@ -296,11 +296,12 @@ DEEP = {
 }
 """A model for pipelines of many stages; cases name their own cuts."""
 
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd-foreach": lambda p: SGD(p, lr=0.02, momentum=0.9, foreach=True),
     "sgd-fused": lambda p: SGD(p, lr=0.02, momentum=0.9, fused=True),
     "adamw-fused": lambda p: AdamW(p, lr=0.01, fused=True),
     "nesterov": nesterov_for_stashing(0.01, weight_decay=0.1),
+    "muon": muon(0.01),
 }
 
 

@@ -1,15 +1,17 @@
-"""Presets for training with old gradients: what a job file may give as its optimiser or scheduler.
+"""Presets: what a job file may give as its optimiser or scheduler.
 
-`nesterov_for_stashing` is the recipe of Ajanthan et al., ICML 2025 (arXiv 2505.01099), `rate_by_delay` the first
-technique of PipeMare (Yang et al., MLSys 2021, arXiv 1910.05124). docs/learning.md says what was measured of them.
+`muon` updates matrices by torch's Muon (Jordan et al., 2024), and everything else by AdamW. The others are for training
+with old gradients: `nesterov_for_stashing` is the recipe of Ajanthan et al., ICML 2025 (arXiv 2505.01099),
+`rate_by_delay` the first technique of PipeMare (Yang et al., MLSys 2021, arXiv 1910.05124). docs/learning.md says what
+was measured of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
-from torch import nn
-from torch.optim import NAdam, Optimizer
+from torch import nn, optim
+from torch.optim import AdamW, NAdam, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from pipeplan_launch.errors import LaunchError
@@ -24,6 +26,52 @@ def nesterov_for_stashing(lr: float = 3e-4, weight_decay: float = 0.0) -> Callab
         return NAdam(
             parameters, lr, betas, weight_decay=weight_decay, momentum_decay=decay, decoupled_weight_decay=True
         )
+
+    return build
+
+
+class MuonWithAdamW(Optimizer):
+    """Muon for matrices and AdamW for all other parameters, as one optimiser with a group for each."""
+
+    def __init__(self, matrices: list[nn.Parameter], others: list[nn.Parameter], lr: float, weight_decay: float):
+        """`lr`: the rate of both. Muon's is scaled so that its steps are as long as AdamW's (Moonshot, 2025)."""
+        self._parts: list[Optimizer] = []
+        if matrices:
+            self._parts.append(optim.Muon(matrices, lr, weight_decay, adjust_lr_fn="match_rms_adamw"))
+        if others:
+            self._parts.append(AdamW(others, lr, weight_decay=weight_decay))
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all parameters that have a gradient."""
+        for part, group in zip(self._parts, self.param_groups, strict=True):
+            # A checkpoint that is loaded replaces the groups and the state of this optimiser.
+            part.param_groups, part.state = [group], self.state
+            part.step()
+
+
+def muon(lr: float = 1e-3, weight_decay: float = 0.1, adamw_names: Collection[str] = ()) -> Callable[..., Optimizer]:
+    """The optimiser of a job: Muon for the matrices, AdamW with the same rate for everything else.
+
+    `adamw_names`: parts of the names of matrices that AdamW updates too, which is usual for embeddings and the output
+    layer: `("embed", "head")`. Raises `LaunchError` where torch has no Muon.
+    """
+    if not hasattr(optim, "Muon"):
+        raise LaunchError("muon needs torch 2.9 or newer")
+    if isinstance(adamw_names, str):
+        raise LaunchError(f"adamw_names is a list of parts of names, such as ['embed'], not {adamw_names!r}")
+
+    def build(parameters: list[nn.Parameter], stage: StageInfo | None = None) -> Optimizer:
+        name_of = {id(parameter): name for name, parameter in (stage.named_parameters if stage else ())}
+        if adamw_names and not name_of.keys() >= {id(parameter) for parameter in parameters}:
+            raise LaunchError("muon with adamw_names needs the names of parameters: StageInfo(named_parameters=…)")
+
+        def is_matrix(parameter: nn.Parameter) -> bool:
+            return parameter.ndim == 2 and not any(part in name_of[id(parameter)] for part in adamw_names)
+
+        matrices = [parameter for parameter in parameters if is_matrix(parameter)]
+        others = [parameter for parameter in parameters if not is_matrix(parameter)]
+        return MuonWithAdamW(matrices, others, lr, weight_decay)
 
     return build
 

@@ -34,8 +34,8 @@ ONE_SCHEDULE = [
 """The others are slow tests."""
 
 
-PRESET = "nesterov"
-"""The optimiser of a preset for job files, in tests of its own."""
+PRESETS = {"nesterov": "1f1b-stashing", "muon": "2bw"}
+"""The optimisers of presets for job files, in tests of their own, and the schedule that each is meant for."""
 
 
 def case_of(subject: str, schedule: str, replicas: tuple[int, ...], optimizer: str, accumulate: int = 0) -> Case:
@@ -48,7 +48,7 @@ def case_of(subject: str, schedule: str, replicas: tuple[int, ...], optimizer: s
 
 def every_case() -> list[Case]:
     """Models, schedules and shapes in every combination, with the optimisers in turn."""
-    optimizers = itertools.cycle([name for name in OPTIMIZERS if name != PRESET])
+    optimizers = itertools.cycle([name for name in OPTIMIZERS if name not in PRESETS])
     combinations = itertools.product(SUBJECTS, SCHEDULES, SHAPES)
     return [case_of(*combination, next(optimizers)) for combination in combinations]
 
@@ -114,8 +114,9 @@ def test_equals_the_formula(tmp_path: Path, case: Case) -> None:
 @pytest.mark.parametrize(
     "replicas", [(1, 1, 1), *(pytest.param(shape, marks=pytest.mark.slow) for shape in SHAPES if shape != (1, 1, 1))]
 )
-def test_the_preset_for_stashing_equals_the_formula(tmp_path: Path, replicas: tuple[int, ...]) -> None:
-    check(tmp_path, case_of("chain", "1f1b-stashing", replicas, PRESET))
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_equals_the_formula(tmp_path: Path, preset: str, replicas: tuple[int, ...]) -> None:
+    check(tmp_path, case_of("chain", PRESETS[preset], replicas, preset))
 
 
 STALE = (*ASYNCHRONOUS, "2bw")

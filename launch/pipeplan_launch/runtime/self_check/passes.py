@@ -229,7 +229,7 @@ class Updates:
     def __init__(self, job: Job, trained: Mapping[str, nn.Parameter]) -> None:
         """Raises `LaunchError` if the job's function fails."""
         self._job, self._trained = job, trained
-        self.whole = self._built(trained, StageInfo()) if trained else None
+        self.whole = self._built(trained, StageInfo(named_parameters=_named(trained))) if trained else None
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
         """One update of all parameters by the optimiser of the whole model."""
