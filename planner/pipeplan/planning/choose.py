@@ -266,7 +266,7 @@ class _Chooser:
         options, cluster = self.question.options, self.question.machines.cluster
         alone: dict[str, Any] = {"stages": 1, "max_stages": None, "grid": False, "pins": ()}
         kinds = [(DDP, alone)]
-        if options.sharding == Sharding.NONE:
+        if options.sharding == Sharding.NONE and self.question.machines.profile.optimizer_elementwise:
             kinds.append((ZERO_1, alone | {"sharding": Sharding.OPTIMIZER}))
         kinds.append((FSDP, alone | {"sharding": Sharding.FULL}))
         server = max(cluster.server_sizes)

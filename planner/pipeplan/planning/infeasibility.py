@@ -239,7 +239,9 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
 def _fits_with_sharding(problem: Problem, cuts: Cuts, deadline: Deadline) -> bool:
     """Whether a plan fits if replicas divide the optimiser's state, which they do not yet."""
     options = problem.options
-    divisible = options.sharding == Sharding.NONE and problem.training and problem.profile.optimizer_state_ratio
+    profile = problem.profile
+    divided = profile.optimizer_state_ratio if profile.optimizer_elementwise else 0.0
+    divisible = options.sharding == Sharding.NONE and problem.training and divided
     if not (options.memory and divisible):
         return False
     sharded = replace(problem, options=replace(options, sharding=Sharding.OPTIMIZER))

@@ -80,6 +80,11 @@ class Problem:
             raise TooFewLayersError(f"{stages} stages asked for, but {self._few_layers}")
         self._check_workers()
         self._check_memory()
+        if self.options.shard_optimizer and not self.profile.optimizer_elementwise:
+            raise InputError(
+                f"--shard-optimizer cuts parameters into parts, but the optimiser {self.profile.optimizer_name} needs "
+                "whole ones: leave the option out"
+            )
 
     @property
     def _few_layers(self) -> str:

@@ -60,6 +60,8 @@ class Profile:
     provenance: Provenance = field(default_factory=Provenance)
     optimizer_name: str = "SGD with momentum"
     optimizer_state_ratio: float = 1.0
+    optimizer_elementwise: bool = True
+    """Whether its step treats every element by itself, so that replicas may divide parameters among them (ZeRO-1)."""
     """Bytes of optimiser state per byte of parameters: 1 for SGD with momentum, 2 for Adam."""
     together: tuple[tuple[str, ...], ...] = ()
     """Groups of layers that must share a stage (views of one storage, memory that is written in place)."""
@@ -209,6 +211,7 @@ class Profile:
                 "name": self.optimizer_name,
                 "state_bytes_per_parameter_byte": self.optimizer_state_ratio,
                 **_present(step_s=self.step_s),
+                **({} if self.optimizer_elementwise else {"elementwise": False}),
             },
             "peak_bytes": self.peak_bytes,
             **_present(read_s=self.read_s),

@@ -86,6 +86,7 @@ class OptimizerFields(Struct):
     name: str
     state_bytes_per_parameter_byte: Amount
     step_s: Amount = 0.0
+    elementwise: bool = True
 
 
 class WholeFields(Struct):
@@ -134,6 +135,7 @@ class ProfileFields(SizeFields, kw_only=True):
             **model,
             "optimizer_name": self.optimizer.name,
             "optimizer_state_ratio": self.optimizer.state_bytes_per_parameter_byte,
+            "optimizer_elementwise": self.optimizer.elementwise,
             "step_s": self.optimizer.step_s,
             **{name: getattr(self, name) for name in shared},
             "sizes": tuple(size.record() for size in self.sizes),

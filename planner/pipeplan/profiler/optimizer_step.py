@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from pipeplan.profiler.memory import record_memory_use
 from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.loss_state import LossState
 from pipeplan_launch.job.user_code import user_code_errors
+from pipeplan_launch.runtime.optimizer_shards import ELEMENTWISE
 
 STEP_BUDGET_S = 3.0
 """Time limit of the measured steps over all layers, if `MIN_STEPS` have run."""
@@ -27,6 +29,8 @@ MIN_STEPS, MAX_STEPS = 3, 20
 """Smallest and largest number of measured steps over all layers."""
 MIN_LAYER_STEPS, MIN_LAYER_STEPS_S = 3, 0.002
 """Least number, and least duration in seconds, of measured steps over the parameters of one layer."""
+STAND_IN = 32
+"""Length of the dimensions of a stand-in for a parameter."""
 _Named = Sequence[tuple[str, nn.Parameter]]
 """Parameters with their names."""
 
@@ -201,28 +205,37 @@ def _peak_bytes(device: torch.device, resident: Sequence[Tensor], step: Callable
     return uses[0].most + sum(storages.values()) if uses else 0
 
 
-def optimizer_state(job: Job) -> tuple[str, float]:
-    """Name of the job's optimiser, and its bytes of state per byte of parameters.
+class OptimizerState(NamedTuple):
+    """What a plan must know of a job's optimiser."""
 
-    The ratio comes from one step over two small stand-in parameters, a matrix and a vector.
+    name: str
+    ratio: float
+    """Bytes of its state per byte of the parameters that it trains."""
+    elementwise: bool
+    """Whether its step treats every element of a parameter by itself."""
+
+
+def optimizer_state(job: Job) -> OptimizerState:
+    """The state of the job's optimiser, from one step over small stand-ins for the parameters of the model.
+
+    Stand-ins have the names, the types and the numbers of dimensions of the parameters, because an optimiser may treat
+    matrices, vectors, and parameters of certain names differently.
     """
-    parameters = [nn.Parameter(torch.zeros(64, 64)), nn.Parameter(torch.zeros(64))]
-    optimizer = _make_optimizer(job, job.minibatch, [*zip(_parameter_names(job.model), parameters, strict=True)])
-    for parameter in parameters:
+    trained = [(name, one) for name, one in job.model.named_parameters() if one.requires_grad]
+    trained = trained or [("weight", nn.Parameter(torch.zeros(1, 1))), ("bias", nn.Parameter(torch.zeros(1)))]
+    named = [(name, nn.Parameter(torch.zeros(_stand_in(one.ndim), dtype=one.dtype))) for name, one in trained]
+    optimizer = _make_optimizer(job, job.minibatch, named)
+    for _, parameter in named:
         parameter.grad = torch.zeros_like(parameter)
     _step(optimizer)
-    state_bytes = sum(
-        value.nbytes
-        for parameter in parameters
-        for value in optimizer.state[parameter].values()
-        if isinstance(value, Tensor) and value.numel() > 1
-    )
-    return type(optimizer).__name__, state_bytes / sum(parameter.nbytes for parameter in parameters)
+    state_bytes = 0.0
+    for (_, stand_in), (_, parameter) in zip(named, trained, strict=True):
+        kept = [one for one in optimizer.state[stand_in].values() if isinstance(one, Tensor) and one.numel() > 1]
+        state_bytes += parameter.nbytes * sum(one.nbytes for one in kept) / stand_in.nbytes
+    ratio = state_bytes / max(1, sum(parameter.nbytes for _, parameter in trained))
+    return OptimizerState(type(optimizer).__name__, ratio, type(optimizer) in ELEMENTWISE)
 
 
-def _parameter_names(model: nn.Module) -> tuple[str, str]:
-    """Names of a matrix and of a vector that the model trains, because an optimiser may group parameters by name."""
-    trained = [(name, one.ndim) for name, one in model.named_parameters() if one.requires_grad]
-    matrix = next((name for name, dimensions in trained if dimensions > 1), "weight")
-    vector = next((name for name, dimensions in trained if dimensions == 1 and name != matrix), "bias")
-    return matrix, vector
+def _stand_in(dimensions: int) -> tuple[int, ...]:
+    """The shape of a small tensor of so many dimensions, of which two at most are not 1."""
+    return (STAND_IN,) * min(dimensions, 2) + (1,) * (dimensions - 2)

@@ -184,7 +184,7 @@ def profile_from(
 
     `provenance` and `measured` have the fields that say how it was made, and those that only some profiles have.
     """
-    optimizer, ratio = optimizer_state(job)
+    optimizer = optimizer_state(job)
     first, *others = sizes
     return Profile(
         layers=first.layers,
@@ -198,8 +198,9 @@ def profile_from(
         provenance=Provenance(
             when=utc_now(), torch=torch.__version__, pipeplan=__version__, traced=traced.how, **provenance
         ),
-        optimizer_name=optimizer,
-        optimizer_state_ratio=ratio,
+        optimizer_name=optimizer.name,
+        optimizer_state_ratio=optimizer.ratio,
+        optimizer_elementwise=optimizer.elementwise,
         together=traced.together,
         tied=tied_weights(traced),
         batch_norm=has_batch_norm(traced),

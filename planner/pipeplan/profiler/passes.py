@@ -59,7 +59,7 @@ class Passes:
 
     def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, group: MeasuringGroup) -> None:
         self.job, self.run, self.clock, self.progress, self.group = job, run, clock, progress, group
-        _, state_ratio = optimizer_state(job)
+        state_ratio = optimizer_state(job).ratio
         self._parameters = tuple(run.traced.parameters_by_name().values())
         trained = sum(parameter.nbytes for parameter in self._parameters if parameter.requires_grad)
         updated = int(trained * (2 + state_ratio))

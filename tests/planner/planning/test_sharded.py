@@ -27,6 +27,7 @@ from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options, Sharding
 from pipeplan.problem.plan_file import plan_from_document
+from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
@@ -247,3 +248,13 @@ def test_exports_divide_the_weights_or_refuse() -> None:
         (text,) = (file.text for file in export_files(stack, *given).values())
         assert f"data_parallel_replicate_degree={degrees[0]}," in text
         assert f"data_parallel_shard_degree={degrees[1]}," in text
+
+
+def test_zero_1_is_left_out_where_the_optimiser_needs_whole_parameters() -> None:
+    profile = replace(_profile(10 * MB), optimizer_name="MuonWithAdamW", optimizer_elementwise=False)
+    for known, expected in ((_profile(10 * MB), True), (profile, False)):
+        choice = pipeplan.solve(known, SERVERS, settings=QUICK, batch=64).choice
+        assert choice is not None
+        assert (choice.rival("ZeRO-1") is not None) is expected
+    with pytest.raises(InputError, match="--shard-optimizer cuts parameters into parts, but the optimiser Muon"):
+        Problem(profile, SERVERS, Options(sharding=Sharding.OPTIMIZER))

@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.optimizer_step import measure_steps, optimizer_state, split_step_time
-from pipeplan_launch import Job, StageInfo
+from pipeplan_launch import Job, StageInfo, muon
 from pipeplan_launch.errors import LaunchError
 
 
@@ -140,10 +140,11 @@ def by_name(parameters, stage: StageInfo) -> AdamW:
 
 def test_bytes_of_state() -> None:
     for optimizer, expected in (
-        (by_name, ("AdamW", 2.0)),
-        (lambda parameters, stage: SGD(parameters, lr=0.1 * stage.minibatches_per_update), ("SGD", 0.0)),
-        (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9), ("SGD", 1.0)),
-        (AdamW, ("AdamW", 2.0)),
+        (by_name, ("AdamW", 2.0, True)),
+        (lambda parameters, stage: SGD(parameters, lr=0.1 * stage.minibatches_per_update), ("SGD", 0.0, True)),
+        (lambda parameters: SGD(parameters, lr=0.1, momentum=0.9), ("SGD", 1.0, True)),
+        (AdamW, ("AdamW", 2.0, True)),
+        (muon(), ("MuonWithAdamW", (9 + 2 * 9) / 18, False)),  # a matrix of 9 elements, vectors of 9 together
     ):
         assert optimizer_state(job(optimizer, two_kinds())) == expected
 

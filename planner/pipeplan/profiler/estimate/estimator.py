@@ -112,7 +112,7 @@ def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lamb
         if built.traced.dynamic_batch:
             # An estimate is nearly linear in the samples: the ends are enough, and large models take long.
             sizes += tuple(smaller_sizes(sizes, options.halvings)[-1:])
-        _, ratio = optimizer_state(built.job)
+        ratio = optimizer_state(built.job).ratio
         all_counts, estimated = [], []
         for done, size in enumerate(sizes):
             progress(done, len(sizes), "counting")
