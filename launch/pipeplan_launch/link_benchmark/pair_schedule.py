@@ -32,6 +32,8 @@ class BenchmarkSettings:
     """Time that the measurements should take."""
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     """Facts about this worker that rank 0 needs for the result."""
+    servers: bool = False
+    """Whether the servers are checked as well (`server_check`)."""
     refusal: str = ""
     """Reason why this worker cannot take part; "" if it can. Rank 0 reports it once all workers are present."""
 
@@ -71,16 +73,42 @@ class PairRates:
 
 
 @dataclass(frozen=True)
+class OneWay:
+    """The rate of one direction between the first workers of two servers, alone."""
+
+    sender: int
+    receiver: int
+    """Ranks."""
+    rate: float
+    """Bytes/s."""
+
+
+@dataclass(frozen=True)
+class ServerCheck:
+    """What was measured of the servers."""
+
+    compute_s: tuple[float, ...]
+    """By rank, seconds of the same work on every worker, with all of them busy."""
+    one_way: tuple[OneWay, ...]
+    clock_s: tuple[float, ...]
+    """By server, how far the clock of its first worker is ahead of that of rank 0, in seconds."""
+
+
+@dataclass(frozen=True)
 class MeasuredLinks:
     """The result of the benchmark, at rank 0."""
 
     found: PairRates
     machines: tuple[str, ...]
     """The machine of every worker. Several places may be on one machine."""
+    hosts: tuple[str, ...]
+    """The host name of every worker."""
     facts: tuple[Mapping[str, str | int | float], ...]
     """`BenchmarkSettings.facts` of every worker."""
     timed: tuple[TimedOperation, ...]
     """Times of the messages and all-reduces of every level."""
+    servers: ServerCheck | None = None
+    """What was measured of the servers themselves; None where that was not asked for."""
 
 
 Partition = tuple[tuple[int, ...], ...]

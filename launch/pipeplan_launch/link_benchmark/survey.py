@@ -33,6 +33,7 @@ from pipeplan_launch.link_benchmark.pair_schedule import (
     TimedOperation,
 )
 from pipeplan_launch.link_benchmark.rendezvous import Participants, ReportedElsewhere
+from pipeplan_launch.link_benchmark.server_check import check_servers
 from pipeplan_launch.link_benchmark.traffic import (
     AllReduce,
     Operation,
@@ -87,10 +88,12 @@ class LinkBenchmark:
         if partitions is None:
             raise ReportedElsewhere
         timed = self._levels(partitions, show)
+        machines, places = self._participants.machines, self._participants.places
+        servers = check_servers(places, self._device, self.everyone) if self._settings.servers else None
         if self._rank:
             return None
-        facts = tuple(one.facts for one in self._participants.descriptions)
-        return MeasuredLinks(found, self._participants.machines, facts, tuple(timed))
+        facts, hosts = zip(*((one.facts, one.host) for one in self._participants.descriptions), strict=True)
+        return MeasuredLinks(found, machines, hosts, facts, tuple(timed), servers)
 
     def _pairs(self, show: ShowProgress) -> list[TimedOperation]:
         rounds = pair_schedule.pair_rounds(self._participants.places, self._participants.machines)

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -89,26 +89,11 @@ def command(
     for option, value in (("--budget", budget), ("--timeout", timeout)):
         if not 0 < value < 1e6:
             raise InputError(f"{option} takes a number of seconds above 0, not {value:g}")
-    share = _share(servers)
-    if workers is not None and workers * servers < 2:
-        raise InputError(f"there is no link with {workers} worker{'s' * (workers != 1)}: give --workers 2 or more")
-    refusal = _refusal(output, force)
-    joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if joined and (workers is not None or share):
-        raise InputError("--workers and --servers are for starting workers; under torchrun, leave them out")
-    if refusal and not joined and share is None:
-        raise InputError(refusal)
-    hardware, count = _hardware(device, workers)
-    if not joined and count * servers < 2:
-        raise InputError(
-            f"this machine would have one worker, a {hardware.name}: give --workers 2, or start by torchrun"
-        )
-    first = share.number == 0 if share else os.environ.get("RANK") == "0"
-    settings = BenchmarkSettings(hardware.kind, timeout, budget, asdict(hardware), refusal if first else "")
-    measured = _measure(settings, None if joined else count, share)
+    settings = BenchmarkSettings(device or "", timeout, budget, refusal=_refusal(output, force))
+    measured = measure_links(workers, servers, settings)
     if measured is None:
         return
-    built = _built(measured, name or output.stem)
+    built = cluster_of(measured, name or output.stem)
     cluster_toml.write_cluster(built.cluster, output, _remarks(measured, built))
     if as_json:
         print_json(built.cluster.to_json())
@@ -117,6 +102,31 @@ def command(
     for remark in built.notes:
         note(f"note: {remark}")
     note(f"written: {output}\nnext: pipeplan solve --cluster {shell_path(output)}")
+
+
+def measure_links(workers: int | None, servers: int, settings: BenchmarkSettings) -> MeasuredLinks | None:
+    """Measure between so many workers on each of so many servers, or between those that a launcher has started.
+
+    `settings.device` may be empty, for a GPU where there is one. Returns None in processes other than worker 0, which
+    has the result. Raises `InputError`, with a `settings.refusal` once all workers are there.
+    """
+    share = _share(servers)
+    if workers is not None and workers * servers < 2:
+        raise InputError(f"there is no link with {workers} worker{'s' * (workers != 1)}: give --workers 2 or more")
+    joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    if joined and (workers is not None or share):
+        raise InputError("--workers and --servers are for starting workers; under torchrun, leave them out")
+    if settings.refusal and not joined and share is None:
+        raise InputError(settings.refusal)
+    hardware, count = _hardware(settings.device or None, workers)
+    if not joined and count * servers < 2:
+        raise InputError(
+            f"this machine would have one worker, a {hardware.name}: give --workers 2, or start by torchrun"
+        )
+    first = share.number == 0 if share else os.environ.get("RANK") == "0"
+    refusal = settings.refusal if first else ""
+    settings = replace(settings, device=hardware.kind, facts=asdict(hardware), refusal=refusal)
+    return _measure(settings, None if joined else count, share)
 
 
 def links_table(built: ClusterFromLinks) -> Iterator[RenderableType]:
@@ -263,7 +273,8 @@ def _progress(shown: bool = True) -> Iterator[Progress]:
         yield progress
 
 
-def _built(measured: MeasuredLinks, name: str) -> ClusterFromLinks:
+def cluster_of(measured: MeasuredLinks, name: str) -> ClusterFromLinks:
+    """The cluster that was measured."""
     hardware = [local.Hardware(**facts) for facts in measured.facts]  # type: ignore[arg-type]
     nesting = _nesting(measured.found, hardware[0].kind)
     devices = [
