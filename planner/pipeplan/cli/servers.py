@@ -20,7 +20,7 @@ from rich.console import RenderableType
 from pipeplan.cli.output import note, print_answer, print_json, print_warning
 from pipeplan.cli.profile.links import cluster_of, measure_links
 from pipeplan.errors import InputError
-from pipeplan.explanation.slow_servers import ServerFacts, diagnose_servers, servers_lines, with_speeds
+from pipeplan.explanation.slow_servers import ServerFacts, diagnose_servers, servers_lines, with_others, with_speeds
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import Deadline
 from pipeplan_launch.errors import LaunchError
@@ -51,7 +51,8 @@ def examine_servers(profile: Profile, servers: int, workers: int | None, as_json
     if len(facts.names) < 2:
         raise InputError("all workers are on one server: there is nothing to compare; give --hosts or --servers 2")
     cluster = with_speeds(cluster_of(measured, "servers").cluster, facts.speeds)
-    found = diagnose_servers(profile, cluster, facts, Deadline.after(PREDICTING_S))
+    deadline = Deadline.after(PREDICTING_S)
+    found = with_others(diagnose_servers(profile, cluster, facts, deadline), profile, deadline)
     print_warning(profile, cluster, as_json=as_json)
     if as_json:
         print_json(found.to_json())

@@ -78,10 +78,10 @@ class SlowServers:
     """On all workers."""
     needed_rate: float | None
     """Bytes/s between servers from which on scaling reaches `GOAL`; None where it does so already, or at no rate."""
-    others: tuple[tuple[str, float | None], ...]
-    """What else could be run on all workers."""
     causes: tuple[Cause, ...]
     """The largest first."""
+    others: tuple[tuple[str, float | None], ...] = ()
+    """What else could be run on all workers."""
 
     @property
     def scaling(self) -> float | None:
@@ -117,7 +117,7 @@ def with_speeds(cluster: Cluster, speeds: tuple[float, ...]) -> Cluster:
 
 
 def diagnose_servers(profile: Profile, cluster: Cluster, facts: ServerFacts, deadline: Deadline) -> SlowServers:
-    """Predict data parallelism and its alternatives on measured servers, and name what limits it.
+    """Predict data parallelism on measured servers, and name what limits it. `with_others` adds its alternatives.
 
     `cluster` has the measured links and, where servers differ, their speeds.
     """
@@ -129,8 +129,12 @@ def diagnose_servers(profile: Profile, cluster: Cluster, facts: ServerFacts, dea
     if one_per_s and all_per_s:
         needed = _needed_rate(machines, batch, GOAL * one_per_s * len(facts.names), deadline)
     causes = _causes(machines, batch, facts, all_per_s, deadline) if all_per_s else ()
-    others = tuple(_others(machines, batch, deadline))
-    return SlowServers(facts, cluster, batch, one_per_s, all_per_s, needed, others, causes)
+    return SlowServers(facts, cluster, batch, one_per_s, all_per_s, needed, causes)
+
+
+def with_others(found: SlowServers, profile: Profile, deadline: Deadline) -> SlowServers:
+    """The same with what else could be run."""
+    return replace(found, others=tuple(_others(Machines(profile, found.cluster), found.batch, deadline)))
 
 
 def _data_parallel(machines: Machines, batch: int, deadline: Deadline) -> float | None:

@@ -98,6 +98,8 @@ def _examine_servers(
         raise InputError("--hosts and --servers measure servers: leave out the plan and --selftest")
     if hosts is not None and servers is not None:
         raise InputError("give --hosts, which starts the servers by ssh, or --servers on each of them, not both")
+    if servers is not None and servers < 2:
+        raise InputError(f"--servers takes 2 or more, not {servers}: with one there is nothing to compare")
     source = read_profile(profile)
     if hosts is None:
         assert servers is not None
