@@ -247,7 +247,7 @@ def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str 
 
     if remembered_transport(MODES) is not None:
         return None
-    command = [sys.executable, "-m", "pipeplan_launch.selftest", "--short"]
+    command = [sys.executable, "-m", "pipeplan_measure.selftest", "--short"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SELF_TEST_S, check=False)
         report = json.loads(done.stdout.strip().splitlines()[-1])

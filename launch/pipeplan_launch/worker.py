@@ -27,7 +27,6 @@ from pipeplan_launch.files import write_json
 from pipeplan_launch.job.callbacks import CallbackList, accuracy_text
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.job_reference import change_note, job_file
-from pipeplan_launch.link_benchmark.link_check import check_planned_links
 from pipeplan_launch.plan.averaging_options import updates_sentence
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
@@ -36,6 +35,7 @@ from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
 from pipeplan_launch.runtime.epochs import EpochLoop
 from pipeplan_launch.runtime.inference import Score
+from pipeplan_launch.runtime.link_check import check_planned_links
 from pipeplan_launch.runtime.nested_tensors import own_part
 from pipeplan_launch.runtime.run_start import RunStart, build_own_stage, decide_start, restore_in_all
 from pipeplan_launch.runtime.stage_setup import Engines, RunOptions, WorkerStage

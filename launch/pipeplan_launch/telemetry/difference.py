@@ -242,14 +242,14 @@ def first_cause(summary: Mapping[str, Any]) -> CauseFields | None:
     model = _model_of(summary)
     if model is None:
         return None
-    predicted, measured = summary["minibatch_s"]["predicted"], summary["minibatch_s"]["measured"]
+    predicted, measured = float(summary["minibatch_s"]["predicted"]), float(summary["minibatch_s"]["measured"])
     before, after = [one.predicted for one in model.stages], [one.measured for one in model.stages]
     if measured < predicted:
         before, after = after, before
     step_time, low = _within(model, predicted, measured), min(predicted, measured)
 
     def explained(terms: Sequence[Terms]) -> float:
-        return (step_time(terms) - low) / abs(measured - predicted)
+        return (step_time(terms) - low) / (max(predicted, measured) - low)
 
     shares = {
         (index, name): explained([*before[:index], {**terms, name: after[index][name]}, *before[index + 1 :]])

@@ -14,12 +14,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
-from pipeplan_launch.elastic import process_groups
-from pipeplan_launch.elastic.process_groups import Groups
-from pipeplan_launch.elastic.rendezvous import STORE_LOST
-from pipeplan_launch.errors import listed
-from pipeplan_launch.link_benchmark.pair_schedule import KIB, MIB, pack_rounds
-from pipeplan_launch.link_benchmark.traffic import (
+from pipeplan_launch.comm.timed_traffic import (
     AllReduce,
     Operation,
     TimeLimits,
@@ -27,8 +22,12 @@ from pipeplan_launch.link_benchmark.traffic import (
     agree_over,
     time_over_sizes,
 )
+from pipeplan_launch.elastic import process_groups
+from pipeplan_launch.elastic.process_groups import Groups
+from pipeplan_launch.elastic.rendezvous import STORE_LOST
+from pipeplan_launch.errors import listed
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.planned_links import PlannedLinks
+from pipeplan_launch.plan.planned_links import PlannedLinks, pack_rounds
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
 # Measures the rates that messages and all-reduces between servers reach, for about two seconds before training.
@@ -37,6 +36,7 @@ from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 # workers go through the same rounds, whether or not they take part in one. The time limit is for all rounds together:
 # when it is used up, the remaining rounds, which carry the least traffic, are left out.
 
+KIB, MIB = 2**10, 2**20
 MOST_ROUNDS = 20
 """Rounds that a probe measures at most. With the default of two seconds, each then has a tenth of a second."""
 MOST_MINIBATCHES = 2_000

@@ -6,14 +6,13 @@ Torch-free; the result is the same on every rank.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-# Options and results of the link benchmark.
+from pipeplan_launch.plan.planned_links import pack_rounds
 
-KIB, MIB = 2**10, 2**20
-SIZES = tuple(4 * KIB * 4**step for step in range(8))
+SIZES = tuple(2**12 * 4**step for step in range(8))
 """Sizes of a message or an all-reduce, in bytes: 4 KiB to 64 MiB."""
 
 MESSAGE, ALL_PAIRS_AT_ONCE, RING = "message", "together", "ring"
@@ -27,13 +26,13 @@ class BenchmarkSettings:
     device: str = "cpu"
     """`cpu` or `cuda`."""
     timeout_s: float = 60.0
-    """Time to wait for a worker at the rendezvous, and for each message later."""
+    """Time to wait for a worker when all join, and for each message later."""
     budget_s: float = 45.0
     """Time that the measurements should take."""
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     """Facts about this worker that rank 0 needs for the result."""
     refusal: str = ""
-    """Reason why this worker cannot take part; "" if it can. Rank 0 reports it once all workers are present."""
+    """Reason why rank 0 cannot write the result; "" if it can. It is reported once all workers are present."""
 
 
 @dataclass(frozen=True)
@@ -148,24 +147,6 @@ def pairs_across(places: Sequence[str]) -> list[Pair]:
             else:
                 pairs.append((one[number % len(one)], two[number % len(two)]))
     return [(min(pair), max(pair)) for pair in pairs]
-
-
-def pack_rounds(teams: Iterable[T], needs: Callable[[T], set[Hashable]], alone: bool = False) -> list[list[T]]:
-    """Pack teams into rounds such that no two teams of a round need the same resource (first fit).
-
-    `needs`: the resources of a team. `alone`: put every team into a round of its own.
-    """
-    rounds: list[tuple[set[Hashable], list[T]]] = []
-    for team in teams:
-        wanted = needs(team)
-        for taken, members in rounds if not alone else ():
-            if not taken & wanted:
-                taken |= wanted
-                members.append(team)
-                break
-        else:
-            rounds.append((set(wanted), [team]))
-    return [members for _, members in rounds]
 
 
 def pair_rounds(places: Sequence[str], machines: Sequence[str]) -> list[list[Pair]]:

@@ -14,13 +14,13 @@ from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.comm import worker_values
 from pipeplan_launch.elastic import process_groups
-from pipeplan_launch.link_benchmark import link_check as checking
-from pipeplan_launch.link_benchmark.link_check import ProbeTask
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.planned_links import PlannedLevel, PlannedLinks
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.rank_mapping.host_identity import Location
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
+from pipeplan_launch.runtime import link_check as checking
+from pipeplan_launch.runtime.link_check import ProbeTask
 
 LINKS = PlannedLinks(
     (PlannedLevel((0, 1, 2), (1e9, 1e9), (1e9, 1e9), (0.0, 0.0)), PlannedLevel((0, 2), (1e8,), (1e8,), (0.0,)))

@@ -11,11 +11,11 @@ from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.link_benchmark.link_check import CommunicatingTeam, format_rate, link_notes, teams_across_servers
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.rank_mapping.host_identity import Location
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
+from pipeplan_launch.runtime.link_check import CommunicatingTeam, format_rate, link_notes, teams_across_servers
 
 PREDICTION = {"minibatch_s": 0.02, "sync_s": 0.0, "parameter_bytes": 1_000_000, "boundary_s": 0.0}
 INSIDE = {"name": "server", "span": [2, 1], "sendrecv": [1e10, None], "allreduce": [1e10, None]}

@@ -1,4 +1,4 @@
-"""One process that trains as a case of the self-test should, with an explicit copy of every weight version.
+"""The cases of the self-test, and one process that trains as each should, with a copy of every weight version.
 
 The versions are those of the table in docs/running.md, written down again: nothing here uses the executor's schedules,
 its weight versions, its averaging or its messages.
@@ -21,7 +21,58 @@ from torch.utils.data import Dataset, TensorDataset
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.job.loading import load_job
-from pipeplan_launch.selftest.cases import ACCUMULATING, JOB, LAYERS, MINIBATCH, MINIBATCHES, Case
+from pipeplan_launch.plan.transport_modes import GLOO
+
+JOB = "pipeplan_measure.selftest_reference:build"
+MINIBATCH, MINIBATCHES = 4, 16
+"""Samples of a minibatch, and minibatches of an epoch."""
+LAYERS = {1: [["0", "1", "2", "3", "4", "loss"]], 2: [["0", "1", "2"], ["3", "4", "loss"]]}
+"""Names of the job's layers, for one stage and for two."""
+ACCUMULATING = ("2bw", "gpipe", "1f1b-flush")
+CHECKPOINT_MINIBATCHES = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run of the self-test."""
+
+    replicas: tuple[int, ...]
+    schedule: str
+    transport: str = GLOO
+    is_killed: bool = False
+    """Whether a worker is killed once, and, after a restart, the run is resumed for another epoch."""
+
+    @property
+    def name(self) -> str:
+        """The case in a table: plan, schedule and how messages travel."""
+        way = "" if self.transport == GLOO else f", {self.transport}"
+        ending = ", a worker killed, then resumed" if self.is_killed else ""
+        return f"{'-'.join(map(str, self.replicas))}, {self.schedule}{way}{ending}"
+
+    @property
+    def depths(self) -> list[int]:
+        """Minibatches in flight on a replica, by stage."""
+        depths: list[int] = []
+        for count, after in reversed(list(zip(self.replicas, (*self.replicas[1:], 0), strict=True))):
+            depths.insert(0, 1 + (-(-depths[0] * after // count) if depths else 0))
+        return [-(-self.accumulate // r) for r in self.replicas] if self.schedule == "gpipe" else depths
+
+    @property
+    def accumulate(self) -> int:
+        """Minibatches of an update, for schedules that take such a number."""
+        return 4 if max(self.replicas) < 3 else 6
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the run in all."""
+        return 2 if self.is_killed else 1
+
+    @property
+    def segments(self) -> list[int]:
+        """Minibatches of every segment: checkpoints in the middle of an epoch drain the pipeline."""
+        parts = MINIBATCHES // CHECKPOINT_MINIBATCHES
+        return [CHECKPOINT_MINIBATCHES] * (parts * self.epochs) if self.is_killed else [MINIBATCHES]
+
 
 # The job that the self-test trains: a small network in 64-bit arithmetic, on samples that are always the same.
 

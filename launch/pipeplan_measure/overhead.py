@@ -1,4 +1,4 @@
-"""`python -m pipeplan_launch.overhead_benchmark FOLDER`: what the executor itself takes, measured with emulated stages.
+"""`python -m pipeplan_measure.overhead FOLDER`: what the executor itself takes, measured with emulated stages.
 
 FOLDER is an empty folder for its files. Importing torch takes longer than the trials, so the program says `ready` when
 that is done, and begins with a line on standard input; it ends where that is closed. Then standard output has one line

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from pipeplan_launch.link_benchmark import pair_schedule
+from pipeplan_measure import pair_schedule
 
 
 def places(*sizes: int) -> list[str]:
