@@ -31,6 +31,7 @@ from pipeplan_launch.plan.averaging_options import updates_sentence
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.plan.transport_modes import MODES, asks_self_test, memory_note, transport_of
+from pipeplan_launch.runtime.action_stream import run_stages
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
 from pipeplan_launch.runtime.epochs import EpochLoop
@@ -250,8 +251,8 @@ class ActiveWorker:
         assert stage.test_sizes is not None
         batches = Batches(data, stage.test_sizes, self._start.seed, number, stage.data)
         segment = Segment(number, batches)
-        stage.forward.begin_timeline(number, 0, segment.count, met_s)
-        stage.forward.run(segment)
+        stage.forward.timeline.begin(number, 0, segment.count, met_s)
+        run_stages([stage.forward], segment)
         return stage.forward.score
 
     def _report(self, extra: dict[str, Any]) -> None:

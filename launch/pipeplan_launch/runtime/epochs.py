@@ -19,10 +19,10 @@ from pipeplan_launch.job.callbacks import CallbackList, EpochResult, MinibatchIn
 from pipeplan_launch.plan.averaging_options import staleness_text
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.runtime import stage_checkpoint, stage_optimizer
+from pipeplan_launch.runtime.action_stream import run_stages
 from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 from pipeplan_launch.runtime.engine import Engine, Segment
 from pipeplan_launch.runtime.inference import Score
-from pipeplan_launch.runtime.interleaved_stages import run_stages
 from pipeplan_launch.runtime.run_start import RunStart, epoch_count
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
 from pipeplan_launch.telemetry.progress import LearningWatch, Progress, print_status

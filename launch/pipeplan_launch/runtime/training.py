@@ -87,7 +87,7 @@ class TrainingEngine(Engine):
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
         """Start an epoch, and its timeline. Segments of the epoch may end with short groups."""
-        super().begin_timeline(epoch, first, count, met_s)
+        self.timeline.begin(epoch, first, count, met_s)
         self._timeline_offset = group_count(self._group_size, first) - self._versions.number
 
     def agree_on_buffers(self, buffers: Sequence[Tensor]) -> None:
