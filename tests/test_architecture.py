@@ -43,7 +43,7 @@ PLANNER = (
     {"__main__"},
 )
 EXECUTOR = (
-    {"allocator", "child_processes", "errors", "torch_check"},
+    {"child_processes", "errors", "torch_check"},
     {"files", "job_reference", "typed_document"},
     {"devices"},
     {"job", "launch_secret", "plan", "rank_mapping"},
@@ -99,7 +99,7 @@ TORCH_FREE_LAUNCH = (
     "launchers.ssh",
     "capabilities",
     "checkpoint.manifest",
-    "plan.averaging_options",
+    "plan.run_options",
     "plan.launch_plan",
     "plan.communication_order",
     "plan.schedule",
@@ -107,7 +107,7 @@ TORCH_FREE_LAUNCH = (
     "preflight",
     "telemetry.difference",
     "telemetry.run_folder",
-    "telemetry.timeline",
+    "telemetry.recorder",
     "torch_check",
     "typed_document",
 )

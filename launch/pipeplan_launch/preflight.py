@@ -35,10 +35,15 @@ from pipeplan_launch.errors import LaunchError, listed, terminal_line
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.job_reference import choice_note, file_of
 from pipeplan_launch.launch_secret import check_secret
-from pipeplan_launch.plan.averaging_options import check_averaging_options, check_staleness_options
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.run_options import (
+    MODES,
+    asks_self_test,
+    check_averaging_options,
+    check_staleness_options,
+    transport_of,
+)
 from pipeplan_launch.plan.stage_files import load_plan
-from pipeplan_launch.plan.transport_modes import MODES, asks_self_test, transport_of
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.torch_check import version_problem
 from pipeplan_launch.typed_document import shortened, whole_number

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeplan_launch import child_processes
-from pipeplan_launch.allocator import grow_gpu_memory
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import restart_state, servers
 from pipeplan_launch.elastic.signals import LAUNCHER_VARIABLE, watch_signals
 from pipeplan_launch.errors import LaunchError, terminal_line
+from pipeplan_launch.telemetry.memory import grow_gpu_memory
 from pipeplan_launch.torch_check import import_problem
 
 if TYPE_CHECKING:

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
 from pipeplan_launch.comm.timed_traffic import (
     AllReduce,
@@ -43,6 +42,7 @@ from pipeplan_launch.elastic.rendezvous import join_attempt
 from pipeplan_launch.elastic.signals import die_with_parent
 from pipeplan_launch.errors import LaunchError, PeerLost
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
+from pipeplan_launch.telemetry.memory import keep_freed_memory
 from pipeplan_measure.pair_schedule import (
     ALL_PAIRS_AT_ONCE,
     MESSAGE,

@@ -181,7 +181,7 @@ def _eviction_file(folder: Path, rank: int) -> Path:
 
 
 def _evicted_s() -> float:
-    from pipeplan_launch.runtime.cache_eviction import CacheEviction
+    from pipeplan_launch.runtime.sleeping_stage import CacheEviction
 
     return CacheEviction.spent_s
 

@@ -27,8 +27,8 @@ import torch
 
 from pipeplan_launch.devices.backend import cuda_devices, cuda_text, nccl_version
 from pipeplan_launch.devices.selftest_cache import remember
+from pipeplan_launch.plan.run_options import GLOO, NCCL
 from pipeplan_launch.plan.stage_files import STAGE_FORMAT
-from pipeplan_launch.plan.transport_modes import GLOO, NCCL
 from pipeplan_measure.selftest_reference import (
     ACCUMULATING,
     CHECKPOINT_MINIBATCHES,

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, TensorDataset
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.job.loading import load_job
-from pipeplan_launch.plan.transport_modes import GLOO
+from pipeplan_launch.plan.run_options import GLOO
 
 JOB = "pipeplan_measure.selftest_reference:build"
 MINIBATCH, MINIBATCHES = 4, 16

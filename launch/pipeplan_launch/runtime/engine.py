@@ -20,7 +20,7 @@ from pipeplan_launch.comm.p2p import MessageTensor, Transport, connection_loss_e
 from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
-from pipeplan_launch.job.loss_state import LossState
+from pipeplan_launch.job.loss import LossState
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan
@@ -34,9 +34,8 @@ from pipeplan_launch.plan.schedule import (
 )
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.nested_tensors import to_device
-from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch
+from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch, Timeline
 from pipeplan_launch.telemetry.run_folder import recorded_name
-from pipeplan_launch.telemetry.timeline import Timeline
 from pipeplan_launch.tracing.subgraph import BoundaryTensor, Program
 
 ActionHandler = Callable[[int], None]

@@ -15,8 +15,9 @@ from pipeplan_launch.comm.gradient_exchange import choose_exchange
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport
 from pipeplan_launch.comm.stage_transport import StageTransport
-from pipeplan_launch.job.seeds import seed_forward
-from pipeplan_launch.plan.averaging_options import (
+from pipeplan_launch.job.pass_conditions import seed_forward
+from pipeplan_launch.plan.communication_order import Direction
+from pipeplan_launch.plan.run_options import (
     AS_PLANNED,
     EXACT_AVERAGING,
     FLUSH_SCHEDULE,
@@ -24,7 +25,6 @@ from pipeplan_launch.plan.averaging_options import (
     StalenessOptions,
     flushed_shapes,
 )
-from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.schedule import ActionKind, replica_of
 from pipeplan_launch.runtime.engine import Segment, StageContext
 from pipeplan_launch.runtime.recompute import (

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeplan_launch.job.seeds import RandomState
+from pipeplan_launch.job.pass_conditions import RandomState
 from pipeplan_launch.tracing.subgraph import Program
 
 

@@ -24,9 +24,8 @@ from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.job_reference import job_file
-from pipeplan_launch.plan.averaging_options import AS_PLANNED, EXACT_AVERAGING, GradientAveraging, StalenessOptions
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
-from pipeplan_launch.plan.transport_modes import AUTO
+from pipeplan_launch.plan.run_options import AS_PLANNED, AUTO, EXACT_AVERAGING, GradientAveraging, StalenessOptions
 from pipeplan_launch.runtime.data import (
     MinibatchSizes,
     check_order,

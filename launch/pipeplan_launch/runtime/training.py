@@ -15,11 +15,10 @@ from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
 from pipeplan_launch.comm.stage_transport import StageTransport
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.hidden_state import check_loss
 from pipeplan_launch.job.hooks import GradientHook, hooked_gradients, parameter_hooks
-from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
-from pipeplan_launch.job.loss_weight import weight_of
+from pipeplan_launch.job.loss import checked_loss, constant_loss_message, loss_text, weight_of
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members, own_members
 from pipeplan_launch.runtime.engine import ActionHandler, Engine, StageContext
 from pipeplan_launch.runtime.nested_tensors import bytes_of_tensors

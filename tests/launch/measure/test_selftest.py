@@ -16,9 +16,8 @@ from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch import preflight
 from pipeplan_launch.devices import selftest_cache
-from pipeplan_launch.plan.averaging_options import GradientAveraging
+from pipeplan_launch.plan.run_options import MODES, GradientAveraging, transport_of
 from pipeplan_launch.plan.stage_files import load_plan
-from pipeplan_launch.plan.transport_modes import MODES, transport_of
 from pipeplan_measure import selftest
 from pipeplan_measure.selftest import Result, cases, compare, try_case, verdict
 from pipeplan_measure.selftest_reference import Case, Losses, reference_losses

@@ -1,12 +1,14 @@
-"""Parameters and buffers of a job's loss, which the last stage trains and saves as it does those of its layers.
+"""The loss of a job: its value, the weight of a minibatch in means, and its own parameters and buffers.
 
-The loss may be a module, a method of one, or a function that closes over modules. Its tensors have names that begin
-with `loss.`, beside the model's own names.
+The last stage trains and saves the loss's tensors as it does those of its layers. The loss may be a module, a method of
+one, or a function that closes over modules. Its tensors have names that begin with `loss.`, beside the model's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +16,71 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.loss_value import loss_text
 from pipeplan_launch.job.reachable import reachable_values
+
+
+def loss_text(loss: object) -> str:
+    """The job's loss in messages, with the name that its author gave it: `the job's loss (cross_entropy)`."""
+    called = loss
+    while isinstance(called, functools.partial):
+        called = called.func
+    name = getattr(called, "__qualname__", None) or type(called).__qualname__
+    name = name.rpartition("<locals>.")[2]
+    code = getattr(called, "__code__", None)
+    place = f" of {code.co_filename}:{code.co_firstlineno}" if name == "<lambda>" and code is not None else ""
+    return f"the job's loss ({name.strip('<>')}{place})"
+
+
+def checked_loss(loss: object, value: object) -> Tensor:
+    """The value that a loss has returned, to start a backward pass from.
+
+    Raises `LaunchError` unless it is a tensor with one real number.
+    """
+    if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
+        raise LaunchError(
+            f"{loss_text(loss)} must return a tensor with one number, the mean over the minibatch, not {_described(value)}"
+        )
+    return value
+
+
+def loss_number(loss: object, value: object) -> float:
+    """The value of a loss where nothing is trained, which may be a plain number. Raises `LaunchError` otherwise."""
+    if isinstance(value, int | float):
+        return float(value)
+    return float(checked_loss(loss, value))
+
+
+def constant_loss_message(loss: object) -> str:
+    """The error for a loss from which no gradient leads back."""
+    return f"{loss_text(loss)} does not depend on any parameter that can be trained"
+
+
+def _described(value: Any) -> str:
+    """A value that is no loss, and what to write where that is clear."""
+    if not isinstance(value, Tensor):
+        return f"a value of type {type(value).__name__}"
+    if value.is_complex():
+        return f"{value.dtype}"
+    advice = ": take the mean, as with reduction='mean'" if value.numel() > 1 else ""
+    return f"one of shape {tuple(value.shape)}{advice}"
+
+
+# The weight of a minibatch in the mean over the minibatches of an update, as the job's `loss_weight` counts it.
+
+
+def weight_of(loss_weight: Callable[[Any], Any], target: Any) -> float:
+    """The weight of a minibatch with this target. Raises `LaunchError` unless it is a number of at least 0."""
+    with torch.no_grad():
+        value = loss_weight(target)
+    single = not isinstance(value, Tensor) or (value.numel() == 1 and not value.is_complex())
+    if not single or not isinstance(value, Tensor | int | float):
+        found = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise LaunchError(f"the job's loss_weight must return one number, such as a count of targets, not {found}")
+    weight = float(value)
+    if not 0 <= weight < math.inf:
+        raise LaunchError(f"the job's loss_weight must return a number of at least 0, not {weight:g}")
+    return weight
+
 
 LOSS_PREFIX = "loss."
 """Prefix of the names of the loss's tensors."""
