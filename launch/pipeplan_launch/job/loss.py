@@ -38,7 +38,8 @@ def checked_loss(loss: object, value: object) -> Tensor:
     """
     if not isinstance(value, Tensor) or value.numel() != 1 or value.is_complex():
         raise LaunchError(
-            f"{loss_text(loss)} must return a tensor with one number, the mean over the minibatch, not {_described(value)}"
+            f"{loss_text(loss)} must return a tensor with one number, the mean over the minibatch, not "
+            f"{_described(value)}"
         )
     return value
 
