@@ -31,10 +31,10 @@ from pipeplan_launch.command_line import (
     staleness_options,
     worker_parser,
 )
+from pipeplan_launch.elastic.handshake import check_secret
 from pipeplan_launch.errors import LaunchError, listed, terminal_line
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.job_reference import choice_note, file_of
-from pipeplan_launch.launch_secret import check_secret
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.run_options import (
     MODES,

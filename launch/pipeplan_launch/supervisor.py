@@ -126,7 +126,7 @@ def _torchrun_arguments(
 ) -> list[str]:
     """torchrun's arguments, with the store of this launch in place of torchrun's own."""
     own = _torchrun_options(options, folder)
-    from pipeplan_launch.elastic.loopback_store import rendezvous_options
+    from pipeplan_launch.elastic.store import rendezvous_options
 
     found = rendezvous_options(access.port, access.place.server, _timeout_s(options), access.listen_fd)
     return [*own, *found, *servers.split_options(arguments)[1]]

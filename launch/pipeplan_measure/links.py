@@ -36,10 +36,10 @@ from pipeplan_launch.comm.timed_traffic import (
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.elastic.local_workers import keep_inherited_objects, stay_on_loopback, worker_variables
-from pipeplan_launch.elastic.loopback_store import serve_store
 from pipeplan_launch.elastic.process_groups import FailedElsewhere
 from pipeplan_launch.elastic.rendezvous import join_attempt
 from pipeplan_launch.elastic.signals import die_with_parent
+from pipeplan_launch.elastic.store import serve_store
 from pipeplan_launch.errors import LaunchError, PeerLost
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 from pipeplan_launch.telemetry.memory import keep_freed_memory

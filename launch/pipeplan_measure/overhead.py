@@ -137,7 +137,7 @@ def _calibrated() -> int:
 
 
 def _run(trial: Trial, folder: Path) -> dict[str, Any]:
-    from pipeplan_launch.elastic.loopback_store import serve_store
+    from pipeplan_launch.elastic.store import serve_store
 
     places = [folder / str(number) for number in range(trial.pipelines)]
     for place in places:

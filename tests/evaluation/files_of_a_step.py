@@ -20,7 +20,7 @@ from types import FrameType
 from toy_workers import Toy, stage_contents, toy_worker, write_plan
 
 from pipeplan_launch.elastic.local_workers import fork_worker, worker_variables
-from pipeplan_launch.elastic.loopback_store import serve_store
+from pipeplan_launch.elastic.store import serve_store
 from pipeplan_launch.plan.schedule import Action, ActionKind
 from pipeplan_launch.runtime.engine import Engine
 

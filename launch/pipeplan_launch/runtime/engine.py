@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import MessageTensor, Transport, connection_loss_explained
-from pipeplan_launch.comm.stage_transport import StageTransport
+from pipeplan_launch.comm.p2p import MessageTensor, StageTransport, Transport, connection_loss_explained
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss import LossState

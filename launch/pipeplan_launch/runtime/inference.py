@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import Transport
-from pipeplan_launch.comm.stage_transport import StageTransport
+from pipeplan_launch.comm.p2p import StageTransport, Transport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.callbacks import accuracy_text
 from pipeplan_launch.job.job import Job

@@ -13,8 +13,7 @@ from torch import Tensor
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 from pipeplan_launch.comm.gradient_exchange import choose_exchange
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import Transport
-from pipeplan_launch.comm.stage_transport import StageTransport
+from pipeplan_launch.comm.p2p import StageTransport, Transport
 from pipeplan_launch.job.pass_conditions import seed_forward
 from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.run_options import (
@@ -26,14 +25,14 @@ from pipeplan_launch.plan.run_options import (
     flushed_shapes,
 )
 from pipeplan_launch.plan.schedule import ActionKind, replica_of
-from pipeplan_launch.runtime.engine import Segment, StageContext
-from pipeplan_launch.runtime.recompute import (
+from pipeplan_launch.runtime.backward_passes import (
     ForwardConditions,
+    SplitBackward,
     gradient_receive_posted,
     preserved_random_state,
     saving_no_tensors,
 )
-from pipeplan_launch.runtime.split_backward import SplitBackward
+from pipeplan_launch.runtime.engine import Segment, StageContext
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.runtime.weight_stash import InFlightMinibatch, StageInputs

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import Transport
-from pipeplan_launch.comm.stage_transport import Mailbox, StageTransport
+from pipeplan_launch.comm.p2p import Mailbox, StageTransport, Transport
 from pipeplan_launch.elastic.consistency_check import Fingerprint, digest, weights_digest
 from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
 from pipeplan_launch.errors import LaunchError
