@@ -33,7 +33,7 @@ from pipeplan import cli, read_profile
 from pipeplan.cli.commands import doctor as _command  # noqa: F401  imported before the workers are forked
 from pipeplan.explanation.slow_servers import DIRECTION, LINK, LOADER, SLOW_SERVER
 from pipeplan.profile_data.profile import Profile
-from pipeplan_launch.link_benchmark import run as _joined  # noqa: F401
+from pipeplan_measure import links as _measured  # noqa: F401
 
 INSIDE = "PIPEPLAN_SLOW_SERVERS_INSIDE"
 NONE = "none"
@@ -82,14 +82,16 @@ def measured(name: str, folder: Path, port: int) -> dict[str, object]:
         slow_down(network, 1, f"{case.back_gbit_s * 1000 / SCALE:g}mbit")
 
     def work() -> None:
-        rank = int(os.environ["RANK"])
+        rank = int(os.environ.pop("RANK"))
+        os.environ["NODE_RANK"], servers = str(rank), os.environ.pop("WORLD_SIZE")
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
         if case.busy and rank == 1:
             for _ in range(2):
                 multiprocessing.get_context("fork").Process(target=_burn, daemon=True).start()
         sys.stdout = (folder / f"{rank}.json").open("w")
-        sys.argv = ["pipeplan", "doctor", "--servers", "2", "--profile", str(folder / "profile.json"), "--json"]
+        words = ["--servers", servers, "--workers", "1", "--profile", str(folder / "profile.json"), "--json"]
+        sys.argv = ["pipeplan", "doctor", *words]
         cli.main()
 
     statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in network.start(work, port)]

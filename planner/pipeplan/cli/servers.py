@@ -18,14 +18,14 @@ from pathlib import Path
 from rich.console import RenderableType
 
 from pipeplan.cli.output import note, print_answer, print_json, print_warning
-from pipeplan.cli.profile.links import cluster_of, measure_links
+from pipeplan.cli.profile.links import cluster_of, measure_servers
 from pipeplan.errors import InputError
 from pipeplan.explanation.slow_servers import ServerFacts, diagnose_servers, servers_lines, with_others, with_speeds
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import Deadline
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launchers.hosts_file import Host, read_hosts
-from pipeplan_launch.link_benchmark.pair_schedule import (
+from pipeplan_measure.pair_schedule import (
     ALL_PAIRS_AT_ONCE,
     MESSAGE,
     BenchmarkSettings,
@@ -43,8 +43,7 @@ FIRST_PORT, PORTS = 20_000, 10_000
 def examine_servers(profile: Profile, servers: int, workers: int | None, as_json: bool) -> None:
     """Measure as one of several servers; the first worker of the first server prints the answer."""
     settings = BenchmarkSettings("", TIMEOUT_S, BUDGET_S, servers=True)
-    started = "RANK" in os.environ and "WORLD_SIZE" in os.environ  # by torchrun, srun or the like
-    measured = measure_links(workers, 1 if started else servers, settings)
+    measured = measure_servers(workers, servers, settings)
     if measured is None:
         return
     facts = facts_of(measured)

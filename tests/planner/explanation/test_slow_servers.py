@@ -28,7 +28,7 @@ from pipeplan.explanation.slow_servers import (
     with_speeds,
 )
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
-from pipeplan_launch.link_benchmark.pair_schedule import (
+from pipeplan_measure.pair_schedule import (
     ALL_PAIRS_AT_ONCE,
     MESSAGE,
     MeasuredLinks,
