@@ -15,7 +15,11 @@ import pytest
 from pipeplan.util import graph
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = {"pipeplan": ROOT / "planner" / "pipeplan", "pipeplan_launch": ROOT / "launch" / "pipeplan_launch"}
+PACKAGES = {
+    "pipeplan": ROOT / "planner" / "pipeplan",
+    "pipeplan_launch": ROOT / "launch" / "pipeplan_launch",
+    "pipeplan_measure": ROOT / "launch" / "pipeplan_measure",
+}
 
 # The parts of each package from the bottom up: a part imports only itself and parts of rows before its own. A part is a
 # folder of the package, or a module beside the folders.
@@ -39,21 +43,21 @@ PLANNER = (
     {"__main__"},
 )
 EXECUTOR = (
-    {"allocator", "child_processes", "errors", "torch_check"},
+    {"child_processes", "errors", "torch_check"},
     {"files", "job_reference", "typed_document"},
     {"devices"},
-    {"job", "launch_secret", "plan", "rank_mapping"},
-    {"comm", "command_line", "launchers", "models", "telemetry", "tracing"},
+    {"job", "plan", "rank_mapping"},
+    {"comm", "command_line", "models", "telemetry", "tracing"},
     {"checkpoint", "elastic"},
-    {"capabilities", "export", "link_benchmark", "preflight", "runtime", "worker_monitor"},
+    {"capabilities", "export", "launchers", "preflight", "runtime", "worker_monitor"},
     {"data_parallel"},
     {"supervisor", "worker"},
     {"__main__"},
-    {"overhead_benchmark", "selftest"},
 )
+MEASURE = ({"pair_schedule", "overhead", "selftest_reference"}, {"links", "selftest"})
 ROW = {
     f"{package}.{part}": number
-    for package, rows in (("pipeplan", PLANNER), ("pipeplan_launch", EXECUTOR))
+    for package, rows in (("pipeplan", PLANNER), ("pipeplan_launch", EXECUTOR), ("pipeplan_measure", MEASURE))
     for number, row in enumerate(rows)
     for part in row
 }
@@ -93,19 +97,17 @@ TORCH_FREE_LAUNCH = (
     "launchers.host_supervisor",
     "launchers.slurm",
     "launchers.ssh",
-    "link_benchmark.pair_schedule",
     "capabilities",
     "checkpoint.manifest",
-    "plan.averaging_options",
+    "plan.run_options",
     "plan.launch_plan",
     "plan.communication_order",
     "plan.schedule",
     "plan.schedule_check",
     "preflight",
-    "telemetry.step_time_model",
+    "telemetry.difference",
     "telemetry.run_folder",
-    "telemetry.slowdown_cause",
-    "telemetry.timeline",
+    "telemetry.recorder",
     "torch_check",
     "typed_document",
 )
@@ -188,11 +190,16 @@ def of_package(package: str) -> list[str]:
 
 
 @pytest.mark.parametrize("module", of_package("pipeplan_launch"))
-def test_the_executor_never_imports_the_planner(module: str) -> None:
+def test_the_executor_imports_neither_the_planner_nor_what_measures_it(module: str) -> None:
+    assert not [name for name in imported(module) if package_of(name) in ("pipeplan", "pipeplan_measure")]
+
+
+@pytest.mark.parametrize("module", of_package("pipeplan_measure"))
+def test_what_measures_the_executor_never_imports_the_planner(module: str) -> None:
     assert not [name for name in imported(module) if package_of(name) == "pipeplan"]
 
 
-TOP_LEVEL = ("pipeplan", "pipeplan_launch")
+TOP_LEVEL = ("pipeplan", "pipeplan_launch", "pipeplan_measure")
 """The packages themselves, whose names are looked up on first access in the parts at the top."""
 
 
@@ -249,7 +256,7 @@ def test_a_class_name_occurs_once_in_a_package(package: str) -> None:
 def test_only_some_parts_of_the_planner_use_the_executor() -> None:
     used: dict[str, set[str]] = {}
     for module in of_package("pipeplan"):
-        theirs = {name for name in imported(module) if package_of(name) == "pipeplan_launch"}
+        theirs = {name for name in imported(module) if package_of(name).startswith("pipeplan_")}
         if theirs and not module.startswith(PROFILER):
             used.setdefault(part_of(module), set()).update(theirs)
     files = {"pipeplan.profile_data", "pipeplan.rendering", "pipeplan.run_data", "pipeplan.util"}
@@ -377,4 +384,5 @@ def test_planning_never_imports_torch(arguments: list[str], tmp_path: Path) -> N
 
 def test_reading_a_plan_never_imports_torch(tmp_path: Path) -> None:
     code = "\n".join(f"import pipeplan_launch.{name}" for name in TORCH_FREE_LAUNCH)
+    code += "\nimport pipeplan_measure.pair_schedule"
     assert _torch_modules_after(code, tmp_path) == []

@@ -50,7 +50,7 @@ def torch_report() -> dict[str, Any]:
 def _gloo() -> str:
     """The error when two processes all-reduce a tensor; "" if there is none."""
     from pipeplan_launch.elastic.local_workers import fork_worker, stay_on_loopback
-    from pipeplan_launch.elastic.loopback_store import serve_store
+    from pipeplan_launch.elastic.store import serve_store
 
     stay_on_loopback(os.environ)
     try:
@@ -74,7 +74,7 @@ def _all_reduce(rank: int, port: int) -> str:
     import torch
     import torch.distributed as dist
 
-    from pipeplan_launch.elastic.loopback_store import open_store
+    from pipeplan_launch.elastic.store import open_store
 
     try:
         patience = timedelta(seconds=PATIENCE_S)

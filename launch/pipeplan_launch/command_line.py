@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.averaging_options import (
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.run_options import (
+    AUTO,
+    MODES,
     GradientAveraging,
     StalenessOptions,
+    known_by_its_name,
     parse_compression,
     parse_significance,
 )
-from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import CORRECTIONS
-from pipeplan_launch.plan.transport_modes import AUTO, MODES, known_by_its_name
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from pipeplan_launch.checkpoint import checkpoint, tensor_store
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, Manifest
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import write_atomically
-from pipeplan_launch.job.loss_state import LOSS_PREFIX
+from pipeplan_launch.job.loss import LOSS_PREFIX
 
 
 def exported_state_dict(manifest: Manifest) -> dict[str, Tensor]:

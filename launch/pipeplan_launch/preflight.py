@@ -31,14 +31,19 @@ from pipeplan_launch.command_line import (
     staleness_options,
     worker_parser,
 )
+from pipeplan_launch.elastic.handshake import check_secret
 from pipeplan_launch.errors import LaunchError, listed, terminal_line
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.job_reference import choice_note, file_of
-from pipeplan_launch.launch_secret import check_secret
-from pipeplan_launch.plan.averaging_options import check_averaging_options, check_staleness_options
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.run_options import (
+    MODES,
+    asks_self_test,
+    check_averaging_options,
+    check_staleness_options,
+    transport_of,
+)
 from pipeplan_launch.plan.stage_files import load_plan
-from pipeplan_launch.plan.transport_modes import MODES, asks_self_test, transport_of
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.torch_check import version_problem
 from pipeplan_launch.typed_document import shortened, whole_number
@@ -247,7 +252,7 @@ def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str 
 
     if remembered_transport(MODES) is not None:
         return None
-    command = [sys.executable, "-m", "pipeplan_launch.selftest", "--short"]
+    command = [sys.executable, "-m", "pipeplan_measure.selftest", "--short"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SELF_TEST_S, check=False)
         report = json.loads(done.stdout.strip().splitlines()[-1])

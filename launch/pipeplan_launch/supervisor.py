@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeplan_launch import child_processes
-from pipeplan_launch.allocator import grow_gpu_memory
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import restart_state, servers
 from pipeplan_launch.elastic.signals import LAUNCHER_VARIABLE, watch_signals
 from pipeplan_launch.errors import LaunchError, terminal_line
+from pipeplan_launch.telemetry.memory import grow_gpu_memory
 from pipeplan_launch.torch_check import import_problem
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _torchrun_arguments(
 ) -> list[str]:
     """torchrun's arguments, with the store of this launch in place of torchrun's own."""
     own = _torchrun_options(options, folder)
-    from pipeplan_launch.elastic.loopback_store import rendezvous_options
+    from pipeplan_launch.elastic.store import rendezvous_options
 
     found = rendezvous_options(access.port, access.place.server, _timeout_s(options), access.listen_fd)
     return [*own, *found, *servers.split_options(arguments)[1]]

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.checkpoint.manifest import Manifest
 from pipeplan_launch.checkpoint.optimizer_state import optimizer_tensors
 from pipeplan_launch.devices.backend import backend_of
@@ -27,20 +26,20 @@ from pipeplan_launch.files import write_json
 from pipeplan_launch.job.callbacks import CallbackList, accuracy_text
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.job_reference import change_note, job_file
-from pipeplan_launch.link_benchmark.link_check import check_planned_links
-from pipeplan_launch.plan.averaging_options import updates_sentence
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.run_options import MODES, asks_self_test, memory_note, transport_of, updates_sentence
 from pipeplan_launch.plan.stage_files import load_plan
-from pipeplan_launch.plan.transport_modes import MODES, asks_self_test, memory_note, transport_of
+from pipeplan_launch.runtime.action_stream import run_stages
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
 from pipeplan_launch.runtime.epochs import EpochLoop
 from pipeplan_launch.runtime.inference import Score
+from pipeplan_launch.runtime.link_check import check_planned_links
 from pipeplan_launch.runtime.nested_tensors import own_part
 from pipeplan_launch.runtime.run_start import RunStart, build_own_stage, decide_start, restore_in_all
 from pipeplan_launch.runtime.stage_setup import Engines, RunOptions, WorkerStage
 from pipeplan_launch.telemetry import run_folder
-from pipeplan_launch.telemetry.memory import reset_peak, resident_memory
+from pipeplan_launch.telemetry.memory import keep_freed_memory, reset_peak, resident_memory
 from pipeplan_launch.telemetry.progress import print_status
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.telemetry.summary import WorkerReport, summarise, summary_table
@@ -250,8 +249,8 @@ class ActiveWorker:
         assert stage.test_sizes is not None
         batches = Batches(data, stage.test_sizes, self._start.seed, number, stage.data)
         segment = Segment(number, batches)
-        stage.forward.begin_timeline(number, 0, segment.count, met_s)
-        stage.forward.run(segment)
+        stage.forward.timeline.begin(number, 0, segment.count, met_s)
+        run_stages([stage.forward], segment)
         return stage.forward.score
 
     def _report(self, extra: dict[str, Any]) -> None:

@@ -22,9 +22,9 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import TensorDataset
 
 from pipeplan_launch import Data, Job
-from pipeplan_launch.models import mnist, resnet50
+from pipeplan_launch.models import image_networks, mnist
 from pipeplan_launch.models.gnmt import GNMT8, GNMT16, gnmt_job
-from pipeplan_launch.models.resnet_tiny import Block as ResidualBlock
+from pipeplan_launch.models.image_networks import Block as ResidualBlock
 
 JOBS = Path(__file__)
 """What `pipeplan profile` takes, with a colon and the name of a job."""
@@ -440,7 +440,7 @@ def gnmt16() -> Job:
 
 def resnet50_mixed() -> Job:
     """ResNet-50 under autocast, channels last."""
-    plain = resnet50.build()
+    plain = image_networks.resnet50()
     return Job(
         plain.model.to(memory_format=torch.channels_last),  # type: ignore[call-overload]
         inputs=lambda n: torch.empty(n, 3, 224, 224).to(memory_format=torch.channels_last),

@@ -3,7 +3,7 @@
     PYTHONPATH=tests/support python tests/benchmarks/links.py [NAME …] [--runs N] [--keep FOLDER]
 
 Networks of namespaces on this machine, with cables shaped to the rates given; every worker is a process that runs
-`pipeplan profile --links` as torchrun would start it. The table has, for every level, the rate that was set and what
+`pipeplan profile --links` as a server with one worker. The table has, for every level, the rate that was set and what
 the written file says of its link, of a message and of an all-reduce, as shares of it (of the slowest card, where they
 differ). Then, apart from the probe, plain all-reduces of 2 MiB among all workers and messages between the first and the
 last are timed, and the last row has what the file predicts of them, over the time measured. A cable carries 99.3% of
@@ -42,7 +42,7 @@ from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan_launch.link_benchmark import run as _joined  # noqa: F401
+from pipeplan_measure import links as _joined  # noqa: F401
 
 MBIT = 1.25e5
 SIZE = 2**21
@@ -104,7 +104,9 @@ def survey(network: Network, output: Path, port: int) -> float:
     """Write the cluster file; the seconds that it took. Raises RuntimeError if a worker fails."""
 
     def work() -> None:
-        sys.argv = ["pipeplan", "profile", "--links", "-o", str(output), "--force"]
+        os.environ["NODE_RANK"], servers = os.environ.pop("RANK"), os.environ.pop("WORLD_SIZE")
+        starts = ["--servers", servers, "--workers", "1", "--device", "cpu"]
+        sys.argv = ["pipeplan", "profile", "--links", *starts, "-o", str(output), "--force"]
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  this process ends with it
         cli.main()
 

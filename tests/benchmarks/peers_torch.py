@@ -27,11 +27,10 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.nn.parallel import DistributedDataParallel
 
-from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.runtime.data import Batch, Batches, MinibatchSizes
-from pipeplan_launch.telemetry.memory import reset_peak, resident_bytes, resident_memory
+from pipeplan_launch.telemetry.memory import keep_freed_memory, reset_peak, resident_bytes, resident_memory
 
 SEED = 0
 

@@ -23,7 +23,7 @@ from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.prepared_layers import DuplicateFinder
 from pipeplan_launch import load_job
-from pipeplan_launch.allocator import keep_freed_memory
+from pipeplan_launch.telemetry.memory import keep_freed_memory
 from pipeplan_launch.tracing.trace import trace_job
 
 MODELS = {"resnet50": ("resnet50", 16), "6 blocks": (f"{JOBS}:transformer", 8), "24 blocks": (f"{JOBS}:deep", 4)}

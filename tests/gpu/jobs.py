@@ -18,9 +18,9 @@ from run import SMALL
 
 from pipeplan.profiler.clock import CPUClock, CUDAClock
 from pipeplan_launch import Callback, Data
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Job, StageInfo, call_model
 from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -172,8 +172,8 @@ def check_equal(place: Place) -> None:
 
 def check_shared(place: Place) -> None:
     """Two workers on one GPU, by the host's memory. The self-test launches them, as launch.sh refuses."""
-    from pipeplan_launch.selftest.cases import Case
-    from pipeplan_launch.selftest.launches import try_case
+    from pipeplan_measure.selftest import try_case
+    from pipeplan_measure.selftest_reference import Case
 
     stashing, flush = "1f1b-stashing", "1f1b-flush"
     cases = [Case((1, 1), stashing), Case((2,), stashing), Case((1, 1), "2bw"), Case((2, 1), flush)]

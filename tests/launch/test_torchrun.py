@@ -110,7 +110,7 @@ def test_variables_of_torchrun_do_not_reach_it() -> None:
 
 
 def test_options_that_would_leave_the_store_to_torchrun_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--nnodes", "2", "-m", "pipeplan_launch.selftest"]) == 2
+    assert main(["--nnodes", "2", "-m", "pipeplan_measure.selftest"]) == 2
     assert capsys.readouterr().err == (
         "error: several servers need --nnodes, --node-rank, --master-addr and --master-port, and one server needs none "
         "of them\n"

@@ -17,7 +17,7 @@ from toy_workers import stage_contents, write_plan
 from worker_host import Ended, launch_environment, run_workers
 
 from pipeplan_launch import __main__, load_job
-from pipeplan_launch.job.seeds import mix_seed, seed_forward
+from pipeplan_launch.job.pass_conditions import mix_seed, seed_forward
 
 State = dict[str, Tensor]
 

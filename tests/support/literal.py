@@ -44,7 +44,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
-from pipeplan_launch.job.seeds import mix_seed, seed_forward
+from pipeplan_launch.job.pass_conditions import mix_seed, seed_forward
 
 State = dict[str, Tensor]
 

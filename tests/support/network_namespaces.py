@@ -107,6 +107,12 @@ class Network:
             yield from ((name, local, workers) for local in range(workers))
 
 
+def slow_down(network: Network, server: int, rate: str) -> None:
+    """Limit what one server sends to a lower rate, in tc's notation."""
+    name, _ = network.servers[server]
+    _run(f"ip netns exec {name} tc qdisc replace dev {CABLE_INTERFACE} root tbf rate {rate} burst 64k latency 200ms")
+
+
 def start_in_namespace(name: str, work: Callable[[], object], variables: Mapping[str, object] | None = None) -> int:
     """Call `work` in a new process in a namespace; returns the process id."""
 

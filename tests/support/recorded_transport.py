@@ -24,6 +24,7 @@ from pipeplan_launch.comm.ordered_transport import EdgeGroups, OrderedTransport
 from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan, StagePlacement
 from pipeplan_launch.plan.schedule import ActionKind, Schedule, StageShape
+from pipeplan_launch.runtime.action_stream import run_stages
 from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 from pipeplan_launch.runtime.engine import Engine, Segment
 
@@ -296,6 +297,6 @@ def record(
         for count in counts:
             samples: Any = range(2 * count - 1)
             sizes = MinibatchSizes(2 * count - 1, 2, dynamic=True, training=False)
-            engine.run(Segment(0, Batches(samples, sizes, seed=0, epoch=0)))
+            run_stages([engine], Segment(0, Batches(samples, sizes, seed=0, epoch=0)))
         devices.append(device)
     return devices, groups_made

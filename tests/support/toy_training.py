@@ -29,7 +29,7 @@ from toy_workers import (
 from pipeplan_launch.checkpoint import tensor_store
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
-from pipeplan_launch.job.seeds import mix_seed, seed_forward
+from pipeplan_launch.job.pass_conditions import mix_seed, seed_forward
 
 State = dict[str, Tensor]
 

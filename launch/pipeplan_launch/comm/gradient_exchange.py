@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup
 from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.averaging_options import Compression, GradientAveraging
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.run_options import Compression, GradientAveraging
 
 if TYPE_CHECKING:
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState

@@ -31,7 +31,7 @@ from pipeplan_launch.comm.p2p import (
 from pipeplan_launch.devices.backend import Lane, backend_of
 from pipeplan_launch.plan.communication_order import MOST_UNSETTLED, Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.transport_modes import Edge, edges
+from pipeplan_launch.plan.run_options import Edge, edges
 
 # The process groups over which messages travel in the one order: one for every pair of workers and direction.
 #

@@ -42,7 +42,7 @@ from pipeplan_launch.data_parallel.wrapping import (
 from pipeplan_launch.job.hooks import GradientHook, take_hooks
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loading import load_job
-from pipeplan_launch.job.seeds import seed_forward
+from pipeplan_launch.job.pass_conditions import seed_forward
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.plan.schedule import ActionKind, group_members
 from pipeplan_launch.runtime.engine import Segment, StageContext

@@ -12,7 +12,7 @@ three times, over the network that the workers' messages keep busy, so it is mad
 on. Only a worker that has come to the end of the grant it knows waits for it.
 
     key             value
-    stop            the launch's stop token (`launch_secret`), once a worker has been asked to stop
+    stop            the launch's stop token (`elastic.handshake`), once a worker has been asked to stop
     grant/<n>       grant of the n-th segment: "12", "12 final" or "12 closed"
 """
 
@@ -29,9 +29,9 @@ from typing import Protocol
 
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import signals
+from pipeplan_launch.elastic.handshake import stop_token
 from pipeplan_launch.elastic.rendezvous import KeyValueStore
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.launch_secret import stop_token
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 
 # Ends a worker that hangs: it runs a segment, and none of its actions has ended for longer than any wait may take.

@@ -25,7 +25,7 @@ from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.elastic.signals import call_before_exit
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
-from pipeplan_launch.plan.transport_modes import GLOO
+from pipeplan_launch.plan.run_options import GLOO
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 

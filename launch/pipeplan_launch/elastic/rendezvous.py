@@ -36,9 +36,8 @@ import torch.distributed as dist
 
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import restart_state
-from pipeplan_launch.elastic.loopback_store import environment_store, open_store
 from pipeplan_launch.elastic.signals import check_interrupt
-from pipeplan_launch.elastic.store import StoreClient, StoreTimeout
+from pipeplan_launch.elastic.store import StoreClient, StoreTimeout, environment_store, open_store
 from pipeplan_launch.errors import PeerLost, listed
 from pipeplan_launch.rank_mapping.host_identity import (
     Location,

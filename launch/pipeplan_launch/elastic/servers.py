@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pipeplan_launch import launch_secret
 from pipeplan_launch.elastic import handshake
 from pipeplan_launch.elastic.handshake import HandshakeFailed, Purpose
 from pipeplan_launch.elastic.store_gateway import StoreGateway, StoreRelay, loopback_listener
@@ -68,12 +67,12 @@ def reach_store(place: ServerPlace, timeout_s: float, on_silence: Callable[[int,
     Raises `LaunchError` if server 0 does not answer within `timeout_s`, or another program does.
     """
     if place.servers == 1:
-        os.environ.setdefault(launch_secret.VARIABLE, launch_secret.new_secret())
+        os.environ.setdefault(handshake.VARIABLE, handshake.new_secret())
         listener = loopback_listener()
         port = listener.getsockname()[1]
         return StoreAccess(place, port, listener.detach())
-    launch_secret.check_secret(os.environ)
-    key = launch_secret.key_of(os.environ)
+    handshake.check_secret(os.environ)
+    key = handshake.key_of(os.environ)
     if place.server == 0:
         listener = loopback_listener()
         port = listener.getsockname()[1]

@@ -1,7 +1,6 @@
 """Catalogue of the bundled models. Torch-free.
 
-Each model is a module `<name>.py` in pipeplan_launch/models with a function `build() -> Job`, unless `builder_of` names
-another function.
+A model is a module in pipeplan_launch/models with a function that builds a `Job`; `builder_of` names both.
 """
 
 from __future__ import annotations
@@ -25,12 +24,14 @@ def _model(description: str, parameters: int, minibatch: int, source: str) -> Bu
     return {"description": description, "parameters": parameters, "minibatch": minibatch, "source": source}
 
 
-_BUILDERS = {"gnmt8": ("gnmt", "gnmt8"), "gnmt16": ("gnmt", "gnmt16")}
+_MODULES = {"gnmt": ("gnmt8", "gnmt16"), "image_networks": ("alexnet", "vgg16", "resnet50", "resnet-tiny")}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def builder_of(name: str) -> tuple[str, str]:
     """(module in pipeplan_launch.models, function in it that builds the job) of a bundled model."""
-    return _BUILDERS.get(name, (name.replace("-", "_"), "build"))
+    function = name.replace("-", "_")
+    return (_MODULE_OF[name], function) if name in _MODULE_OF else (function, "build")
 
 
 BUNDLED: dict[str, Bundled] = {

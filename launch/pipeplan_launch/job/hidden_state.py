@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.loss_state import REMEDY, LossState
-from pipeplan_launch.job.loss_value import loss_text
+from pipeplan_launch.job.loss import REMEDY, LossState, loss_text
 from pipeplan_launch.job.reachable import reachable_values
 
 LARGE_ELEMENTS = 1 << 22

@@ -17,10 +17,10 @@ from torch.utils.data import Dataset, default_collate
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job import validation
-from pipeplan_launch.job.autocast import check_autocast_type
 from pipeplan_launch.job.callbacks import Callback
+from pipeplan_launch.job.pass_conditions import check_autocast_type
 from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.job.wrapped_models import unwrapped
+from pipeplan_launch.job.validation import unwrapped
 
 PADDING_REMEDY = "pad the samples to one length, in the data's `collate`"
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from pipeplan_launch.errors import LaunchError, nearest
 from pipeplan_launch.job import bundled_models
 from pipeplan_launch.job.job import Data, Job, repeat_samples
-from pipeplan_launch.job.seeds import mix_seed, seed_everything
+from pipeplan_launch.job.pass_conditions import mix_seed, seed_everything
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.job_reference import is_file_name
 

@@ -149,3 +149,47 @@ def _advice(name: str, value: Any) -> str:
 
 def _describe_type(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
+
+
+# Models in one of torch's wrappers: the model inside is taken where the wrapper changes nothing, or it is refused.
+
+
+OPTIMIZED = "OptimizedModule"
+DATA_PARALLEL = "DataParallel"
+INNER = {OPTIMIZED: "_orig_mod", DATA_PARALLEL: "module"}
+"""Wrappers that are taken off, with the attribute that holds the model inside."""
+GIVE_INSIDE = "give the module inside it: pipeplan divides the work among the workers, and averages gradients, itself"
+REFUSED = {
+    "DistributedDataParallel": GIVE_INSIDE,
+    "FullyShardedDataParallel": GIVE_INSIDE,
+    "FSDPModule": "leave out fully_shard(): pipeplan divides the work among the workers itself",
+    "ScriptModule": "TorchScript has no Python code to trace: give the module that it was made from",
+}
+"""Wrappers that a model may not have anywhere, with the remedy."""
+AVERAGED = "AveragedModel"
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model without torch.compile and DataParallel around it. Raises `LaunchError` for other wrappers."""
+    while (kind := _wrapper(model)) in INNER:
+        model = getattr(model, INNER[kind])
+    if kind == AVERAGED:
+        raise LaunchError("a job's model is an AveragedModel, which does not train: give the model that it averages")
+    for path, module in model.named_modules():
+        kind = _wrapper(module)
+        if kind in REFUSED:
+            what = f"holds a {kind} at {path!r}" if path else f"is a {kind}"
+            raise LaunchError(f"a job's model {what}: {REFUSED[kind]}")
+        if kind == DATA_PARALLEL:
+            module.device_ids = []  # then it only calls the module inside
+    return model
+
+
+def _wrapper(module: nn.Module) -> str:
+    """The name of torch's wrapper class that a module is an instance of; empty for none.
+
+    Classes are compared by name, because some exist only in builds of torch with torch.distributed.
+    """
+    known = {*INNER, *REFUSED, AVERAGED}
+    names = [kind.__name__ for kind in type(module).__mro__ if kind.__module__.startswith("torch.")]
+    return next((name for name in names if name in known), "")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from pipeplan_launch import launch_secret
+from pipeplan_launch.elastic import handshake
 from pipeplan_launch.errors import LaunchError, terminal_line
 from pipeplan_launch.launchers.hosts_file import check_digest, parse_script_arguments
 
@@ -271,7 +271,7 @@ def _run(plan: argparse.Namespace, arguments: list[str]) -> int:
     folder = _plan_folder(plan.plan, job)
     check_digest(folder, plan.digest, "slurm")
     os.environ |= rendezvous_variables(job, plan.components, os.environ)
-    os.environ.setdefault(launch_secret.VARIABLE, launch_secret.read_secret(os.environ) or launch_secret.new_secret())
+    os.environ.setdefault(handshake.VARIABLE, handshake.read_secret(os.environ) or handshake.new_secret())
     run = choose_run(folder, job, int(os.environ.get("SLURM_RESTART_COUNT") or 0), arguments)
     task = ["bash", "-c", f"{plan.setup}\n{TASK}" if plan.setup else TASK, f"{folder}/launch.sh", *run.arguments]
     step = SlurmStep(job, srun_command(plan.components, task, os.environ))

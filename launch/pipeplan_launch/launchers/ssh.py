@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from pipeplan_launch import launch_secret
+from pipeplan_launch.elastic import handshake
 from pipeplan_launch.errors import LaunchError, terminal_line
 from pipeplan_launch.job_reference import file_of
 from pipeplan_launch.launchers.hosts_file import Host, check_digest, parse_script_arguments, read_hosts
@@ -233,7 +233,7 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 def _launch(plan: argparse.Namespace, options: SshOptions) -> int:
     hosts = _hosts(plan, options)
     address = options.address or hosts[0].address
-    secret = launch_secret.read_secret(os.environ) or launch_secret.new_secret()
+    secret = handshake.read_secret(os.environ) or handshake.new_secret()
     launch = Launch(
         hosts=hosts,
         plan_folder=plan.plan,
@@ -244,7 +244,7 @@ def _launch(plan: argparse.Namespace, options: SshOptions) -> int:
         grace=options.grace,
         copy=options.copy,
         port=options.port,
-        variables=[f"{launch_secret.VARIABLE}={secret}", *options.variables],
+        variables=[f"{handshake.VARIABLE}={secret}", *options.variables],
         arguments=options.launch_arguments,
     )
     with HostRequests(launch) as requests:

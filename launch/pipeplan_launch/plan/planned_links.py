@@ -1,18 +1,20 @@
-"""The link rates that a plan was made for, read from `links` of its stage files. Torch-free."""
+"""The link rates that a plan was made for, and rounds in which links are measured. Torch-free."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec import Struct
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.typed_document import Amount, Positive
 
+T = TypeVar("T")
 Rate = tuple[float, float]
 """(bytes/s in each direction, latency in seconds)."""
 
@@ -99,3 +101,21 @@ def _per_component(given: float | tuple[float | None, ...] | None, count: int, w
     if len(values) != count:
         raise LaunchError(f"{where}: {len(values)} entries where there are {count} components")
     return tuple(math.inf if value is None else value for value in values)
+
+
+def pack_rounds(teams: Iterable[T], needs: Callable[[T], set[Hashable]], alone: bool = False) -> list[list[T]]:
+    """Pack teams into rounds such that no two teams of a round need the same resource (first fit).
+
+    `needs`: the resources of a team. `alone`: put every team into a round of its own.
+    """
+    rounds: list[tuple[set[Hashable], list[T]]] = []
+    for team in teams:
+        wanted = needs(team)
+        for taken, members in rounds if not alone else ():
+            if not taken & wanted:
+                taken |= wanted
+                members.append(team)
+                break
+        else:
+            rounds.append((set(wanted), [team]))
+    return [members for _, members in rounds]

@@ -3,7 +3,7 @@
 Every process derives the same assignment from the sizes of the plan's servers and the locations of all processes. The
 assignment
 
-1. has as few pieces as possible. A piece is a pair of a server of the plan and a real server with workers in common. If
+1. has few pieces (`pack_parts`). A piece is a pair of a server of the plan and a real server with workers in common. If
    every server of the plan fits onto a real one, each is one piece. Containers of a machine count as different servers,
    but pieces of one planned server go to containers of one machine, and of one launcher, where possible;
 2. is the natural order, in which process p is worker p, if that has as few pieces;
@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from pipeplan_launch.errors import listed
 from pipeplan_launch.rank_mapping.host_identity import Location
-from pipeplan_launch.rank_mapping.server_packing import pack_parts
 
 Path = tuple[Hashable, ...]
 """Location of a process, from the outermost: machine, container, launcher."""
@@ -245,3 +244,95 @@ class _Derivation:
             return (*(first[path[:depth]] for depth in range(1, len(path) + 1)), process)
 
         return sorted(processes, key=key)
+
+
+# Packs parts into bins of the same total size such that the parts are divided into few pieces.
+#
+# A piece is a pair (part, bin) with something in common. A set of p parts and b bins of equal totals needs p + b - 1
+# pieces, so many small sets are best. Finding most of them is NP-hard (3-partition). These rules found the optimum in
+# all but 11 of 3,000 random cases: a part and a bin of one size form a set; then a bin that some parts fill exactly,
+# with these; then a part that fills some bins exactly; the rest is one set.
+
+Preference = Callable[[int, int], float]
+"""Preference of a part for a bin, by their indices: among bins of one size, a part goes into the most preferred one."""
+
+Amounts = list[dict[int, int]]
+"""For each part, the amount of it in each bin."""
+
+
+def pack_parts(parts: Sequence[int], bins: Sequence[int], liking: Preference = lambda part, bin: 0.0) -> Amounts:
+    """Distribute parts over bins. `parts`, `bins`: their sizes, all above 0 and with the same sum."""
+    assert sum(parts) == sum(bins)
+    amounts: Amounts = [{} for _ in parts]
+    left_parts, left_bins = list(range(len(parts))), list(range(len(bins)))
+    for part, bin_ in _equal_pairs(parts, bins, liking):
+        amounts[part][bin_] = parts[part]
+        left_parts.remove(part)
+        left_bins.remove(bin_)
+    for some_parts, some_bins in _sets(parts, bins, left_parts, left_bins):
+        _fill(amounts, {part: parts[part] for part in some_parts}, {bin_: bins[bin_] for bin_ in some_bins})
+    return amounts
+
+
+def _equal_pairs(parts: Sequence[int], bins: Sequence[int], liking: Preference) -> list[tuple[int, int]]:
+    """Disjoint pairs of a part and a bin of one size, chosen greedily by preference."""
+    pairs = [(part, bin_) for part, size in enumerate(parts) for bin_, room in enumerate(bins) if size == room]
+    pairs.sort(key=lambda pair: (-liking(*pair), pair))
+    chosen: list[tuple[int, int]] = []
+    taken_parts: set[int] = set()
+    taken_bins: set[int] = set()
+    for part, bin_ in pairs:
+        if part not in taken_parts and bin_ not in taken_bins:
+            chosen.append((part, bin_))
+            taken_parts.add(part)
+            taken_bins.add(bin_)
+    return chosen
+
+
+def _sets(
+    parts: Sequence[int], bins: Sequence[int], left_parts: list[int], left_bins: list[int]
+) -> list[tuple[list[int], list[int]]]:
+    """A partition of the remaining parts and bins into sets with equal totals."""
+    found = [(some, [bin_]) for bin_, some in _filling(bins, left_bins, parts, left_parts)]
+    found += [([part], some) for part, some in _filling(parts, left_parts, bins, left_bins)]
+    return [*found, (left_parts, left_bins)]
+
+
+def _filling(
+    rooms: Sequence[int], left_rooms: list[int], sizes: Sequence[int], left: list[int]
+) -> list[tuple[int, list[int]]]:
+    """(room, items that fill it exactly) for each such room, largest first. Both are removed from the lists."""
+    found = []
+    for room in sorted(left_rooms, key=lambda one: (-rooms[one], one)):
+        some = _exactly(rooms[room], sizes, left)
+        if some is not None:
+            found.append((room, some))
+            left_rooms.remove(room)
+            left[:] = [one for one in left if one not in some]
+    return found
+
+
+def _exactly(total: int, sizes: Sequence[int], left: Sequence[int]) -> list[int] | None:
+    """The first subset of the remaining items that has this sum of sizes; None if there is none (subset sum)."""
+    subsets: dict[int, list[int]] = {0: []}
+    for one in left:
+        for reached, some in list(subsets.items()):
+            if reached + sizes[one] <= total:
+                subsets.setdefault(reached + sizes[one], [*some, one])
+        if total in subsets:
+            return subsets[total]
+    return None
+
+
+def _fill(amounts: Amounts, parts: dict[int, int], bins: dict[int, int]) -> None:
+    """Fill the bins of one set one after another, with the largest parts first, in at most parts + bins - 1 pieces."""
+    order = sorted(bins)
+    for part in sorted(parts, key=lambda one: (-parts[one], one)):
+        left = parts[part]
+        while left:
+            piece = min(left, bins[order[0]])
+            amounts[part][order[0]] = piece
+            left -= piece
+            bins[order[0]] -= piece
+            if not bins[order[0]]:
+                order.pop(0)

@@ -18,7 +18,7 @@ from pipeplan_launch.elastic.consistency_check import digest
 from pipeplan_launch.elastic.signals import STOPPING, die_with_parent
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Data, collate_samples
-from pipeplan_launch.job.seeds import RandomState, mix_seed, seed_everything, seed_loading
+from pipeplan_launch.job.pass_conditions import RandomState, mix_seed, seed_everything, seed_loading
 from pipeplan_launch.job.user_code import describe_error, user_code_errors
 
 

@@ -1,4 +1,4 @@
-"""Runs a stream of actions on one worker, dispatching each kind of action to its handler.
+"""The engine of one stage on one worker: dispatches each kind of action to its handler, and has what handlers need.
 
 An engine runs drained segments (an epoch or a part of one, or a pass over the test data): nothing is in flight before
 or after. Within a segment, schedules, replicas and weight versions count minibatches from 0, the *index*. Data,
@@ -16,25 +16,12 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import MessageTensor, Transport, connection_loss_explained
-from pipeplan_launch.comm.stage_transport import StageTransport
-from pipeplan_launch.elastic.signals import check_interrupt
+from pipeplan_launch.comm.p2p import MessageTensor, StageTransport, Transport, connection_loss_explained
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
-from pipeplan_launch.job.loss_state import LossState
+from pipeplan_launch.job.loss import LossState
 from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.plan.communication_order import (
-    Collective,
-    Computation,
-    Direction,
-    Node,
-    Transfer,
-    communication_order,
-    last_reader,
-    ring_slots,
-    stays,
-    takes_part,
-)
+from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.schedule import (
     POSTED_RECEIVES,
@@ -46,9 +33,8 @@ from pipeplan_launch.plan.schedule import (
 )
 from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.nested_tensors import to_device
-from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch
+from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch, Timeline
 from pipeplan_launch.telemetry.run_folder import recorded_name
-from pipeplan_launch.telemetry.timeline import Timeline
 from pipeplan_launch.tracing.subgraph import BoundaryTensor, Program
 
 ActionHandler = Callable[[int], None]
@@ -189,16 +175,6 @@ class Engine:
         self._receives_to_post: Sequence[int] = ()
         self._message_tensors: dict[tuple[str, int], MessageTensor] = {}
 
-    def run(self, segment: Segment) -> int:
-        """Run this worker's share of a segment. Returns the number of minibatches of the segment, fewer if `limit`
-        ended it.
-        """
-        with self.running(segment):
-            for action in self._actions_in_one_order() if self.transport.in_order else self._actions():
-                check_interrupt()
-                self.perform(action)
-        return self._count
-
     @contextmanager
     def running(self, segment: Segment) -> Iterator[None]:
         """Context in which the stage's actions of a segment are performed."""
@@ -276,7 +252,8 @@ class Engine:
             batch: Batch = self.segment.batches.load(
                 self.segment.number(index), inputs=bool(wanted), target=self.place.is_last
             )
-        self.place.job.check_names(batch)
+        if batch.names:
+            self.place.job.check_names(batch)
         inputs = [batch.inputs[position].to(self.place.device) for position in wanted]
         target = to_device(batch.target, self.place.device) if self.place.is_last else None
         return inputs, target
@@ -319,109 +296,15 @@ class Engine:
         """Record in the timeline that the stopwatch's last lap was spent on a minibatch."""
         self.timeline.note(kind, self.segment.number(index), lap, keep_brief=keep_brief)
 
-    def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
-        """Start the timeline of an epoch of `count` minibatches at minibatch `first`; all workers met at time
-        `met_s`.
-        """
-        self.timeline.begin(epoch, first, count, met_s)
-
     def finish_step(self, index: int) -> None:
         """Finish the record of a minibatch on this worker."""
         step = self.recorder.end(self.segment.number(index))
         if self.on_minibatch is not None:
             self.on_minibatch(step)
 
-    def _actions(self) -> Iterator[Action]:
-        """The schedule's stream. If `limit` ends the segment, the rest is the stream of a segment that ends there."""
-        done: dict[ActionKind, int] = {}  # last index of each kind: actions of one kind are in the order of indices
-        for action in self._stream():
-            end = self.segment_end_before(action)
-            if end is not None:
-                self._count = end
-                break
-            yield action
-            done[action.kind] = action.index
-        else:
-            return
-        for action in self._stream():
-            if action.index > done.get(action.kind, -1):
-                yield action
-
-    def _actions_in_one_order(self) -> Iterator[Action]:
-        """This worker's actions. Between them its transfers and all-reduces start, all in the one order of the
-        segment's workers.
-        """
-        place, ended = (self.place.stage, self.place.replica), False
-        transport = self.transport
-        assert isinstance(transport, OrderedTransport)
-        for node in communication_order(self.schedule, self.shapes, self._count, shared=self.sharing_stages):
-            if not takes_part(node, place):
-                continue
-            end = None if ended else self._segment_end_at(node)
-            if end is not None:
-                self._count, ended = end, True
-            if ended and not stays(node, self.schedule, self.shapes, self._count):
-                continue
-            match node:
-                case Computation(action=action):
-                    yield action
-                    self._release_messages(transport, action)
-                case Transfer():
-                    self._start_transfer(transport, node)
-                case Collective():
-                    self.start_collective(node.stages, node.group)
-
-    def _segment_end_at(self, node: Node) -> int | None:
-        """The index at which the segment ends, if this node would go beyond it; otherwise None."""
-        match node:
-            case Computation(action=action):
-                return self.segment_end_before(action)
-            case Transfer():
-                return self.limit(node.minibatch)
-        return None  # action R of the group comes before the all-reduce
-
-    def _start_transfer(self, transport: OrderedTransport, transfer: Transfer) -> None:
-        """Hand over a send or a receive of this worker."""
-        place, direction, number = self.place, transfer.direction, self.segment.number(transfer.minibatch)
-        if transfer.source == (place.stage, place.replica):
-            transport.start_send(direction, number, place.peer(transfer.destination[0], transfer.minibatch))
-            return
-        index, gradients = transfer.minibatch, direction is Direction.GRADIENTS
-        layout = self.gradient_layout(index) if gradients else self.layout(place.program.receives, index)
-        transport.start_receive(
-            direction,
-            number,
-            place.peer(transfer.source[0], transfer.minibatch),
-            layout,
-            transfer.minibatch // place.replicas,
-            ring_slots(direction, self.shapes[place.stage], self.schedule),
-        )
-
-    def _release_messages(self, transport: OrderedTransport, action: Action) -> None:
-        """Let the memory of received messages be written again after the last action that reads them."""
-        for direction in Direction:
-            if action.kind is last_reader(direction, self.schedule):
-                transport.release(direction, self.segment.number(action.index))
-
     def start_collective(self, stages: tuple[int, ...], group: int) -> None:
         """Start the all-reduce of a group among the replicas of these stages, at its place in the one order."""
         raise NotImplementedError
-
-    def segment_end_before(self, action: Action) -> int | None:
-        """The index at which the segment ends, if this action would go beyond it; otherwise None.
-
-        A replica joins the all-reduce of a group even if it has no minibatch in it, so the group's first minibatch
-        counts.
-        """
-        if action.kind is ActionKind.FORWARD:
-            return self.limit(action.index)
-        if action.kind is ActionKind.REDUCE:
-            return self.limit(action.index * self.schedule.group_size(self.shapes[self.place.stage]))
-        return None
-
-    def _stream(self) -> Iterator[Action]:
-        place = self.place
-        return self.schedule.stream(self.shapes, place.stage, place.replica, self._count)
 
     def _message_tensor(self, tensor: BoundaryTensor, size: int) -> MessageTensor:
         """The shape and type of a tensor at this size. Cached, because evaluating a symbolic shape takes longer than

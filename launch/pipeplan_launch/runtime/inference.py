@@ -11,15 +11,12 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import Transport
-from pipeplan_launch.comm.stage_transport import StageTransport
+from pipeplan_launch.comm.p2p import StageTransport, Transport
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.callbacks import accuracy_text
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.job.loss_value import loss_number, loss_text
-from pipeplan_launch.job.loss_weight import weight_of
-from pipeplan_launch.job.seeds import seed_forward
+from pipeplan_launch.job.loss import loss_number, loss_text, weight_of
+from pipeplan_launch.job.pass_conditions import autocast, seed_forward
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind
 from pipeplan_launch.runtime.engine import Engine, Segment, StageContext
 from pipeplan_launch.runtime.nested_tensors import map_tensors

@@ -13,10 +13,10 @@ from torch import Tensor
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 from pipeplan_launch.comm.gradient_exchange import choose_exchange
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import Transport
-from pipeplan_launch.comm.stage_transport import StageTransport
-from pipeplan_launch.job.seeds import seed_forward
-from pipeplan_launch.plan.averaging_options import (
+from pipeplan_launch.comm.p2p import StageTransport, Transport
+from pipeplan_launch.job.pass_conditions import seed_forward
+from pipeplan_launch.plan.communication_order import Direction
+from pipeplan_launch.plan.run_options import (
     AS_PLANNED,
     EXACT_AVERAGING,
     FLUSH_SCHEDULE,
@@ -24,16 +24,15 @@ from pipeplan_launch.plan.averaging_options import (
     StalenessOptions,
     flushed_shapes,
 )
-from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.schedule import ActionKind, replica_of
-from pipeplan_launch.runtime.engine import Segment, StageContext
-from pipeplan_launch.runtime.recompute import (
+from pipeplan_launch.runtime.backward_passes import (
     ForwardConditions,
+    SplitBackward,
     gradient_receive_posted,
     preserved_random_state,
     saving_no_tensors,
 )
-from pipeplan_launch.runtime.split_backward import SplitBackward
+from pipeplan_launch.runtime.engine import Segment, StageContext
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.runtime.weight_stash import InFlightMinibatch, StageInputs
@@ -142,6 +141,8 @@ class PipelineTraining(TrainingEngine):
         state = {**program.buffers_by_name(), **program.changing_state()}  # and momentum encoders
         self.agree_on_buffers(list(state.values()))
 
+    # A step: receive, forward, send; receive gradients, backward, send them; reduce; update (`update_stages`).
+
     def _forward(self, index: int) -> None:
         place = self.place
         step, lap = self.begin_step(index), Stopwatch()
@@ -173,6 +174,92 @@ class PipelineTraining(TrainingEngine):
                 self.settle_activations(index - place.replicas)
             self.send_activations(index, outputs)
         step.send_s += lap()
+
+    def _backward(self, index: int) -> None:
+        place = self.place
+        step, lap = self.step_of(index), Stopwatch()
+        state = self._in_flight.pop(index)
+        outputs = state.outputs
+        if state.conditions is not None:
+            # Recomputation needs nothing from the next stage, so it runs before waiting for the gradient.
+            outputs = self._compute_again(index, state, state.conditions)
+            step.backward_s += lap()
+            self.note(BACKWARD, index, lap)
+        roots, gradients = list(outputs), [torch.ones_like(outputs[0])] if place.is_last else []
+        if not place.is_last:
+            gradients = self.transport.take(Direction.GRADIENTS, self.segment.number(index))
+            if gradients and place.job.loss_weight is not None:
+                self._weights[index] = float(gradients.pop())
+            following = index + place.replicas
+            if self._posts_late and following < self.count:
+                self._post_gradient_receive(following)
+            roots = [out for out, boundary in zip(outputs, place.program.sends, strict=True) if boundary.requires_grad]
+            self.settle_activations(index)
+        step.wait_s += lap()
+        self.note(WAIT, index, lap, keep_brief=False)
+        pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
+        if self._weights.get(index) == 0:
+            pairs = []  # a mean over no targets has no gradient, and may be no number
+        splits = self._splits and not self.weights_follow
+        if pairs and splits:
+            self._differentiate_inputs(index, pairs, state.inputs.received)
+        elif pairs:
+            with self._gradients_to_reducer(index), self.calling("the model's backward", index):
+                torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
+        step.backward_s += lap()
+        self.note(BACKWARD, index, lap)
+        if not place.is_first:  # before anything else, because the previous stage may be waiting
+            self._send_gradients(index, state.inputs.received)
+        step.send_s += lap()
+        if splits:
+            self._deferred.add(index)
+        else:
+            self._collect_gradients(index)
+        step.backward_s += lap()
+        self.note(BACKWARD, index, lap, keep_brief=False)
+        if not self.schedule.splits:
+            self._finish_backward(index)
+
+    def _differentiate_weights(self, index: int) -> None:
+        """The rest of a backward pass; nothing where the first part did all of it."""
+        step, lap = self.step_of(index), Stopwatch()
+        split = self._split.pop(index, None)
+        if split is not None:
+            with self.calling("the model's backward", index):
+                split.weights()
+        if index in self._deferred:
+            self._deferred.discard(index)
+            self._collect_gradients(index)
+        step.backward_s += lap()
+        self.note(WEIGHTS, index, lap, keep_brief=False)
+        self._finish_backward(index)
+
+    def _start_allreduce(self, group: int) -> None:
+        lap = Stopwatch()
+        with self._replica_loss_explained(f"gradients of group {group}"):
+            for reducer in (self._reducer, *self._shared.values()):
+                reducer.start(self._update_group(group))
+        own = self._own_members(group)
+        if own:
+            self.step_of(own[-1]).sync_s += lap()
+
+    def start_collective(self, stages: tuple[int, ...], group: int) -> None:
+        """Start the all-reduce of the gradients that action R has collected, among the replicas of these stages."""
+        reducer = self._reducer if stages == (self.place.stage,) else self._shared.get(stages)
+        if reducer is not None:  # shared weights may all be frozen
+            with self._replica_loss_explained(f"gradients of group {group}"):
+                reducer.launch()
+
+    def averaged_gradients(self) -> dict[str, Tensor]:
+        """Wait for the mean of the present group's gradients; returns it by parameter name."""
+        averaged = self._reducer.finish()
+        if self._group is not None:
+            self.begun_s = self._reducer.begun_s
+        for reducer in self._shared.values():
+            averaged = {**averaged, **reducer.finish()}
+        return averaged
+
+    # Parts of a step.
 
     def _version(self, index: int) -> int:
         """The weight version of a minibatch in the schedule, as the number of updates since the job began."""
@@ -225,51 +312,6 @@ class PipelineTraining(TrainingEngine):
         source = self.place.peer(self.place.stage + 1, index)
         self.transport.post(Direction.GRADIENTS, self.segment.number(index), source, layout)
 
-    def _backward(self, index: int) -> None:
-        place = self.place
-        step, lap = self.step_of(index), Stopwatch()
-        state = self._in_flight.pop(index)
-        outputs = state.outputs
-        if state.conditions is not None:
-            # Recomputation needs nothing from the next stage, so it runs before waiting for the gradient.
-            outputs = self._compute_again(index, state, state.conditions)
-            step.backward_s += lap()
-            self.note(BACKWARD, index, lap)
-        roots, gradients = list(outputs), [torch.ones_like(outputs[0])] if place.is_last else []
-        if not place.is_last:
-            gradients = self.transport.take(Direction.GRADIENTS, self.segment.number(index))
-            if gradients and place.job.loss_weight is not None:
-                self._weights[index] = float(gradients.pop())
-            following = index + place.replicas
-            if self._posts_late and following < self.count:
-                self._post_gradient_receive(following)
-            roots = [out for out, boundary in zip(outputs, place.program.sends, strict=True) if boundary.requires_grad]
-            self.settle_activations(index)
-        step.wait_s += lap()
-        self.note(WAIT, index, lap, keep_brief=False)
-        pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
-        if self._weights.get(index) == 0:
-            pairs = []  # a mean over no targets has no gradient, and may be no number
-        splits = self._splits and not self.weights_follow
-        if pairs and splits:
-            self._differentiate_inputs(index, pairs, state.inputs.received)
-        elif pairs:
-            with self._gradients_to_reducer(index), self.calling("the model's backward", index):
-                torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
-        step.backward_s += lap()
-        self.note(BACKWARD, index, lap)
-        if not place.is_first:  # before anything else, because the previous stage may be waiting
-            self._send_gradients(index, state.inputs.received)
-        step.send_s += lap()
-        if splits:
-            self._deferred.add(index)
-        else:
-            self._collect_gradients(index)
-        step.backward_s += lap()
-        self.note(BACKWARD, index, lap, keep_brief=False)
-        if not self.schedule.splits:
-            self._finish_backward(index)
-
     def _differentiate_inputs(
         self, index: int, pairs: Sequence[tuple[Tensor, Tensor]], received: Sequence[Tensor]
     ) -> None:
@@ -283,20 +325,6 @@ class PipelineTraining(TrainingEngine):
             split = SplitBackward(roots, inputs, self._versions.leaves_of(index).values())
             split.inputs(gradients)
         self._split[index] = split
-
-    def _differentiate_weights(self, index: int) -> None:
-        """The rest of a backward pass; nothing where the first part did all of it."""
-        step, lap = self.step_of(index), Stopwatch()
-        split = self._split.pop(index, None)
-        if split is not None:
-            with self.calling("the model's backward", index):
-                split.weights()
-        if index in self._deferred:
-            self._deferred.discard(index)
-            self._collect_gradients(index)
-        step.backward_s += lap()
-        self.note(WEIGHTS, index, lap, keep_brief=False)
-        self._finish_backward(index)
 
     def _collect_gradients(self, index: int) -> None:
         """Take the gradients of a minibatch's weights from the leaves, and add them to those of its group."""
@@ -339,28 +367,3 @@ class PipelineTraining(TrainingEngine):
             if at_once or gradient_receive_posted(index, latest, replicas, previous.depth):
                 self.transport.settle(Direction.GRADIENTS, self.segment.number(index))
                 self._unsettled.remove(index)
-
-    def _start_allreduce(self, group: int) -> None:
-        lap = Stopwatch()
-        with self._replica_loss_explained(f"gradients of group {group}"):
-            for reducer in (self._reducer, *self._shared.values()):
-                reducer.start(self._update_group(group))
-        own = self._own_members(group)
-        if own:
-            self.step_of(own[-1]).sync_s += lap()
-
-    def start_collective(self, stages: tuple[int, ...], group: int) -> None:
-        """Start the all-reduce of the gradients that action R has collected, among the replicas of these stages."""
-        reducer = self._reducer if stages == (self.place.stage,) else self._shared.get(stages)
-        if reducer is not None:  # shared weights may all be frozen
-            with self._replica_loss_explained(f"gradients of group {group}"):
-                reducer.launch()
-
-    def averaged_gradients(self) -> dict[str, Tensor]:
-        """Wait for the mean of the present group's gradients; returns it by parameter name."""
-        averaged = self._reducer.finish()
-        if self._group is not None:
-            self.begun_s = self._reducer.begun_s
-        for reducer in self._shared.values():
-            averaged = {**averaged, **reducer.finish()}
-        return averaged

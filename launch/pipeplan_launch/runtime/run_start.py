@@ -16,8 +16,8 @@ from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, broadcast, first_failure, run_in_all
 from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
-from pipeplan_launch.plan.averaging_options import check_averaging_options, check_staleness_options
 from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.run_options import check_averaging_options, check_staleness_options
 from pipeplan_launch.runtime import stage_checkpoint
 from pipeplan_launch.runtime.stage_setup import Engines, RunOptions, WorkerStage, build_stage
 from pipeplan_launch.telemetry import run_folder

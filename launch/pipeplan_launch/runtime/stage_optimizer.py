@@ -18,8 +18,8 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hooks import refuse_accumulation_hooks
 from pipeplan_launch.job.job import Job, StageInfo
 from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.plan.averaging_options import AS_PLANNED, StalenessOptions, delays, update_delay
 from pipeplan_launch.plan.launch_plan import SHARDED
+from pipeplan_launch.plan.run_options import AS_PLANNED, StalenessOptions, delays, update_delay
 from pipeplan_launch.runtime.engine import StageContext
 from pipeplan_launch.runtime.nested_tensors import own_part
 from pipeplan_launch.runtime.optimizer_shards import OptimizerShards

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import Transport
-from pipeplan_launch.comm.stage_transport import Mailbox, StageTransport
+from pipeplan_launch.comm.p2p import Mailbox, StageTransport, Transport
 from pipeplan_launch.elastic.consistency_check import Fingerprint, digest, weights_digest
 from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
 from pipeplan_launch.errors import LaunchError
@@ -24,9 +23,8 @@ from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.job_reference import job_file
-from pipeplan_launch.plan.averaging_options import AS_PLANNED, EXACT_AVERAGING, GradientAveraging, StalenessOptions
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
-from pipeplan_launch.plan.transport_modes import AUTO
+from pipeplan_launch.plan.run_options import AS_PLANNED, AUTO, EXACT_AVERAGING, GradientAveraging, StalenessOptions
 from pipeplan_launch.runtime.data import (
     MinibatchSizes,
     check_order,

@@ -12,19 +12,17 @@ from torch import Tensor
 from pipeplan_launch.comm.buckets import UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import average_buffers
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
-from pipeplan_launch.comm.stage_transport import StageTransport
+from pipeplan_launch.comm.p2p import StageTransport, Transport, peer_loss_explained
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.hidden_state import check_loss
 from pipeplan_launch.job.hooks import GradientHook, hooked_gradients, parameter_hooks
-from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
-from pipeplan_launch.job.loss_weight import weight_of
+from pipeplan_launch.job.loss import checked_loss, constant_loss_message, loss_text, weight_of
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members, own_members
+from pipeplan_launch.runtime.backward_passes import preserved_random_state
 from pipeplan_launch.runtime.engine import ActionHandler, Engine, StageContext
 from pipeplan_launch.runtime.nested_tensors import bytes_of_tensors
 from pipeplan_launch.runtime.optimizer_shards import DividedState
-from pipeplan_launch.runtime.recompute import preserved_random_state
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import ALL_REDUCE, UPDATE, WAIT
@@ -87,7 +85,7 @@ class TrainingEngine(Engine):
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
         """Start an epoch, and its timeline. Segments of the epoch may end with short groups."""
-        super().begin_timeline(epoch, first, count, met_s)
+        self.timeline.begin(epoch, first, count, met_s)
         self._timeline_offset = group_count(self._group_size, first) - self._versions.number
 
     def agree_on_buffers(self, buffers: Sequence[Tensor]) -> None:

@@ -1,4 +1,4 @@
 """Records of a run: metrics, memory, timelines, the run folder, progress lines and the final table.
 
-`slowdown_cause` attributes the difference between the predicted and the measured step time.
+`difference` says why the measured step time is not the predicted one.
 """

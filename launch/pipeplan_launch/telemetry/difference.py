@@ -1,43 +1,227 @@
-"""The difference between a run's predicted and measured step time, divided among its sources: at most five lines.
+"""Why a run's step time differs from its prediction: the difference divided among sources, and its main cause.
 
-The sources are the layers on this machine, the executor's own work, other programs, and the network. Each gets the
-mean, over all orders of the sources, of what exchanging its predicted times for the measured ones changes (the Shapley
-value), so the parts add up. What remains is time in which no worker was busy.
+The method is a what-if. A step time follows from the times for which the stages are busy (`StepTimeModel`). Exchange
+some predicted times for the measured ones, and compute the step time again.
+
+- The parts: each source (this machine, the executor, other programs, the network) gets the mean, over all orders of
+  the sources, of what exchanging its times changes. This is the Shapley value, so the parts add up.
+- The cause: the one time of one stage whose exchange alone explains the largest share. The faster of prediction and
+  measurement is the side that times are exchanged in.
+
+What remains when all times are exchanged is waiting: in that time no stage is busy. Torch-free.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from pipeplan_launch.telemetry.step_time_model import AS_PREDICTED, CORE, OWN_WORK, StepTimeModel, step_time_model_of
+from pipeplan_launch.telemetry.run_folder import CauseFields
 
+AS_PREDICTED = 0.03
+"""Relative difference of two step times up to which no cause is sought."""
 WORTH_A_LINE = 0.05
 """Share of the difference below which a part has no line of its own."""
-MACHINE, EXECUTOR, PROGRAMS, NETWORK, WAITING = "machine", "executor", "programs", "network", "waiting"
-_WORDS = {
+WORTH_SAYING = 0.1
+"""Share of a worker's busy time above which a message mentions waiting for a core."""
+MOST_WAITING = 0.95
+"""Largest share of a worker's busy time that counts as waiting for a core."""
+FLUSHING = ("gpipe", "1f1b-flush", "zb-h1")
+
+AT_UPDATES = ("update_s", "sync_s")
+OWN_WORK = ("load_s", "send_s", "other_s")
+TERMS = ("forward_s", "backward_s", *AT_UPDATES, *OWN_WORK)
+PASSES, CORE = "passes", "core"
+_IN_PASSES = ("forward_s", "backward_s", *OWN_WORK)
+"""The terms that a calibrated profile predicts as one, because its passes include the executor's own time."""
+
+MACHINE, EXECUTOR, PROGRAMS, NETWORK, WAITING, LINK = "machine", "executor", "programs", "network", "waiting", "link"
+_SOURCES = {CORE: PROGRAMS, "sync_s": NETWORK, **dict.fromkeys(OWN_WORK, EXECUTOR)}
+_SOURCES |= dict.fromkeys(("forward_s", "backward_s", "update_s", PASSES), MACHINE)
+_LINES = {
     MACHINE: "this machine: passes and updates, beside those of the profile",
     EXECUTOR: "the executor: reading samples, sending, and all else that it does",
     PROGRAMS: "other programs: workers waited for a core that these used",
     NETWORK: "the network: all-reduces, and messages that were waited for",
     WAITING: "waiting: no worker was busy, as times vary and minibatches are handed on late",
 }
+_SUBJECTS = {
+    "forward_s": ("forward", "stage {}'s forward"),
+    "backward_s": ("backward", "stage {}'s backward"),
+    "update_s": ("update", "stage {}'s update"),
+    "sync_s": ("all-reduce", "waiting for all-reduces at stage {}"),
+    "load_s": ("reading of samples", "reading samples at stage {}"),
+    "send_s": ("handing over of tensors", "handing tensors over at stage {}"),
+    "other_s": ("executor itself", "the executor's own work at stage {}"),
+    PASSES: (PASSES, "stage {}'s passes, with what the executor does besides,"),
+    CORE: (CORE, "waiting for a core at stage {}"),
+}
+"""(kind of the cause, subject of its sentence) by term."""
+
+Terms = Mapping[str, float]
+"""Seconds per minibatch for which a worker is busy, by term."""
+
+
+@dataclass(frozen=True)
+class StageBusyTimes:
+    """The busy times of one replica of a stage, in seconds per minibatch that it computes.
+
+    The terms are `TERMS` and `CORE`, which is waiting for a core that other programs use. With a calibrated profile,
+    `PASSES` stands for all terms that its passes include.
+    """
+
+    workers: Sequence[int]
+    predicted: Terms
+    measured: Terms
+    """Measured times. Where workers share cores, without all waiting for a core."""
+    shown: Terms
+    """Measured times for messages. Where workers share cores, by the clock."""
+    boundary_s: float
+    cores: float
+    versions: int
+    modelled: bool
+    """Whether the prediction is from an estimate."""
+
+
+@dataclass(frozen=True)
+class StepTimeModel:
+    """The step time of a run, computed from the busy times of its stages."""
+
+    stages: Sequence[StageBusyTimes]
+    starts: Sequence[int]
+    """The first worker of every server, and the number of workers at the end."""
+    batch: int | None
+    """Minibatches per update with a schedule that drains the pipeline before it; else None."""
+
+    def step_time(self, terms: Sequence[Terms]) -> float:
+        """Seconds per minibatch, from the terms of all stages.
+
+        The step time is that of the busiest stage, or of the cores that workers share. With a flush it is the time of
+        filling and draining, of the slowest stage's remaining minibatches and of the update, per minibatch.
+        """
+        busy = [sum(one.values()) for one in terms]
+        shared, replicas = self._cores(busy), [len(stage.workers) for stage in self.stages]
+        if self.batch is None:
+            return max(shared, *(one / count for one, count in zip(busy, replicas, strict=True)))
+        late = [sum(one[name] for name in AT_UPDATES) for one in terms]
+        passes = [total - update for total, update in zip(busy, late, strict=True)]
+        rounds = [math.ceil(self.batch / count) for count in replicas]
+        steady = max((count - 1) * one for count, one in zip(rounds, passes, strict=True))
+        update = max(count * one for count, one in zip(rounds, late, strict=True))
+        return max((sum(passes) + steady + update) / self.batch, shared)
+
+    def _cores(self, busy: Sequence[float]) -> float:
+        """Seconds per minibatch for which the shared cores of the most loaded server are busy."""
+        most = 0.0
+        for first, stop in itertools.pairwise(self.starts):
+            inside = [sum(first <= worker < stop for worker in stage.workers) for stage in self.stages]
+            cores = max((stage.cores for stage, count in zip(self.stages, inside, strict=True) if count), default=0)
+            if cores:
+                parts = zip(inside, busy, self.stages, strict=True)
+                most = max(most, sum(count * one / len(stage.workers) for count, one, stage in parts) / cores)
+        return most
+
+
+def _model_of(summary: Mapping[str, Any]) -> StepTimeModel | None:
+    """The model of a run's summary; None where the step time is as predicted, or a time is not known."""
+    predicted, measured = summary["minibatch_s"]["predicted"], summary["minibatch_s"]["measured"]
+    if not predicted or not measured or abs(measured / predicted - 1) <= AS_PREDICTED:
+        return None
+    # On GPUs and in emulations, clock minus processor time does not show whether a worker waited for a core.
+    computes = summary["device"] == "cpu" and not summary["emulated"]
+    stages = [_stage(entry, summary["profile"], computes) for entry in summary["stages"]]
+    known = [stage for stage in stages if stage is not None]
+    if len(known) < len(stages):
+        return None
+    batch = summary["accumulate"] if summary["schedule"] in FLUSHING else None
+    return StepTimeModel(known, [0, *itertools.accumulate(summary["server_sizes"])], batch)
+
+
+def _stage(entry: Mapping[str, Any], profile: str, computes: bool) -> StageBusyTimes | None:
+    """The busy times of a stage's entry in a summary; None if a time was not predicted or not measured."""
+    pairs, own = {name: entry[name] for name in TERMS if name in entry}, entry["measured"]
+    wall = {name: pairs[name]["measured"] if name in pairs else own[name] for name in TERMS}
+    predicted = {name: pairs[name]["predicted"] if name in pairs else 0.0 for name in TERMS}
+    # A plan of inference has no updates, and one with a single replica has no all-reduces.
+    predicted |= {name: predicted[name] or 0.0 for name in ("backward_s", *AT_UPDATES)}
+    if None in wall.values() or None in predicted.values():
+        return None
+    if profile == "calibrated":
+        wall, predicted = _joined(wall, PASSES, _IN_PASSES), _joined(predicted, PASSES, _IN_PASSES)
+    elif entry.get("executor_s") is not None:  # all of the executor's own work is predicted as one
+        wall = _joined(wall, "other_s", OWN_WORK)
+        predicted = _joined(predicted | {"other_s": entry["executor_s"]}, "other_s", OWN_WORK)
+    busy, cores = sum(wall.values()), float(entry["cores"] or 0)
+    waited = own["others_wait_s"] or 0.0 if computes else 0.0
+    shown = _without_core_wait(wall, waited) if waited and not cores else wall | {CORE: waited}
+    share = own["cpu_s"] / busy if computes and cores and own["cpu_s"] and busy else 1.0
+    return StageBusyTimes(
+        workers=entry["workers"],
+        predicted=predicted | {CORE: 0.0},
+        measured={name: value * (1.0 if name == CORE else share) for name, value in shown.items()},
+        shown=shown,
+        boundary_s=entry["boundary_s"] or 0.0,
+        cores=cores,
+        versions=entry["versions"],
+        modelled=profile == "modelled",
+    )
+
+
+def _joined(terms: Terms, name: str, parts: Sequence[str]) -> dict[str, float]:
+    """The terms with one in place of several that are predicted as one."""
+    return {other: value for other, value in terms.items() if other not in parts} | {name: sum(terms[p] for p in parts)}
+
+
+def _without_core_wait(wall: Terms, waited_s: float) -> dict[str, float]:
+    """Move waiting for a core to a term of its own, in proportion from all terms except all-reduces."""
+    active = sum(value for name, value in wall.items() if name != "sync_s")
+    core = min(waited_s, MOST_WAITING * active)
+    kept = 1.0 - core / active if active else 1.0
+    return {name: value if name == "sync_s" else value * kept for name, value in wall.items()} | {CORE: core}
 
 
 def difference(summary: Mapping[str, Any]) -> dict[str, float]:
     """Seconds per minibatch of the difference, measured less predicted, by source; empty where nothing is to say."""
-    predicted, measured = summary["minibatch_s"]["predicted"], summary["minibatch_s"]["measured"]
-    if not predicted or not measured or abs(measured / predicted - 1) <= AS_PREDICTED:
-        return {}
-    model = step_time_model_of(summary)
+    model = _model_of(summary)
     if model is None:
         return {}
-    parts = _parts(model, *sorted((predicted, measured)))
-    rest = NETWORK if _link_bound(model, predicted) else WAITING
+    predicted, measured = summary["minibatch_s"]["predicted"], summary["minibatch_s"]["measured"]
+    step_time = _within(model, predicted, measured)
+    sources = sorted({_SOURCES[name] for name in model.stages[0].predicted})
+
+    def exchanged(chosen: frozenset[str]) -> float:
+        """The step time with the measured times of some sources, and the predicted ones of the others."""
+        pairs = [(one.predicted, one.measured) for one in model.stages]
+        return step_time([{t: (new if _SOURCES[t] in chosen else old)[t] for t in old} for old, new in pairs])
+
+    counts = range(len(sources) + 1)
+    known = {frozenset(one): exchanged(frozenset(one)) for n in counts for one in itertools.combinations(sources, n)}
+    changes: dict[str, list[float]] = {source: [] for source in sources}
+    for order in itertools.permutations(sources):
+        for done, source in enumerate(order):
+            changes[source].append(known[frozenset(order[: done + 1])] - known[frozenset(order[:done])])
+    parts = {source: statistics.fmean(values) for source, values in changes.items()}
+    rest = NETWORK if _bound_link(model, predicted) is not None else WAITING
     parts[rest] = parts.get(rest, 0.0) + measured - predicted - sum(parts.values())
     return parts
+
+
+def _within(model: StepTimeModel, one_s: float, other_s: float) -> Callable[[Sequence[Terms]], float]:
+    """The model's step time. Beyond the two that are compared it counts as the nearer one: what binds there is not in
+    the times.
+    """
+    low, high = sorted((one_s, other_s))
+    return lambda terms: min(high, max(low, model.step_time(terms)))
+
+
+def _bound_link(model: StepTimeModel, predicted_s: float) -> int | None:
+    """The stage behind which the plan expects a link to be busy all the time; None if there is none."""
+    busiest = max(range(len(model.stages)), key=lambda one: model.stages[one].boundary_s)
+    return busiest if model.stages[busiest].boundary_s >= (1 - AS_PREDICTED) * predicted_s else None
 
 
 def difference_lines(summary: Mapping[str, Any]) -> list[str]:
@@ -50,54 +234,82 @@ def difference_lines(summary: Mapping[str, Any]) -> list[str]:
     chosen = [(name, value) for name, value in chosen if abs(value) >= WORTH_A_LINE * abs(total)][:4]
     more = "more" if total > 0 else "less"
     lines = [f"{abs(total) * 1e3:.3g} ms {more} than predicted for each minibatch, of which"]
-    return lines + [f"  {value * 1e3:+.3g} ms  {_WORDS[name]}" for name, value in chosen]
+    return lines + [f"  {value * 1e3:+.3g} ms  {_LINES[name]}" for name, value in chosen]
 
 
-def _parts(model: StepTimeModel, low_s: float, high_s: float) -> dict[str, float]:
-    """The mean change of the step time by exchanging the times of each source, over all orders of the sources.
-
-    Step times beyond the two that are compared count as the nearer one: what binds there is not in the times.
-    """
+def first_cause(summary: Mapping[str, Any]) -> CauseFields | None:
+    """The main cause; None where the step time is as predicted, or a time was not predicted or not measured."""
+    model = _model_of(summary)
+    if model is None:
+        return None
+    predicted, measured = float(summary["minibatch_s"]["predicted"]), float(summary["minibatch_s"]["measured"])
     before, after = [one.predicted for one in model.stages], [one.measured for one in model.stages]
-    sources = sorted({_source(name) for one in before for name in one})
-    known = {chosen: min(high_s, max(low_s, _step_time(model, before, after, chosen))) for chosen in _subsets(sources)}
-    changes: dict[str, list[float]] = {source: [] for source in sources}
-    for order in itertools.permutations(sources):
-        exchanged: frozenset[str] = frozenset()
-        for source in order:
-            changes[source].append(known[exchanged | {source}] - known[exchanged])
-            exchanged |= {source}
-    return {source: statistics.fmean(values) for source, values in changes.items()}
+    if measured < predicted:
+        before, after = after, before
+    step_time, low = _within(model, predicted, measured), min(predicted, measured)
+
+    def explained(terms: Sequence[Terms]) -> float:
+        return (step_time(terms) - low) / (max(predicted, measured) - low)
+
+    shares = {
+        (index, name): explained([*before[:index], {**terms, name: after[index][name]}, *before[index + 1 :]])
+        for index, terms in enumerate(before)
+        for name in terms
+    }
+    index, name = max(shares, key=lambda key: shares[key])
+    share, waiting = shares[index, name], 1.0 - explained(after)
+    if waiting > share or not share:
+        return _waiting(model, predicted, measured, waiting)
+    return CauseFields(_text(model.stages[index], index, name, share), _SUBJECTS[name][0], index, share)
 
 
-def _step_time(
-    model: StepTimeModel,
-    before: Sequence[Mapping[str, float]],
-    after: Sequence[Mapping[str, float]],
-    chosen: frozenset[str],
-) -> float:
-    """The step time with the measured times of some sources, and the predicted ones of the others."""
-    return model.step_time(
-        [
-            {name: (new if _source(name) in chosen else old)[name] for name in old}
-            for old, new in zip(before, after, strict=True)
-        ]
+def _text(stage: StageBusyTimes, index: int, name: str, share: float) -> str:
+    measured, predicted = stage.shown[name], stage.predicted[name]
+    apart = stage.shown[CORE] > WORTH_SAYING * sum(stage.shown.values()) and name not in (CORE, "sync_s")
+    figure = _ms(measured) + (" without waiting for a core" if apart else "")  # the table shows another figure
+    took = f"takes {figure} a minibatch, which the prediction leaves out"
+    if predicted > 0:
+        verb = "take" if name == PASSES else "takes"
+        took = f"{verb} {measured / predicted:.2f} times the predicted time ({figure}, predicted {_ms(predicted)})"
+    subject = _SUBJECTS[name][1].format(index)
+    return f"{subject} {took}: {_reason(stage, name)} (this alone explains {share:.0%} of the difference)"
+
+
+def _reason(stage: StageBusyTimes, name: str) -> str:
+    """The usual reason why a time is not as predicted, and what to do."""
+    slower = stage.shown[name] > stage.predicted[name]
+    why = f"its {'optimiser was' if name == 'update_s' else 'layers were'} profiled under another load"
+    if name == "update_s" and slower and stage.versions > 1:
+        why += f", and its weights are copied for the {stage.versions} versions that it may keep"
+    elif name != "update_s" and stage.modelled:
+        why = "its profile is an estimate, not measured"
+    if _SOURCES[name] == MACHINE:
+        return f"{why}; `pipeplan calibrate` predicts by what was measured"
+    if name == "sync_s":
+        return "their link, and the slowest of the replicas, decide" if slower else "they hide behind computing"
+    few = "it dominates where stages compute little; larger minibatches or fewer stages help"
+    return {CORE: "other programs use this machine", "load_s": "`Data(processes=…)` reads ahead"}.get(name, few)
+
+
+def _waiting(model: StepTimeModel, predicted_s: float, measured_s: float, share: float) -> CauseFields:
+    """The cause where no stage is busy in most of the difference."""
+    busy = [sum(stage.measured.values()) / len(stage.workers) for stage in model.stages]
+    index, link = busy.index(max(busy)), _bound_link(model, predicted_s)
+    if link is not None:
+        text = (
+            f"the link from stage {link} to stage {link + 1} is busy for {_ms(model.stages[link].boundary_s)} a "
+            f"minibatch by the plan, and bounds its step time; the run took {_ms(measured_s)}, and no stage was busy "
+            f"for more than {_ms(busy[index])}"
+        )
+        return CauseFields(text, LINK, link, share)
+    text = (
+        f"no stage is busy all the time: the busiest, {index}, for {busy[index] / measured_s:.0%} of it "
+        f"({_ms(busy[index])} of {_ms(measured_s)} a minibatch); in between the stages wait for each other, or for a "
+        f"core: {'filling and draining, ' if model.batch else ''}times that vary, latency, traffic"
     )
+    return CauseFields(text, WAITING, None, share)
 
 
-def _subsets(sources: Sequence[str]) -> Iterable[frozenset[str]]:
-    counts = range(len(sources) + 1)
-    return (frozenset(one) for count in counts for one in itertools.combinations(sources, count))
-
-
-def _source(term: str) -> str:
-    if term == CORE:
-        return PROGRAMS
-    if term == "sync_s":
-        return NETWORK
-    return EXECUTOR if term in OWN_WORK else MACHINE
-
-
-def _link_bound(model: StepTimeModel, predicted_s: float) -> bool:
-    """Whether the plan expects a link to be busy all the time."""
-    return any(one.boundary_s >= (1 - AS_PREDICTED) * predicted_s for one in model.stages)
+def _ms(seconds: float) -> str:
+    scaled = seconds * 1e3
+    return f"{scaled:.0f} ms" if scaled >= 100 else f"{scaled:.3g} ms"

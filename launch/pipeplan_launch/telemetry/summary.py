@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import read_file
 from pipeplan_launch.plan.launch_plan import LaunchPlan, Prediction
 from pipeplan_launch.plan.schedule import SCHEDULES
-from pipeplan_launch.telemetry.difference import difference, difference_lines
+from pipeplan_launch.telemetry.difference import AS_PREDICTED, difference, difference_lines, first_cause
 from pipeplan_launch.telemetry.recorder import SUMMED_FIELDS, TIME_FIELDS, SteadyState
 from pipeplan_launch.telemetry.run_folder import SUMMARY_FORMAT, SUMMARY_VERSION, SummaryFile
-from pipeplan_launch.telemetry.slowdown_cause import first_cause
-from pipeplan_launch.telemetry.step_time_model import AS_PREDICTED
 from pipeplan_launch.typed_document import decode, parse_json
 
 
@@ -79,7 +79,7 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
     if plan.schedule.virtual is not None:  # the causes are those of workers with one stage each
         return summary | {"cause": None, "difference_s": {}}
     cause = first_cause(summary)
-    return summary | {"cause": None if cause is None else cause.as_json(), "difference_s": difference(summary)}
+    return summary | {"cause": None if cause is None else structs.asdict(cause), "difference_s": difference(summary)}
 
 
 def _blamed_on_others(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[int, float]:

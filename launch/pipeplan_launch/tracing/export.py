@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch, Job
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing import eval_mode, opaque_calls
 from pipeplan_launch.tracing.aliasing import DependsOnData, GraphBehaviour, observe_behaviour

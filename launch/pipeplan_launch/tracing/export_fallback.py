@@ -11,8 +11,8 @@ from torch import fx, nn
 from torch.utils._pytree import tree_map_only
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Job, call_model
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.job.user_code import describe_error, user_line
 from pipeplan_launch.tracing.aliasing import DependsOnData
 from pipeplan_launch.tracing.export import ExportedModel, depends_on_data, export_model, module_mode

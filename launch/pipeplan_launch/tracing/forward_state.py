@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch, Job
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.tracing.attribute_reads import Accesses, accesses_noted
 from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.opaque_modules import PYTHON_STATE

@@ -11,8 +11,8 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from pipeplan_launch.errors import LaunchError, nearest
-from pipeplan_launch.job.autocast import autocast
-from pipeplan_launch.job.loss_state import LossState
+from pipeplan_launch.job.loss import LossState
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.tracing.compiled import check_compiler, compiled_function
 from pipeplan_launch.tracing.eval_mode import evaluation_refusal
 from pipeplan_launch.tracing.input_shapes import check_input_shape

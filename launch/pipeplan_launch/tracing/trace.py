@@ -14,10 +14,10 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.hooks import refuse_accumulation_hooks, refuse_module_hooks
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.job.loss_state import LossState, loss_state
+from pipeplan_launch.job.loss import LossState, loss_state
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.tracing import aliasing, layers
 from pipeplan_launch.tracing.attribute_reads import protect_saved_values
 from pipeplan_launch.tracing.duplicated_constants import is_size

@@ -227,8 +227,8 @@ def _as_first(environment: Mapping[str, str]) -> dict[str, str]:
 
 def run_self_test() -> list[DoctorFinding]:
     """Findings on every small run, on messages, and on the transport of messages that `launch.sh` is to use."""
-    report = _answer("pipeplan_launch.selftest", SELFTEST_PATIENCE_S)
-    test, more = partial(DoctorFinding, "self-test", "launch.sh"), "run python -m pipeplan_launch.selftest to see more"
+    report = _answer("pipeplan_measure.selftest", SELFTEST_PATIENCE_S)
+    test, more = partial(DoctorFinding, "self-test", "launch.sh"), "run python -m pipeplan_measure.selftest to see more"
     if "results" not in report:
         return [test(MISSING, report["error"], more)]
     found = []

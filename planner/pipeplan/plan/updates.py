@@ -1,6 +1,6 @@
 """The updates of a plan: how old the weights are that a gradient was computed with, and what it averages over.
 
-The executor says the same of the stage files (`pipeplan_launch.plan.averaging_options`).
+The executor says the same of the stage files (`pipeplan_launch.plan.run_options`).
 """
 
 from __future__ import annotations

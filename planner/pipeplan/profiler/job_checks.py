@@ -19,7 +19,7 @@ from pipeplan.profiler.clock import Clock, repeated_s
 from pipeplan.profiler.options import ProfilerOptions, Progress
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.job.seeds import RandomState
+from pipeplan_launch.job.pass_conditions import RandomState
 from pipeplan_launch.runtime.data import (
     Batches,
     MinibatchSizes,

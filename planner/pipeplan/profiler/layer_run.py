@@ -19,8 +19,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_unflatten
 
 from pipeplan.profiler.prepared_layers import DuplicateFinder, PreparedLayer, TensorKind, prepare_layer
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.shared_copies import shared_copies
 from pipeplan_launch.tracing.split import output_spec

@@ -39,12 +39,11 @@ from pipeplan.profiler.remarks import (
     tie_remarks,
     unread_parameter_remarks,
 )
-from pipeplan_launch.allocator import keep_freed_memory
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import describe_error
-from pipeplan_launch.telemetry.memory import free_bytes, resident_bytes
+from pipeplan_launch.telemetry.memory import free_bytes, keep_freed_memory, resident_bytes
 from pipeplan_launch.tracing.trace import TracedModel
 
 LOST = "a process that kept a core busy has ended"

@@ -16,7 +16,7 @@ from typing import Any
 from pipeplan.cluster_data.executor_costs import DISTURBED, ExecutorCosts
 from pipeplan.cluster_data.machine_costs import IdleCores, MachineCosts
 from pipeplan.errors import InputError
-from pipeplan_launch.overhead_benchmark import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES
+from pipeplan_measure.overhead import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES
 
 LIMIT_S = 120.0
 OTHERS = 0.25
@@ -39,7 +39,7 @@ class ExecutorTrials:
         self._folder = tempfile.TemporaryDirectory(prefix="pipeplan-trials-", ignore_cleanup_errors=True)
         folder = self._folder.name
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipeplan_launch.overhead_benchmark", folder],
+            [sys.executable, "-P", "-m", "pipeplan_measure.overhead", folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -19,7 +19,7 @@ from pipeplan.profiler.busy_cores import BusyCores
 from pipeplan.profiler.clock import Clock, repeated_s
 from pipeplan.profiler.memory import record_memory_use
 from pipeplan_launch.job.job import Job, StageInfo
-from pipeplan_launch.job.loss_state import LossState
+from pipeplan_launch.job.loss import LossState
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.runtime.optimizer_shards import ELEMENTWISE
 

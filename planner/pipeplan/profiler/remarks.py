@@ -23,11 +23,10 @@ from pipeplan.profile_data.profile_document import lacking_text
 from pipeplan.profile_data.ties import APART, held_layers
 from pipeplan.profiler.outcome import all_names, has_batch_norm, tied_weights, training_lacks
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.hidden_state import check_loss, refuse_hidden_state, trained_leaves
 from pipeplan_launch.job.job import Batch, Job, StageInfo
-from pipeplan_launch.job.loss_state import LossState
-from pipeplan_launch.job.loss_weight import weight_of
+from pipeplan_launch.job.loss import LossState, weight_of
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing.eval_mode import evaluation_refusal
 from pipeplan_launch.tracing.python_state import restored_state

@@ -18,7 +18,7 @@ from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilte
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 from pipeplan_launch.comm.gradient_exchange import compressed_exchange
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.averaging_options import Compression
+from pipeplan_launch.plan.run_options import Compression
 
 State = dict[str, Tensor]
 ONE_EACH, ONE_BUCKET = 1, 2**20

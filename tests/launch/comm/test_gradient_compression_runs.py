@@ -21,7 +21,7 @@ from pipeplan_launch.comm.buckets import UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.errors import PeerLost
-from pipeplan_launch.plan.averaging_options import Compression, GradientAveraging
+from pipeplan_launch.plan.run_options import Compression, GradientAveraging
 from pipeplan_launch.plan.stage_files import load_plan
 
 

@@ -18,8 +18,8 @@ from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import MessageTensor
 from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.launch_plan import Prediction
+from pipeplan_launch.plan.run_options import memory_beyond_plan, memory_note
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
-from pipeplan_launch.plan.transport_modes import memory_beyond_plan, memory_note
 
 STASHING = SCHEDULES["1f1b-stashing"]
 

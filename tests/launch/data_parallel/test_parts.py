@@ -27,7 +27,7 @@ from pipeplan_launch.data_parallel.wrapping import (
     return_own_memory,
 )
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.averaging_options import GradientAveraging, check_averaging_options, parse_compression
+from pipeplan_launch.plan.run_options import GradientAveraging, check_averaging_options, parse_compression
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime.stage_setup import RunOptions
 

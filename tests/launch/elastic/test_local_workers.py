@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from pipeplan_launch.elastic.local_workers import fork_worker, on_one_machine, stay_on_loopback, worker_variables
-from pipeplan_launch.elastic.loopback_store import environment_store, open_store, serve_store
+from pipeplan_launch.elastic.store import environment_store, open_store, serve_store
 
 PATIENCE = timedelta(seconds=30)
 

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from pipeplan_launch import launch_secret
 from pipeplan_launch.elastic import handshake, servers
 from pipeplan_launch.elastic.handshake import HandshakeFailed, Purpose
 from pipeplan_launch.elastic.servers import ServerPlace
@@ -168,14 +167,14 @@ def test_secrets_are_read_from_where_nobody_else_can(tmp_path: Path) -> None:
     path.write_text("0123456789abcdef\n")
     path.chmod(0o600)
     by_file = {"PIPEPLAN_SECRET_FILE": str(path)}
-    assert launch_secret.read_secret(by_file) == "0123456789abcdef"
-    assert launch_secret.key_of(by_file) == launch_secret.key_of({"PIPEPLAN_SECRET": "0123456789abcdef"})
-    assert launch_secret.stop_token(by_file) != launch_secret.stop_token({"PIPEPLAN_SECRET": "0123456789abcdeg"})
+    assert handshake.read_secret(by_file) == "0123456789abcdef"
+    assert handshake.key_of(by_file) == handshake.key_of({"PIPEPLAN_SECRET": "0123456789abcdef"})
+    assert handshake.stop_token(by_file) != handshake.stop_token({"PIPEPLAN_SECRET": "0123456789abcdeg"})
     path.chmod(0o640)
     with pytest.raises(LaunchError, match=f"others may read {path}: chmod 600"):
-        launch_secret.read_secret(by_file)
+        handshake.read_secret(by_file)
     os.mkfifo(tmp_path / "fifo", 0o600)
     with pytest.raises(LaunchError, match="is not a regular file"):
-        launch_secret.read_secret({"PIPEPLAN_SECRET_FILE": str(tmp_path / "fifo")})
+        handshake.read_secret({"PIPEPLAN_SECRET_FILE": str(tmp_path / "fifo")})
     with pytest.raises(LaunchError, match="No such file"):
-        launch_secret.read_secret({"PIPEPLAN_SECRET_FILE": str(tmp_path / "none")})
+        handshake.read_secret({"PIPEPLAN_SECRET_FILE": str(tmp_path / "none")})

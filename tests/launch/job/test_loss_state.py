@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.loss_state import loss_state
+from pipeplan_launch.job.loss import loss_state
 
 CRITERION = Centres()
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.loss_value import checked_loss, loss_number, loss_text
+from pipeplan_launch.job.loss import checked_loss, loss_number, loss_text
 
 
 def test_a_loss_has_the_name_that_its_author_gave_it() -> None:

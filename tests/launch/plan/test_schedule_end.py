@@ -23,6 +23,7 @@ from schedule_rules import (
 )
 
 from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, Schedule, StageShape
+from pipeplan_launch.runtime.action_stream import run_stages
 from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 from pipeplan_launch.runtime.engine import Engine, Segment
 
@@ -64,7 +65,7 @@ def ended_early(schedule: Schedule, pipeline: Sequence[StageShape], count: int, 
     for worker in itertools.chain(*([(stage, one) for one in range(s.replicas)] for stage, s in enumerate(pipeline))):
         engine = Noted(schedule, pipeline, worker)
         engine.limit = lambda index: end if index >= end else None
-        engine.run(Segment(0, batches))
+        run_stages([engine], Segment(0, batches))
         found[worker] = engine.actions
     return found
 

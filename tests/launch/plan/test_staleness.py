@@ -10,13 +10,13 @@ import pytest
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.averaging_options import (
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.run_options import (
     StalenessOptions,
     check_staleness_options,
     staleness_text,
     update_delay,
 )
-from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.schedule import SCHEDULES, StageShape
 from pipeplan_launch.plan.stage_files import load_plan
 

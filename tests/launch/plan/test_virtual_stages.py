@@ -16,7 +16,7 @@ from schedule_shapes import VIRTUAL, of_devices
 
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape, device_actions
 from pipeplan_launch.plan.schedule_check import ReplayError, replay_schedule
-from pipeplan_launch.runtime import interleaved_stages
+from pipeplan_launch.runtime import action_stream
 from pipeplan_launch.runtime.engine import Engine
 
 Done = set[tuple[str, int, int]]
@@ -162,7 +162,7 @@ def test_a_segment_that_ends_early_is_whole(schedule: Schedule) -> None:
                 engine.schedule, engine.shapes, engine._count = schedule, shapes, 15
                 engine.limit = lambda index, end=end: end if index >= end else None
                 engines.append(engine)
-            found = [(one.kind.value, stage, one.index) for stage, one in interleaved_stages._actions(engines)]
+            found = [(one.kind.value, stage, one.index) for stage, one in action_stream.worker_actions(engines)]
             wanted = streams_of(schedule, shapes, end)[device, replica]
             assert sorted(found) == sorted(wanted)
             assert len({engine.count for engine in engines}) == 1  # a replica without a later minibatch does not know

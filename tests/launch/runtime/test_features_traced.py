@@ -12,8 +12,7 @@ from feature_workers import cut_before, reference, run, traced, trained
 from torch import Tensor
 
 from pipeplan_launch import load_job
-from pipeplan_launch.job.autocast import autocast
-from pipeplan_launch.job.seeds import mix_seed
+from pipeplan_launch.job.pass_conditions import autocast, mix_seed
 
 torch.set_num_threads(1)
 CPU = torch.device("cpu")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from pipeplan_launch import Job, export, load_job
 from pipeplan_launch.checkpoint.checkpoint import complete_checkpoints
-from pipeplan_launch.job.seeds import mix_seed
+from pipeplan_launch.job.pass_conditions import mix_seed
 
 torch.set_num_threads(1)
 

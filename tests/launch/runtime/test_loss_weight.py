@@ -15,8 +15,8 @@ from torch import Tensor
 from pipeplan_launch import Job, load_job
 from pipeplan_launch.comm.gradient_exchange import choose_exchange
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.loss_weight import weight_of
-from pipeplan_launch.plan.averaging_options import Compression, GradientAveraging
+from pipeplan_launch.job.loss import weight_of
+from pipeplan_launch.plan.run_options import Compression, GradientAveraging
 
 torch.set_num_threads(1)
 

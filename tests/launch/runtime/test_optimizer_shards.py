@@ -14,8 +14,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.averaging_options import GradientAveraging, check_averaging_options
-from pipeplan_launch.plan.transport_modes import transport_of
+from pipeplan_launch.plan.run_options import GradientAveraging, check_averaging_options, transport_of
 from pipeplan_launch.runtime import optimizer_shards
 from pipeplan_launch.runtime.optimizer_shards import ELEMENTWISE, OptimizerShards
 

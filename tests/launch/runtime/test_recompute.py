@@ -23,7 +23,8 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, StageShape
-from pipeplan_launch.runtime.recompute import gradient_receive_posted
+from pipeplan_launch.runtime.action_stream import run_stages
+from pipeplan_launch.runtime.backward_passes import gradient_receive_posted
 from pipeplan_launch.tracing.split import StageProgram, build_stage_program
 from pipeplan_launch.tracing.trace import trace_job
 
@@ -190,7 +191,7 @@ def test_a_stage_computes_the_same_bits(tmp_path: Path, middle: str) -> None:
         program, job = middle_stage(middle)
         before = {name: tensor.clone() for name, tensor in state_of(program).items()}
         training, neighbours = engine(tmp_path, program, job, 1, [5, 3, 1], recompute=recompute)
-        training.run(whole_segment())
+        run_stages([training], whole_segment())
         assert len(neighbours.sent) == 2 * MINIBATCHES
         assert any(not torch.equal(tensor, before[name]) for name, tensor in state_of(program).items())
         ends.append((neighbours.sent, state_of(program), {"rng": torch.get_rng_state()}))
@@ -225,7 +226,7 @@ def test_a_minibatch_in_flight_holds_the_input_only(tmp_path: Path, middle: str)
 
         neighbours.before_taking = note
         with held:
-            training.run(whole_segment())
+            run_stages([training], whole_segment())
         fill = [count for direction, count in itertools.takewhile(lambda one: one[0] is Direction.ACTIVATIONS, seen)]
         assert len(fill) == 4
         steps = {after - before for before, after in itertools.pairwise(fill)}
@@ -290,7 +291,7 @@ def trained_weight(tmp_path: Path, run: Callable[[Tensor, Tensor], Tensor], loss
         optimizer=lambda parameters: SGD(parameters, lr=0.1, momentum=0.9),
     )
     training, _ = engine(tmp_path, program, job, 0, [3], recompute=recompute)
-    training.run(whole_segment())
+    run_stages([training], whole_segment())
     return program.weight.detach()
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pipeplan_launch.runtime.split_backward import SplitBackward
+from pipeplan_launch.runtime.backward_passes import SplitBackward
 
 torch.set_num_threads(1)
 Stage = Callable[[dict[str, Tensor], Tensor], Sequence[Tensor]]

@@ -28,7 +28,7 @@ from toy_workers import (
 )
 
 from pipeplan_launch.checkpoint.checkpoint import complete_checkpoints
-from pipeplan_launch.job.seeds import mix_seed, seed_forward
+from pipeplan_launch.job.pass_conditions import mix_seed, seed_forward
 
 torch.set_num_threads(1)
 

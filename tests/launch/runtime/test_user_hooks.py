@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from pipeplan_launch import load_job
-from pipeplan_launch.job.seeds import mix_seed
+from pipeplan_launch.job.pass_conditions import mix_seed
 
 torch.set_num_threads(1)
 

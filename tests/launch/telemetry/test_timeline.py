@@ -21,9 +21,8 @@ from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.files import write_json
 from pipeplan_launch.plan.schedule import SCHEDULES
-from pipeplan_launch.telemetry.recorder import Stopwatch
+from pipeplan_launch.telemetry.recorder import RECORDED_MINIBATCHES, Stopwatch, Timeline
 from pipeplan_launch.telemetry.run_folder import BACKWARD, FORWARD, KINDS, UPDATE
-from pipeplan_launch.telemetry.timeline import RECORDED_MINIBATCHES, Timeline
 
 MINIBATCHES = 10
 WHOSE = ("sha256:plan", 3, 1, 0)

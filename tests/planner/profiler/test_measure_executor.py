@@ -18,7 +18,7 @@ from pipeplan.profiler.measure_executor import (
     throughput_of,
 )
 from pipeplan_launch.devices.backend import physical_cores
-from pipeplan_launch.overhead_benchmark import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES, trials
+from pipeplan_measure.overhead import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES, trials
 
 
 def _trial(name: str, in_use: float, *cpu_s: float, products: int = 0) -> dict[str, Any]:

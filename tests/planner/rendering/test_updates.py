@@ -13,7 +13,7 @@ from pipeplan.plan.updates import Updates
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.rendering.plan_json import plan_document
-from pipeplan_launch.plan.averaging_options import updates_sentence
+from pipeplan_launch.plan.run_options import updates_sentence
 from pipeplan_launch.plan.stage_files import load_plan
 
 SETTINGS = Settings(solver="dp", certify=False, simulate=False)

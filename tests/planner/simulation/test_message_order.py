@@ -16,8 +16,8 @@ from pipeplan.simulation.events import SimulatedEvents
 from pipeplan.simulation.message_order import TRANSPORTS, check_transport
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan_launch.plan.communication_order import Transfer, communication_order
+from pipeplan_launch.plan.run_options import MODES
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind
-from pipeplan_launch.plan.transport_modes import MODES
 
 
 def scenario(

@@ -19,17 +19,17 @@ from torch import Tensor
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job
-from pipeplan_launch.job.seeds import RandomState
+from pipeplan_launch.job.pass_conditions import RandomState
 from pipeplan_launch.runtime.self_check import differences
 from pipeplan_launch.runtime.self_check.differences import (
     Difference,
     Tolerance,
     dense,
+    is_read,
     largest_difference,
     last_bit_changed,
 )
 from pipeplan_launch.runtime.self_check.passes import CPU, EagerModel, PipelineModel, Sample, Trained, Updates
-from pipeplan_launch.runtime.self_check.source_places import is_read
 from pipeplan_launch.runtime.self_check.training_state import Attributes, TrainedModules, TrainingState, same_bits
 from pipeplan_launch.tracing.trace import TracedModel
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pipeplan_launch.job.pass_conditions import mix_seed, seed_everything
 from pipeplan_launch.job.reachable import reachable_values
-from pipeplan_launch.job.seeds import mix_seed, seed_everything
 from pipeplan_launch.job.user_code import is_user_code
 
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)

@@ -14,10 +14,10 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.hooks import hooked_gradients, parameter_hooks
 from pipeplan_launch.job.job import Batch, Job, StageInfo
-from pipeplan_launch.job.loss_value import checked_loss, loss_text
+from pipeplan_launch.job.loss import checked_loss, loss_text
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.runtime.self_check.kept_values import SameRandomNumbers
 from pipeplan_launch.runtime.self_check.training_state import MODEL, TrainedModules, put

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job, collate_samples
-from pipeplan_launch.job.seeds import RandomState, seed_loading
+from pipeplan_launch.job.pass_conditions import RandomState, seed_loading
 from pipeplan_launch.job.user_code import describe_error, user_code_errors
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.runtime.self_check.check import Check, DifferenceFound, NotDeterministic, TooSlow

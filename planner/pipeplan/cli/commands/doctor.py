@@ -11,6 +11,9 @@ from rich.text import Text
 
 from pipeplan.cli.options import PATH, json_option, quiet_option
 from pipeplan.cli.output import print_answer, print_json
+from pipeplan.cli.servers import examine_servers, run_on_hosts
+from pipeplan.cli.solving import read_profile
+from pipeplan.errors import InputError
 from pipeplan.first_steps.doctor import MISSING, OK, WARNING, DoctorFinding, examine_machine, run_self_test
 
 LACKING = 2
@@ -23,9 +26,35 @@ STYLES = {OK: "green", WARNING: "yellow", MISSING: "bold red"}
 @click.option(
     "--selftest", is_flag=True, help="Train small plans on this machine's workers as well, for one or two minutes."
 )
+@click.option(
+    "--hosts",
+    type=PATH,
+    metavar="FILE",
+    help="Measure the hosts that this file names, one a line, by ssh, and say what makes training on them slow.",
+)
+@click.option(
+    "--servers",
+    type=int,
+    metavar="N",
+    help="Do the same as one of N servers, each of which has NODE_RANK, MASTER_ADDR and MASTER_PORT set.",
+)
+@click.option(
+    "--workers", type=int, metavar="N", help="Start this number of workers on each  [default: one for each device]"
+)
+@click.option(
+    "--profile", type=PATH, help="Predict for this profile's model  [default: ./profile.json, or a bundled VGG-16]"
+)
 @json_option
 @quiet_option
-def command(plan: Path | None, selftest: bool, as_json: bool) -> int:
+def command(
+    plan: Path | None,
+    selftest: bool,
+    hosts: Path | None,
+    servers: int | None,
+    workers: int | None,
+    profile: Path | None,
+    as_json: bool,
+) -> int:
     """Say in plain words what is installed on this machine, what is missing, what needs it, and what to do.
 
     With PLAN, a plan folder, also say whether this machine can run its part of the plan. Nothing is changed; the checks
@@ -34,17 +63,54 @@ def command(plan: Path | None, selftest: bool, as_json: bool) -> int:
     With --selftest, also run small plans here: every schedule and every transport, compared with one process; a worker
     that is killed; the speed of messages. On GPUs it remembers which transport launch.sh is to use.
 
+    With --hosts or --servers, measure several servers for about a minute: their speed, the links in each direction and
+    at once, the clocks. Ten lines say what data parallelism makes on one and on all of them, what limits it, and what
+    would be faster.
+
     \b
     pipeplan doctor
     pipeplan doctor plan
     pipeplan doctor --selftest
+    pipeplan doctor --hosts hosts.txt --profile profile.json
     """
+    if hosts is not None or servers is not None:
+        return _examine_servers(plan, selftest, hosts, servers, workers, profile, as_json)
+    if workers is not None or profile is not None:
+        raise InputError("--workers and --profile go with --hosts or --servers")
     findings = examine_machine(plan) + (run_self_test() if selftest else [])
     if as_json:
         print_json([finding.to_json() for finding in findings])
     else:
         print_answer(_finding_lines(findings))
     return LACKING if any(finding.state == MISSING for finding in findings) else 0
+
+
+def _examine_servers(
+    plan: Path | None,
+    selftest: bool,
+    hosts: Path | None,
+    servers: int | None,
+    workers: int | None,
+    profile: Path | None,
+    as_json: bool,
+) -> int:
+    if plan is not None or selftest:
+        raise InputError("--hosts and --servers measure servers: leave out the plan and --selftest")
+    if hosts is not None and servers is not None:
+        raise InputError("give --hosts, which starts the servers by ssh, or --servers on each of them, not both")
+    if servers is not None and servers < 2:
+        raise InputError(f"--servers takes 2 or more, not {servers}: with one there is nothing to compare")
+    source = read_profile(profile)
+    if hosts is None:
+        assert servers is not None
+        examine_servers(source.profile, servers, workers, as_json)
+        return 0
+    # A bundled profile has the same name on all hosts.
+    path = profile.resolve() if profile is not None and profile.exists() else profile
+    named = {"--workers": workers, "--profile": path}
+    words = [word for name, value in named.items() if value is not None for word in (name, str(value))]
+    run_on_hosts(hosts, [*words, *["--json"] * as_json])
+    return 0
 
 
 def _finding_lines(findings: list[DoctorFinding]) -> Iterator[RenderableType]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,10 +25,9 @@ from pipeplan.util.files import refuse_to_replace
 from pipeplan.util.text import shell_path
 from pipeplan.util.typed import shortened, whole_number
 from pipeplan.util.units import show_size, show_time
-from pipeplan_launch.elastic.signals import watch_signals
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.link_benchmark.pair_schedule import BenchmarkSettings, MeasuredLinks, PairRates, ServerShare
 from pipeplan_launch.torch_check import import_problem
+from pipeplan_measure.pair_schedule import BenchmarkSettings, MeasuredLinks, PairRates, ServerShare
 
 _HEADINGS = ("level", "joins", "link\nGbit/s", "latency", "message\nGbit/s", "±", "all-reduce\nGbit/s", "±", "sizes")
 Progress = Callable[[int, int, str], None]
@@ -79,8 +75,7 @@ def command(
 ) -> None:
     """Measure messages and all-reduces between workers, and write a cluster file with the measured links.
 
-    On several servers, run it on each with NODE_RANK counted from 0, or by torchrun … -m pipeplan profile --links.
-    Worker 0 of the first server writes the file.
+    On several servers, run it on each with NODE_RANK counted from 0. The first server writes the file.
 
     \b
     pipeplan profile --links --workers 3 -o local.toml
@@ -89,26 +84,11 @@ def command(
     for option, value in (("--budget", budget), ("--timeout", timeout)):
         if not 0 < value < 1e6:
             raise InputError(f"{option} takes a number of seconds above 0, not {value:g}")
-    share = _share(servers)
-    if workers is not None and workers * servers < 2:
-        raise InputError(f"there is no link with {workers} worker{'s' * (workers != 1)}: give --workers 2 or more")
-    refusal = _refusal(output, force)
-    joined = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    if joined and (workers is not None or share):
-        raise InputError("--workers and --servers are for starting workers; under torchrun, leave them out")
-    if refusal and not joined and share is None:
-        raise InputError(refusal)
-    hardware, count = _hardware(device, workers)
-    if not joined and count * servers < 2:
-        raise InputError(
-            f"this machine would have one worker, a {hardware.name}: give --workers 2, or start by torchrun"
-        )
-    first = share.number == 0 if share else os.environ.get("RANK") == "0"
-    settings = BenchmarkSettings(hardware.kind, timeout, budget, asdict(hardware), refusal if first else "")
-    measured = _measure(settings, None if joined else count, share)
+    settings = BenchmarkSettings(device or "", timeout, budget, refusal=_refusal(output, force))
+    measured = measure_servers(workers, servers, settings)
     if measured is None:
         return
-    built = _built(measured, name or output.stem)
+    built = cluster_of(measured, name or output.stem)
     cluster_toml.write_cluster(built.cluster, output, _remarks(measured, built))
     if as_json:
         print_json(built.cluster.to_json())
@@ -117,6 +97,25 @@ def command(
     for remark in built.notes:
         note(f"note: {remark}")
     note(f"written: {output}\nnext: pipeplan solve --cluster {shell_path(output)}")
+
+
+def measure_servers(workers: int | None, servers: int, settings: BenchmarkSettings) -> MeasuredLinks | None:
+    """Measure between so many workers on each of so many servers, of which this is one.
+
+    `settings.device` may be empty, for a GPU where there is one. Returns None on servers other than the first, which
+    has the result. Raises `InputError`, with a `settings.refusal` on several servers once all workers are there.
+    """
+    share = _share(servers)
+    if workers is not None and workers * servers < 2:
+        raise InputError(f"there is no link with {workers} worker{'s' * (workers != 1)}: give --workers 2 or more")
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        raise InputError("workers are started by pipeplan: run it once on each server, without torchrun or srun tasks")
+    if settings.refusal and share is None:
+        raise InputError(settings.refusal)
+    hardware, count = _hardware(settings.device or None, workers)
+    if count * servers < 2:
+        raise InputError(f"this machine would have one worker, a {hardware.name}: give --workers 2")
+    return _measure(replace(settings, device=hardware.kind, facts=asdict(hardware)), count, share)
 
 
 def links_table(built: ClusterFromLinks) -> Iterator[RenderableType]:
@@ -170,6 +169,8 @@ def _share(servers: int) -> ServerShare | None:
         raise InputError(
             f"NODE_RANK is {shortened(os.environ['NODE_RANK'])}: it must be this server's number, 0 to {servers - 1}"
         )
+    if not 0 < (whole_number(os.environ["MASTER_PORT"]) or 0) < 1 << 16:
+        raise InputError(f"MASTER_PORT is {shortened(os.environ['MASTER_PORT'])}: it must be a port number")
     return ServerShare(servers, number)
 
 
@@ -198,60 +199,30 @@ def _nesting(measured: PairRates, kind: str) -> Nesting:
     return find_levels(measured.pairs, measured.places, islands=kind == "cuda")
 
 
-def _measure(settings: BenchmarkSettings, workers: int | None, share: ServerShare | None) -> MeasuredLinks | None:
-    """Measure with the workers that torchrun started, or with `workers` on this machine.
-
-    Returns None in processes other than worker 0, which has the result.
-    """
+def _measure(settings: BenchmarkSettings, workers: int, share: ServerShare | None) -> MeasuredLinks | None:
+    """Measure with `workers` workers of this machine; returns None on servers other than the first."""
     # When a worker is lost, torch would print pages of traces beside our one-line error.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if why := import_problem():
         raise InputError(f"measuring links needs torch: {why[0]}; {why[1]}")
-    from pipeplan_launch.link_benchmark.run import measure_on_this_machine, measure_under_torchrun
+    from pipeplan_measure.links import measure_links
 
     def levels(measured: PairRates) -> tuple[tuple[tuple[int, ...], ...], ...]:
         return _nesting(measured, settings.device).partitions
 
     try:
-        if workers is not None:
-            with _progress() as progress:
-                return measure_on_this_machine(workers, settings, levels, progress, share)
-        with _one_of_several(), _progress(os.environ.get("RANK") == "0") as progress:
-            return measure_under_torchrun(settings, levels, progress)
+        with _progress() as progress:
+            return measure_links(workers, settings, levels, progress, share)
     except LaunchError as error:
         raise InputError(str(error)) from error
 
 
 @contextmanager
-def _one_of_several() -> Iterator[None]:
-    """End at once on Ctrl-C and after errors, because this process may wait for others that are gone."""
-
-    def stop(number: int) -> None:
-        if number == signal.SIGINT and os.environ.get("RANK") == "0":
-            note("error: interrupted")
-        os._exit(130)
-
-    watch_signals(stop)
-    try:
-        yield
-    except BaseException:
-        # Destroying a process group hangs if some of its processes are gone. This handler runs before that.
-        atexit.register(_end)
-        raise
-
-
-def _end() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(2)
-
-
-@contextmanager
-def _progress(shown: bool = True) -> Iterator[Progress]:
+def _progress() -> Iterator[Progress]:
     """Show a progress bar in a terminal, and elsewhere a line whenever another kind of measurement begins."""
-    in_lines = shown and not is_watched()
+    in_lines = not is_watched()
     begun: list[str] = []
-    with progress_bar("waiting for the workers", shown=shown) as update:
+    with progress_bar("waiting for the workers") as update:
 
         def progress(done: int, total: int, step: str) -> None:
             update(done, total, step)
@@ -263,7 +234,8 @@ def _progress(shown: bool = True) -> Iterator[Progress]:
         yield progress
 
 
-def _built(measured: MeasuredLinks, name: str) -> ClusterFromLinks:
+def cluster_of(measured: MeasuredLinks, name: str) -> ClusterFromLinks:
+    """The cluster that was measured."""
     hardware = [local.Hardware(**facts) for facts in measured.facts]  # type: ignore[arg-type]
     nesting = _nesting(measured.found, hardware[0].kind)
     devices = [

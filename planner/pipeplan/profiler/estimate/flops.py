@@ -25,9 +25,9 @@ from pipeplan.profiler.estimate.work import Work, bytes_of
 from pipeplan.profiler.memory import SavedBytes
 from pipeplan.profiler.passes import training_loss
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.autocast import autocast
 from pipeplan_launch.job.job import Batch, Job
-from pipeplan_launch.job.loss_value import checked_loss, constant_loss_message, loss_text
+from pipeplan_launch.job.loss import checked_loss, constant_loss_message, loss_text
+from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.tracing.export import quiet
 from pipeplan_launch.tracing.layers import LOSS_LAYER

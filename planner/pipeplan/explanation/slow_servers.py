@@ -1,0 +1,277 @@
+"""Says why several servers train no faster than one: what limits data parallelism, and what would be faster.
+
+Everything is predicted from the profile of a model and from measurements of the servers and their links. A cause is
+named by what data parallelism would gain without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pipeplan.cluster_data.cluster import Cluster, Server
+from pipeplan.cluster_data.variants import with_faster_links
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.errors import InfeasibleError, NotFoundInTimeError
+from pipeplan.planning.candidates import Machines, candidate_of, problem_of
+from pipeplan.planning.choose import DDP, FSDP, HSDP, PIPELINE, UNIFORM, Question, choose
+from pipeplan.planning.figure import figured
+from pipeplan.problem.options import Options
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util.deadline import Deadline
+from pipeplan.util.units import show_rate, show_step_time, show_time
+
+SAME_SPEED, SAME_RATE = 0.05, 1.5
+"""Servers whose speeds differ by a smaller share are equally fast; directions and cards whose rates differ by a smaller
+factor are equally fast."""
+LEAST_GAIN = 0.05
+"""A cause whose end would gain a smaller share is none."""
+MOST_OF = 0.5
+"""A special cause, such as one slow direction, is named in place of the links if it explains this share of what they
+cost."""
+GOAL = 0.9
+"""The share of perfect scaling that the links should allow."""
+ACCUMULATED = 8
+"""Microbatches of an update on every worker, in the prediction with accumulated gradients."""
+LARGEST_FACTOR = 4096.0
+LINK, DIRECTION, CARD, SWITCH, SLOW_SERVER, LOADER = "link", "direction", "card", "switch", "slow server", "loader"
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """What was measured of the servers of a cluster, beside its links."""
+
+    names: tuple[str, ...]
+    speeds: tuple[float, ...]
+    """Of each server, relative to the fastest, which has 1."""
+    one_way: tuple[tuple[int, int, float], ...] = ()
+    """(sender, receiver, bytes/s) of directions between servers, each alone."""
+    together: float = 1.0
+    """The rate of pairs of servers that send at once, over that of a pair alone."""
+    clock_s: float = 0.0
+    """The largest difference between two clocks."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something that makes data parallelism on all servers slower."""
+
+    kind: str
+    text: str
+    without_per_s: float
+    """Samples per second without it."""
+
+
+@dataclass(frozen=True)
+class SlowServers:
+    """Why several servers are slower than they should be. Throughputs are samples per second."""
+
+    facts: ServerFacts
+    cluster: Cluster
+    batch: int
+    """Samples of an update: one microbatch on every worker."""
+    one_per_s: float | None
+    """Data parallelism on the workers of one server; None where it does not fit."""
+    all_per_s: float | None
+    """On all workers."""
+    needed_rate: float | None
+    """Bytes/s between servers from which on scaling reaches `GOAL`; None where it does so already, or at no rate."""
+    causes: tuple[Cause, ...]
+    """The largest first."""
+    others: tuple[tuple[str, float | None], ...] = ()
+    """What else could be run on all workers."""
+
+    @property
+    def scaling(self) -> float | None:
+        """Throughput of all servers, over that of one times their number."""
+        if not self.one_per_s or not self.all_per_s:
+            return None
+        return self.all_per_s / self.one_per_s / len(self.facts.names)
+
+    @property
+    def bottleneck(self) -> Cause | None:
+        """The largest cause."""
+        return self.causes[0] if self.causes else None
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, as `doctor --hosts --json` prints them."""
+        shown = {name: value for name, value in asdict(self).items() if name not in ("cluster", "others")}
+        found = {"format": "pipeplan-servers", "version": 1, "scaling": self.scaling, "cluster": self.cluster.to_json()}
+        return found | shown | {"others": dict(self.others)}
+
+
+def with_speeds(cluster: Cluster, speeds: tuple[float, ...]) -> Cluster:
+    """The cluster with the speed of each server's devices multiplied by what was measured of them."""
+    if max(speeds) - min(speeds) < SAME_SPEED * max(speeds):
+        return cluster
+    inside = cluster.levels[0]
+    machines = cluster.machines or tuple(Server(cluster.device, inside) for _ in speeds)
+    changed = []
+    for machine, speed in zip(machines, speeds, strict=True):
+        device = replace(machine.device, speed=machine.device.speed * speed)
+        named = replace(device, name=f"{device.name} at {speed:.0%}") if speed < 1 - SAME_SPEED else device
+        changed.append(replace(machine, device=named))
+    return Cluster.of_servers(cluster.name, changed, cluster.levels[1:], cluster.executor)
+
+
+def diagnose_servers(profile: Profile, cluster: Cluster, facts: ServerFacts, deadline: Deadline) -> SlowServers:
+    """Predict data parallelism on measured servers, and name what limits it. `with_others` adds its alternatives.
+
+    `cluster` has the measured links and, where servers differ, their speeds.
+    """
+    machines = Machines(profile, cluster)
+    batch = profile.minibatch * cluster.workers
+    one_per_s = _on_one_server(machines, batch, deadline)
+    all_per_s = _data_parallel(machines, batch, deadline)
+    needed = None
+    if one_per_s and all_per_s:
+        needed = _needed_rate(machines, batch, GOAL * one_per_s * len(facts.names), deadline)
+    causes = _causes(machines, batch, facts, all_per_s, deadline) if all_per_s else ()
+    return SlowServers(facts, cluster, batch, one_per_s, all_per_s, needed, causes)
+
+
+def with_others(found: SlowServers, profile: Profile, deadline: Deadline) -> SlowServers:
+    """The same with what else could be run."""
+    return replace(found, others=tuple(_others(Machines(profile, found.cluster), found.batch, deadline)))
+
+
+def _data_parallel(machines: Machines, batch: int, deadline: Deadline) -> float | None:
+    """Samples per second of DDP on all workers in the profile's microbatches; None where it does not fit."""
+    problem = problem_of(machines, Options(stages=1), machines.profile.minibatch, batch)
+    plan = plain_data_parallel(problem, machines.cluster.workers)
+    score = evaluate(plan, problem)
+    if not score.fits:
+        return None
+    return problem.profile.minibatch / figured(plan, score, problem, deadline).step_s
+
+
+def _on_one_server(machines: Machines, batch: int, deadline: Deadline) -> float | None:
+    """Samples per second of DDP on the workers of the server on which it is fastest; None where it does not fit."""
+    options = Options(stages=1, max_workers=max(machines.cluster.server_sizes))
+    found, _ = candidate_of(DDP, problem_of(machines, options, machines.profile.minibatch, batch), 1000, deadline)
+    return None if found is None else 1 / found.sample_s
+
+
+def _with_links(cluster: Cluster, factor: float) -> Cluster:
+    """The cluster with links between servers that are so many times as fast."""
+    for index in range(cluster.server_level, len(cluster.levels)):
+        cluster = with_faster_links(cluster, index, factor)
+    return cluster
+
+
+def _needed_rate(machines: Machines, batch: int, goal: float, deadline: Deadline) -> float | None:
+    """The least rate between servers at which DDP reaches a throughput; None where it does so, or never does."""
+
+    def reaches(factor: float) -> bool:
+        faster = Machines(machines.profile, _with_links(machines.cluster, factor))
+        return (_data_parallel(faster, batch, deadline) or 0.0) >= goal
+
+    low, high = 1.0, LARGEST_FACTOR
+    if reaches(low) or not reaches(high):
+        return None
+    while high / low > 1.05:
+        middle = (low * high) ** 0.5
+        low, high = (low, middle) if reaches(middle) else (middle, high)
+    return machines.cluster.levels[machines.cluster.server_level].bandwidth * high
+
+
+def _causes(
+    machines: Machines, batch: int, facts: ServerFacts, all_per_s: float, deadline: Deadline
+) -> tuple[Cause, ...]:
+    """What DDP on all servers would gain if one thing after another were put right."""
+
+    def without(profile: Profile, cluster: Cluster) -> float:
+        return _data_parallel(Machines(profile, cluster), batch, deadline) or all_per_s
+
+    profile, cluster = machines.profile, machines.cluster
+    found: list[Cause] = []
+    if not cluster.uniform and max(facts.speeds) - min(facts.speeds) >= SAME_SPEED:
+        slowest = min(range(len(facts.speeds)), key=facts.speeds.__getitem__)
+        fastest = max((machine.device for machine in cluster.machines), key=lambda device: device.speed)
+        equal = [replace(machine, device=fastest) for machine in cluster.machines]
+        even = Cluster.of_servers(cluster.name, equal, cluster.levels[1:], cluster.executor)
+        text = f"{facts.names[slowest]} computes at {facts.speeds[slowest]:.0%} of the fastest server"
+        found.append(Cause(SLOW_SERVER, text, without(profile, even)))
+    if profile.read_s:
+        text = f"reading a microbatch takes {show_time(profile.read_s)} on every worker"
+        found.append(Cause(LOADER, text, without(replace(profile, read_s=0.0), cluster)))
+    best_per_s = without(profile, _with_links(cluster, LARGEST_FACTOR))
+    kind, text = LINK, f"the links between servers carry {show_rate(cluster.levels[cluster.server_level].bandwidth)}"
+    for special, factor in _special(facts, cluster):
+        mended_per_s = without(profile, _with_links(cluster, factor))
+        # Seconds per sample that are saved, of those that the links cost.
+        if 1 / all_per_s - 1 / mended_per_s >= MOST_OF * (1 / all_per_s - 1 / best_per_s):
+            kind, text = special
+            break
+    found.append(Cause(kind, text, best_per_s))
+    found = [cause for cause in found if cause.without_per_s >= (1 + LEAST_GAIN) * all_per_s]
+    return tuple(sorted(found, key=lambda cause: -cause.without_per_s))
+
+
+def _special(facts: ServerFacts, cluster: Cluster) -> Iterator[tuple[tuple[str, str], float]]:
+    """(what may be slow of the links alone, in words), and how many times as fast they would be without it."""
+    rates = {(sender, receiver): rate for sender, receiver, rate in facts.one_way}
+    ratios = {pair: rates[pair[::-1]] / rate for pair, rate in rates.items() if pair[::-1] in rates and rate > 0}
+    if ratios and max(ratios.values()) >= SAME_RATE:
+        pair = max(ratios, key=lambda one: ratios[one])
+        sender, receiver = (facts.names[server] for server in pair)
+        back = show_rate(rates[pair[::-1]])
+        text = f"{sender} sends to {receiver} at {show_rate(rates[pair])}, the other direction carries {back}"
+        yield (DIRECTION, text), ratios[pair]
+    cards = [machine.card for machine in cluster.machines]
+    if cards and min(cards) > 0 and max(cards) >= SAME_RATE * min(cards):
+        slowest = cards.index(min(cards))
+        text = f"the card of {facts.names[slowest]} carries {show_rate(min(cards))}, others {show_rate(max(cards))}"
+        yield (CARD, text), max(cards) / min(cards)
+    if facts.together <= 1 / SAME_RATE:
+        text = f"servers that send at once reach {facts.together:.0%} of the rate of two alone"
+        yield (SWITCH, text), 1 / facts.together
+
+
+def _others(machines: Machines, batch: int, deadline: Deadline) -> Iterator[tuple[str, float | None]]:
+    """What could be run in place of DDP, and its throughput; None where it does not fit."""
+    several = ACCUMULATED * batch
+    accumulated = _data_parallel(machines, several, deadline)
+    yield f"DDP, {ACCUMULATED} microbatches accumulated (batch {several})", accumulated
+    halved = Machines(machines.profile, _with_links(machines.cluster, 2.0))
+    yield "DDP, gradients in bfloat16", _data_parallel(halved, batch, deadline)
+    try:
+        choice = choose(Question(machines, Options(), batch, machines.profile.minibatch), deadline)
+    except (InfeasibleError, NotFoundInTimeError):
+        return
+    for kind in (FSDP, HSDP, UNIFORM, PIPELINE):
+        rival = choice.rival(kind)
+        if rival is not None and (kind in (FSDP, HSDP) or len(rival.plan.stages) > 1):
+            name = kind if kind in (FSDP, HSDP) else f"{kind} {rival.plan.config}, {rival.plan.schedule}"
+            yield name, 1 / rival.sample_s
+
+
+def servers_lines(found: SlowServers) -> Iterator[str]:
+    """The answer, in about ten lines."""
+    facts, level = found.facts, found.cluster.levels[found.cluster.server_level]
+    speeds = ", ".join(f"{name} {speed:.0%}" for name, speed in zip(facts.names, facts.speeds, strict=True))
+    yield f"{len(facts.names)} servers, {found.cluster.workers} workers. Measured; throughputs are predictions."
+    yield f"compute  {speeds}"
+    names = facts.names
+    ways = "; ".join(f"{names[one]} to {names[other]} {show_rate(rate)}" for one, other, rate in facts.one_way)
+    yield f"links    both ways at once {show_rate(level.bandwidth)}; alone {ways}"
+    yield f"clocks   differ by {show_time(facts.clock_s)}"
+    scaling = "" if found.scaling is None else f", {found.scaling:.0%} of {len(facts.names)} times one server"
+    yield f"DDP      one server {_shown(found.one_per_s)}, all servers {_shown(found.all_per_s)}{scaling}"
+    if found.needed_rate is not None:
+        yield f"         {GOAL:.0%} would need {show_rate(found.needed_rate)} between servers"
+    for name, per_s in found.others:
+        yield f"instead  {name}: {_shown(per_s)}"
+    cause = found.bottleneck
+    if found.all_per_s is None:
+        yield "WHY      the model does not fit on a worker, so DDP cannot train it"
+    elif cause is None:
+        yield "WHY      nothing that was measured slows it down by 5% or more"
+    else:
+        yield f"WHY      {cause.kind}: {cause.text}; without that {_shown(cause.without_per_s)}"
+
+
+def _shown(per_s: float | None) -> str:
+    return "does not fit" if per_s is None else f"{show_step_time(per_s)} samples/s"

@@ -1,0 +1,128 @@
+"""Which teams a probe measures, and the notes on workers that are apart and on slow links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_workers import stage_contents, write_plan
+
+from pipeplan_launch.command_line import worker_parser
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
+from pipeplan_launch.rank_mapping.host_identity import Location
+from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
+from pipeplan_launch.runtime.link_check import CommunicatingTeam, format_rate, link_notes, teams_across_servers
+
+PREDICTION = {"minibatch_s": 0.02, "sync_s": 0.0, "parameter_bytes": 1_000_000, "boundary_s": 0.0}
+INSIDE = {"name": "server", "span": [2, 1], "sendrecv": [1e10, None], "allreduce": [1e10, None]}
+BETWEEN = {"name": "cluster", "span": 3, "sendrecv": 1e9, "allreduce": 5e8, "latency_s": 0.0, "cards_s": 0.01}
+LINKS = [INSIDE | {"latency_s": 0.0, "cards_s": None}, BETWEEN]
+
+
+def loaded(folder: Path, replicas: Sequence[int], predictions: Sequence[dict[str, Any]], **changes: Any) -> LaunchPlan:
+    """A plan on a server of two workers and a server of one."""
+    contents = stage_contents(list(replicas))
+    common = {"servers": 2, "workers_per_server": 2, "server_sizes": [2, 1], "links": LINKS} | changes
+    for content, prediction in zip(contents, predictions, strict=True):
+        content |= common | {"prediction": PREDICTION | prediction}
+    return load_plan(write_plan(folder, contents))
+
+
+def straight(folder: Path, **changes: Any) -> LaunchPlan:
+    """1-1-1: the link inside the first server is busy for 15% of the step time, the link to the second for half
+    of it.
+    """
+    return loaded(folder, [1, 1, 1], [{"boundary_s": 0.003}, {"boundary_s": 0.01}, {}], **changes)
+
+
+def seats_of(plan: LaunchPlan, hosts: Sequence[str] = ()) -> RankAssignment:
+    """Workers as planned, or on the hosts that are given by process."""
+    sizes = [plan.workers_on(server) for server in range(plan.servers)]
+    hosts = hosts or [f"host {server}" for server, size in enumerate(sizes) for _ in range(size)]
+    return RankAssignment.of(sizes, [Location(host, host, "") for host in hosts])
+
+
+def test_workers_that_are_apart_are_named_with_planned_and_measured_rates(tmp_path: Path) -> None:
+    plan = straight(tmp_path)
+    assert link_notes(plan, seats_of(plan), {}) == []
+    assert link_notes(plan, seats_of(plan, "ABB"), {}) == []  # the sizes say which server is which
+    apart = seats_of(plan, "ABC")
+    (line,) = link_notes(plan, apart, {CommunicatingTeam((0, 1), 0, False, 0.15): 5e8})
+    assert line == (
+        "note: workers 0 and 1, meant to share a server, are on different machines (A, B): planned 80 Gbit/s, measured "
+        "4 Gbit/s, 20 times slower; start as many workers on each server as the plan has there, or solve again for "
+        "these servers"
+    )
+    assert link_notes(plan, apart, {CommunicatingTeam((0, 1), 0, False, 0.15): 9e9}) == []  # apart, and still fast
+    # Without a measurement the note has no rates, whether the plan says its rates or not.
+    bare = straight(tmp_path / "bare", links=None)
+    for unmeasured in (plan, bare):
+        (line,) = link_notes(unmeasured, seats_of(unmeasured, "ABC"), {})
+        assert "are on different machines (A, B); start as many workers" in line
+
+
+def test_the_slow_link_that_the_plan_keeps_busiest_is_named(tmp_path: Path) -> None:
+    plan = straight(tmp_path)
+    assignment = seats_of(plan)
+    (team,) = teams_across_servers(plan, assignment)
+    assert (team.workers, team.stage, team.is_ring, team.share) == ((1, 2), 1, False, 0.5)
+    (line,) = link_notes(plan, assignment, {team: 2.5e8})
+    assert line == (
+        "note: the link between host 0 and host 1: planned 8 Gbit/s, measured 2 Gbit/s, 4 times slower; check the "
+        "network, or measure it with pipeplan profile --links and solve again"
+    )
+    # A little slower is not worth a note, faster is no news, and nor is a link that carries next to nothing.
+    assert link_notes(plan, assignment, {team: 9e8}) == link_notes(plan, assignment, {team: 1e12}) == []
+    assert link_notes(plan, assignment, {CommunicatingTeam((1, 2), 1, False, 0.001): 2.5e8}) == []
+
+
+def test_what_keeps_links_busiest_is_measured_first(tmp_path: Path) -> None:
+    plan = loaded(tmp_path, [3], [{"sync_s": 0.02}])
+    (ring,) = teams_across_servers(plan, seats_of(plan))
+    assert (ring.is_ring, ring.workers) == (True, (0, 1, 2))
+    (line,) = link_notes(plan, seats_of(plan), {ring: 1e7})
+    assert line.startswith(
+        "note: all-reduces of stage 0 between servers: planned 4 Gbit/s, measured 80 Mbit/s, 50 times slower; "
+    )
+    several = loaded(tmp_path / "several", [2, 1], [{"sync_s": 0.001, "boundary_s": 0.01}, {}], server_sizes=[1, 2])
+    found = teams_across_servers(several, seats_of(several))
+    assert [team.is_ring for team in found] == [False, True]
+    assert found[0].share > found[1].share
+    assert not teams_across_servers(several, seats_of(several, "A" * several.world))
+
+
+@pytest.mark.parametrize(
+    ("links", "message"),
+    [
+        ([], "links: expected a list that is not empty"),
+        ([7], r"links\[0\]: expected a mapping, found 7"),
+        ([LINKS[0]], "does not join all 3 workers"),
+        ([LINKS[0] | {"span": [2, 2]}, BETWEEN], r"links\[0\]: span: the components do not add up"),
+        ([LINKS[0] | {"span": "two"}, BETWEEN], r"span: expected a whole number or a list, found 'two'"),
+        ([LINKS[0] | {"sendrecv": [1.0]}, BETWEEN], "sendrecv: 1 entries where there are 2 components"),
+        ([LINKS[0] | {"allreduce": "fast"}, BETWEEN], "allreduce: expected a number or a list, found 'fast'"),
+    ],
+    ids=str,
+)
+def test_rates_that_cannot_be_read_are_refused(links: list[Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=message):
+        straight(tmp_path, links=links)
+
+
+def test_rates_for_people_and_seconds_from_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert [format_rate(rate) for rate in (1.25e9, 2.375e8, 1.25e7, 1e3)] == [
+        "10 Gbit/s",
+        "1.9 Gbit/s",
+        "100 Mbit/s",
+        "8 Kbit/s",
+    ]
+    assert worker_parser("x").parse_args(["plan"]).probe == 2.0
+    assert worker_parser("x").parse_args(["plan", "--probe", "0"]).probe == 0.0
+    for wrong in ("-1", "x", "nan", "1e9"):
+        with pytest.raises(SystemExit):
+            worker_parser("x").parse_args(["plan", "--probe", wrong])
+    assert "is not a number of seconds from 0 (no probe) to 600" in capsys.readouterr().err
