@@ -48,7 +48,12 @@ GONE = {
 GONE_ELSEWHERE = {
     ("profile", "--batch"): "--microbatch takes its place",
     ("profile", "--minibatch"): "--microbatch takes its place",
+    ("profile", "--processes"): "a profile of a CPU has times with all cores busy too",
+    ("profile", "--no-load"): "a profile of a CPU always has times with all cores busy too",
+    ("profile", "--measure-all"): "of identical layers one is always measured",
+    ("profile", "--no-executor-costs"): "the executor is measured once on each machine",
     ("import", "--minibatch"): "--microbatch takes its place",
+    ("import", "--into"): "pipeplan profile --links measures links; docs/cluster.md says where those of nccl-tests go",
     ("simulate", "--minibatches"): "--microbatches takes its place",
     ("export", "--list"): "pipeplan export --help lists the targets",
     ("export", "--template"): "write pipeplan export template FILE PLAN",

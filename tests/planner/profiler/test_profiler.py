@@ -207,8 +207,6 @@ ERRORS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("mnist", {"repeats": -1}, "repeats must be at least 1, not -1"),
     ("mnist", {"halvings": -1}, "halvings must be at least 0, not -1"),
     ("mnist", {"batches": (8, 16, 8)}, "a microbatch size is given twice: 8, 16, 8"),
-    ("mnist", {"processes": 0}, "processes must be at least 1, not 0"),
-    ("mnist", {"processes": 1000}, "processes must be at most 256, not 1000"),
     ("FILE:fixed", {"batches": (8, 16)}, "can only be traced for one microbatch size at a time"),
     ("FILE:nan_inside", {}, r"layer 'deep.inner.log' \(in the module 'deep.inner'\) of .* produces NaN"),
     ("FILE:bad_optimizer", {}, "a job's optimizer cannot be LBFGS, whose step calls a closure"),

@@ -121,7 +121,6 @@ def profile_heading(profile: Profile) -> list[str]:
         f"{ORIGINS.get(origin.kind, origin.kind)} {where}"
         + (f" ({origin.device})" if origin.device and origin.device_name else "")
     ]
-    conditions += [f"in {origin.processes} processes at the same time"] if origin.processes > 1 else []
     conditions += [f"{origin.threads} thread{'s' if origin.threads > 1 else ''}"] if origin.threads else []
     conditions += [f"{origin.repeats} passes after {origin.warmup}"] if origin.repeats else []
     lines.append("  " + ", ".join([*conditions, *([origin.when] if origin.when else [])]))

@@ -36,8 +36,6 @@ def measured_profile(profile: Profile) -> Iterator[RenderableType]:
     heading = (
         f"{profile.model_name}, microbatch {profile.minibatch}, on {where.device_name or where.device or 'unknown'}"
     )
-    if where.processes > 1:
-        heading += f", measured in {where.processes} processes at the same time"
     yield one_line(heading)
     yield layer_table(profile)
     traced = [f"Traced by {where.traced}"] if where.traced not in ("", PLAINLY) else []

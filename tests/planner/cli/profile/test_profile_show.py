@@ -17,7 +17,7 @@ from pipeplan.drawing import svg
 from pipeplan.drawing.fold_chains import fold_chains, most_expensive_layers
 from pipeplan.drawing.model_graph import layout_dag
 from pipeplan.drawing.terminal import MAX_DRAWN_LANES, dag_lines, graph_lanes
-from pipeplan.importers import pipedream
+from pipeplan.profile_data import pipedream
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
 from pipeplan.profile_data.profile import Profile
 
@@ -173,7 +173,7 @@ def full() -> Profile:
         graph_hash="sha256:1f6c",
         provenance=Provenance(
             *("measured", "cpu", "AMD EPYC", "2026-01-31T12:00:00Z", "monotonic clock", "2.13.0", "0.1.0"),
-            *(2, 3, 30, "torch.export", 3, ("the machine was noisy",)),
+            *(2, 3, 30, "torch.export", 1, ("the machine was noisy",)),
         ),
         together=(("h.0", "loss"),),
         whole_forward_s=0.002,
@@ -190,7 +190,7 @@ def test_all_that_a_profile_says_is_shown(run: Run) -> None:
     text = " ".join(shown.out.split())
     for said in (
         "gpt, microbatch 8: 3 layers (layer), 6 ms forward and backward",
-        "measured on AMD EPYC (cpu), in 3 processes at the same time, 2 threads, 30 passes after 3",
+        "measured on AMD EPYC (cpu), 2 threads, 30 passes after 3",
         "2026-01-31T12:00:00Z",
         "monotonic clock",
         "traced by torch.export",
