@@ -52,6 +52,8 @@ GONE_ELSEWHERE = {
     ("profile", "--no-load"): "a profile of a CPU always has times with all cores busy too",
     ("profile", "--measure-all"): "of identical layers one is always measured",
     ("profile", "--no-executor-costs"): "the executor is measured once on each machine",
+    ("profile show", "--svg"): "pipeplan report draws the graph of a planned model",
+    ("profile show", "--dot"): "pipeplan report draws the graph of a planned model",
     ("import", "--minibatch"): "--microbatch takes its place",
     ("import", "--into"): "pipeplan profile --links measures links; docs/cluster.md says where those of nccl-tests go",
     ("simulate", "--minibatches"): "--microbatches takes its place",

@@ -35,7 +35,7 @@ MUST = {
     "doctor": "--json -q",
     "profile measure": "-o --force --json -q --seed",
     "profile links": "-o --force --json -q",
-    "profile show": "--force --json -q",
+    "profile show": "--json -q",
     "profile diff": "--json -q",
     "solve": "-o --force --json -q",
     "replan": "-o --force --json -q",
