@@ -54,6 +54,7 @@ GONE_ELSEWHERE = {
     ("profile", "--no-executor-costs"): "the executor is measured once on each machine",
     ("profile show", "--svg"): "pipeplan report draws the graph of a planned model",
     ("profile show", "--dot"): "pipeplan report draws the graph of a planned model",
+    ("calibrate", "--cluster-output"): "the cluster file lies beside the profile of -o, with the suffix .toml",
     ("import", "--minibatch"): "--microbatch takes its place",
     ("import", "--into"): "pipeplan profile --links measures links; docs/cluster.md says where those of nccl-tests go",
     ("simulate", "--minibatches"): "--microbatches takes its place",

@@ -27,7 +27,7 @@ from pipeplan.profile_data.profile_document import (
 from pipeplan.profile_data.rescale import size_at
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.util import files, graph
-from pipeplan.util.files import read_document, write_json
+from pipeplan.util.files import json_text, read_document, write_text
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.typed import decode, json_fields, settle_numbers
 from pipeplan_launch.job_reference import JobFile as JobFile
@@ -233,9 +233,13 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to a file by atomic replace."""
+        write_text(Path(path), self.text_for(Path(path)))
+
+    def text_for(self, path: Path) -> str:
+        """The text of the profile's file at this path, to which the path of the job is relative."""
         document = self.to_json()
         document["model"] |= located_fields(self.model_ref, self.model_file, Path(os.path.realpath(path)).parent)
-        write_json(Path(path), document)
+        return json_text(document)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
@@ -291,7 +295,7 @@ def check_profile(profile: Profile) -> None:
             if name not in known:
                 raise InputError(f"`together` names a layer that does not exist: {name!r}")
     _check_ties(profile)
-    cycle = graph.find_cycle(names, edges(profile.tensors))
+    cycle = graph.find_cycle(edges(profile.tensors))
     if cycle:
         raise InputError(f"the layers form a cycle: {' → '.join(cycle)}")
     if profile.granularity not in GRANULARITIES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +29,8 @@ from pipeplan.cli.options import (
     quiet_option,
 )
 from pipeplan.cli.output import note, print_answer, print_json, print_warning
-from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster_toml import cluster_toml
 from pipeplan.cluster_data.machine_costs import without_costs
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
@@ -40,7 +39,7 @@ from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.run_data.run_folder import MeasuredRun, read_run
-from pipeplan.util.files import refuse_to_replace
+from pipeplan.util.files import refuse_to_replace, write_together
 from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
@@ -70,11 +69,6 @@ class _PlannedRun:
 )
 @plan_profile_option
 @output_file(Path("calibrated.json"))
-@click.option(
-    "--cluster-output",
-    type=PATH,
-    help="Write the new cluster to this file  [default: the output file with the suffix .toml]",
-)
 @force_option
 @no_write_option
 @json_option
@@ -84,20 +78,20 @@ def command(
     home: Path | None,
     profile_file: Path | None,
     output: Path,
-    cluster_output: Path | None,
     force: bool,
     no_write: bool,
     as_json: bool,
 ) -> None:
     """Write a new profile and a new cluster file from the measurements of RUN. Several runs of one model are averaged.
 
-    With --force, existing files are replaced, but only those that `pipeplan calibrate` wrote.
+    The cluster file lies beside the profile, with the suffix .toml. With --force, existing files are replaced, but only
+    those that `pipeplan calibrate` wrote.
 
     \b
     pipeplan calibrate plan/runs/20260131T120000Z
     pipeplan solve calibrated.json --cluster calibrated.toml -o plan-2
     """
-    target = cluster_output or output.parent / f"{output.stem}.toml"
+    target = output.parent / f"{output.stem}.toml"
     planned_runs = _read(run_folders, home, profile_file)
     if not no_write:
         _refuse(output, target, force, [planned.digest for planned in planned_runs])
@@ -111,7 +105,9 @@ def command(
     runs = [median_run(of_one_plan) for of_one_plan in by_plan.values()]
     calibrated = calibrate(runs, problem.profile, cluster)
     if not no_write:
-        _write(profile_of(calibrated, runs, problem.profile), output, cluster_of(calibrated, runs), target)
+        new = profile_of(calibrated, runs, problem.profile)
+        texts = {output.name: new.text_for(output), target.name: cluster_toml(cluster_of(calibrated, runs), [_REMARK])}
+        write_together(output.parent, {name: (text, 0o666) for name, text in texts.items()}, force=True)
     if as_json:
         print_json(calibration_document(calibrated, runs, problem.profile), ascii_only=True)
     else:
@@ -183,31 +179,16 @@ def _check_cluster(cluster: Cluster, path: Path, planned_runs: list[_PlannedRun]
 
 def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> None:
     """Refuse to replace any file but calibrated ones, and the profile that the plan was made from in any case."""
-    if profile.absolute() == cluster.absolute():
-        raise InputError(f"the profile and the cluster cannot both be {profile}: give another --cluster-output")
-    for path, option in ((profile, "-o"), (cluster, "--cluster-output")):
-        refuse_to_replace(path, option, force=force)
+    if profile == cluster:
+        raise InputError(f"the profile and the cluster cannot both be {profile}: give another file with -o")
+    for path in (profile, cluster):
+        refuse_to_replace(path, force=force)
     if cluster.is_file() and not cluster.read_text(encoding="utf-8", errors="replace").startswith(f"# {_REMARK}"):
-        raise InputError(f"{cluster} was not written by `pipeplan calibrate`: give another file with --cluster-output")
+        raise InputError(f"{cluster} was not written by `pipeplan calibrate`: give another file with -o")
     if profile.is_file():
         old = Profile.load(profile)
         if old.provenance.kind != "calibrated" or old.digest() in made_from:
             raise InputError(f"{profile} is a profile that plans are made from: give another file with -o")
-
-
-def _write(profile: Profile, output: Path, cluster: Cluster, target: Path) -> None:
-    """Write both files, or leave both as they were."""
-    before = target.read_bytes() if target.is_file() else None
-    cluster_toml.write_cluster(cluster, target, [_REMARK])
-    try:
-        profile.save(output)
-    except BaseException:
-        with suppress(OSError):
-            if before is None:
-                target.unlink()
-            else:
-                target.write_bytes(before)
-        raise
 
 
 def _calibration_table(
