@@ -57,45 +57,34 @@ def measure_steps(
     `own` names the parameters of the model and of `loss_state` that each layer is charged for. `run_model` runs the
     whole model forwards and backwards, which gives the parameters their gradients.
     """
-    of_loss = {} if loss_state is None else loss_state.parameters()
-    parameters = {**dict(job.model.named_parameters()), **of_loss}
-    by_layer = {
-        layer: [(name, parameters[name]) for name in names if parameters[name].requires_grad]
-        for layer, names in own.items()
-    }
-    trained = {layer: named for layer, named in by_layer.items() if named}
+    parameters = {**dict(job.model.named_parameters()), **({} if loss_state is None else loss_state.parameters())}
+    trained = {}
+    for layer, names in own.items():
+        if named := [(name, parameters[name]) for name in names if parameters[name].requires_grad]:
+            trained[layer] = named
     everything = [pair for named in trained.values() for pair in named]
     if not everything:
         return StepCost()
-    whole = _time_together(job, _make_optimizer(job, minibatch, everything), clock, run_model, inputs, load)
-    fixed_s, each_s = _overheads(job, everything[0][1].device, clock, whole.between)
-    fixed_s = min(fixed_s, whole.step_s)
-    shared = split_step_time(whole.step_s - fixed_s, trained, each_s)
-    return StepCost(shared, fixed_s, whole.loaded, whole.peak_bytes)
+    optimizer = _make_optimizer(job, minibatch, everything)
+    peak_bytes, quick = _first_steps(job, optimizer, run_model, inputs)
+    between, loaded = run_model if quick else lambda: None, 1.0
+    step_s = _median_step_s(optimizer, clock, between)
+    if load is not None and step_s > 0.0:
+        load.start()
+        loaded = _median_step_s(optimizer, clock, between) / step_s
+        load.stop()
+    fixed_s, each_s = _overheads(job, everything[0][1].device, clock, between)
+    fixed_s = min(fixed_s, step_s)
+    return StepCost(split_step_time(step_s - fixed_s, trained, each_s), fixed_s, loaded or 1.0, peak_bytes)
 
 
-@dataclass(frozen=True)
-class _WholeStep:
-    """Steps over all parameters."""
+def _first_steps(
+    job: Job, optimizer: Optimizer, run_model: Callable[[], None], inputs: Sequence[Tensor]
+) -> tuple[int, bool]:
+    """Run two training steps. Returns their peak memory, and whether they are quick enough to be repeated.
 
-    step_s: float
-    loaded: float
-    """Time of a step under the load, over `step_s`."""
-    peak_bytes: int
-    """Peak memory of a whole training step."""
-    between: Callable[[], None]
-    """The passes that ran before each step."""
-
-
-def _time_together(
-    job: Job,
-    optimizer: Optimizer,
-    clock: Clock,
-    run_model: Callable[[], None],
-    inputs: Sequence[Tensor],
-    load: BusyCores | None,
-) -> _WholeStep:
-    """Measure steps over all parameters. The gradients stay."""
+    The peak is the bytes of resident tensors plus those of a step; 0 if the allocator recorded nothing.
+    """
 
     def step() -> None:
         run_model()
@@ -108,14 +97,9 @@ def _time_together(
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kept = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
     resident = [*trained, *job.model.parameters(), *job.model.buffers(), *inputs, *kept]
-    peak = _peak_bytes(resident[0].device, resident, step)
-    between = run_model if quick else lambda: None
-    step_s, loaded_s = _median_step_s(optimizer, clock, between), None
-    if load is not None:
-        load.start()
-        loaded_s = _median_step_s(optimizer, clock, between)
-        load.stop()
-    return _WholeStep(step_s, loaded_s / step_s if loaded_s and step_s > 0.0 else 1.0, peak, between)
+    uses = record_memory_use(resident[0].device, lambda measure: measure(step))
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in resident}
+    return uses[0].most + sum(storages.values()) if uses else 0, quick
 
 
 def _make_optimizer(job: Job, minibatch: int, named: _Named) -> Optimizer:
@@ -164,13 +148,6 @@ def split_step_time(whole_s: float, layers: Mapping[str, _Named], each_s: float)
     each_s = min(each_s, whole_s / sum(counts.values()))
     byte_s = (whole_s - each_s * sum(counts.values())) / max(1, sum(sizes.values()))
     return {layer: each_s * counts[layer] + byte_s * size for layer, size in sizes.items()}
-
-
-def _peak_bytes(device: torch.device, resident: Sequence[Tensor], step: Callable[[], None]) -> int:
-    """Bytes of the resident tensors plus the peak of a step; 0 if the allocator recorded nothing."""
-    uses = record_memory_use(device, lambda measure: measure(step))
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in resident}
-    return uses[0].most + sum(storages.values()) if uses else 0
 
 
 def optimizer_state(job: Job) -> tuple[str, float]:
