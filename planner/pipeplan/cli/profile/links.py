@@ -55,6 +55,7 @@ class _Links(click.Command):
     help="Measure N machines, each of which has NODE_RANK (its number from 0), MASTER_ADDR and MASTER_PORT set.",
 )
 @output_file(Path("cluster.toml"))
+@click.option("--name", help="Give the cluster this name  [default: that of the file]")
 @click.option(
     "--device",
     type=click.Choice(("cpu", "cuda")),
@@ -69,6 +70,7 @@ def command(
     workers: int | None,
     servers: int,
     output: Path,
+    name: str | None,
     device: str | None,
     budget: float,
     timeout: float,
@@ -106,7 +108,7 @@ def command(
     measured = _measure(settings, None if joined else count, share)
     if measured is None:
         return
-    built = _built(measured, output.stem)
+    built = _built(measured, name or output.stem)
     cluster_toml.write_cluster(built.cluster, output, _remarks(measured, built))
     if as_json:
         print_json(built.cluster.to_json())

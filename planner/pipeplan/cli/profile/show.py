@@ -15,7 +15,7 @@ from pipeplan.cli.options import (
     quiet_option,
 )
 from pipeplan.cli.output import answer_width, print_answer, print_json
-from pipeplan.cli.profile.table import layer_table, profile_totals
+from pipeplan.cli.profile.table import layer_table, profile_totals, shown_layers
 from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
 from pipeplan.drawing.terminal import dag_lines
 from pipeplan.profile_data.layers import LOADED_TIMES
@@ -110,16 +110,13 @@ def profile_heading(profile: Profile) -> list[str]:
 
 def profile_summary(profile: Profile, top: int | None) -> dict[str, Any]:
     """The document of `--json`: the digest, sums, and the layers with their shares, in seconds and bytes."""
-    layers = list(profile.layers)
-    if top is not None:
-        layers = sorted(layers, key=layer_time_s, reverse=True)[:top]
     content = profile.to_json()
     by_name = {layer["name"]: layer for layer in content["layers"]}
     total_time_s = profile.total_s or 1.0
     output_bytes = profile.made_bytes()
     rows = [
         by_name[layer.name] | {"output_bytes": output_bytes[layer.name], "share": layer_time_s(layer) / total_time_s}
-        for layer in layers
+        for layer in shown_layers(profile, top)
     ]
     sums = {
         name: sum(layer[name] for layer in content["layers"])
@@ -136,12 +133,5 @@ def profile_summary(profile: Profile, top: int | None) -> dict[str, Any]:
         }
         for size in profile.sizes
     ]
-    expensive_layers = most_expensive_layers(profile)
-    return {
-        "digest": profile.digest(),
-        **kept,
-        "sum": sums,
-        "expensive": expensive_layers,
-        "layers": rows,
-        "sizes": sizes,
-    }
+    found = {"sum": sums, "expensive": most_expensive_layers(profile), "layers": rows, "sizes": sizes}
+    return {"digest": profile.digest(), **kept, **found}
