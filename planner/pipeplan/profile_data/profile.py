@@ -290,10 +290,10 @@ def check_profile(profile: Profile) -> None:
         for end in (tensor.producer, *tensor.consumers):
             if end not in known:
                 raise InputError(f"tensor {tensor.name!r} has a dangling edge: there is no layer {end!r}")
-    for group in profile.together:
-        for name in group:
-            if name not in known:
-                raise InputError(f"`together` names a layer that does not exist: {name!r}")
+    groups = [*(("together", group) for group in profile.together), *(("tied", tie.layers) for tie in profile.tied)]
+    for where, name in ((where, name) for where, group in groups for name in group):
+        if name not in known:
+            raise InputError(f"`{where}` names a layer that does not exist: {name!r}")
     _check_ties(profile)
     cycle = graph.find_cycle(edges(profile.tensors))
     if cycle:
@@ -314,9 +314,6 @@ def _check_ties(profile: Profile) -> None:
     parameters = {layer.name: layer.parameter_bytes for layer in profile.layers}
     charged: Counter[str] = Counter()
     for tie in profile.tied:
-        for name in tie.layers:
-            if name not in parameters:
-                raise InputError(f"`tied` names a layer that does not exist: {name!r}")
         if len(set(tie.layers)) < max(2, len(tie.layers)):
             raise InputError(f"`tied` needs two or more layers that differ, not {', '.join(tie.layers) or 'none'}")
         charged[tie.layers[0]] += tie.bytes

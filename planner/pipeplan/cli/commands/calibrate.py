@@ -140,41 +140,27 @@ def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | No
         if not plan_file.plan_file(home).is_file():
             raise InputError(f"{run.folder} is not in the folder of its plan: name that with --plan")
         root, path = plan_file.read_plan_document(home), plan_file.plan_file(home)
-        if not planned_runs:
+        first = planned_runs[0] if planned_runs else None
+        if first is None:
             profile = profile_of_plan(root, path, profile_file)
         elif root["profile"]["minibatch"].integer() != profile.minibatch:
-            raise InputError(
-                f"{path} is for microbatches of another size than {planned_runs[0].path}: calibrate one size"
-            )
+            raise InputError(f"{path} is for microbatches of another size than {first.path}: calibrate one size")
         plan = Plan.from_json(root["plan"])
-        problem, plan = plan_file.plan_from_document(root, _same_layers(profile, plan, path, planned_runs))
+        if {name for stage in plan.stages for name in stage.layers} != {layer.name for layer in profile.layers}:
+            raise InputError(f"{path} is a plan of another model than {first.path if first else 'its profile'}")
+        problem, plan = plan_file.plan_from_document(root, profile)
         digest = root["profile"]["digest"].text()
         if plan.digest(digest, problem.cluster.digest()) != run.plan:
             raise InputError(f"{run.folder} is a run of another plan than {path}, which was solved again since")
-        _check_cluster(problem.cluster, path, planned_runs)
+        if first and _shape(problem.cluster) != _shape(first.problem.cluster):
+            raise InputError(f"{path} is for another cluster than {first.path}: calibrate their runs apart")
         planned_runs.append(_PlannedRun(run, path, problem, plan, digest))
     return planned_runs
 
 
-def _same_layers(profile: Profile, plan: Plan, path: Path, planned_runs: list[_PlannedRun]) -> Profile:
-    names = {name for stage in plan.stages for name in stage.layers}
-    if names != {layer.name for layer in profile.layers}:
-        raise InputError(
-            f"{path} is a plan of another model than {planned_runs[0].path if planned_runs else 'its profile'}"
-        )
-    return profile
-
-
-def _check_cluster(cluster: Cluster, path: Path, planned_runs: list[_PlannedRun]) -> None:
-    """Refuse a cluster with other devices or counts than the first run's, because its times are not comparable."""
-    if not planned_runs:
-        return
-    first = planned_runs[0].problem.cluster
-    shape, first_shape = (
-        (each_cluster.devices, [level.count for level in each_cluster.levels]) for each_cluster in (cluster, first)
-    )
-    if shape != first_shape:
-        raise InputError(f"{path} is for another cluster than {planned_runs[0].path}: calibrate their runs apart")
+def _shape(cluster: Cluster) -> tuple[object, ...]:
+    """The devices and counts of a cluster. Times of clusters that differ in these are not comparable."""
+    return cluster.devices, *(level.count for level in cluster.levels)
 
 
 def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> None:
