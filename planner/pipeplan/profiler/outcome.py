@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
@@ -20,6 +19,7 @@ from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profiler.clock import Aim, Samples, interquartile_range
 from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
 from pipeplan.profiler.overhead import Overhead
+from pipeplan.util.text import utc_now
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job_reference import canonical_reference, job_file
 from pipeplan_launch.tracing.layers import LayerInfo
@@ -188,8 +188,3 @@ def profile_from(
         sizes=tuple(others),
         **measured,
     )
-
-
-def utc_now() -> str:
-    """The present time, ISO 8601."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
