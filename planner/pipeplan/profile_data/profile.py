@@ -295,7 +295,7 @@ def check_profile(profile: Profile) -> None:
         if name not in known:
             raise InputError(f"`{where}` names a layer that does not exist: {name!r}")
     _check_ties(profile)
-    cycle = graph.find_cycle(edges(profile.tensors))
+    cycle = graph.find_cycle(names, edges(profile.tensors))
     if cycle:
         raise InputError(f"the layers form a cycle: {' → '.join(cycle)}")
     if profile.granularity not in GRANULARITIES:

@@ -67,9 +67,9 @@ def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) ->
     return components
 
 
-def find_cycle(edges: Iterable[tuple[Key, Key]]) -> list[Key]:
+def find_cycle(nodes: Iterable[Key], edges: Iterable[tuple[Key, Key]]) -> list[Key]:
     """The nodes of one cycle, with its first node repeated at the end; an empty list where there is no cycle."""
-    sorter: TopologicalSorter[Key] = TopologicalSorter()
+    sorter = TopologicalSorter[Key](dict.fromkeys(nodes, ()))
     for source, target in edges:
         sorter.add(target, source)
     try:
