@@ -31,7 +31,7 @@ PLANNER = (
     {"checker", "problem", "profiler"},
     {"cost"},
     {"calibration", "link_fit", "simulation", "solvers"},
-    {"importers", "planning"},
+    {"planning"},
     {"first_steps", "rendering"},
     {"drawing", "exports"},
     {"from_options"},

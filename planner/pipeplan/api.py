@@ -86,9 +86,6 @@ def profile(
     threads: int = 1,
     granularity: str = "layer",
     repeats: int | None = None,
-    processes: int = 1,
-    load: bool = True,
-    measure_all: bool = False,
     self_check: bool = True,
     seed: int = 0,
     progress: Callable[[int, int, str], None] = lambda done, total, step: None,
@@ -117,9 +114,7 @@ def profile(
         repeats=repeats,
         seed=seed,
         granularity=granularity,
-        processes=processes,
-        load=load,
-        measure_all=measure_all,
+        load=True,
         self_check=self_check,
     )
     return profile_model(model if isinstance(model, str) else _reference(model), measuring, progress)

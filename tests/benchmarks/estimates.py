@@ -23,11 +23,11 @@ from rich.table import Table
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.importers import pipedream
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
+from pipeplan.profile_data import pipedream
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.options import ProfilerOptions as Measure

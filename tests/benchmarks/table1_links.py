@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeplan.cluster_data import cluster_toml, devices
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
-from pipeplan.importers import pipedream
+from pipeplan.profile_data import pipedream
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util import files
 

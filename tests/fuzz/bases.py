@@ -68,18 +68,6 @@ def graph(rng: random.Random) -> str:
     return "\n".join([*nodes, "\tnode1 -- node2", "\tnode2 -- node3", "\tnode3 -- node4", "\tnode3 -- node5", ""])
 
 
-def links(rng: random.Random) -> dict[str, Any]:
-    """A run of nccl-tests among four ranks."""
-    results = []
-    for size in (1 << 10, 1 << 20, 1 << 30):
-        seconds = 1e-5 + size * 1.5 / 2e10
-        row = {"time": seconds * 1e6, "alg_bw": size / seconds / 1e9, "bus_bw": size * 1.5 / seconds / 1e9, "nwrong": 0}
-        results.append({"size": size, "in_place": row, "out_of_place": rng.choice([None, row])})
-    devices = [{"rank": rank, "hostname": f"host{rank // 2}", "device_info": "H100"} for rank in range(4)]
-    config = {"nthreads": 1, "ngpus": 1, "devices": devices}
-    return {"version": 2, "args": ["all_reduce_perf", "-J"], "nccl_version": 1, "config": config, "results": results}
-
-
 def device(rng: random.Random) -> dict[str, Any]:
     """A bundled device."""
     path = ROOT / "profiles" / "devices" / f"{rng.choice(bundled_device_names())}.toml"

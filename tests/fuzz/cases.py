@@ -151,22 +151,16 @@ def _argument(argument: click.Argument) -> list[str]:
 
 
 def importing(rng: random.Random) -> list[str]:
-    """Arguments of `import` for a damaged file of another tool."""
-    if rng.random() < 0.5:
-        Path("graph.txt").write_bytes(damaged_text(bases.graph(rng), rng))
-        return ["import", "graph.txt", "--microbatch", rng.choice(["4", "4", "4", *INTEGERS]), "-o", "made.json"]
-    _write(Path("other.json"), bases.links(rng), as_json, rng, harm=True)
-    _write(Path("cluster.toml"), bases.cluster(rng), as_toml, rng, harm=rng.random() < 0.3)
-    rate = ["--bandwidth", rng.choice(["12 GB/s", "12 GB/s", *WORDS])] if rng.random() < 0.3 else []
-    into = ["--into", "cluster.toml", "-o", "made.toml", *(["--level", "cluster"] if rng.random() < 0.5 else [])]
-    return ["import", "other.json", *rate, *(into if rng.random() < 0.8 else [])]
+    """Arguments of `import` for a damaged profile of PipeDream."""
+    Path("graph.txt").write_bytes(damaged_text(bases.graph(rng), rng))
+    return ["import", "graph.txt", "--microbatch", rng.choice(["4", "4", "4", *INTEGERS]), "-o", "made.json"]
 
 
 def looking(rng: random.Random, planned: list[Path]) -> list[str]:
     """Arguments of `profile show` or `profile diff` for a damaged profile, `planned` or not."""
     _write(Path("profile.json"), bases.profile(rng), as_json, rng, harm=True)
     if rng.random() < 0.5:
-        drawn = [option for option in ("--no-picture", "--json", "--svg=a.svg", "--dot=a.dot") if rng.random() < 0.4]
+        drawn = [option for option in ("--no-picture", "--json") if rng.random() < 0.4]
         return [
             "profile",
             "show",

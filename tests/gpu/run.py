@@ -191,7 +191,7 @@ def profile_and_solve(place: Place, reference: str, plan: Path, *options: object
     """Profile a model here and solve for one worker; returns the profile. A finished plan is not made again."""
     profile = plan.with_suffix(".json")
     if not profile.exists():
-        measured = ("--device", place.device, "--halvings", "0", "--no-load", "--no-executor-costs", *options)
+        measured = ("--device", place.device, "--halvings", "0", *options)
         place.pipeplan("profile", reference, "-o", profile, "-q", *measured)
     if not plan.exists():
         place.pipeplan("solve", profile, "--cluster", "local", "--workers", "1", "-o", plan, "-q", "--force")

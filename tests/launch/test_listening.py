@@ -88,7 +88,7 @@ def test_inference(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torchrun_sh_of_one_server(tmp_path: Path) -> None:
-    profiled = [*PIPEPLAN, "profile", "mnist", "--no-load", "--no-executor-costs", "--repeats", "2", "--halvings", "0"]
+    profiled = [*PIPEPLAN, "profile", "mnist", "--repeats", "2", "--halvings", "0"]
     assert_closed(observe(profiled, tmp_path), listens=False)
     solved = [*PIPEPLAN, "solve", "profile.json", "--cluster", "local", "--workers", "2", "--jobs", "2", "--force"]
     assert_closed(observe(solved, tmp_path), listens=False)
@@ -103,7 +103,7 @@ def test_torchrun_sh_of_one_server(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_profile_with_the_trials_of_the_executor(tmp_path: Path) -> None:
     environment = {"PIPEPLAN_EXECUTOR_COSTS": "on", "XDG_CACHE_HOME": str(tmp_path)}
-    command = [*PIPEPLAN, "profile", "mnist", "--processes", "2", "--repeats", "2", "--halvings", "0"]
+    command = [*PIPEPLAN, "profile", "mnist", "--repeats", "2", "--halvings", "0"]
     assert_closed(observe(command, tmp_path, **environment))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Any
 
 from pipeplan._version import __version__
@@ -12,6 +11,7 @@ from pipeplan.calibration.calibrate import Calibrated
 from pipeplan.calibration.measured_stages import ObservedRun
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.profile_data.profile import Profile
+from pipeplan.util.text import utc_now
 
 MARK = "calibrated: "
 _NEW = 1e-9
@@ -81,7 +81,7 @@ def profile_of(calibrated: Calibrated, runs: Sequence[ObservedRun], before: Prof
     provenance = replace(
         old,
         kind="calibrated",
-        when=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        when=utc_now(),
         how=old.how if old.kind == "calibrated" else how,
         pipeplan=__version__,
         repeats=min(run.minibatches for run in runs),

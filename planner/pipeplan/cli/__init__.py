@@ -52,7 +52,7 @@ _COMMANDS = {
     "report": ("commands.report", "Write one HTML page on a plan and a run of it."),
     "export": ("commands.export", "Write scripts for ssh or batch systems, or files of another trainer."),
     "calibrate": ("commands.calibrate", "Write a new profile and cluster file from a run's measurements."),
-    "import": ("commands.import_", "Convert a profile or link measurements of another tool."),
+    "import": ("commands.import_", "Convert a profile of PipeDream."),
     "docs": ("commands.docs", "Print a page of the documentation, or list all pages."),
 }
 

@@ -7,7 +7,6 @@ changed, the figures are not used, and `pipeplan profile` measures again.
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
-from pipeplan.util.files import read_document, write_text
+from pipeplan.util.files import read_document, write_json
 from pipeplan.util.typed import Amount, decode
 
 FORMAT, VERSION = "pipeplan-executor-costs", 7
@@ -152,12 +151,7 @@ def machine_costs() -> MachineCosts | None:
 
 def save(measured: MachineCosts) -> None:
     """Write the file. Raises an `InputError` where it cannot be written."""
-    path = cache_file()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-    write_text(path, json.dumps(measured.to_json(), indent=1) + "\n")
+    write_json(cache_file(), measured.to_json())
 
 
 def with_machine_costs(cluster: Cluster) -> Cluster:

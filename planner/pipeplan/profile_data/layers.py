@@ -117,7 +117,7 @@ class Provenance:
     traced: str = ""
     """The method by which the model was traced into layers."""
     processes: Positive = 1
-    """Number of processes that measured at the same time; the times are those under that load."""
+    """Number of workers of one machine that compute at the same time; the times are those under that load."""
     notes: tuple[str, ...] = ()
     """Remarks on the figures for the reader: drift, spread, corrections, errors."""
     load_processes: Natural = 0

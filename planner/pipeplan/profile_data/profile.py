@@ -27,7 +27,7 @@ from pipeplan.profile_data.profile_document import (
 from pipeplan.profile_data.rescale import size_at
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.util import files, graph
-from pipeplan.util.files import read_document, write_json
+from pipeplan.util.files import json_text, read_document, write_text
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.typed import decode, json_fields, settle_numbers
 from pipeplan_launch.job_reference import JobFile as JobFile
@@ -236,9 +236,13 @@ class Profile:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the profile to a file by atomic replace."""
+        write_text(Path(path), self.text_for(Path(path)))
+
+    def text_for(self, path: Path) -> str:
+        """The text of the profile's file at this path, to which the path of the job is relative."""
         document = self.to_json()
         document["model"] |= located_fields(self.model_ref, self.model_file, Path(os.path.realpath(path)).parent)
-        write_json(Path(path), document)
+        return json_text(document)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
@@ -289,10 +293,10 @@ def check_profile(profile: Profile) -> None:
         for end in (tensor.producer, *tensor.consumers):
             if end not in known:
                 raise InputError(f"tensor {tensor.name!r} has a dangling edge: there is no layer {end!r}")
-    for group in profile.together:
-        for name in group:
-            if name not in known:
-                raise InputError(f"`together` names a layer that does not exist: {name!r}")
+    groups = [*(("together", group) for group in profile.together), *(("tied", tie.layers) for tie in profile.tied)]
+    for where, name in ((where, name) for where, group in groups for name in group):
+        if name not in known:
+            raise InputError(f"`{where}` names a layer that does not exist: {name!r}")
     _check_ties(profile)
     cycle = graph.find_cycle(names, edges(profile.tensors))
     if cycle:
@@ -313,9 +317,6 @@ def _check_ties(profile: Profile) -> None:
     parameters = {layer.name: layer.parameter_bytes for layer in profile.layers}
     charged: Counter[str] = Counter()
     for tie in profile.tied:
-        for name in tie.layers:
-            if name not in parameters:
-                raise InputError(f"`tied` names a layer that does not exist: {name!r}")
         if len(set(tie.layers)) < max(2, len(tie.layers)):
             raise InputError(f"`tied` needs two or more layers that differ, not {', '.join(tie.layers) or 'none'}")
         charged[tie.layers[0]] += tie.bytes

@@ -13,23 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeplan.profile_data.layers import Layer, Size, Tensor
 
 HALVINGS = 3
 """Schedules that cut a batch into smaller minibatches halve the profile's minibatch at most so often."""
 
-_SCALED_TIMES = (
-    "forward_s",
-    "backward_s",
-    "forward_spread_s",
-    "backward_spread_s",
-    "loaded_forward_s",
-    "loaded_backward_s",
-)
-_SCALED_BYTES = ("saved_bytes", "workspace_bytes")
-_SCALED_TENSOR_BYTES = ("bytes", "gradient_bytes")
+_SCALED_TIMES = {
+    *("forward_s", "backward_s", "forward_spread_s", "backward_spread_s", "loaded_forward_s", "loaded_backward_s")
+}
+_SCALED_BYTES = {"saved_bytes", "workspace_bytes", "bytes", "gradient_bytes"}
+_Record = TypeVar("_Record", Layer, Tensor)
 
 _Interpolation = Callable[[float, float], float]
 """Takes a figure at the lower and at the higher of two known sizes to the figure at the wanted size."""
@@ -55,8 +50,8 @@ def size_at(known: Sequence[Size], minibatch: int, *, pessimistic: bool = False)
     times = _bound(known, minibatch) if pessimistic and beyond else line
     return Size(
         minibatch,
-        tuple(_layer(a, b, line, times) for a, b in zip(low.layers, high.layers, strict=True)),
-        tuple(_tensor(a, b, line) for a, b in zip(low.tensors, high.tensors, strict=True)),
+        tuple(_record(a, b, times, line) for a, b in zip(low.layers, high.layers, strict=True)),
+        tuple(_record(a, b, times, line) for a, b in zip(low.tensors, high.tensors, strict=True)),
         _optional(low.whole_forward_s, high.whole_forward_s, times),
         _optional(low.whole_backward_s, high.whole_backward_s, times),
     )
@@ -108,16 +103,13 @@ def _linear(low: int, high: int, wanted: int) -> _Interpolation:
     return between if low < wanted < high else beyond
 
 
-def _layer(low: Layer, high: Layer, line: _Interpolation, times: _Interpolation) -> Layer:
-    changed: dict[str, Any] = {name: times(getattr(low, name), getattr(high, name)) for name in _SCALED_TIMES}
-    changed |= {name: round(line(getattr(low, name), getattr(high, name))) for name in _SCALED_BYTES}
-    return replace(low, **changed)
-
-
-def _tensor(low: Tensor, high: Tensor, line: _Interpolation) -> Tensor:
-    changed: dict[str, Any] = {
-        name: round(line(getattr(low, name), getattr(high, name))) for name in _SCALED_TENSOR_BYTES
-    }
+def _record(low: _Record, high: _Record, times: _Interpolation, sizes: _Interpolation) -> _Record:
+    """A layer or a tensor, its times and sizes interpolated."""
+    changed: dict[str, Any] = {}
+    for name in _SCALED_TIMES & vars(low).keys():
+        changed[name] = times(getattr(low, name), getattr(high, name))
+    for name in _SCALED_BYTES & vars(low).keys():
+        changed[name] = round(sizes(getattr(low, name), getattr(high, name)))
     return replace(low, **changed)
 
 

@@ -31,16 +31,13 @@ class CPUClock:
 
     With one thread both passes run on the calling thread, so its CPU time leaves out the time that other processes
     take. It includes the slowdown from shared caches, memory bandwidth and clock frequency, and excludes waiting for a
-    core, even if the other processes take part in the measurement (`processes`). The planner accounts for such waits
-    itself, because it knows how many cores a cluster's workers share.
+    core. The planner accounts for such waits itself, because it knows how many cores a cluster's workers share.
     """
 
-    def __init__(self, threads: int, processes: int = 1) -> None:
+    def __init__(self, threads: int) -> None:
         own = threads == 1
         self._now = time.thread_time if own else time.perf_counter
         self.how = "CPU time of the one computing thread" if own else f"wall-clock time with {threads} threads"
-        if processes > 1:
-            self.how += f" in each of {processes} processes at the same time"
 
     def measure(self, call: Callable[[], None]) -> Callable[[], float]:
         """Run `call`. The returned function gives its time in seconds once `settle` has been called."""

@@ -5,7 +5,6 @@ They run after all other passes, because they change the parameters.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,8 +26,6 @@ STEP_BUDGET_S = 3.0
 """Time limit of the measured steps over all layers, if `MIN_STEPS` have run."""
 MIN_STEPS, MAX_STEPS = 3, 20
 """Smallest and largest number of measured steps over all layers."""
-MIN_LAYER_STEPS, MIN_LAYER_STEPS_S = 3, 0.002
-"""Least number, and least duration in seconds, of measured steps over the parameters of one layer."""
 STAND_IN = 32
 """Length of the dimensions of a stand-in for a parameter."""
 _Named = Sequence[tuple[str, nn.Parameter]]
@@ -64,49 +61,34 @@ def measure_steps(
     `own` names the parameters of the model and of `loss_state` that each layer is charged for. `run_model` runs the
     whole model forwards and backwards, which gives the parameters their gradients.
     """
-    of_loss = {} if loss_state is None else loss_state.parameters()
-    parameters = {**dict(job.model.named_parameters()), **of_loss}
-    by_layer = {
-        layer: [(name, parameters[name]) for name in names if parameters[name].requires_grad]
-        for layer, names in own.items()
-    }
-    trained = {layer: named for layer, named in by_layer.items() if named}
+    parameters = {**dict(job.model.named_parameters()), **({} if loss_state is None else loss_state.parameters())}
+    trained = {}
+    for layer, names in own.items():
+        if named := [(name, parameters[name]) for name in names if parameters[name].requires_grad]:
+            trained[layer] = named
     everything = [pair for named in trained.values() for pair in named]
     if not everything:
         return StepCost()
-    device = everything[0][1].device
-    whole = _time_together(job, _make_optimizer(job, minibatch, everything), clock, run_model, inputs, load)
-    alone = {layer: _time_alone(job, minibatch, named, clock) for layer, named in trained.items()}
-    among_passes_s = min(_fixed_time(job, device, lambda one: _median_step_s(one, clock, whole.between)), whole.step_s)
-    job.model.zero_grad(set_to_none=True)
-    in_a_loop_s = _fixed_time(job, device, lambda one: _median_loop_s(one, clock))
-    sizes = {layer: sum(parameter.nbytes for _, parameter in named) for layer, named in trained.items()}
-    shared = split_step_time(whole.step_s - among_passes_s, alone, sizes, in_a_loop_s)
-    return StepCost(shared, among_passes_s, whole.loaded, whole.peak_bytes)
+    optimizer = _make_optimizer(job, minibatch, everything)
+    peak_bytes, quick = _first_steps(job, optimizer, run_model, inputs)
+    between, loaded = run_model if quick else lambda: None, 1.0
+    step_s = _median_step_s(optimizer, clock, between)
+    if load is not None and step_s > 0.0:
+        load.start()
+        loaded = _median_step_s(optimizer, clock, between) / step_s
+        load.stop()
+    fixed_s, each_s = _overheads(job, everything[0][1].device, clock, between)
+    fixed_s = min(fixed_s, step_s)
+    return StepCost(split_step_time(step_s - fixed_s, trained, each_s), fixed_s, loaded or 1.0, peak_bytes)
 
 
-@dataclass(frozen=True)
-class _WholeStep:
-    """Steps over all parameters."""
+def _first_steps(
+    job: Job, optimizer: Optimizer, run_model: Callable[[], None], inputs: Sequence[Tensor]
+) -> tuple[int, bool]:
+    """Run two training steps. Returns their peak memory, and whether they are quick enough to be repeated.
 
-    step_s: float
-    loaded: float
-    """Time of a step under the load, over `step_s`."""
-    peak_bytes: int
-    """Peak memory of a whole training step."""
-    between: Callable[[], None]
-    """The passes that ran before each step."""
-
-
-def _time_together(
-    job: Job,
-    optimizer: Optimizer,
-    clock: Clock,
-    run_model: Callable[[], None],
-    inputs: Sequence[Tensor],
-    load: BusyCores | None,
-) -> _WholeStep:
-    """Measure steps over all parameters. The gradients stay."""
+    The peak is the bytes of resident tensors plus those of a step; 0 if the allocator recorded nothing.
+    """
 
     def step() -> None:
         run_model()
@@ -119,14 +101,9 @@ def _time_together(
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kept = [value for values in optimizer.state.values() for value in values.values() if isinstance(value, Tensor)]
     resident = [*trained, *job.model.parameters(), *job.model.buffers(), *inputs, *kept]
-    peak = _peak_bytes(resident[0].device, resident, step)
-    between = run_model if quick else lambda: None
-    step_s, loaded_s = _median_step_s(optimizer, clock, between), None
-    if load is not None:
-        load.start()
-        loaded_s = _median_step_s(optimizer, clock, between)
-        load.stop()
-    return _WholeStep(step_s, loaded_s / step_s if loaded_s and step_s > 0.0 else 1.0, peak, between)
+    uses = record_memory_use(resident[0].device, lambda measure: measure(step))
+    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in resident}
+    return uses[0].most + sum(storages.values()) if uses else 0, quick
 
 
 def _make_optimizer(job: Job, minibatch: int, named: _Named) -> Optimizer:
@@ -149,25 +126,10 @@ def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], Non
     return repeated_s(clock, lambda: _step(optimizer), MIN_STEPS, MAX_STEPS, STEP_BUDGET_S, between)
 
 
-def _time_alone(job: Job, minibatch: int, named: _Named, clock: Clock) -> float | None:
-    """Median time of a step over one layer's parameters by an optimiser of their own; None if that cannot be made."""
-    try:
-        optimizer = _make_optimizer(job, minibatch, named)
-        optimizer.step()
-    except Exception:
-        return None  # for example an optimiser that looks for another layer's parameters by name
-    return _median_loop_s(optimizer, clock)
+def _overheads(job: Job, device: torch.device, clock: Clock, between: Callable[[], None]) -> tuple[float, float]:
+    """Time of a step that does not depend on its parameters, and that for each parameter of whatever size, in seconds.
 
-
-def _median_loop_s(optimizer: Optimizer, clock: Clock) -> float:
-    """Median time of a step in a loop of steps, with all that it needs in the caches."""
-    return repeated_s(clock, optimizer.step, MIN_LAYER_STEPS, math.inf, MIN_LAYER_STEPS_S)
-
-
-def _fixed_time(job: Job, device: torch.device, step_s: Callable[[Optimizer], float]) -> float:
-    """Time of a step that does not depend on its parameters, in seconds, where `step_s` times a step.
-
-    It is extrapolated from steps over one and over two parameters of one element each.
+    They follow from steps over one and over two parameters of one element each.
     """
     times = []
     for count in (1, 2):
@@ -177,32 +139,19 @@ def _fixed_time(job: Job, device: torch.device, step_s: Callable[[Optimizer], fl
         try:
             optimizer = _make_optimizer(job, 1, named)
             optimizer.step()
-            times.append(step_s(optimizer))
+            times.append(_median_step_s(optimizer, clock, between))
         except Exception:
-            return 0.0  # for example an optimiser that looks for parameters of the model by name
-    return max(0.0, 2 * times[0] - times[1])
+            return 0.0, 0.0  # for example an optimiser that looks for parameters of the model by name
+    return max(0.0, 2 * times[0] - times[1]), max(0.0, times[1] - times[0])
 
 
-def split_step_time(
-    whole_s: float, alone: Mapping[str, float | None], sizes: Mapping[str, int], fixed_s: float
-) -> dict[str, float]:
-    """Split the time of a step over all parameters by layer.
-
-    The parts are in proportion to the times of steps over each layer alone (`alone`), less the fixed time of a step. If
-    one of these could not be measured, they are in proportion to the layers' bytes (`sizes`).
-    """
-    parts = {layer: max(0.0, step_s - fixed_s) for layer, step_s in alone.items() if step_s is not None}
-    if len(parts) < len(alone) or not sum(parts.values()) > 0.0:
-        parts = {layer: float(size) for layer, size in sizes.items()}
-    total = sum(parts.values())
-    return {layer: whole_s * part / total for layer, part in parts.items()}
-
-
-def _peak_bytes(device: torch.device, resident: Sequence[Tensor], step: Callable[[], None]) -> int:
-    """Bytes of the resident tensors plus the peak of a step; 0 if the allocator recorded nothing."""
-    uses = record_memory_use(device, lambda measure: measure(step))
-    storages = {tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in resident}
-    return uses[0].most + sum(storages.values()) if uses else 0
+def split_step_time(whole_s: float, layers: Mapping[str, _Named], each_s: float) -> dict[str, float]:
+    """Split the time of a step by layer: `each_s` for each parameter, and the rest in proportion to their bytes."""
+    counts = {layer: len(named) for layer, named in layers.items()}
+    sizes = {layer: sum(parameter.nbytes for _, parameter in named) for layer, named in layers.items()}
+    each_s = min(each_s, whole_s / sum(counts.values()))
+    byte_s = (whole_s - each_s * sum(counts.values())) / max(1, sum(sizes.values()))
+    return {layer: each_s * counts[layer] + byte_s * size for layer, size in sizes.items()}
 
 
 class OptimizerState(NamedTuple):

@@ -33,12 +33,8 @@ class ProfilerOptions:
     seed: int = 0
     granularity: str = "layer"
     """The size of a layer: `module`, `layer` or `op`."""
-    processes: int = 1
-    """Number of processes that measure at the same time."""
     load: bool = False
-    """Whether times under load are measured too, on a CPU of several cores, with one thread and one process."""
-    measure_all: bool = False
-    """Whether to measure every layer, even if several are the same computation."""
+    """Whether times under load are measured too, on a CPU of several cores, with one thread."""
     self_check: bool = True
     """Whether to compare training in stages with plain training of the model first."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
@@ -20,6 +19,7 @@ from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.profiler.clock import Aim, Samples, interquartile_range
 from pipeplan.profiler.optimizer_step import StepCost, optimizer_state
 from pipeplan.profiler.overhead import Overhead
+from pipeplan.util.text import utc_now
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job_reference import canonical_reference, job_file
 from pipeplan_launch.tracing.layers import LayerInfo
@@ -43,15 +43,8 @@ class MeasuredSize:
     """Number of passes before the measured ones."""
     workspaces: dict[str, int]
     """Workspace in bytes, by layer that was run."""
-    waits: bool
-    """Whether the times include waiting for a core."""
     loaded: Samples | None = None
     """Times with all cores busy; None where they were not measured."""
-
-    @property
-    def forward_s(self) -> float:
-        """Median time of the whole model's forward pass."""
-        return median(self.samples.whole_forward)
 
     def size(self, steps: StepCost) -> Size:
         """The size as the profile stores it. The optimiser's time is the same for every size."""
@@ -59,7 +52,7 @@ class MeasuredSize:
             minibatch=self.minibatch,
             layers=measured_layers(self, steps),
             tensors=boundary_tensors(self.traced, lambda spec: spec.bytes(self.minibatch)),
-            whole_forward_s=self.forward_s,
+            whole_forward_s=median(self.samples.whole_forward),
             whole_backward_s=median(self.samples.whole_backward),
         )
 
@@ -67,8 +60,6 @@ class MeasuredSize:
 def measured_layers(measured: MeasuredSize, steps: StepCost) -> tuple[Layer, ...]:
     """The layers with their measured times and sizes."""
     samples, loaded = measured.samples, measured.loaded
-    forward_factor = waiting_factor(samples, samples.forward) if measured.waits else 1.0
-    backward_factor = waiting_factor(samples, samples.backward) if measured.waits else 1.0
     layers = []
     for info, fields in layer_fields(measured.traced, measured.saved_bytes):
         ran = measured.alike.get(info.name, info.name)
@@ -76,8 +67,8 @@ def measured_layers(measured: MeasuredSize, steps: StepCost) -> tuple[Layer, ...
         layers.append(
             Layer(
                 **fields,
-                forward_s=median(samples.forward[ran]) * forward_factor,
-                backward_s=median(samples.backward[ran]) * backward_factor,
+                forward_s=median(samples.forward[ran]),
+                backward_s=median(samples.backward[ran]),
                 forward_spread_s=interquartile_range(samples.forward[ran]),
                 backward_spread_s=interquartile_range(samples.backward[ran]),
                 update_s=update_s,
@@ -153,16 +144,6 @@ def has_batch_norm(traced: TracedModel) -> bool:
     return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in traced.model.modules())
 
 
-def waiting_factor(samples: Samples, times: dict[str, list[float]]) -> float:
-    """Median time of a pass, divided by the sum of the median times of its layers.
-
-    A short layer rarely has to wait for a core, so its median does not include such waits. A pass is long enough that
-    its median does. Multiplying each layer's time by this factor spreads the waits in proportion to the layers' times.
-    """
-    layers_s = sum(samples.weights.get(name, 1) * median(layer_times) for name, layer_times in times.items())
-    return median(samples.totals(times)) / layers_s if layers_s > 0 else 1.0
-
-
 def boundary_tensors(traced: TracedModel, size_of: Callable[[TensorSpec], int]) -> tuple[Edge, ...]:
     """The tensors between layers, each with its bytes by `size_of`."""
     return tuple(
@@ -208,8 +189,3 @@ def profile_from(
         sizes=tuple(others),
         **measured,
     )
-
-
-def utc_now() -> str:
-    """The present time, ISO 8601."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -42,23 +42,11 @@ WHOLE_EVERY = 3
 """If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after every third."""
 
 
-class MeasuringGroup:
-    """The processes that measure at the same time, this one included. Here it is alone, and waits for nobody."""
-
-    processes = 1
-
-    def start(self) -> None:
-        """Wait until every process is about to begin its timed passes."""
-
-    def finish(self, keep_busy: Callable[[], None]) -> None:
-        """Call `keep_busy` until every process has measured enough, so that the load on the machine stays the same."""
-
-
 class Passes:
     """Runs passes over the model, layer by layer and as a whole."""
 
-    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress, group: MeasuringGroup) -> None:
-        self.job, self.run, self.clock, self.progress, self.group = job, run, clock, progress, group
+    def __init__(self, job: Job, run: LayerRun, clock: Clock, progress: Progress) -> None:
+        self.job, self.run, self.clock, self.progress = job, run, clock, progress
         state_ratio = optimizer_state(job).ratio
         self._parameters = tuple(run.traced.parameters_by_name().values())
         trained = sum(parameter.nbytes for parameter in self._parameters if parameter.requires_grad)
@@ -70,8 +58,8 @@ class Passes:
         """Number of passes that warmed up, layer by layer and as a whole."""
         self._long = False
 
-    def inspect(self, ref: str, *, measure_all: bool = False) -> dict[str, int]:
-        """Run one full pass that checks for NaN and, unless `measure_all`, finds duplicate layers.
+    def inspect(self, ref: str) -> dict[str, int]:
+        """Run one full pass that checks for NaN and finds duplicate layers.
 
         Returns the bytes that each layer saves for backward. Raises `InputError` if the model cannot be run or trained.
         """
@@ -100,8 +88,7 @@ class Passes:
         self.run.backward(self.clock.measure)
         self.run.watcher = None
         self._clear()
-        if not measure_all:
-            self.run.alike = observer.classes()
+        self.run.alike = observer.classes()
         return dict(saved.by_layer)
 
     def warm_up(self, passes: int) -> None:
@@ -128,7 +115,6 @@ class Passes:
         """
         alone = Series(Samples(self.run.weights), aim, repeats)
         loaded = None if load is None else Series(Samples(self.run.weights), aim, repeats)
-        self.group.start()
         while not alone.enough or not (loaded is None or loaded.enough):
             if not alone.full:
                 self._take_turn(alone, "measuring")
@@ -138,7 +124,6 @@ class Passes:
                     self._run_both(None)
                 self._take_turn(loaded, f"measuring with {load.processes} processes")
                 load.stop()
-        self.group.finish(lambda: self._run_both(None))
         self.progress(alone.samples.passes, alone.samples.passes, "done")
         return alone.samples, None if loaded is None else loaded.samples
 
@@ -178,7 +163,6 @@ class Passes:
         `own` names the parameters charged to each layer.
         """
         self.progress(0, 0, "the optimiser's step")
-        self.group.start()
         cost = measure_steps(
             self.job,
             self.run.minibatch,
@@ -189,7 +173,6 @@ class Passes:
             load,
             self.run.traced.loss_state,
         )
-        self.group.finish(self._run_whole)
         self.progress(1, 1, "done")
         return cost
 

@@ -1,64 +1,89 @@
-"""Profile a model: measure it in this process or in several at the same time, or estimate it for another device.
+"""Profile a model: measure it on this machine, or estimate it for another device.
 
-A layer's time depends on what else the machine does, because processes share caches, memory bandwidth, cores and clock
-frequency. If a plan will run on one machine, its layers run under the load of the plan's other workers. Therefore as
-many processes as the plan will have can measure the same model. They begin their timed passes at the same time, and all
-go on until the last one has finished.
-
-Each process runs `python -P -m pipeplan.profiler.profiler FD PARENT`. It receives the model reference and the options
-over the socket FD, and sends back the profile. PARENT is the process id of its parent.
+A measurement traces the model, runs it layer by layer and as a whole, and keeps medians of the times.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import statistics
-import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pipeplan.cluster_data.devices import LOCAL_DEVICES
+from pipeplan.cluster_data.local import local_processors
 from pipeplan.errors import InputError
-from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.profile import Profile
-from pipeplan.profiler.busy_cores import end_with_parent
+from pipeplan.profiler.busy_cores import BusyCores, load_obstacle
+from pipeplan.profiler.clock import BRIEF, THOROUGH, Aim, Clock, CPUClock, CUDAClock, sample_notes
 from pipeplan.profiler.estimate.estimator import estimate_model
-from pipeplan.profiler.measure import profile_in_process
-from pipeplan.profiler.options import ProfilerOptions, Progress
-from pipeplan.profiler.passes import MeasuringGroup
+from pipeplan.profiler.estimate.flops import counted_work
+from pipeplan.profiler.job_checks import CheckedTraining, check_training
+from pipeplan.profiler.layer_run import LayerRun
+from pipeplan.profiler.memory import (
+    check_fits_in_memory,
+    device_memory_message,
+    failed_allocation_bytes,
+    limited_memory,
+    out_of_memory_message,
+)
+from pipeplan.profiler.optimizer_step import StepCost
+from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
+from pipeplan.profiler.outcome import MeasuredSize, charged_parameters, profile_from
+from pipeplan.profiler.passes import Passes, training_loss
+from pipeplan.profiler.remarks import (
+    batch_norm_remarks,
+    evaluation_remarks,
+    lacking_remarks,
+    layer_sum_remarks,
+    promise_remarks,
+    tie_remarks,
+    unread_parameter_remarks,
+)
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.job import Batch, Job
+from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.job.user_code import describe_error
+from pipeplan_launch.telemetry.memory import free_bytes, keep_freed_memory, resident_bytes
+from pipeplan_launch.tracing.trace import TracedModel
 
-MAX_PROCESSES = 256
-"""Most processes that may be asked for. A larger number is taken for a typing error."""
-EXIT_TIMEOUT_S = 5.0
-"""Time that a process may take to end after it has sent its profile."""
+LOST = "a process that kept a core busy has ended"
 
 
 def profile_model(ref: str, options: ProfilerOptions, progress: Progress = lambda done, total, what: None) -> Profile:
     """Profile the model that `ref` names, or estimate its profile for a device that is not this machine's.
 
-    Raises `InputError` if the model cannot be profiled, or if an option is wrong.
+    Raises `InputError` if the model cannot be profiled, or if an option is wrong. If the model does not fit, the error
+    says how much memory is needed.
     """
     if options.device not in LOCAL_DEVICES:
         return estimate_model(ref, options, progress)
     _check(options)
-    if options.processes > 1:
-        progress(0, 0, f"starting {options.processes} processes")
-        return profile_concurrently(ref, options, progress)
-    return profile_in_process(ref, options, progress, MeasuringGroup())
+    measurement, resident = _Measurement(ref, options, progress), resident_bytes()
+    try:
+        with limited_memory(measurement.free):
+            return measurement.profile()
+    except Exception as error:
+        traced = measurement.traced
+        minibatch = options.minibatch or (traced.minibatch if traced else None)
+        if isinstance(error, torch.OutOfMemoryError):
+            raise InputError(device_memory_message(ref, options.device, minibatch, error, traced)) from error
+        requested = failed_allocation_bytes(error)
+        if requested is not None:
+            largest, free = max(options.batches, default=minibatch), measurement.free
+            raise InputError(out_of_memory_message(ref, largest, free, resident, requested, traced)) from error
+        if isinstance(error, LaunchError):
+            raise InputError(str(error)) from error
+        raise
 
 
 def _check(options: ProfilerOptions) -> None:
     counts = [
         *(("microbatch size", size) for size in options.batches),
         ("number of repeats", options.repeats),
-        ("number of processes", options.processes),
         ("number of threads", options.threads),
     ]
     for name, value in counts:
@@ -66,189 +91,200 @@ def _check(options: ProfilerOptions) -> None:
             raise InputError(f"the {name} must be at least 1, not {value}")
     if options.halvings < 0:
         raise InputError(f"the number of halvings must be at least 0, not {options.halvings}")
-    if options.processes > MAX_PROCESSES:
-        raise InputError(f"the number of processes must be at most {MAX_PROCESSES}, not {options.processes}")
     if len(set(options.batches)) < len(options.batches):
         raise InputError(f"a microbatch size is given twice: {', '.join(map(str, options.batches))}")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise InputError("there is no CUDA device that this torch can use: write --device cpu, or install a CUDA build")
-    if options.device == "cuda" and options.processes > 1:
-        raise InputError("--processes is for the CPU, which the workers of a machine share: leave it out with cuda")
 
 
-class GroupMember(MeasuringGroup):
-    """One of several processes, which synchronise through their parent."""
+class _Measurement:
+    """The measurement of one model, as far as it has come."""
 
-    READY, GO = "ready", "go"
+    job: Job
 
-    def __init__(self, connection: Connection, processes: int) -> None:
-        self._connection, self.processes = connection, processes
+    def __init__(self, ref: str, options: ProfilerOptions, progress: Progress) -> None:
+        self.ref, self.options, self.progress = ref, options, progress
+        self.free = free_bytes() if options.device == "cpu" else None
+        """Free memory in bytes; None if unknown."""
+        self.busy = load_processes(options)
+        self.traced: TracedModel | None = None
+        self.remarks: list[str] = []
+        self.measured: list[MeasuredSize] = []
 
-    def start(self) -> None:
-        """Report to the parent, and wait until every process has."""
-        self._connection.send(self.READY)
-        self._receive_go()
-
-    def finish(self, keep_busy: Callable[[], None]) -> None:
-        """Report to the parent, and keep the core busy until every process has."""
-        self._connection.send(self.READY)
-        while not self._connection.poll():
-            keep_busy()
-        self._receive_go()
-
-    def _receive_go(self) -> None:
-        message = self._connection.recv()
-        assert message == self.GO, message
-
-
-def profile_concurrently(ref: str, options: ProfilerOptions, progress: Progress) -> Profile:
-    """Profile the model in `options.processes` processes at the same time, and take the medians.
-
-    Raises `InputError` if a process reports an error in the model, or ends without an answer.
-    """
-    with ExitStack() as stack:
-        members = [stack.enter_context(_Process(number)) for number in range(options.processes)]
-        for member in members:
-            member.connection.send((ref, options))
-        return combine_profiles(_collect_profiles(members, ref, progress))
-
-
-class _Process:
-    """A measuring process. It ends when the context is left, also if by an exception."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __enter__(self) -> _Process:
-        ours, theirs = socket.socketpair()
-        ids = str(theirs.fileno()), str(os.getpid())
-        # Only the first process shows what the user's code prints. Each is in a process group of its own, so that
-        # Ctrl-C reaches the parent only, which then ends the others.
-        output = 2 if self.number == 0 else subprocess.DEVNULL
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipeplan.profiler.profiler", *ids],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            pass_fds=[theirs.fileno()],
-            process_group=0,
-        )
-        theirs.close()
-        self.connection = Connection(ours.detach())
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if exception[0] is None:
+    def profile(self) -> Profile:
+        """Trace the model, check it, and measure it at all sizes."""
+        options, remarks = self.options, self.remarks
+        self.progress(0, 0, "loading the model")
+        keep_freed_memory()
+        torch.set_num_threads(options.threads)
+        job = self.job = load_job(self.ref, options.seed)
+        sizes = options.batches or (job.minibatch,)
+        checked = check_training(job, sizes[0], options, self.free, self.progress)
+        traced = self.traced = checked.traced
+        if len(sizes) > 1 and not traced.dynamic_batch:
+            raise InputError(
+                f"{self.ref!r} can only be traced for one microbatch size at a time: give --microbatch one number, and "
+                "measure the others in runs of their own"
+            )
+        check_fits_in_memory(self.ref, traced, max(sizes), self.free)
+        remarks += [*lacking_remarks(job), *checked.remarks, *unread_parameter_remarks(traced), *tie_remarks(traced)]
+        remarks += evaluation_remarks(job, traced)
+        first = self._measure(traced, sizes[0], THOROUGH)
+        for size in sizes[1:]:
+            self._measure(traced, size, THOROUGH)
+        for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
             try:
-                self.process.wait(EXIT_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        else:
-            self.process.kill()
-        self.process.wait()
-        self.connection.close()
+                self._measure(traced, size, BRIEF)
+            except Exception as error:  # the model works at its own size, so that a smaller one is not needed
+                remarks.append(f"microbatch {size}, and anything smaller, was not measured: {_reason(error)}")
+                break
+        remarks += batch_norm_remarks(traced, len(self.measured))
+        read_s = self._reading_s(first)
+        with _load(first, self.busy) as load:
+            steps = first.steps(charged_parameters(traced), load)
+        return self._profile(checked, steps, read_s)
 
-
-def _collect_profiles(members: Sequence[_Process], ref: str, progress: Progress) -> list[Profile]:
-    """Synchronise the processes, forward the first one's progress, and collect their profiles."""
-    profiles: dict[int, Profile] = {}
-    ready_members: set[int] = set()
-    by_connection = {member.connection: member for member in members}
-    while len(profiles) < len(members):
-        waiting = [connection for connection, member in by_connection.items() if member.number not in profiles]
-        for ready in wait(waiting):
-            assert isinstance(ready, Connection)
-            member = by_connection[ready]
-            message = _receive(member, ref)
-            if message == GroupMember.READY:
-                ready_members.add(member.number)
-            elif message[0] == "error":
-                raise InputError(message[1])
-            elif message[0] == "profile":
-                profiles[member.number] = message[1]
-            elif member.number == 0:
-                progress(*message[1])
-        if len(ready_members) == len(members):
-            ready_members.clear()
-            for member in members:
-                member.connection.send(GroupMember.GO)
-    return [profiles[member.number] for member in members]
-
-
-def _receive(member: _Process, ref: str) -> Any:
-    """The next message of a process. Raises `InputError` if it has ended."""
-    try:
-        return member.connection.recv()
-    except (EOFError, ConnectionResetError):
-        status = member.process.wait()
-        how = f"ended with status {status}"
-        if status < 0:
-            how = f"was ended by signal {-status}; the likeliest cause is too little memory for so many processes"
-        raise InputError(
-            f"process {member.number} of those that measure {ref!r} {how}; try fewer --processes, or "
-            "a single one to see why"
-        ) from None
-
-
-def combine_profiles(profiles: Sequence[Profile]) -> Profile:
-    """Combine profiles of the same model: the medians of times and spreads, and the largest peak memory.
-
-    Raises `InputError` if the profiles have different graphs.
-    """
-    first = profiles[0]
-    if any(profile.graph_hash != first.graph_hash for profile in profiles):
-        raise InputError("the processes did not trace the same graph: the model depends on chance or on the process")
-    sizes = tuple(
-        replace(
-            size,
-            layers=_median_layers([profile.sizes[index].layers for profile in profiles]),
-            **_median_whole([profile.sizes[index] for profile in profiles]),
+    def _measure(self, traced: TracedModel, minibatch: int, aim: Aim) -> Passes:
+        """Measure the model at one size, after a first pass that inspects it. Returns the passes over the model."""
+        options = self.options
+        passes = self._passes(traced, minibatch)
+        saved = passes.inspect(self.ref)
+        if not self.measured:
+            self.remarks += promise_remarks(self.job, traced, passes.run.batch)
+        passes.warm_up(options.warmup)
+        with _load(passes, self.busy) as load:
+            samples, loaded = passes.measure(options.repeats, aim, load)
+        self.measured.append(
+            MeasuredSize(
+                traced,
+                minibatch,
+                samples,
+                aim,
+                saved,
+                passes.run.alike,
+                passes.overhead,
+                passes.warmed,
+                passes.workspaces(),
+                loaded=None if load is None or load.lost else loaded,
+            )
         )
-        for index, size in enumerate(first.sizes)
-    )
-    return replace(
-        first,
-        layers=_median_layers([profile.layers for profile in profiles]),
-        sizes=sizes,
-        step_s=statistics.median(profile.step_s for profile in profiles),
-        read_s=statistics.median(profile.read_s for profile in profiles),
-        peak_bytes=max(profile.peak_bytes for profile in profiles),
-        **_median_whole(profiles),
-    )
+        return passes
+
+    def _passes(self, traced: TracedModel, minibatch: int) -> Passes:
+        if self.options.device == "cuda":
+            torch.cuda.empty_cache()  # blocks that were kept for another size would not fit this one
+        job, device = self.job, torch.device(self.options.device)
+        job.model.to(device).train()
+        if traced.loss_state is not None:
+            traced.loss_state.to(device)
+        batch = _batch(job, minibatch, device)
+        run = LayerRun(traced, batch, training_loss(job, batch), minibatch, device)
+        return Passes(job, run, _clock(self.options), self.progress)
+
+    def _reading_s(self, passes: Passes) -> float:
+        """Time of reading a minibatch; 0, and a remark, where the data fails on samples that nothing else reads."""
+        try:
+            return passes.reading()
+        except Exception as error:
+            self.remarks.append(f"reading samples was not measured, and would fail in training: {_reason(error)}")
+            return 0.0
+
+    def _profile(self, checked: CheckedTraining, steps: StepCost, read_s: float) -> Profile:
+        measured, traced = self.measured, checked.traced
+        if self.busy and any(size.loaded is None for size in measured):
+            why = load_obstacle(self.busy) or LOST
+            self.remarks.append(f"times with all cores busy were not measured: {why}")
+            measured = [replace(size, loaded=None) for size in measured]
+        sizes = [size.size(steps) for size in measured]
+        remarks = [*self.remarks, *layer_sum_remarks(sizes[0])]
+        return profile_from(
+            self.ref,
+            self.job,
+            traced,
+            self.options.granularity,
+            sizes,
+            _provenance(self.options, self.job, measured, remarks),
+            graph_hash=traced.graph_hash,
+            step_s=steps.fixed_s,
+            work=counted_work(self.job, traced, sizes[0].minibatch),
+            whole_forward_s=sizes[0].whole_forward_s,
+            whole_backward_s=sizes[0].whole_backward_s,
+            peak_bytes=steps.peak_bytes,
+            read_s=read_s,
+            taken_whole=checked.taken_whole,
+            unchecked=checked.outcome.skipped,
+        )
 
 
-def _median_layers(layers_by_process: Sequence[tuple[Layer, ...]]) -> tuple[Layer, ...]:
-    times = ("forward_s", "backward_s", "forward_spread_s", "backward_spread_s", "update_s")
-    return tuple(
-        replace(same[0], **{name: statistics.median(getattr(layer, name) for layer in same) for name in times})
-        for same in zip(*layers_by_process, strict=True)
-    )
+def load_processes(options: ProfilerOptions) -> int:
+    """Busy processes while times under load are measured, one for each core; 0 where no such times are."""
+    wanted = options.load and options.device == "cpu" and options.threads == 1
+    cores = local_processors().cores if wanted else 0
+    return cores if cores > 1 else 0
 
 
-def _median_whole(profiles: Sequence[Profile | Size]) -> dict[str, Any]:
-    forward = [profile.whole_forward_s for profile in profiles if profile.whole_forward_s is not None]
-    backward = [profile.whole_backward_s for profile in profiles if profile.whole_backward_s is not None]
-    return {"whole_forward_s": statistics.median(forward), "whole_backward_s": statistics.median(backward)}
-
-
-def main(connection: Connection, parent: int) -> None:
-    """Receive a model reference and options, and answer with (`progress`, `error` or `profile`, its content)."""
-    end_with_parent(parent)
-    ref, options = connection.recv()
-
-    def progress(done: int, total: int, what: str) -> None:
-        connection.send(("progress", (done, total, what)))
-
-    try:
-        profile = profile_in_process(ref, options, progress, GroupMember(connection, options.processes))
-    except InputError as error:
-        connection.send(("error", str(error)))
+@contextmanager
+def _load(passes: Passes, busy: int) -> Iterator[BusyCores | None]:
+    """Copies of this process, `busy` processes in all, that run the same passes; None where these cannot be had."""
+    if not busy or load_obstacle(busy):
+        yield None
     else:
-        connection.send(("profile", profile))
+        with passes.busy_cores(busy) as load:
+            yield load
 
 
-if __name__ == "__main__":
-    try:
-        main(Connection(int(sys.argv[1])), int(sys.argv[2]))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        sys.exit(1)  # the parent has gone
+def _clock(options: ProfilerOptions) -> Clock:
+    return CUDAClock() if options.device == "cuda" else CPUClock(options.threads)
+
+
+def _batch(job: Job, minibatch: int, device: torch.device) -> Batch:
+    batch = job.example_batch(minibatch)
+
+    def move(value: Any) -> Any:
+        return torch.utils._pytree.tree_map_only(Tensor, lambda tensor: tensor.to(device), value)
+
+    return Batch(move(batch.inputs), move(batch.target), batch.names)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, (InputError, LaunchError)) else describe_error(error)
+
+
+def _provenance(
+    options: ProfilerOptions, job: Job, measured: Sequence[MeasuredSize], remarks: Sequence[str]
+) -> dict[str, Any]:
+    first = measured[0]
+    busy = load_processes(options) if first.loaded is not None else 0
+    notes = dict.fromkeys(
+        f"at microbatch {size.minibatch}, {note}" if len(measured) > 1 else note
+        for size in measured
+        for note in sample_notes(size.samples, size.aim)
+    )
+    return {
+        "kind": "measured",
+        "device": options.device,
+        "device_name": torch.cuda.get_device_name() if options.device == "cuda" else local_processors().name,
+        "how": _method(options, job, first, busy),
+        "threads": options.threads,
+        "warmup": first.warmed,
+        "repeats": first.samples.passes,
+        "notes": (*notes, *remarks),
+        "load_processes": busy,
+    }
+
+
+def _method(options: ProfilerOptions, job: Job, first: MeasuredSize, busy: int) -> str:
+    """The method of measurement, as text for people."""
+    how = (
+        f"each layer by itself, in full forward and backward passes over the model; {_clock(options).how}; median and "
+        f"interquartile range of {first.samples.passes} passes after {first.warmed} to warm up; less the time of an "
+        f"empty layer, {first.overhead.forward_s * 1e6:.1f} µs forward and "
+        f"{first.overhead.backward_s * 1e6:.1f} µs backward, which a stage spends once"
+    )
+    if first.alike:
+        how += "; of several layers that are the same computation only one was measured"
+    if first.loaded is not None:
+        how += f"; in turns also {first.loaded.passes} passes while {busy} processes ran the same"
+    if job.loss is None or job.data is None:
+        how += "; without a loss or targets, the backward pass starts from the sum of the outputs"
+    return how

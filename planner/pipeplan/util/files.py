@@ -135,9 +135,14 @@ def write_together(folder: Path, contents: Mapping[str, tuple[str, int]], *, for
         raise InputError(f"cannot write {folder}: {error.strerror or error}") from error
 
 
+def json_text(document: Mapping[str, Any]) -> str:
+    """A document as indented JSON with a final newline. NaN and infinity raise a `ValueError`."""
+    return json.dumps(document, indent=1, allow_nan=False) + "\n"
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a document as indented JSON with a final newline. NaN and infinity raise a `ValueError`."""
-    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+    """Write a document as JSON by atomic replace."""
+    write_text(path, json_text(document))
 
 
 def read_bytes(path: Path, most: int = LARGEST_FILE) -> bytes:
@@ -171,10 +176,10 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path} is not text: it has bytes that are not UTF-8") from error
 
 
-def read_json(path: Path, kind: str) -> Node:
-    """The JSON value in a file, without any check of its content.
+def read_document(path: Path, kind: str, version: int) -> Node:
+    """Read a versioned JSON document.
 
-    Raises an `InputError` that names the file; `kind` is the expected kind of document, for that message.
+    Raises an `InputError` unless its `format` is `kind` and its `version` is at most `version`.
     """
     text = read_text(path)
     try:
@@ -190,15 +195,7 @@ def read_json(path: Path, kind: str) -> Node:
             refuse_half_characters(value)
         except ValueError as error:
             raise InputError(f"{path}: {error}") from None
-    return Node(value, str(path))
-
-
-def read_document(path: Path, kind: str, version: int) -> Node:
-    """Read a versioned JSON document.
-
-    Raises an `InputError` unless its `format` is `kind` and its `version` is at most `version`.
-    """
-    root = read_json(path, kind)
+    root = Node(value, str(path))
     found = root.get("format")
     if found is None:
         raise InputError(f"{path} is not a {kind} file: it has no `format`")

@@ -8,6 +8,7 @@ node i.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import TypeVar
 
 from pipeplan.errors import PipeplanError
@@ -66,21 +67,15 @@ def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) ->
     return components
 
 
-def find_cycle(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) -> list[Key]:
+def find_cycle(nodes: Iterable[Key], edges: Iterable[tuple[Key, Key]]) -> list[Key]:
     """The nodes of one cycle, with its first node repeated at the end; an empty list where there is no cycle."""
-    arrows = list(edges)
-    loops = {source for source, target in arrows if source == target}
-    for component in strong_components(nodes, arrows):
-        if len(component) == 1 and component[0] not in loops:
-            continue
-        inside = set(component)
-        successor = {source: target for source, target in arrows if source in inside and target in inside}
-        # Every node of a strong component has a successor in it, so this walk must reach a node for the second time.
-        path, node = [], component[0]
-        while node not in path:
-            path.append(node)
-            node = successor[node]
-        return [*path[path.index(node) :], node]
+    sorter = TopologicalSorter[Key](dict.fromkeys(nodes, ()))
+    for source, target in edges:
+        sorter.add(target, source)
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        return list(error.args[1])
     return []
 
 

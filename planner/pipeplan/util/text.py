@@ -6,6 +6,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -23,6 +24,11 @@ def printable(text: str) -> str:
 def escaped_json(text: str) -> str:
     """A JSON document whose strings have such characters as escapes."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def utc_now() -> str:
+    """The present time, ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def one_line(value: object) -> str:

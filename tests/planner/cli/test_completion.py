@@ -71,7 +71,6 @@ VALUES: dict[str, set[str]] = {
     "pipeplan list ": {"models", "clusters"},
     "pipeplan list clusters c": {"cluster.toml"},
     "pipeplan export ": set(TARGETS),
-    "pipeplan import --format ": {"pipedream", "nccl-tests"},
     "pipeplan docs ser": {"servers"},
 }
 

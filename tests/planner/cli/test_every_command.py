@@ -16,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 import click
-import foreign
 import pytest
 from commandline import Run, refused
 from foreign import PIPEDREAM
@@ -36,7 +35,7 @@ MUST = {
     "doctor": "--json -q",
     "profile measure": "-o --force --json -q --seed",
     "profile links": "-o --force --json -q",
-    "profile show": "--force --json -q",
+    "profile show": "--json -q",
     "profile diff": "--json -q",
     "solve": "-o --force --json -q",
     "replan": "-o --force --json -q",
@@ -178,16 +177,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     init.write_starter_files(folder, init.starter_files())
     profile = pipeplan.read_profile("mnist-v100")
-    for name in ("profile.json", "before.json", "imported.json"):
+    for name in ("profile.json", "before.json"):
         profile.save(folder / name)
     profile.rescaled(16).save(folder / "after.json")
     for name in ("my-cluster.toml", "lab.toml", "what-is-left.toml"):
         (folder / name).write_text(init.cluster_text(pipeplan.cluster("B").with_servers(1)))
     (folder / "mine.sh.j2").write_text("# {{ title }}\n")
     (folder / "graph.txt").write_text(PIPEDREAM)
-    for name, operation in (("all_reduce", "all_reduce"), ("sendrecv", "sendrecv")):
-        run = foreign.nccl_tests(8, 1e10, 1e-5, [2**20, 2**24, 2**26], operation=operation)
-        foreign.written(folder / f"{name}.json", run)
     here, quick = pipeplan.cluster("local", workers=3), pipeplan.Settings(solver="dp", simulate=False)
     made = pipeplan.solve(profile, here, settings=quick, allow_copies=False, max_replicas=1, stages=3)
     pipeplan.render(made, folder / "plan")

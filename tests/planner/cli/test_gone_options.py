@@ -26,9 +26,9 @@ def test_a_gone_option_is_one_line_that_names_its_successor(run: Run) -> None:
         if (command, gone) in KEPT:
             assert gone in _options(command)
             continue
-        words = ["word"] if command in ("profile", "import") else []
+        words = ["word"] if command in ("profile", "profile show", "import") else []
         for value in ([], ["3"]):
-            line = refused(run, command, *words, gone, *value)
+            line = refused(run, *command.split(), *words, gone, *value)
             assert line == f"pipeplan {command}: there is no option {gone}; {advice}"
     assert "--max-replicas" not in refused(run, "simulate", "--straight"), "of a command that never had it"
 

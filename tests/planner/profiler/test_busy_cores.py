@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from pipeplan.profiler import measure
 from pipeplan.profiler import passes as measured_passes
+from pipeplan.profiler import profiler
 from pipeplan.profiler.busy_cores import BusyCores
 from pipeplan.profiler.clock import CPUClock, Samples
 from pipeplan.profiler.options import ProfilerOptions
-from pipeplan.profiler.passes import MeasuringGroup, Passes
+from pipeplan.profiler.passes import Passes
 from pipeplan.profiler.profiler import profile_model
 from pipeplan_launch import Job
 from pipeplan_launch.tracing.trace import trace_job
@@ -109,7 +109,7 @@ class Numbered(Passes):
         self.kinds: list[bool] = []
         job = Job(nn.Linear(1, 1), inputs=lambda n: torch.ones(n, 1))
         run: Any = type("Run", (), {"weights": {}, "device": "cpu", "traced": trace_job(job, 2)})()
-        super().__init__(job, run, CPUClock(1), lambda done, total, what: None, MeasuringGroup())  # type: ignore[arg-type]
+        super().__init__(job, run, CPUClock(1), lambda done, total, what: None)  # type: ignore[arg-type]
 
     def _run_both(self, samples: Samples | None) -> None:
         self._now[0] += measured_passes.TURN_S / 2
@@ -158,7 +158,7 @@ def test_without_a_load_there_is_one_kind(clock: list[float]) -> None:
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "job.py").write_text(JOB)
-    monkeypatch.setattr(measure, "load_processes", lambda options: 2 if options.load else 0)
+    monkeypatch.setattr(profiler, "load_processes", lambda options: 2 if options.load else 0)
     return f"{tmp_path}/job.py:make"
 
 
@@ -190,6 +190,6 @@ def test_they_are_left_out_where_memory_is_short(model: str, monkeypatch: pytest
     assert any("1 MiB are free" in note for note in found.provenance.notes)
 
 
-def test_the_load_is_for_one_thread_and_one_process_on_a_cpu() -> None:
-    for changed in ({"threads": 2}, {"processes": 2}, {"device": "cuda"}, {"load": False}):
-        assert measure.load_processes(ProfilerOptions(**{"load": True, **changed})) == 0  # type: ignore[arg-type]
+def test_the_load_is_for_one_thread_on_a_cpu() -> None:
+    for changed in ({"threads": 2}, {"device": "cuda"}, {"load": False}):
+        assert profiler.load_processes(ProfilerOptions(**{"load": True, **changed})) == 0  # type: ignore[arg-type]

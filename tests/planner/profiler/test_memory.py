@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeplan.errors import InputError
-from pipeplan.profiler import measure as module
+from pipeplan.profiler import profiler as module
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import MemoryUse, failed_allocation_bytes, limited_memory, measure_workspaces, memory_use
 from pipeplan.profiler.options import ProfilerOptions

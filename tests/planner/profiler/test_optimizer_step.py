@@ -58,7 +58,8 @@ def ticks() -> tuple[Ticks, type[SGD]]:
 
     class Counting(SGD):
         def step(self, closure: Any = None) -> None:
-            clock.now += 7 + sum(one.numel() for group in self.param_groups for one in group["params"])
+            stepped = [one.numel() for group in self.param_groups for one in group["params"]]
+            clock.now += 7 + 99 * len(stepped) + sum(stepped)
             super().step()
 
     return clock, Counting
@@ -68,8 +69,9 @@ def test_layers_get_their_shares_of_the_whole_step(ticks: tuple[Ticks, type[SGD]
     clock, counting = ticks
     made = model()
     found = measure_steps(job(lambda ps: counting(ps, lr=0.1), made), 4, own(made), clock, backward(made), [])
-    # 20, 12 and (weights frozen) 2 numbers, and 7 for a step over any.
-    assert found.update_s == pytest.approx({"0": 20, "1": 12, "2": 2})
+    # 20, 12 and (weights frozen) 2 numbers, 99 for each of 5 parameters, and 7 for a step over any.
+    assert found.update_s == pytest.approx({"0": 198 + 20, "1": 198 + 12, "2": 99 + 2}, rel=1e-2)
+    assert sum(found.update_s.values()) == pytest.approx(34 + 5 * 99)
     assert found.fixed_s == pytest.approx(7)
 
 
@@ -82,12 +84,18 @@ def test_an_optimiser_that_wants_the_whole_model_is_shared_by_bytes(ticks: tuple
         return counting([{"params": [parameters[names.index("0.weight")]]}, {"params": parameters[1:]}], lr=0.1)
 
     found = measure_steps(job(picky, made), 4, own(made), clock, backward(made), [])
-    assert found.update_s == pytest.approx({"0": 41 * 20 / 34, "1": 41 * 12 / 34, "2": 41 * 2 / 34})
+    whole = 7 + 5 * 99 + 34
+    assert found.update_s == pytest.approx({"0": whole * 20 / 34, "1": whole * 12 / 34, "2": whole * 2 / 34})
 
 
-def test_shares_without_a_measure_go_by_bytes() -> None:
-    assert split_step_time(6.0, {"a": 0.0, "b": 0.0}, {"a": 100, "b": 200}, 1.0) == {"a": 2.0, "b": 4.0}
-    assert split_step_time(6.0, {"a": 3.0, "b": 2.0}, {"a": 1, "b": 1}, 1.0) == {"a": 4.0, "b": 2.0}
+def test_the_shares_are_no_more_than_the_step() -> None:
+    """If each parameter alone would take longer than its share, they share the step alike."""
+    layers = {name: [(f"{name}.{i}", nn.Parameter(torch.zeros(size))) for i in range(size)] for name, size in SHARES}
+    assert split_step_time(6.0, layers, 1.0) == {"a": 1 + 3 / 5, "b": 2 + 3 * 4 / 5}
+    assert split_step_time(6.0, layers, 9.0) == {"a": 2.0, "b": 4.0}
+
+
+SHARES = (("a", 1), ("b", 2))
 
 
 def test_nothing_is_trained() -> None:

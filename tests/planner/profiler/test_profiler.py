@@ -20,10 +20,92 @@ from pipeplan.profiler.options import ProfilerOptions
 from pipeplan.profiler.profiler import profile_model
 from pipeplan_launch.job.bundled_models import BUNDLED
 
+JOBS = """
+import torch
+from torch import nn
+from pipeplan_launch import Data, Job
+
+def job(model=None, width=4, **more):
+    samples = [(torch.ones(width), 0)] * 9
+    return Job(model or nn.Sequential(nn.Linear(4, 4)), data=lambda: Data(samples), **more)
+
+class Log(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+    def forward(self, x):
+        return self.last(torch.log(self.first(x) - 100))
+
+class Branches(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if y.sum() > 0 else -y
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Log()
+    def forward(self, x):
+        return self.inner(x)
+
+class Fixed(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).view(8, 4)
+
+def nan(): return job(Log())
+def nan_inside():
+    model = nn.Module()
+    model.deep = Deep()
+    model.forward = lambda x: model.deep(x)
+    return job(model)
+def fixed(): return job(Fixed(4, 4))
+def bad_optimizer(): return job(optimizer=torch.optim.LBFGS)
+def branches(): return job(Branches(4, 4))
+def wrong_shape(): return job(width=5)
+def loss_of_many(): return job(loss=lambda output, target: output)
+def loss_nan(): return job(loss=lambda output, target: output.sum() * float("inf") * 0)
+def loss_fails(): return job(loss=lambda output, target: output[99].sum())
+def frozen(): return job(nn.Linear(4, 4).requires_grad_(False), loss=lambda output, target: output.sum())
+def nothing(): return None
+def loss_of_torch(): return job(loss=torch.nn.functional.mse_loss)
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Embedding(5, 4), nn.Linear(4, 5)
+        self.b.weight = self.a.weight
+    def forward(self, ids):
+        return self.b(self.a(ids))
+
+def of_inputs(model, make=torch.randn, **more):
+    return Job(model, inputs=lambda n: make(n, 4), **more)
+
+def tied():
+    adam = lambda parameters: torch.optim.Adam(parameters)
+    return of_inputs(Tied(), lambda n, _: torch.randint(0, 5, (n, 3)), optimizer=adam)
+def normalised(): return of_inputs(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+def talks():
+    print("hello")
+    return of_inputs(nn.Linear(4, 2))
+def classifies(dtype=None):
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
+    samples = [(torch.randn(16), index % 4) for index in range(64)]
+    return Job(model, loss=nn.functional.cross_entropy, data=lambda: Data(samples), autocast=dtype)
+def in_half(): return classifies(torch.bfloat16)
+"""
+
+
 QUICK = ProfilerOptions(batches=(8,), repeats=2, warmup=1)
 
 
 Step = tuple[int, int, str]
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    """A file of jobs."""
+    (tmp_path / "jobs.py").write_text(JOBS)
+    return tmp_path / "jobs.py"
 
 
 @pytest.fixture(scope="module")
@@ -74,22 +156,8 @@ def test_buffers_and_skips_are_charged_once(resnet: Profile) -> None:
     assert relu.consumers == ("stages.0.0.conv1", "stages.0.0.add")
 
 
-def test_ties_are_charged_once(tmp_path: Path) -> None:
-    job = tmp_path / "tied.py"
-    job.write_text(
-        "import torch\nfrom torch import nn\nfrom pipeplan_launch import Job\n"
-        "class Tied(nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.a, self.b = nn.Embedding(5, 4), nn.Linear(4, 5)\n"
-        "        self.b.weight = self.a.weight\n"
-        "    def forward(self, ids):\n"
-        "        return self.b(self.a(ids))\n"
-        "def make():\n"
-        "    adam = lambda parameters: torch.optim.Adam(parameters)\n"
-        "    return Job(Tied(), inputs=lambda n: torch.randint(0, 5, (n, 3)), optimizer=adam)\n"
-    )
-    profile = profile_model(f"{job}:make", QUICK)
+def test_ties_are_charged_once(jobs: Path) -> None:
+    profile = profile_model(f"{jobs}:tied", QUICK)
     assert sum(layer.parameter_bytes for layer in profile.layers) == (5 * 4 + 5) * 4
     assert not profile.together
     assert profile.tied == (TiedWeights(("a.weight = b.weight",), ("a", "b"), 5 * 4 * 4),)
@@ -114,77 +182,18 @@ def test_halves_of_the_minibatch_are_measured_as_well(
     assert (alone.sizes, alone.batch_norm) == ((), False)
 
 
-def test_a_size_that_the_model_cannot_run_is_left_out_and_named(tmp_path: Path) -> None:
+def test_a_size_that_the_model_cannot_run_is_left_out_and_named(jobs: Path) -> None:
     """BatchNorm over single values fails in training."""
-    job = tmp_path / "job.py"
-    job.write_text(
-        "import torch\nfrom torch import nn\nfrom pipeplan_launch import Job\n"
-        "def build():\n"
-        "    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))\n"
-        "    return Job(model, inputs=lambda n: torch.randn(n, 4))\n"
-    )
-    profile = profile_model(f"{job}:build", ProfilerOptions(batches=(4,), repeats=2, warmup=1, halvings=3))
+    profile = profile_model(f"{jobs}:normalised", ProfilerOptions(batches=(4,), repeats=2, warmup=1, halvings=3))
     assert [size.minibatch for size in profile.sizes] == [2]
     (note,) = [note for note in profile.provenance.notes if "was not measured" in note]
     assert note.startswith("microbatch 1, and anything smaller, was not measured: ")
 
 
-def test_a_model_of_one_size_is_measured_at_that_size(tmp_path: Path) -> None:
-    (tmp_path / "jobs.py").write_text(JOBS)
-    made = profile_model(f"{tmp_path}/jobs.py:fixed", ProfilerOptions(batches=(8,), repeats=1, halvings=3))
+def test_a_model_of_one_size_is_measured_at_that_size(jobs: Path) -> None:
+    made = profile_model(f"{jobs}:fixed", ProfilerOptions(batches=(8,), repeats=1, halvings=3))
     assert made.sizes == ()
     assert not made.dynamic_batch
-
-
-JOBS = """
-import torch
-from torch import nn
-from pipeplan_launch import Data, Job
-
-def job(model=None, width=4, **more):
-    samples = [(torch.ones(width), 0)] * 9
-    return Job(model or nn.Sequential(nn.Linear(4, 4)), data=lambda: Data(samples), **more)
-
-class Log(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
-    def forward(self, x):
-        return self.last(torch.log(self.first(x) - 100))
-
-class Branches(nn.Linear):
-    def forward(self, x):
-        y = super().forward(x)
-        return y if y.sum() > 0 else -y
-
-class Deep(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = Log()
-    def forward(self, x):
-        return self.inner(x)
-
-class Fixed(nn.Linear):
-    def forward(self, x):
-        return super().forward(x).view(8, 4)
-
-def nan(): return job(Log())
-def nan_inside():
-    model = nn.Module()
-    model.deep = Deep()
-    model.forward = lambda x: model.deep(x)
-    return job(model)
-def fixed(): return job(Fixed(4, 4))
-def bad_optimizer(): return job(optimizer=torch.optim.LBFGS)
-def branches(): return job(Branches(4, 4))
-def wrong_shape(): return job(width=5)
-def loss_of_many(): return job(loss=lambda output, target: output)
-def loss_nan(): return job(loss=lambda output, target: output.sum() * float("inf") * 0)
-def loss_fails(): return job(loss=lambda output, target: output[99].sum())
-def frozen(): return job(nn.Linear(4, 4).requires_grad_(False), loss=lambda output, target: output.sum())
-def nothing(): return None
-def loss_of_torch(): return job(loss=torch.nn.functional.mse_loss)
-"""
 
 
 ERRORS: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -207,8 +216,6 @@ ERRORS: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("mnist", {"repeats": -1}, "repeats must be at least 1, not -1"),
     ("mnist", {"halvings": -1}, "halvings must be at least 0, not -1"),
     ("mnist", {"batches": (8, 16, 8)}, "a microbatch size is given twice: 8, 16, 8"),
-    ("mnist", {"processes": 0}, "processes must be at least 1, not 0"),
-    ("mnist", {"processes": 1000}, "processes must be at most 256, not 1000"),
     ("FILE:fixed", {"batches": (8, 16)}, "can only be traced for one microbatch size at a time"),
     ("FILE:nan_inside", {}, r"layer 'deep.inner.log' \(in the module 'deep.inner'\) of .* produces NaN"),
     ("FILE:bad_optimizer", {}, "a job's optimizer cannot be LBFGS, whose step calls a closure"),
@@ -218,12 +225,11 @@ ERRORS: tuple[tuple[str, dict[str, Any], str], ...] = (
 """A model, options, and what is said of them."""
 
 
-def test_errors(tmp_path: Path) -> None:
-    (tmp_path / "jobs.py").write_text(JOBS)
+def test_errors(jobs: Path) -> None:
     for ref, options, says in ERRORS:
         chosen = ProfilerOptions(**{"batches": (8,), "repeats": 1, **options})
         with pytest.raises(InputError, match=says) as caught:
-            profile_model(ref.replace("FILE", str(tmp_path / "jobs.py")), chosen)
+            profile_model(ref.replace("FILE", str(jobs)), chosen)
         assert "\n" not in str(caught.value)
 
 
@@ -233,28 +239,18 @@ def test_no_cuda() -> None:
         profile_model("mnist", ProfilerOptions(device="cuda"))
 
 
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(
-        profile_command, ["mnist", "--microbatch", "4", "--repeats", "2"], catch_exceptions=False
-    )
+def test_the_command_prints_a_table_or_json_alone(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(jobs.parent)
+    result = CliRunner().invoke(profile_command, [f"{jobs}:talks", "--repeats", "1"], catch_exceptions=False)
     assert result.exit_code == 0
-    assert "conv1" in result.stdout
     assert "Sum / whole" in result.stdout
-    assert Profile.load(tmp_path / "profile.json").minibatch == 4
-
-
-def test_command_prints_json_alone(tmp_path: Path) -> None:
-    job = tmp_path / "talks.py"
-    job.write_text(
-        "import torch\nfrom pipeplan_launch import Job\nprint('hello')\n"
-        "def make():\n    return Job(torch.nn.Linear(2, 2), inputs=lambda n: torch.ones(n, 2))\n"
-    )
-    arguments = [f"{job}:make", "--json", "--repeats", "1", "-o", str(tmp_path / "out.json")]
+    assert Profile.load("profile.json").minibatch == 32
+    arguments = [f"{jobs}:talks", "--json", "--microbatch", "4", "--repeats", "1", "-o", "out.json"]
     result = CliRunner().invoke(profile_command, arguments, catch_exceptions=False)
-    printed, written = json.loads(result.stdout), json.loads((tmp_path / "out.json").read_text())
-    assert (printed["model"].pop("ref"), written["model"].pop("ref")) == (f"{job}:make", "talks.py:make")
+    printed, written = json.loads(result.stdout), json.loads(Path("out.json").read_text())
+    assert (printed["model"].pop("ref"), written["model"].pop("ref")) == (f"{jobs}:talks", "jobs.py:talks")
     assert printed == written, "the file alone has the job relative to its folder"
+    assert written["minibatch"] == 4
 
 
 def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
@@ -271,33 +267,8 @@ def test_models_command() -> None:
     assert json.loads(CliRunner().invoke(list_command, ["models", "--json"]).stdout) == BUNDLED
 
 
-JOB = """
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from pipeplan_launch import Data, Job
-
-def make(dtype):
-    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
-    data = lambda: Data(TensorDataset(torch.randn(64, 16), torch.randint(4, (64,))))
-    return Job(model, loss=nn.functional.cross_entropy, data=data, autocast=dtype)
-
-def plain():
-    return make(None)
-
-def half():
-    return make(torch.bfloat16)
-"""
-
-
-def test_activations_take_half_the_bytes(tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
-    (tmp_path / "halves.py").write_text(JOB)
-    options = ProfilerOptions(batches=(32,), repeats=3, warmup=1)
-    try:
-        plain, half = (profile_model(f"{tmp_path}/halves.py:{name}", options) for name in ("plain", "half"))
-    finally:
-        torch.set_num_threads(threads)
+def test_activations_take_half_the_bytes(jobs: Path) -> None:
+    plain, half = (profile_model(f"{jobs}:{name}", QUICK) for name in ("classifies", "in_half"))
     assert [one.bytes for one in plain.tensors] == [2 * one.bytes for one in half.tensors]
     assert [one.parameter_bytes for one in plain.layers] == [one.parameter_bytes for one in half.layers]
     saved = {layer.name: layer.saved_bytes for layer in half.layers}

@@ -17,9 +17,8 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler import job_checks
 from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.job_checks import reading_s
-from pipeplan.profiler.measure import profile_in_process
 from pipeplan.profiler.options import ProfilerOptions
-from pipeplan.profiler.passes import MeasuringGroup
+from pipeplan.profiler.profiler import profile_model
 from pipeplan_launch.job.job import Data, Job
 
 FAILING = """
@@ -102,7 +101,7 @@ def test_a_sample_that_fails_is_remarked_and_the_model_measured(tmp_path: Path) 
     path = tmp_path / "job.py"
     path.write_text(FAILING)
     options = ProfilerOptions(repeats=1, warmup=1, halvings=0, load=False)
-    found = profile_in_process(f"{path}:build", options, lambda done, total, what: None, MeasuringGroup())
+    found = profile_model(f"{path}:build", options)
     assert found.read_s == 0
     (said,) = [note for note in found.provenance.notes if "reading samples was not measured" in note]
     assert "sample 7 is damaged" in said

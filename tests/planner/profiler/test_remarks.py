@@ -11,7 +11,6 @@ from odd_jobs import REFUSED, REMARKED, SOUND
 from torch import Tensor, nn
 
 from pipeplan.profile_data.layers import Layer, Size
-from pipeplan.profiler.overhead import copies_remarks
 from pipeplan.profiler.remarks import layer_sum_remarks, promise_remarks, tie_remarks, unread_parameter_remarks
 from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
@@ -72,12 +71,6 @@ def test_tied_weights_are_named_with_what_they_mean_for_cuts() -> None:
         "gpipe) they may be in several stages, each with a copy of the weights"
     )
     assert not remarks(tied=False)
-
-
-def test_what_every_stage_computes_is_said_where_it_takes_a_share() -> None:
-    (said,) = copies_remarks(0.002, 0.1)
-    assert "take 2 ms, 2.0% of the forward pass" in said
-    assert not copies_remarks(0.001, 0.1)
 
 
 def remarks(make: Callable[[], Job]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 
 from pipeplan.errors import InputError
-from pipeplan.util.files import Node, read_json
+from pipeplan.util.files import Node, read_document
 from pipeplan.util.typed import Amount, Bytes, Natural, Positive, WrittenRate, decode
 
 
@@ -86,8 +86,9 @@ def test_a_number_of_many_digits_is_one_line() -> None:
 
 
 def test_half_a_character_is_refused_wherever_it_is(tmp_path: Path) -> None:
-    (tmp_path / "half.json").write_text(json.dumps({"a": ["\ud800"]}))
+    head = {"format": "test", "version": 1}
+    (tmp_path / "half.json").write_text(json.dumps(head | {"a": ["\ud800"]}))
     with pytest.raises(InputError, match="half a character"):
-        read_json(tmp_path / "half.json", "test")
-    (tmp_path / "whole.json").write_text(json.dumps({"a": ["\U0001f600"]}))
-    assert read_json(tmp_path / "whole.json", "test").value == {"a": ["\U0001f600"]}
+        read_document(tmp_path / "half.json", "test", 1)
+    (tmp_path / "whole.json").write_text(json.dumps(head | {"a": ["\U0001f600"]}))
+    assert read_document(tmp_path / "whole.json", "test", 1)["a"].value == ["\U0001f600"]

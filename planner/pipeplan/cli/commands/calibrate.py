@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +29,8 @@ from pipeplan.cli.options import (
     quiet_option,
 )
 from pipeplan.cli.output import note, print_answer, print_json, print_warning
-from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster_toml import cluster_toml
 from pipeplan.cluster_data.machine_costs import without_costs
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
@@ -40,7 +39,7 @@ from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.run_data.run_folder import MeasuredRun, read_run
-from pipeplan.util.files import refuse_to_replace
+from pipeplan.util.files import refuse_to_replace, write_together
 from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
@@ -70,11 +69,6 @@ class _PlannedRun:
 )
 @plan_profile_option
 @output_file(Path("calibrated.json"))
-@click.option(
-    "--cluster-output",
-    type=PATH,
-    help="Write the new cluster to this file  [default: the output file with the suffix .toml]",
-)
 @force_option
 @no_write_option
 @json_option
@@ -84,20 +78,20 @@ def command(
     home: Path | None,
     profile_file: Path | None,
     output: Path,
-    cluster_output: Path | None,
     force: bool,
     no_write: bool,
     as_json: bool,
 ) -> None:
     """Write a new profile and a new cluster file from the measurements of RUN. Several runs of one model are averaged.
 
-    With --force, existing files are replaced, but only those that `pipeplan calibrate` wrote.
+    The cluster file lies beside the profile, with the suffix .toml. With --force, existing files are replaced, but only
+    those that `pipeplan calibrate` wrote.
 
     \b
     pipeplan calibrate plan/runs/20260131T120000Z
     pipeplan solve calibrated.json --cluster calibrated.toml -o plan-2
     """
-    target = cluster_output or output.parent / f"{output.stem}.toml"
+    target = output.parent / f"{output.stem}.toml"
     planned_runs = _read(run_folders, home, profile_file)
     if not no_write:
         _refuse(output, target, force, [planned.digest for planned in planned_runs])
@@ -111,7 +105,9 @@ def command(
     runs = [median_run(of_one_plan) for of_one_plan in by_plan.values()]
     calibrated = calibrate(runs, problem.profile, cluster)
     if not no_write:
-        _write(profile_of(calibrated, runs, problem.profile), output, cluster_of(calibrated, runs), target)
+        new = profile_of(calibrated, runs, problem.profile)
+        texts = {output.name: new.text_for(output), target.name: cluster_toml(cluster_of(calibrated, runs), [_REMARK])}
+        write_together(output.parent, {name: (text, 0o666) for name, text in texts.items()}, force=True)
     if as_json:
         print_json(calibration_document(calibrated, runs, problem.profile), ascii_only=True)
     else:
@@ -144,70 +140,41 @@ def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | No
         if not plan_file.plan_file(home).is_file():
             raise InputError(f"{run.folder} is not in the folder of its plan: name that with --plan")
         root, path = plan_file.read_plan_document(home), plan_file.plan_file(home)
-        if not planned_runs:
+        first = planned_runs[0] if planned_runs else None
+        if first is None:
             profile = profile_of_plan(root, path, profile_file)
         elif root["profile"]["minibatch"].integer() != profile.minibatch:
-            raise InputError(
-                f"{path} is for microbatches of another size than {planned_runs[0].path}: calibrate one size"
-            )
+            raise InputError(f"{path} is for microbatches of another size than {first.path}: calibrate one size")
         plan = Plan.from_json(root["plan"])
-        problem, plan = plan_file.plan_from_document(root, _same_layers(profile, plan, path, planned_runs))
+        if {name for stage in plan.stages for name in stage.layers} != {layer.name for layer in profile.layers}:
+            raise InputError(f"{path} is a plan of another model than {first.path if first else 'its profile'}")
+        problem, plan = plan_file.plan_from_document(root, profile)
         digest = root["profile"]["digest"].text()
         if plan.digest(digest, problem.cluster.digest()) != run.plan:
             raise InputError(f"{run.folder} is a run of another plan than {path}, which was solved again since")
-        _check_cluster(problem.cluster, path, planned_runs)
+        if first and _shape(problem.cluster) != _shape(first.problem.cluster):
+            raise InputError(f"{path} is for another cluster than {first.path}: calibrate their runs apart")
         planned_runs.append(_PlannedRun(run, path, problem, plan, digest))
     return planned_runs
 
 
-def _same_layers(profile: Profile, plan: Plan, path: Path, planned_runs: list[_PlannedRun]) -> Profile:
-    names = {name for stage in plan.stages for name in stage.layers}
-    if names != {layer.name for layer in profile.layers}:
-        raise InputError(
-            f"{path} is a plan of another model than {planned_runs[0].path if planned_runs else 'its profile'}"
-        )
-    return profile
-
-
-def _check_cluster(cluster: Cluster, path: Path, planned_runs: list[_PlannedRun]) -> None:
-    """Refuse a cluster with other devices or counts than the first run's, because its times are not comparable."""
-    if not planned_runs:
-        return
-    first = planned_runs[0].problem.cluster
-    shape, first_shape = (
-        (each_cluster.devices, [level.count for level in each_cluster.levels]) for each_cluster in (cluster, first)
-    )
-    if shape != first_shape:
-        raise InputError(f"{path} is for another cluster than {planned_runs[0].path}: calibrate their runs apart")
+def _shape(cluster: Cluster) -> tuple[object, ...]:
+    """The devices and counts of a cluster. Times of clusters that differ in these are not comparable."""
+    return cluster.devices, *(level.count for level in cluster.levels)
 
 
 def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> None:
     """Refuse to replace any file but calibrated ones, and the profile that the plan was made from in any case."""
-    if profile.absolute() == cluster.absolute():
-        raise InputError(f"the profile and the cluster cannot both be {profile}: give another --cluster-output")
-    for path, option in ((profile, "-o"), (cluster, "--cluster-output")):
-        refuse_to_replace(path, option, force=force)
+    if profile == cluster:
+        raise InputError(f"the profile and the cluster cannot both be {profile}: give another file with -o")
+    for path in (profile, cluster):
+        refuse_to_replace(path, force=force)
     if cluster.is_file() and not cluster.read_text(encoding="utf-8", errors="replace").startswith(f"# {_REMARK}"):
-        raise InputError(f"{cluster} was not written by `pipeplan calibrate`: give another file with --cluster-output")
+        raise InputError(f"{cluster} was not written by `pipeplan calibrate`: give another file with -o")
     if profile.is_file():
         old = Profile.load(profile)
         if old.provenance.kind != "calibrated" or old.digest() in made_from:
             raise InputError(f"{profile} is a profile that plans are made from: give another file with -o")
-
-
-def _write(profile: Profile, output: Path, cluster: Cluster, target: Path) -> None:
-    """Write both files, or leave both as they were."""
-    before = target.read_bytes() if target.is_file() else None
-    cluster_toml.write_cluster(cluster, target, [_REMARK])
-    try:
-        profile.save(output)
-    except BaseException:
-        with suppress(OSError):
-            if before is None:
-                target.unlink()
-            else:
-                target.write_bytes(before)
-        raise
 
 
 def _calibration_table(

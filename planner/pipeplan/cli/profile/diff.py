@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import click
@@ -40,12 +39,10 @@ SIZE_RATIOS = {"weights\nB/A": "parameter_bytes", "kept\nB/A": "saved_bytes", "o
 def command(first: str, second: str, top: int, as_json: bool) -> None:
     """Compare two profiles layer by layer. The layers that change the total the most come first.
 
-    A and B are profiles, or names of bundled ones. Layers are matched by name; where tools name them differently, by
-    their order, kind and weights.
+    A and B are profiles, or names of bundled ones. Layers of the same name are compared.
 
     \b
-    pipeplan profile diff before.json after.json
-    pipeplan profile diff vgg16-v100 imported.json --top 5
+    pipeplan profile diff before.json after.json --top 5
     """
     diff = compare_profiles(load_profile(first), load_profile(second))
     if as_json:
@@ -58,16 +55,14 @@ def command(first: str, second: str, top: int, as_json: bool) -> None:
 def _heading(diff: ProfileDiff, first: str, second: str) -> list[str]:
     structure = "the same edges between them" if diff.same_structure else "not the same layers and edges"
     if diff.graph == UNKNOWN:
-        graphs = f"not both traced, {structure} by what was matched"
+        graphs = f"not both traced, {structure}"
     else:
         graphs = f"{diff.graph} by their hashes" + ("" if diff.graph == SAME else f", {structure}")
-    counts = Counter(layer.by for layer in diff.matched)
-    matched = ", ".join(f"{count} by {rule}" for rule, count in counts.items()) or "none"
     lines = [
         f"A: {first}: {_origin(diff.first)}",
         f"B: {second}: {_origin(diff.second)}",
         f"Graphs: {graphs}",
-        f"Layers matched: {matched}{_unmatched('A', diff.unmatched[0])}{_unmatched('B', diff.unmatched[1])}",
+        f"Layers in both: {len(diff.layers)}{_unmatched('A', diff.only_first)}{_unmatched('B', diff.only_second)}",
     ]
     if diff.per_sample:
         sizes = f"{diff.first.minibatch} and {diff.second.minibatch}"
@@ -85,8 +80,7 @@ def _unmatched(letter: str, layers: Sequence[LayerDiff]) -> str:
     if not layers:
         return ""
     time = show_time(sum(abs(layer.change_s) for layer in layers))
-    name = (layers[0].first_names or layers[0].second_names)[0]
-    return f"; only in {letter}: {len(layers)}, with {time}, such as {name}"
+    return f"; only in {letter}: {len(layers)}, with {time}, such as {layers[0].name}"
 
 
 def _table(diff: ProfileDiff, top: int) -> Table:
@@ -108,21 +102,17 @@ def _table(diff: ProfileDiff, top: int) -> Table:
         ]
         table.add_row(*(Text(one_line(cell), style) for cell in cells))
 
-    for layer in diff.layers[:top]:
-        add_row(_label(layer), layer.first, layer.second, mark="*" if layer.beyond_spread else " ")
-    if rest := diff.layers[top:]:
+    labelled = [(layer, layer.name) for layer in diff.layers]
+    labelled += [(layer, f"{layer.name} (A only)") for layer in diff.only_first]
+    labelled += [(layer, f"{layer.name} (B only)") for layer in diff.only_second]
+    labelled.sort(key=lambda one: -abs(one[0].change_s))
+    for layer, label in labelled[:top]:
+        add_row(label, layer.first, layer.second, mark="*" if layer.beyond_spread else " ")
+    if rest := [layer for layer, _ in labelled[top:]]:
         sums = sum_costs(layer.first for layer in rest), sum_costs(layer.second for layer in rest)
         add_row(f"{len(rest)} others", *sums, style="dim")
     add_row("total", *diff.totals, style="bold")
     return table
-
-
-def _label(layer: LayerDiff) -> str:
-    if not layer.by:
-        return f"{(layer.first_names or layer.second_names)[0]} ({'A' if layer.first_names else 'B'} only)"
-    sides = (layer.first_names, layer.second_names)
-    labels = [names[0] if len(names) == 1 else f"{len(names)} layers" for names in sides]
-    return labels[0] if layer.first_names == layer.second_names else " = ".join(labels)
 
 
 def _ratio(first: float, second: float) -> str:
@@ -136,7 +126,7 @@ def _ratio(first: float, second: float) -> str:
 
 def _footer(diff: ProfileDiff) -> list[str]:
     first, second = diff.totals
-    verdicts = [layer.beyond_spread for layer in diff.matched]
+    verdicts = [layer.beyond_spread for layer in diff.layers]
     if any(beyond is not None for beyond in verdicts):
         lines = [f"* beyond the spreads of both: {sum(map(bool, verdicts))} of {len(verdicts)} layers."]
     else:

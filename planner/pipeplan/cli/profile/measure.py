@@ -42,7 +42,7 @@ FIRST_PASS = "first pass"
 class _Measure(GroupedCommand):
     groups: ClassVar = {
         "What is measured": ("--microbatch", "--halvings", "--granularity", "--device", "--seed"),
-        "How": ("--threads", "--repeats", "--processes", "--load", "--executor-costs", "--measure-all", "--self-check"),
+        "How": ("--threads", "--repeats", "--self-check"),
         "Output": GROUPS["Output"],
     }
     essential: ClassVar = ("--microbatch", "--granularity", "--device", "--output", "--force", "--help")
@@ -86,24 +86,6 @@ class _Measure(GroupedCommand):
     "--repeats", type=int, metavar="N", help="Measure this number of passes  [default: until the spread is small]"
 )
 @click.option(
-    "--processes",
-    type=int,
-    default=1,
-    metavar="N",
-    help="Measure in this number of processes at once, for plans whose workers share this machine.",
-)
-@click.option(
-    "--load/--no-load",
-    default=True,
-    help="Measure with all cores of a CPU busy as well, for plans whose workers share this machine.",
-)
-@click.option(
-    "--executor-costs/--no-executor-costs",
-    default=True,
-    help="Measure what the executor itself costs on this machine, once for each version, for plans on its CPUs.",
-)
-@click.option("--measure-all", is_flag=True, help="Measure each layer, even if several are the same computation.")
-@click.option(
     "--self-check/--no-self-check",
     default=True,
     help="Compare two training steps of the model alone with those of its stages first, and stop if they differ.",
@@ -117,7 +99,6 @@ def command(
     output: Path,
     force: bool,
     as_json: bool,
-    executor_costs: bool,
     **options: Any,
 ) -> None:
     """Measure the cost of each layer of MODEL: forward and backward time, and the bytes of its output, its parameters
@@ -135,7 +116,7 @@ def command(
     refuse_to_replace(output, force=force, mark=b'"pipeplan-profile"', what="a profile")
     measuring = {"microbatch": _sizes(sizes), **options}
     known = machine_costs()
-    if executor_costs and options["device"] == "cpu" and enabled() and (known is None or known.disturbed):
+    if options["device"] == "cpu" and enabled() and (known is None or known.disturbed):
         measured = _measure_with_executor(model, measuring, output)
     else:
         measured = _measure(model, measuring)

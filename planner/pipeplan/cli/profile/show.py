@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import RenderableType
 
 from pipeplan.cli.options import (
-    PATH,
     bundled_profiles,
     complete_names,
-    force_option,
     json_option,
     quiet_option,
 )
-from pipeplan.cli.output import answer_width, note, print_answer, print_json
-from pipeplan.cli.profile.table import layer_table, profile_totals
+from pipeplan.cli.output import answer_width, print_answer, print_json
+from pipeplan.cli.profile.table import layer_table, profile_totals, shown_layers
 from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers
 from pipeplan.drawing.terminal import dag_lines
 from pipeplan.profile_data.layers import LOADED_TIMES
 from pipeplan.profile_data.profile import Profile, load_profile
-from pipeplan.util.files import refuse_to_replace, write_text
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_size, show_time
 
-SVG_MARK, DOT_MARK = b"the darker, the larger its share of the time", b"digraph profile {"
-"""Texts by which a file is recognised as a drawing of a profile."""
 ORIGINS = {
     "measured": "measured on",
     "modelled": "modelled, not measured, for",
@@ -46,52 +40,22 @@ ORIGINS = {
     help="Show only the N most expensive layers, most expensive first.",
 )
 @click.option("--no-picture", is_flag=True, help="Leave out the drawing of the graph.")
-@click.option("--svg", "svg_file", type=PATH, help="Write a drawing of the whole graph to this file.")
-@click.option("--dot", "dot_file", type=PATH, help="Write the graph for Graphviz to this file.")
-@force_option
 @json_option
 @quiet_option
-def command(
-    profile: str,
-    top: int | None,
-    no_picture: bool,
-    svg_file: Path | None,
-    dot_file: Path | None,
-    force: bool,
-    as_json: bool,
-) -> None:
+def command(profile: str, top: int | None, no_picture: bool, as_json: bool) -> None:
     """Show a profile: the origin of its numbers, the cost of each layer, and its graph.
 
-    FILE is a profile, or the name of a bundled one, such as vgg16-v100. Older drawings are replaced, any other file
-    only with --force.
+    FILE is a profile, or the name of a bundled one, such as vgg16-v100.
 
     \b
     pipeplan profile show profile.json --top 10
-    pipeplan profile show vgg16-v100 --svg vgg16.svg
+    pipeplan profile show vgg16-v100
     """
     loaded = load_profile(profile)
-    for path, mark, option in ((svg_file, SVG_MARK, "--svg"), (dot_file, DOT_MARK, "--dot")):
-        if path is not None:
-            refuse_to_replace(path, option, force=force, mark=mark, what="a drawing of a profile")
-    _draw(loaded, svg_file, dot_file)
     if as_json:
         print_json(profile_summary(loaded, top))
     else:
         print_answer(_profile_parts(loaded, top, drawn=not no_picture), wide=True)
-    for path in (svg_file, dot_file):
-        if path is not None:
-            note(f"written: {path}")
-
-
-def _draw(profile: Profile, svg_file: Path | None, dot_file: Path | None) -> None:
-    if svg_file is None and dot_file is None:
-        return
-    # Imported late, because rendering templates imports the whole planner.
-    from pipeplan.drawing import svg
-
-    for path, text in ((svg_file, svg.dag_svg), (dot_file, svg.dag_dot)):
-        if path is not None:
-            write_text(path, text(profile))
 
 
 def _profile_parts(profile: Profile, top: int | None, *, drawn: bool) -> Iterator[RenderableType]:
@@ -121,7 +85,6 @@ def profile_heading(profile: Profile) -> list[str]:
         f"{ORIGINS.get(origin.kind, origin.kind)} {where}"
         + (f" ({origin.device})" if origin.device and origin.device_name else "")
     ]
-    conditions += [f"in {origin.processes} processes at the same time"] if origin.processes > 1 else []
     conditions += [f"{origin.threads} thread{'s' if origin.threads > 1 else ''}"] if origin.threads else []
     conditions += [f"{origin.repeats} passes after {origin.warmup}"] if origin.repeats else []
     lines.append("  " + ", ".join([*conditions, *([origin.when] if origin.when else [])]))
@@ -147,16 +110,13 @@ def profile_heading(profile: Profile) -> list[str]:
 
 def profile_summary(profile: Profile, top: int | None) -> dict[str, Any]:
     """The document of `--json`: the digest, sums, and the layers with their shares, in seconds and bytes."""
-    layers = list(profile.layers)
-    if top is not None:
-        layers = sorted(layers, key=layer_time_s, reverse=True)[:top]
     content = profile.to_json()
     by_name = {layer["name"]: layer for layer in content["layers"]}
     total_time_s = profile.total_s or 1.0
     output_bytes = profile.made_bytes()
     rows = [
         by_name[layer.name] | {"output_bytes": output_bytes[layer.name], "share": layer_time_s(layer) / total_time_s}
-        for layer in layers
+        for layer in shown_layers(profile, top)
     ]
     sums = {
         name: sum(layer[name] for layer in content["layers"])
@@ -173,12 +133,5 @@ def profile_summary(profile: Profile, top: int | None) -> dict[str, Any]:
         }
         for size in profile.sizes
     ]
-    expensive_layers = most_expensive_layers(profile)
-    return {
-        "digest": profile.digest(),
-        **kept,
-        "sum": sums,
-        "expensive": expensive_layers,
-        "layers": rows,
-        "sizes": sizes,
-    }
+    found = {"sum": sums, "expensive": most_expensive_layers(profile), "layers": rows, "sizes": sizes}
+    return {"digest": profile.digest(), **kept, **found}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -36,8 +35,6 @@ def measured_profile(profile: Profile) -> Iterator[RenderableType]:
     heading = (
         f"{profile.model_name}, microbatch {profile.minibatch}, on {where.device_name or where.device or 'unknown'}"
     )
-    if where.processes > 1:
-        heading += f", measured in {where.processes} processes at the same time"
     yield one_line(heading)
     yield layer_table(profile)
     traced = [f"Traced by {where.traced}"] if where.traced not in ("", PLAINLY) else []
@@ -45,72 +42,58 @@ def measured_profile(profile: Profile) -> Iterator[RenderableType]:
         yield one_line(line)
 
 
-@dataclass(frozen=True)
-class _Column:
-    """A column of sizes in bytes, which are shown in MiB or GiB."""
-
-    heading: str
-    size: Callable[[Layer], int]
-    total: Callable[[Iterable[int]], int] = sum
-
-    def total_of(self, layers: Sequence[Layer]) -> int:
-        return self.total(map(self.size, layers))
+def shown_layers(profile: Profile, top: int | None) -> list[Layer]:
+    """All layers in their order, or the `top` most expensive ones sorted by time."""
+    layers = list(profile.layers)
+    return layers if top is None else sorted(layers, key=layer_time_s, reverse=True)[:top]
 
 
 def layer_table(profile: Profile, top: int | None = None) -> Table:
-    """All layers in their order, or the `top` most expensive ones sorted by time, and a row with the sums."""
-    layers = list(profile.layers)
-    if top is not None:
-        layers = sorted(layers, key=layer_time_s, reverse=True)[:top]
+    """The layers of `shown_layers`, and a row with the sums."""
     columns = _columns(profile)
-    units = [GIB if column.total_of(profile.layers) >= WIDE else MIB for column in columns]
-    spread = any(layer.forward_spread_s or layer.backward_spread_s for layer in profile.layers)
-    updates = any(layer.update_s for layer in profile.layers)
     table = Table(box=None, pad_edge=False)
     for heading in ("layer", "operation"):
         table.add_column(heading, overflow="fold")
-    headings = ["forward\nms", "backward\nms", *(["±\n%"] if spread else []), "share\n%"]
-    headings += ["update\nms"] if updates else []
-    headings += [
-        f"{column.heading}\n{'GiB' if unit == GIB else 'MiB'}" for column, unit in zip(columns, units, strict=True)
-    ]
-    for heading in headings:
+    for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
 
-    def cells(part: Sequence[Layer], deviation: str) -> list[str]:
-        forward, backward = sum(layer.forward_s for layer in part), sum(layer.backward_s for layer in part)
-        share = (forward + backward) / profile.total_s if profile.total_s else 0.0
-        return [
-            _ms(forward),
-            _ms(backward),
-            *([deviation] if spread else []),
-            f"{share * 100:.1f}",
-            *([_ms(sum(layer.update_s for layer in part))] if updates else []),
-            *(f"{column.total_of(part) / unit:.2f}" for column, unit in zip(columns, units, strict=True)),
-        ]
+    def add_row(name: str, operation: str, part: Sequence[Layer], style: str = "") -> None:
+        cells = (name, operation, *(cell(part) for cell in columns.values()))
+        table.add_row(*(Text(one_line(cell), style) for cell in cells))
 
-    hot = set(most_expensive_layers(profile))
+    hot, layers = set(most_expensive_layers(profile)), shown_layers(profile, top)
     for layer in layers:
-        style = "bold" if layer.name in hot else ""
-        row = [layer.name, _operation(layer), *cells([layer], _deviation(layer))]
-        table.add_row(*(Text(one_line(cell), style) for cell in row))
-    if len(layers) < len(profile.layers):
-        shown = {layer.name for layer in layers}
-        rest = [layer for layer in profile.layers if layer.name not in shown]
-        table.add_row(*(Text(cell, "dim") for cell in [f"{len(rest)} others", "", *cells(rest, "")]))
-    table.add_row(*(Text(cell) for cell in ["sum", f"{len(profile.layers)} layers", *cells(profile.layers, "")]))
+        add_row(layer.name, _operation(layer), [layer], "bold" if layer.name in hot else "")
+    shown = {layer.name for layer in layers}
+    if rest := [layer for layer in profile.layers if layer.name not in shown]:
+        add_row(f"{len(rest)} others", "", rest, "dim")
+    add_row("sum", f"{len(profile.layers)} layers", profile.layers)
     return table
 
 
-def _columns(profile: Profile) -> list[_Column]:
+def _columns(profile: Profile) -> dict[str, Callable[[Sequence[Layer]], str]]:
+    """The figures of some layers as text, by the heading of their column."""
     output_bytes = profile.made_bytes()
-    columns = [
-        _Column("output", lambda layer: output_bytes[layer.name]),
-        _Column("weights", lambda layer: layer.parameter_bytes),
-        _Column("kept", lambda layer: layer.saved_bytes),
-    ]
+    total_s = profile.total_s or 1.0
+    columns: dict[str, Callable[[Sequence[Layer]], str]] = {
+        "forward\nms": lambda part: _ms(sum(layer.forward_s for layer in part)),
+        "backward\nms": lambda part: _ms(sum(layer.backward_s for layer in part)),
+    }
+    if any(layer.forward_spread_s or layer.backward_spread_s for layer in profile.layers):
+        columns["±\n%"] = _deviation
+    columns["share\n%"] = lambda part: f"{sum(map(layer_time_s, part)) / total_s * 100:.1f}"
+    if any(layer.update_s for layer in profile.layers):
+        columns["update\nms"] = lambda part: _ms(sum(layer.update_s for layer in part))
+
+    def add_sizes(heading: str, size: Callable[[Layer], int], total: Callable[[Iterable[int]], int] = sum) -> None:
+        unit, name = (GIB, "GiB") if total(map(size, profile.layers)) >= WIDE else (MIB, "MiB")
+        columns[f"{heading}\n{name}"] = lambda part: f"{total(map(size, part)) / unit:.2f}"
+
+    add_sizes("output", lambda layer: output_bytes[layer.name])
+    add_sizes("weights", lambda layer: layer.parameter_bytes)
+    add_sizes("kept", lambda layer: layer.saved_bytes)
     if any(layer.workspace_bytes for layer in profile.layers):
-        columns.append(_Column("work", lambda layer: layer.workspace_bytes, max))
+        add_sizes("work", lambda layer: layer.workspace_bytes, max)
     return columns
 
 
@@ -120,10 +103,11 @@ def _operation(layer: Layer) -> str:
     return f"{text} = {layer.like}" if layer.like else text
 
 
-def _deviation(layer: Layer) -> str:
-    """The spread in percent of the time; empty for a layer that takes no time."""
-    spread = layer.forward_spread_s + layer.backward_spread_s
-    return f"{spread / layer_time_s(layer) * 100:.0f}" if layer_time_s(layer) else ""
+def _deviation(part: Sequence[Layer]) -> str:
+    """The spread of a layer in percent of its time; empty for several layers, or one that takes no time."""
+    spread_s = part[0].forward_spread_s + part[0].backward_spread_s
+    time_s = layer_time_s(part[0]) if len(part) == 1 else 0.0
+    return f"{spread_s / time_s * 100:.0f}" if time_s else ""
 
 
 def _ms(seconds: float) -> str:

@@ -100,8 +100,6 @@ def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lamb
     traced or run, or if an option or the device is wrong.
     """
     device = devices.load_device(options.device)
-    if options.processes > 1:
-        raise InputError("--processes is for measurements on this machine's CPU: leave it out with an estimate")
     for size in options.batches:
         if size < 1:
             raise InputError(f"the microbatch size must be at least 1, not {size}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map_only, tree_unflatten
 
 from pipeplan.profile_data.layers import SampleFlops, SampleWork
 from pipeplan.profiler.estimate.fused_ops import FusedOperators
-from pipeplan.profiler.estimate.operators import WITHOUT_DATA, is_counted, works_of
-from pipeplan.profiler.estimate.work import Work, bytes_of
+from pipeplan.profiler.estimate.operators import WITHOUT_DATA, works_of
+from pipeplan.profiler.estimate.work import Work, bytes_of, tensors_in
 from pipeplan.profiler.memory import SavedBytes
 from pipeplan.profiler.passes import training_loss
 from pipeplan_launch.errors import LaunchError
@@ -73,8 +73,8 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         run = WITHOUT_DATA.get(func, func)
         out = run(*args, **(kwargs or {}))
-        works = works_of(func, args, kwargs or {}, out)
-        if works and not is_counted(func):
+        works, counted = works_of(func, args, kwargs or {}, out)
+        if not counted:
             self.counts.uncounted.setdefault(self._charged(), func.name().removeprefix("aten::"))
         self.note(works)
         return out
@@ -157,7 +157,7 @@ class _Pass:
             self.counts.backward[counter.layer].append(Work("elementwise", "float32", bytes=2 * moved))
 
     def _loss(self) -> Tensor:
-        leaves = torch.utils._pytree.tree_leaves(self.graph.output_node().args[0])
+        leaves = tree_leaves(self.graph.output_node().args[0])
         outputs = [self.values[leaf] if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
         target = tree_map_only(Tensor, _without_data, self.batch.target)
         output, state = tree_unflatten(outputs, output_spec(self.traced)), self.traced.loss_state
@@ -208,16 +208,12 @@ def _layer_of_nodes(traced: TracedModel) -> dict[fx.Node, str]:
 
 def _mark(value: Any, layer: str) -> None:
     """Label the autograd functions behind a value with the layer, unless an earlier layer made them."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in _tensors(value) if tensor.grad_fn is not None]
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None]
     while waiting:
         function = waiting.pop()
         if _LAYER not in function.metadata:
             function.metadata[_LAYER] = layer
             waiting += [behind for behind, _ in function.next_functions if behind is not None]
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    return [leaf for leaf in torch.utils._pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def sample_work(job: Job, counts: WorkCounts | None, minibatch: int) -> SampleWork:

@@ -125,36 +125,30 @@ def _positions(tensor: Tensor) -> int:
     return int(tensor.shape[0] * math.prod(tensor.shape[2:]))
 
 
-def works_of(func: Any, args: Any, kwargs: Any, out: Any) -> list[Work]:
-    """The work of one call of an operator. Views and allocations have none."""
+def works_of(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[list[Work], bool]:
+    """The work of one call of an operator, and whether all of it is counted. Views and allocations have no work.
+
+    The work is counted by its FLOPs, or by its bytes where these are all that counts.
+    """
     packet = func.overloadpacket
     name = packet.__name__
     if name in _ALLOCATE or _is_view(func) or not tensors_in(out):
-        return []
-    special = _SPECIAL.get(packet)
-    if special is not None:
-        return special(args, kwargs, out)
+        return [], True
+    if special := _SPECIAL.get(packet):
+        return special(args, kwargs, out), True
     if func.name() in _GROUPED:
         left, right = tensors_in(args)[:2]
-        return [_grouped_product(left, right, out)]
+        return [_grouped_product(left, right, out)], True
     if func.name() == _GROUPED_BACKWARD:
-        return _grouped_backward(args, out)
+        return _grouped_backward(args, out), True
     if packet in flop_registry:
-        return [_product(packet, args, kwargs, out)]
+        return [_product(packet, args, kwargs, out)], True
     kind = next((kind for word, kind in _KIND_BY_WORD if word in name), "elementwise")
     inputs = args[1:] if name in _OVERWRITE else args
-    return [Work(kind, arithmetic_of(args, out), bytes=bytes_of(inputs, kwargs) + bytes_of(out))]
-
-
-def is_counted(func: Any) -> bool:
-    """Whether the work of an operator is known: by its FLOPs, or by its bytes where these are all that counts."""
-    packet = func.overloadpacket
-    if packet in _SPECIAL or func.name() in (*_GROUPED, _GROUPED_BACKWARD) or packet in flop_registry:
-        return True
-    words = packet.__name__.split("_")
-    if "vector" in words or "norm" in words:  # such as linalg_vector_norm
-        return True
-    return func.namespace in ("aten", "prims") and set(_COMPUTING).isdisjoint(words)
+    work = Work(kind, arithmetic_of(args, out), bytes=bytes_of(inputs, kwargs) + bytes_of(out))
+    words = set(name.split("_"))
+    bounded_by_bytes = func.namespace in ("aten", "prims") and words.isdisjoint(_COMPUTING)
+    return [work], bounded_by_bytes or not words.isdisjoint(("vector", "norm"))  # such as linalg_vector_norm
 
 
 def _is_view(func: Any) -> bool:

@@ -119,10 +119,10 @@ def test_nothing_is_replaced_unasked(run: Call, plan_folder: Path, tmp_path: Pat
     assert run("calibrate", "plan").code == 0
     options = {
         "": "calibrated.json exists: give another file",
-        "-o new.json --cluster-output calibrated.toml": "calibrated.toml exists: give another file",
-        "-o profile.json --cluster-output new.toml --force": "profile.json is a profile that plans are",
-        "-o new.json --cluster-output here.toml --force": "here.toml was not written by `pipeplan cal",
-        "-o same --cluster-output same": "cannot both be same",
+        "-o calibrated.js": "calibrated.toml exists: give another file",
+        "-o profile.json --force": "profile.json is a profile that plans are",
+        "-o here.json --force": "here.toml was not written by `pipeplan cal",
+        "-o same.toml": "cannot both be same.toml",
         "-o .": "is a folder",
     }
     check_refusals(run, {f"calibrate plan {line}": said for line, said in options.items()})

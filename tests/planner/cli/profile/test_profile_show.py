@@ -8,16 +8,14 @@ import random
 import re
 from dataclasses import replace
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from commandline import Run, refused
 
-from pipeplan.drawing import svg
 from pipeplan.drawing.fold_chains import fold_chains, most_expensive_layers
 from pipeplan.drawing.model_graph import layout_dag
 from pipeplan.drawing.terminal import MAX_DRAWN_LANES, dag_lines, graph_lanes
-from pipeplan.importers import pipedream
+from pipeplan.profile_data import pipedream
 from pipeplan.profile_data.layers import Layer, Provenance, Size, Tensor, edges
 from pipeplan.profile_data.profile import Profile
 
@@ -173,7 +171,7 @@ def full() -> Profile:
         graph_hash="sha256:1f6c",
         provenance=Provenance(
             *("measured", "cpu", "AMD EPYC", "2026-01-31T12:00:00Z", "monotonic clock", "2.13.0", "0.1.0"),
-            *(2, 3, 30, "torch.export", 3, ("the machine was noisy",)),
+            *(2, 3, 30, "torch.export", 1, ("the machine was noisy",)),
         ),
         together=(("h.0", "loss"),),
         whole_forward_s=0.002,
@@ -190,7 +188,7 @@ def test_all_that_a_profile_says_is_shown(run: Run) -> None:
     text = " ".join(shown.out.split())
     for said in (
         "gpt, microbatch 8: 3 layers (layer), 6 ms forward and backward",
-        "measured on AMD EPYC (cpu), in 3 processes at the same time, 2 threads, 30 passes after 3",
+        "measured on AMD EPYC (cpu), 2 threads, 30 passes after 3",
         "2026-01-31T12:00:00Z",
         "monotonic clock",
         "traced by torch.export",
@@ -246,30 +244,6 @@ def test_a_bundled_profile_by_name_and_names_that_are_none(run: Run) -> None:
         refused(run, "profile", "show", name)
 
 
-def test_the_drawing_has_every_layer_and_every_edge(run: Run) -> None:
-    profile = replace(full(), model_name='<gpt> & "co"')
-    profile.save(Path("p.json"))
-    done = run("profile", "show", "p.json", "--svg", "p.svg", "--dot", "p.dot")
-    assert done.code == 0, done.err
-    root = ElementTree.parse("p.svg").getroot()
-    space = "{http://www.w3.org/2000/svg}"
-    assert root.find(f"{space}title").text.startswith('<gpt> & "co", microbatch 8')  # type: ignore[union-attr]
-    groups = root.findall(f"{space}g")
-    assert [group.find(f"{space}text").text for group in groups] == ["h.0", "h.1", "loss"]  # type: ignore[union-attr]
-    fills = [group.find(f"{space}rect").get("fill") for group in groups]  # type: ignore[union-attr]
-    assert fills == ["#d55e00", "#d55e00", "#ffffff"]
-    (edges_drawn,) = root.findall(f"{space}path")
-    assert edges_drawn.get("d").count("M") == 2  # type: ignore[union-attr]
-    text = Path("p.dot").read_text()
-    assert text.count("->") == 2
-    assert text.count("fillcolor") == 3
-    assert run("profile", "show", "p.json", "--svg", "p.svg", "--dot", "p.dot").code == 0
-    line = refused(run, "profile", "show", "p.json", "--dot", "p.svg")
-    assert line.startswith("p.svg exists and is not a drawing of a profile: give another file with --dot")
-    assert run("profile", "show", "p.json", "--dot", "p.svg", "--force").code == 0
-    assert Path("p.svg").read_text() == text
-
-
 def test_nothing_in_a_drawing_lies_on_anything_else(reference: Path) -> None:
     profile = pipedream.read_pipedream_profile(reference / "pipedream" / "gnmt16.txt", 64)
     placed = layout_dag([layer.name for layer in profile.layers], edges(profile.tensors))
@@ -279,7 +253,6 @@ def test_nothing_in_a_drawing_lies_on_anything_else(reference: Path) -> None:
     for points in placed.paths.values():
         assert all(lower[1] == upper[1] + 1 for upper, lower in itertools.pairwise(points)), "a point in every rank"
     assert all(0 <= place <= placed.width - 1 for place, _ in spots)
-    ElementTree.fromstring(svg.dag_svg(profile))
 
 
 def test_names_from_a_file_cannot_reach_the_terminal(run: Run) -> None:
@@ -287,9 +260,7 @@ def test_names_from_a_file_cannot_reach_the_terminal(run: Run) -> None:
     layers = (replace(profile.layers[0], name="\x1b[31mred\n", op="[bold]"), profile.layers[1])
     tensors = (replace(profile.tensors[0], producer="\x1b[31mred\n"),)
     replace(profile, layers=layers, tensors=tensors, model_name="[/x]\x1b").save(Path("p.json"))
-    shown = run("profile", "show", "p.json", "--svg", "p.svg", "--dot", "p.dot")
+    shown = run("profile", "show", "p.json")
     assert shown.code == 0, shown.err
     assert "\x1b" not in shown.out
     assert "[bold]" in shown.out
-    assert "\x1b" not in Path("p.svg").read_text() + Path("p.dot").read_text()
-    ElementTree.parse("p.svg")
