@@ -80,7 +80,7 @@ def command(
     if as_json:
         print_json(simulated.report.to_json())
         return
-    print_answer(simulation_parts(simulated, answer_width()))
+    print_answer(simulation_parts(simulated, answer_width()), fold=True)
     engine = root.get("data_parallel")
     if engine is not None and engine.value in ("fsdp", "hsdp"):
         print_line("Gathering weights and reducing gradients are drawn as part of the passes.")
