@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeplan.errors import InputError
 from pipeplan.rendering.kubernetes import KUBERNETES
-from pipeplan.rendering.launcher import Launcher, LauncherSetting, TemplateContext
+from pipeplan.rendering.launcher import Launcher, TemplateContext
 from pipeplan.rendering.slurm import SLURM
 from pipeplan.util.text import did_you_mean
 from pipeplan_launch.job_reference import file_of
@@ -33,9 +33,6 @@ LOCAL = Launcher(
     "launch.sh",
     "launch.sh.j2",
     mode=0o755,
-    settings=(
-        LauncherSetting("python", "Run the plan with this interpreter  [default: this interpreter]", metavar="PATH"),
-    ),
 )
 SSH = Launcher(
     "ssh",

@@ -17,7 +17,6 @@ from pipeplan.problem import plan_file
 from pipeplan.rendering.launcher import Launcher, TemplateContext
 from pipeplan.rendering.launchers import LOCAL
 from pipeplan.rendering.plan_json import FORMAT_VERSION, plan_document, result_document, stage_documents
-from pipeplan.rendering.templates import load_template, render_user_template
 from pipeplan.util.files import Node, read_text, refuse_to_replace, write_json, write_text
 from pipeplan_launch.files import with_checksum
 
@@ -129,10 +128,7 @@ def launch_file_text(
     root, folder = plan_file.read_plan_document(plan), plan_file.plan_file(plan).parent.resolve()
     in_folder = output is None or output.parent.resolve() == folder
     context = TemplateContext.of(root, command=command, plan_folder=str(folder), in_folder=in_folder)
-    variables = launcher.variables(context, settings)
-    if isinstance(launcher.template, Path):
-        return render_user_template(launcher.template, variables)
-    return load_template(launcher.template).render(variables)
+    return launcher.text(context, settings)
 
 
 def write_launch_file(
@@ -158,5 +154,4 @@ def write_launch_file(
 
 def launch_script(plan: Node) -> str:
     """The text of launch.sh for a plan.json. Every value in it is quoted for the shell."""
-    context = TemplateContext.of(plan)
-    return load_template(str(LOCAL.template)).render(LOCAL.variables(context, {}))
+    return LOCAL.text(TemplateContext.of(plan), {})

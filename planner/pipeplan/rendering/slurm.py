@@ -22,10 +22,7 @@ _LONGEST_NAME = 40
 
 SETTINGS = (
     LauncherSetting("partition", "Submit to this partition.", metavar="NAME"),
-    LauncherSetting("account", "Charge this account.", metavar="NAME"),
-    LauncherSetting("qos", "Ask for this quality of service.", metavar="NAME"),
     LauncherSetting("time", "Limit the time: 12:00:00, 2-00:00:00, or minutes.", metavar="LIMIT"),
-    LauncherSetting("constraint", "Use only nodes with these features.", metavar="FEATURES"),
     LauncherSetting(
         "gpu_type",
         "Ask for GPUs of this type; where servers differ, give DEVICE=TYPE for each device.",
@@ -37,9 +34,8 @@ SETTINGS = (
         f"Give a worker this number of cores  [default: its threads; on a GPU at least {CORES_PER_GPU}]",
         "count",
     ),
-    LauncherSetting("mem", "Ask for this memory of a node: 64G, or 0 for all.", metavar="SIZE"),
     LauncherSetting(
-        "sbatch", "Pass on any other option of sbatch, such as --sbatch=--exclusive.", many=True, metavar="OPTION"
+        "sbatch", "Pass on any other option of sbatch, such as --sbatch=--account=me.", many=True, metavar="OPTION"
     ),
     LauncherSetting(
         "setup", "Run this line of shell first on every node, such as 'module load cuda'.", many=True, metavar="LINE"
@@ -53,7 +49,7 @@ SETTINGS = (
 )
 TIME_LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
 """A time limit of sbatch: minutes, with seconds or hours around them, or days and hours."""
-COMPONENT_OPTIONS = ("partition", "account", "qos", "time", "constraint", "mem")
+COMPONENT_OPTIONS = ("partition", "time")
 """Options that every component of a heterogeneous job must repeat."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from commandline import Run, check_refusals, refused
@@ -33,14 +32,6 @@ def test_the_files_are_written_beside_the_plan_once_and_listed(run: Run) -> None
     assert run("export", "torch-pipelining", "plan", "--force").code == 0
     assert Path("plan/torch-pipelining/train.py").read_text() != "mine"
     assert Path("plan/torch-pipelining/notes").read_text() == "kept"
-
-    document = json.loads(run("export", "torch-pipelining", "plan/plan.json", "-o", "other", "--json").out)
-    assert (document["format"], document["version"]) == ("pipeplan-export", 1)
-    assert (document["target"], document["folder"]) == ("torch-pipelining", "other")
-    assert {file["name"]: file["text"] for file in document["files"]} == {
-        name: Path("plan/torch-pipelining", name).read_text() for name in FILES
-    }
-    assert not Path("other").exists()
 
 
 def test_a_plan_that_the_trainer_cannot_express_is_refused_and_nothing_is_written(run: Run) -> None:
