@@ -63,8 +63,6 @@ class TemplateContext:
     folder: str
     """Absolute path of the plan folder if the file is written to another folder. Empty if it is written into the plan
     folder, which can then be moved as a whole."""
-    plan_folder: str
-    """Absolute path of the plan folder as it is now; empty if it is not known yet."""
 
     @classmethod
     def of(
@@ -77,7 +75,7 @@ class TemplateContext:
     ) -> TemplateContext:
         """Read the variables from a plan.json. Raises `InputError`.
 
-        `in_folder`: whether the file is written into the plan folder.
+        `plan_folder`: its absolute path; empty if it is not known yet. `in_folder`: whether the file is written into it.
         """
         stated = PlanFile.of(root)
         plan, profile, cluster = stated.plan, stated.profile, stated.to_cluster()
@@ -104,7 +102,6 @@ class TemplateContext:
             command=" ".join(one_line(command).split()),
             digest=plan.digest(profile.digest, stated.cluster.digest),
             folder="" if in_folder else plan_folder,
-            plan_folder=plan_folder,
         )
 
 

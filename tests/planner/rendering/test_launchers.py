@@ -27,10 +27,7 @@ from pipeplan.rendering.launchers import LAUNCHERS
 from pipeplan.rendering.plan_folder import write_plan
 from pipeplan_launch.plan.stage_files import load_plan
 
-SCRIPTS = (
-    *(("local", "one"), ("local", "uneven"), ("ssh", "two"), ("slurm", "one"), ("slurm", "uneven")),
-    *(("torchrun", "one"), ("torchrun", "uneven")),
-)
+SCRIPTS = (*(("local", "one"), ("local", "uneven"), ("ssh", "two"), ("slurm", "one"), ("slurm", "uneven")),)
 DOCUMENT = ROOT / "docs" / "servers.md"
 
 
@@ -170,14 +167,6 @@ def test_wrong_settings_are_refused(plans: dict[str, Path]) -> None:
 
 def test_kinds_have_names_of_their_own() -> None:
     assert len({kind.file_name for kind in LAUNCHERS.values()}) == len(LAUNCHERS)
-
-
-def test_lines_for_torchrun_name_every_worker_once(plans: dict[str, Path]) -> None:
-    lines = _text(plans["uneven"], "torchrun").splitlines()
-    titles = [line for line in lines if line.startswith("# Server ")]
-    assert titles == ["# Server 0: workers 0 to 1", "# Server 1: workers 2 to 3", "# Server 2: worker 4"]
-    counts = [line.split("--nproc-per-node ")[1].split()[0] for line in lines if "--nproc-per-node " in line[4:]]
-    assert counts == ["2", "2", "1"]
 
 
 def test_the_context_agrees_with_the_stage_files(plans: dict[str, Path]) -> None:
