@@ -75,7 +75,7 @@ class TemplateContext:
     ) -> TemplateContext:
         """Read the variables from a plan.json. Raises `InputError`.
 
-        `plan_folder`: its absolute path; empty if it is not known yet. `in_folder`: whether the file is written into it.
+        `plan_folder`: its absolute path; empty if it is not known yet. `in_folder`: whether the file is for it.
         """
         stated = PlanFile.of(root)
         plan, profile, cluster = stated.plan, stated.profile, stated.to_cluster()
