@@ -24,9 +24,8 @@ from functools import partial
 from pipeplan.errors import InputError
 from pipeplan.simulation.events import FIRST, EventQueue, Pass, SimulatedEvents
 from pipeplan.simulation.fair_share import SharedNetwork
-from pipeplan.simulation.links import Carrier
 from pipeplan.simulation.scenario import Scenario
-from pipeplan.simulation.workers import Routes, Seat, Worker, make_seats, make_workers
+from pipeplan.simulation.workers import Carrier, Routes, Seat, Worker, make_seats, make_workers
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.schedule import POSTED_RECEIVES, Action, ActionKind
 

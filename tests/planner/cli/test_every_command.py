@@ -46,7 +46,7 @@ MUST = {
     "report": "-o --force --json -q",
     "export": "",
     "calibrate": "-o --force --json -q",
-    "docs": "--json -q",
+    "docs": "-q",
     "list": "--json -q",
     "import": "-o --force --json -q",
 }
