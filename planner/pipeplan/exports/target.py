@@ -129,6 +129,10 @@ def ranks_text(workers: Sequence[int]) -> str:
     return f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
 
 
+WIDTH = 88
+"""Default line width of Python formatters."""
+
+
 def header_lines(target: ExportTarget, problem: Problem, plan: Plan) -> list[str]:
     """Lines for a comment, without control characters whatever the names contain."""
     model, cluster = problem.profile.model_name or "a model without a name", problem.cluster.name
@@ -148,6 +152,15 @@ def python_literal(value: object) -> str:
     if not isinstance(value, str) or '"' in text:
         return text
     return f'"{text[1:-1]}"'
+
+
+def python_number_list(values: list[int] | tuple[int, ...], indent: int = 4) -> str:
+    """A list of numbers inside another list: on one line if it fits, else with one number on each line."""
+    line = python_literal(values)
+    if indent + len(line) + 1 <= WIDTH:
+        return line
+    inner = " " * (indent + 4)
+    return "[\n" + "".join(f"{inner}{value},\n" for value in values) + " " * indent + "]"
 
 
 def workers_per_used_server(cluster: Cluster, count: int) -> list[int]:

@@ -12,6 +12,7 @@ from pipeplan.exports.target import (
     header_lines,
     keep_ties,
     python_literal,
+    python_number_list,
     refusal,
     refuse_split_ties,
     torchrun_commands,
@@ -84,6 +85,7 @@ class TorchPipelining:
         return load_template("exports/torch_pipelining.py.j2").render(
             header=header_lines(self, problem, plan),
             python=python_literal,
+            fitted=python_number_list,
             splits=[(split.module, "BEGINNING" if split.before else "END") for split in splits],
             ranks=grid.workers,
             places=uniform_degrees.places(plan),
