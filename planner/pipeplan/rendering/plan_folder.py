@@ -16,13 +16,12 @@ from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
 from pipeplan.rendering.launcher import Launcher, TemplateContext
 from pipeplan.rendering.launchers import LOCAL
-from pipeplan.rendering.plan_json import FORMAT_VERSION, plan_document, result_document, stage_documents
+from pipeplan.rendering.plan_json import plan_document, stage_documents
 from pipeplan.util.files import Node, read_text, refuse_to_replace, write_json, write_text
 from pipeplan_launch.files import with_checksum
 
 if TYPE_CHECKING:
     from pipeplan.planning.outcome import Outcome
-    from pipeplan.solvers.result import Result
 
 
 def refuse_to_overwrite_plan(folder: Path, force: bool) -> None:
@@ -95,26 +94,6 @@ def _move_in(scratch: Path, folder: Path) -> None:
     (scratch / "stages").rename(folder / "stages")
     for name in ("plan.json", "launch.sh"):
         (scratch / name).replace(folder / name)
-
-
-def write_disagreement(results: tuple[Result, ...], folder: Path) -> list[Path]:
-    """Write the contradicting plans next to the folder that the plan would have had; returns the files."""
-    paths = []
-    for result in results:
-        solver = "ilp" if result.solver.startswith("ILP") else "dp"
-        path = folder.with_name(f"{folder.name}-disagreement-{solver}.json")
-        plan = result.plan.to_json() if result.plan else None
-        write_json(
-            path,
-            {
-                "format": "pipeplan-disagreement",
-                "version": FORMAT_VERSION,
-                "result": result_document(result),
-                "plan": plan,
-            },
-        )
-        paths.append(path)
-    return paths
 
 
 def launch_file_text(

@@ -108,7 +108,7 @@ def command(
     if not no_write:
         refuse_to_overwrite_plan(output, force)  # after what may be mistyped, as in `solve`
     note(f"plan: {plan_file.plan_file(plan_folder)}; profile: {problem.profile.model_name}", dim=True)
-    with watched_search(None if no_write else output) as (progress, interrupted):
+    with watched_search() as (progress, interrupted):
         outcome = solve_again(problem, settings, progress)
     if not no_write:
         # Written before the table is printed, as in `solve`.
