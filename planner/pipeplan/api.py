@@ -41,7 +41,6 @@ from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
 from pipeplan.rendering.plan_json import plan_document
 from pipeplan.simulation import scenario
-from pipeplan.simulation.message_order import check_transport
 from pipeplan.simulation.simulate import Simulated
 from pipeplan.simulation.simulate import simulate as simulate_scenario
 from pipeplan.util.deadline import Deadline
@@ -212,21 +211,17 @@ def solve(
     return replace(outcome, run_size=size)
 
 
-def simulate(
-    plan: Outcome | str | os.PathLike[str], microbatches: int | None = None, *, transport: str = "gloo"
-) -> Simulated:
+def simulate(plan: Outcome | str | os.PathLike[str], microbatches: int | None = None) -> Simulated:
     """Replay a plan, given as an outcome or a folder, in simulated time, with the schedule that the executor runs.
 
     The default number of `microbatches` is enough for a steady state. The result's `report` holds the step time and
-    more. With the `transport` `nccl`, messages keep the one order that launch.sh's `--transport` has. Raises
-    `InputError` if the folder holds no valid plan.
+    more. Raises `InputError` if the folder holds no valid plan.
     """
-    check_transport(transport)
     if isinstance(plan, Outcome):
         played = scenario.scenario_from_document(Node(plan_document(plan), "plan.json"))
     else:
         played = scenario.read_scenario(Path(plan))
-    return simulate_scenario(replace(played, transport=transport), microbatches)
+    return simulate_scenario(played, microbatches)
 
 
 def render(outcome: Outcome, folder: str | os.PathLike[str] = "plan", *, force: bool = False) -> Path:

@@ -2,7 +2,6 @@
 
 function modelSection(report) {
   const { graph } = report;
-  if (!graph) return section("model", "Model", wordsOf(report, "graph"), stageTable(report));
   const lead =
     "Each layer has the number and colour of its stage; the bar at its foot is its time beside that of the longest.";
   const label = `The model as a graph of ${plural(graph.nodes.name.length, "layer")}`;

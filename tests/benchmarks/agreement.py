@@ -3,7 +3,6 @@
 
     python tests/benchmarks/agreement.py [PLANS]
     python tests/benchmarks/agreement.py bundled [MODEL …]
-    python tests/benchmarks/agreement.py ordered [PLANS]
 
 The first form: random plans (PLANS of each kind, else 100) with up to 4 stages of up to 4 replicas, one layer each,
 links that nothing else shares, depths as the planner gives them. Transfers take up to 0.5 of a balanced step time, the
@@ -13,9 +12,6 @@ predicted, minus 1.
 The second form: the best plans of bundled profiles by the formulas alone, on clusters A and B, for every schedule, with
 32 minibatches per update, and with everything charged; beside each plain data parallelism and the best uniform grid.
 All figures are seconds over the predicted step time of the best plan (two minutes).
-
-The third form: the random plans of the first, whose messages keep one order (`pipeplan simulate --transport`). The
-share is the replayed step time over that of messages that start at once, minus 1.
 """
 
 from __future__ import annotations
@@ -25,7 +21,6 @@ import math
 import random
 import statistics
 import sys
-from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
@@ -115,9 +110,9 @@ def difference(plan: Plan, problem: Problem) -> float:
     return simulated_s(plan, problem) / evaluate(plan, problem).step_time_s - 1.0
 
 
-def simulated_s(plan: Plan, problem: Problem, transport: str = "gloo") -> float:
+def simulated_s(plan: Plan, problem: Problem) -> float:
     """Replayed step time, in seconds per minibatch."""
-    scenario = replace(scenario_of_plan(plan, problem, evaluate(plan, problem)), transport=transport)
+    scenario = scenario_of_plan(plan, problem, evaluate(plan, problem))
     count = enough_minibatches(scenario)
     steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady
     assert steady is not None
@@ -143,17 +138,14 @@ def print_bundled(names: list[str]) -> None:
     Console(width=160).print(table)
 
 
-def print_random(count: int, ordered: bool) -> None:
-    """Print the table of random plans: the replayed step time over the formula, or over that of unordered messages."""
+def print_random(count: int) -> None:
+    """Print the table of random plans: the replayed step time over the formula."""
     table = Table("schedule", "plans", "number", "least", "median", "most", "within 1%")
-    for schedule, kind in itertools.product(SINGLE, KINDS[1:] if ordered else KINDS):
+    for schedule, kind in itertools.product(SINGLE, KINDS):
         random_ = random.Random(7)
         plans = [sample(kind, schedule, random_) for _ in range(count)]
         plans = [one for one in plans if all(math.isfinite(stage.depth_s) for stage in evaluate(*one).stages)]
-        if ordered:
-            found = [simulated_s(*one, "nccl") / simulated_s(*one) - 1.0 for one in plans]
-        else:
-            found = [difference(*one) for one in plans]
+        found = [difference(*one) for one in plans]
         shares = (f"{100 * share:+.1f}%" for share in (min(found), statistics.median(found), max(found)))
         near = sum(abs(share) <= 0.01 for share in found) / len(found)
         table.add_row(schedule, kind, str(len(found)), *shares, f"{near:.0%}")
@@ -166,9 +158,7 @@ def main() -> None:
     if words[:1] == ["bundled"]:
         print_bundled(words[1:] or list(MODELS))
         return
-    ordered = words[:1] == ["ordered"]
-    counts = words[1:] if ordered else words
-    print_random(int(counts[0]) if counts else 100, ordered)
+    print_random(int(words[0]) if words else 100)
 
 
 if __name__ == "__main__":

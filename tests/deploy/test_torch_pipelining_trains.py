@@ -72,6 +72,45 @@ def make():
     return Job(Decoder(), loss=loss, data=text, optimizer=lambda some: torch.optim.SGD(some, lr=0.5))
 """
 SAMPLES, UPDATES = 24, 3
+TRAIN = """
+import sys
+from pathlib import Path
+
+import pipeline
+import torch
+import torch.distributed as dist
+from pipeplan_launch import load_job
+
+ref, saved, updates, samples = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+dist.init_process_group("gloo")
+mesh, job, device = pipeline.grid("cpu"), load_job(ref, 0), torch.device("cpu")
+assert samples == pipeline.MICROBATCH * pipeline.MICROBATCHES * pipeline.REPLICAS
+stages, schedule = pipeline.build(job.model, job.example(pipeline.MICROBATCH).inputs, job.loss, mesh, device)
+optimizer = job.make_optimizer([one for stage in stages for one in stage.submod.parameters()])
+train, replica = job.datasets.train, mesh.get_local_rank("dp")
+order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).tolist()
+for number in range(updates):
+    indices = order[number * samples : (number + 1) * samples]
+    pieces = [indices[first : first + pipeline.MICROBATCH] for first in range(0, samples, pipeline.MICROBATCH)]
+    mine = [train[index] for piece in pieces[replica :: pipeline.REPLICAS] for index in piece]
+    tokens, target = (torch.stack(column) for column in zip(*mine))
+    last = {"target": target, "losses": []} if stages[-1].is_last else {}
+    optimizer.zero_grad()
+    schedule.step(*([tokens] if stages[0].is_first else []), **last)
+    pipeline.average(stages, mesh)
+    optimizer.step()
+    if last:
+        mean = torch.stack(last["losses"]).detach().mean()
+        dist.all_reduce(mean, group=mesh.get_group("dp"))
+        if replica == 0:
+            print(f"loss {float(mean) / pipeline.REPLICAS:.6f}", flush=True)
+if replica == 0:
+    saved.mkdir(exist_ok=True)
+    for stage in stages:
+        torch.save(stage.submod.state_dict(), saved / f"stage-{stage.stage_index}.pt")
+dist.destroy_process_group()
+"""
+"""What a user's own training script does with the exported module."""
 
 
 def test_a_grid_of_four_workers_trains_as_one_process_does(tmp_path: Path) -> None:
@@ -110,12 +149,12 @@ def check_against_one_process(tmp_path: Path, profile: Profile, plan: Plan) -> M
     torch = pytest.importorskip("torch")
     (tmp_path / "job.py").write_text(JOB)
     ref = f"{tmp_path / 'job.py'}:make"
-    profile = replace(profile, model_ref=ref)
     files = export_files(TARGET, problem(profile), plan)
     write_export(tmp_path / "out", files)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command.append(str(len({worker for stage in plan.stages for worker in stage.workers})))
-    command += [str(tmp_path / "out" / "train.py"), "--updates", str(UPDATES), "--save", str(tmp_path / "saved")]
+    (tmp_path / "out" / "train.py").write_text(TRAIN)
+    command += [str(tmp_path / "out" / "train.py"), ref, str(tmp_path / "saved"), str(UPDATES), str(SAMPLES)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

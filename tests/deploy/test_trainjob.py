@@ -20,12 +20,8 @@ VERSION = "2.3.0"
 
 VARIANTS: dict[str, dict[str, object]] = {
     "plain": {},
-    "all": {
-        "namespace": "team", "cpu": "4", "memory": "64Gi", "env": ["GLOO_SOCKET_IFNAME=eth0"],
-        "node_selector": ["pool=fast"], "options": "--epochs 9", "config_map": "plan",
-    },
-    "a pod for each worker": {"pod_per_worker": True},
-}  # fmt: skip
+    "all": {"namespace": "team", "options": "--epochs 9", "pod_per_worker": True},
+}
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +69,7 @@ def mappings(content: object) -> Iterator[dict[str, Any]]:
     if isinstance(content, dict):
         yield content
         for key, value in content.items():
-            if key not in ("annotations", "nodeSelector", "limits", "requests"):
+            if key not in ("annotations", "limits", "requests"):
                 yield from mappings(value)
 
 

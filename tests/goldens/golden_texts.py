@@ -41,13 +41,11 @@ FILE_PLANS = {
 }
 RENDERED = {
     "local": "local plan --force",
-    "local --python": "local plan --python /opt/python3 -o named.sh",
     "ssh": "ssh plan",
     "slurm": "slurm plan",
     "slurm with options": "slurm plan --partition gpu --time 12:00:00 --cpus 3 --setup 'module load x' -o other.slurm",
-    "torchrun": "torchrun plan",
     "kubernetes": "kubernetes plan",
-    "kubernetes with options": "kubernetes plan --pod-per-worker --env A=b --options '--epochs 9' -o other.yaml",
+    "kubernetes with options": "kubernetes plan --pod-per-worker --options '--epochs 9' -o other.yaml",
 }
 EXPORTED = ("torch-pipelining", "torchtitan", "megatron", "deepspeed")
 

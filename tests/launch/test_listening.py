@@ -87,16 +87,12 @@ def test_inference(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_sh_of_one_server(tmp_path: Path) -> None:
+def test_commands_of_the_planner(tmp_path: Path) -> None:
     profiled = [*PIPEPLAN, "profile", "mnist", "--repeats", "2", "--halvings", "0"]
     assert_closed(observe(profiled, tmp_path), listens=False)
-    solved = [*PIPEPLAN, "solve", "profile.json", "--cluster", "local", "--workers", "2", "--jobs", "2", "--force"]
-    assert_closed(observe(solved, tmp_path), listens=False)
-    assert_closed(observe([*PIPEPLAN, "export", "torchrun", "plan"], tmp_path), listens=False)
-    script = tmp_path / "plan" / "torchrun.sh"
-    lines = f"PATH={Path(sys.executable).parent}:$PATH\n{script.read_text()} --epochs 1 --log-every 0 --run-dir run"
-    script.write_text(lines.replace('"$PLAN"\n', '"$PLAN"'))
-    assert_closed(observe(["bash", str(script)], tmp_path))
+    solved = [*PIPEPLAN, "solve", "profile.json", "--cluster", "local", "--workers", "2", "--force"]
+    for command in (solved, [*PIPEPLAN, "export", "ssh", "plan"]):
+        assert_closed(observe(command, tmp_path), listens=False)
     assert_closed(observe([*PIPEPLAN, "doctor", "plan"], tmp_path))
 
 

@@ -78,18 +78,18 @@ def document_of(
     return found
 
 
-def report_of(source: ReportSource, *, thorough: bool = False) -> Document:
+def report_of(source: ReportSource) -> Document:
     """The document of its report."""
-    return build_report(source, thorough=thorough).to_json()
+    return build_report(source).to_json()
 
 
-def changed(source: ReportSource, known: Profile | None, change: Document) -> ReportSource:
-    """The source with other fields in its plan.json, by their names with dots, and with or without its profile."""
+def changed(source: ReportSource, change: Document) -> ReportSource:
+    """The source with other fields in its plan.json, by their names with dots."""
     root = json.loads(json.dumps(source.root.value))
     for path, value in change.items():
         *parents, last = path.split(".")
         functools.reduce(operator.getitem, parents, root)[last] = value
-    return read_report_source(Node(root, "plan.json"), known)
+    return read_report_source(Node(root, "plan.json"), source.profile)
 
 
 def rows(columns: dict[str, list[Any]]) -> list[tuple[Any, ...]]:

@@ -42,11 +42,6 @@ class SafeConsole(Console):
             yield segment if text == segment.text else Segment(text, segment.style, segment.control)
 
 
-def answer_console() -> Console:
-    """The console of standard output, which prints text as it is: without markup, emoji codes and highlighting."""
-    return _console()
-
-
 def answer_width() -> int:
     """Columns for a drawing: those of the terminal, else at most `PIPED_WIDTH`."""
     console = _console()

@@ -7,43 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import click
-from click.shell_completion import CompletionItem
 
-from pipeplan.cli.options import PATH, Complete, bundled_clusters, bundled_profiles, complete_names, complete_words
+from pipeplan.cli.options import PATH, bundled_clusters, bundled_profiles, complete_names, complete_words
 from pipeplan.cli.output import print_line
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import SCHEDULES
 
 Function = Callable[..., Any]
-
-
-def complete_last(names: Callable[[click.Context], Sequence[str]]) -> Complete:
-    """A completion to these names, of several with commas the last one; to none where a file cannot be read."""
-
-    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        before, comma, begun = incomplete.rpartition(",")
-        try:
-            return [CompletionItem(f"{before}{comma}{name}") for name in names(context) if name.startswith(begun)]
-        except InputError:
-            return []
-
-    return complete
-
-
-def first_path(context: click.Context, parameter: str) -> Path | None:
-    """The first argument of a command that is being completed. Click leaves it in `args` before a lone option."""
-    return context.params.get(parameter) or next(map(Path, context.args), None)
-
-
-def _layers(context: click.Context) -> list[str]:
-    """The names of the profile's layers."""
-    from pipeplan.cli.solving import read_profile
-
-    return [layer.name for layer in read_profile(first_path(context, "profile")).profile.layers]
 
 
 def _parse_pins(context: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> tuple[object, ...]:
@@ -131,7 +104,6 @@ _OPTIONS = (
         multiple=True,
         callback=_parse_pins,
         metavar="LAYER=STAGE",
-        shell_complete=complete_last(lambda context: [f"{name}=" for name in _layers(context)]),
         help="Put a layer in a stage, counted from 1; can be repeated.",
     ),
     click.option(
@@ -139,7 +111,6 @@ _OPTIONS = (
         multiple=True,
         callback=_parse_groups,
         metavar="A,B,…",
-        shell_complete=complete_last(_layers),
         help="Keep these layers in one stage; can be repeated.",
     ),
     click.option(

@@ -70,7 +70,7 @@ def solve_and_write(
         # After everything that may be mistyped, so that --force is not the first thing that a user has to add.
         before_search=lambda: None if no_write else plan_folder.refuse_to_overwrite_plan(output, replaces),
     )
-    with watched_search(None if no_write else output) as (report, interrupted):
+    with watched_search() as (report, interrupted):
         built = build_problem(request)
         outcome = solve(
             built.problem, settings, report=report, deadline=deadline, known=built.known, choice=built.choice

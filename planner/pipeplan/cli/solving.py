@@ -19,11 +19,9 @@ from pipeplan.exports import TARGET_NAMES
 from pipeplan.from_options.build_problem import BuiltProblem, Request, build_problem
 from pipeplan.from_options.option_fields import option_fields
 from pipeplan.planning.outcome import Outcome
-from pipeplan.planning.run_solvers import Disagreement
 from pipeplan.planning.settings import Settings, SolveProgress
 from pipeplan.problem.plan_profile import PROFILE
 from pipeplan.profile_data.profile import Profile, bundled_profile_paths, load_profile
-from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import LAUNCHERS, LOCAL
 from pipeplan.util import processes
 from pipeplan.util.deadline import Deadline
@@ -151,21 +149,14 @@ def solve_line() -> Iterator[Callable[[SolveProgress], None]]:
 
 
 @contextmanager
-def watched_search(folder: Path | None) -> Iterator[tuple[Callable[[SolveProgress], None], Callable[[], None]]]:
-    """Show the line while the block solves, whose plan is for `folder` (None: it is not written).
+def watched_search() -> Iterator[tuple[Callable[[SolveProgress], None], Callable[[], None]]]:
+    """Show the line while the block solves.
 
     Yields the function that a solve reports its progress to, and one that raises `KeyboardInterrupt` if Ctrl-C came
-    in the block. If the solvers contradict each other, both plans are written beside the folder, and the error names
-    the files.
+    in the block.
     """
-    try:
-        with processes.remember_interrupt() as interrupted, solve_line() as report:
-            yield report, interrupted
-    except Disagreement as error:
-        if folder is None:
-            raise
-        files = " and ".join(str(path) for path in plan_folder.write_disagreement(error.results, folder))
-        raise Disagreement(f"{error}; both plans are in {files}", error.results) from None
+    with processes.remember_interrupt() as interrupted, solve_line() as report:
+        yield report, interrupted
 
 
 def written_lines(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()) -> str:

@@ -13,7 +13,7 @@ GONE_COMMANDS = {
     "models": "write pipeplan list models",
     "clusters": "write pipeplan list clusters",
     "trace": "write pipeplan simulate PLAN --trace FILE, and --run RUN for a measured timeline",
-    "render": "write pipeplan export KIND PLAN, or pipeplan export template FILE PLAN",
+    "render": "write pipeplan export KIND PLAN",
     "replay": "pipeplan simulate takes its place; pipeplan docs evidence/replay has the script that emulates a cluster",
     "completion": 'eval "$(_PIPEPLAN_COMPLETE=bash_source pipeplan)" turns it on: see pipeplan docs tutorial',
 }
@@ -59,7 +59,6 @@ GONE_ELSEWHERE = {
     ("import", "--into"): "pipeplan profile --links measures links; docs/cluster.md says where those of nccl-tests go",
     ("simulate", "--minibatches"): "--microbatches takes its place",
     ("export", "--list"): "pipeplan export --help lists the targets",
-    ("export", "--template"): "write pipeplan export template FILE PLAN",
     ("export", "--for"): "write pipeplan export TARGET PLAN",
 }
 """Options that earlier versions of other commands had, or that would be expected, by command."""

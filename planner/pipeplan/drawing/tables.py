@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -78,32 +77,6 @@ def stage_table(plan: Plan, score: Evaluation, problem: Problem) -> FittingTable
 def server_numbers(workers: Iterable[int], cluster: Cluster) -> str:
     """The numbers of the servers that hold the workers, as `0-2` or `0,3`."""
     return number_ranges({cluster.server_of(worker) for worker in workers})
-
-
-def server_picture(plan: Plan, cluster: Cluster) -> Text:
-    """The workers of every server: each is drawn as the numbers of its stages, an idle one as a dot."""
-    stages_of: dict[int, list[int]] = {}
-    for number, stage in enumerate(plan.stages, 1):
-        for worker in stage.workers:
-            stages_of.setdefault(worker, []).append(number)
-    width = max(len(_own_stages(numbers)) for numbers in stages_of.values())
-    picture = Text()
-    shown = min(cluster.servers, 16)
-    starts = cluster.starts(cluster.server_level)
-    for server, (first, end) in enumerate(itertools.pairwise(starts[: shown + 1])):
-        picture.append(f"  server {server:<3} ", "dim")
-        for worker in range(first, min(end, first + 16)):
-            numbers = stages_of.get(worker, [])
-            colour = f"color({1 + (numbers[0] - 1) % 6})" if numbers else "dim"
-            picture.append(f"[{_own_stages(numbers):>{width}}]", colour)
-        picture.append("\n")
-    if shown < cluster.servers or cluster.workers_per_server > 16:
-        picture.append(f"  … {cluster.workers} workers in all\n", "dim")
-    return picture
-
-
-def _own_stages(numbers: Sequence[int]) -> str:
-    return "+".join(map(str, numbers)) or "."
 
 
 def describe_cluster(cluster: Cluster) -> str:

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from pipeplan.drawing.tables import describe_cluster, server_picture, short_config, stage_table
+from pipeplan.drawing.tables import describe_cluster, short_config, stage_table
 from pipeplan.explanation.explain import Explanation
 from pipeplan.explanation.sensitivity import ChangeEffect, Robustness
 from pipeplan.explanation.time_breakdown import TimeBreakdown
@@ -42,7 +42,6 @@ def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
     yield f"Proof: {one_line(explanation.proof)}."
     yield from _heading("Stages, and the servers that hold them")
     yield stage_table(explanation.plan, score, problem)
-    yield server_picture(explanation.plan, problem.cluster)
     yield from _heading(f"What limits the step time: {score.bound}")
     yield _loads(explanation)
     yield from _heading("Where the time goes")

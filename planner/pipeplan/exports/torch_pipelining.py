@@ -1,4 +1,4 @@
-"""Export to torch.distributed.pipelining: a module with `split_spec`, the order of passes, and a training script."""
+"""Export to torch.distributed.pipelining: a module with cuts, mesh and schedule, and the order of passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pipeplan.exports.target import (
     python_number_list,
     refusal,
     refuse_split_ties,
-    torchrun_commands,
 )
 from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan
@@ -24,7 +23,6 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.templates import load_template
-from pipeplan.util.text import shell_path
 
 
 class TorchPipelining:
@@ -53,9 +51,9 @@ class TorchPipelining:
         layer_chains.cut_places(self, ModuleBoundaries(problem.profile), problem, plan)
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
-        """pipeline.py, schedule.csv, and train.py if the profile names the job."""
+        """pipeline.py and schedule.csv."""
         grid = grid_degrees(self, problem, plan, several=True)
-        files = {
+        return {
             "pipeline.py": ExportFile(
                 self._pipeline(problem, plan, grid), "where the model is cut, the mesh, the schedule"
             ),
@@ -63,21 +61,10 @@ class TorchPipelining:
                 uniform_degrees.order_csv(plan), "the order of the passes, which torch's schedules load"
             ),
         }
-        if problem.profile.model_ref:
-            text = load_template("exports/torch_pipelining_train.py.j2").render(
-                header=header_lines(self, problem, plan) + torchrun_commands(problem.cluster, grid.count, "train.py"),
-                model=problem.profile.model_ref,
-                python=python_literal,
-            )
-            files["train.py"] = ExportFile(text, "trains the job with it, for torchrun")
-        return files
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
         """How to start training."""
-        if not problem.profile.model_ref:
-            return f"import {folder}/pipeline.py in your training script; the profile names no job to write one for"
-        grid = grid_degrees(self, problem, plan, several=True)
-        return "; ".join(torchrun_commands(problem.cluster, grid.count, shell_path(f"{folder}/train.py")))
+        return f"import {folder}/pipeline.py in your training script, as pipeplan docs trainers shows"
 
     def _pipeline(self, problem: Problem, plan: Plan, grid: GridDegrees) -> str:
         boundaries = ModuleBoundaries(problem.profile)

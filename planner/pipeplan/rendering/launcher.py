@@ -1,24 +1,20 @@
-"""A kind of file that starts a plan: its options, and the variables that every template gets.
-
-docs/servers.md lists the variables.
-"""
+"""A kind of file that starts a plan: its options, and the variables that every template gets."""
 
 from __future__ import annotations
 
-import stat
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeplan._version import __version__
 from pipeplan.cluster_data.cluster import Server
 from pipeplan.errors import InputError
-from pipeplan.plan.schedules import INFERENCE
 from pipeplan.plan.updates import Updates
 from pipeplan.problem.plan_file import PlanFile
 from pipeplan.problem.plan_profile import PlanProfile
+from pipeplan.rendering.templates import load_template
 from pipeplan.util.files import Node
 from pipeplan.util.text import did_you_mean, one_line
 from pipeplan_launch.job_reference import located_reference
@@ -35,15 +31,10 @@ class TemplateContext:
     model_ref: str
     """Reference by which the executor loads the model; empty if the plan has none. The path of a file is absolute where
     the plan folder is known."""
-    cluster: str
-    """Name of the cluster."""
     config: str
     """The plan in short: the replicas of every stage, such as `15-1`."""
-    schedule: str
     updates: str
     """One sentence on how old gradients are and what an update averages over; empty for inference."""
-    minibatch: int
-    """Samples in one minibatch."""
     inference: bool
     servers: int
     """Servers up to the last one with a busy worker. Nothing is started on those after it."""
@@ -57,13 +48,8 @@ class TemplateContext:
     """A description of every server, on one line each; empty where all are the same."""
     uneven: bool
     """Whether servers differ in the number of their workers."""
-    workers: int
-    """Workers on all servers."""
-    workers_per_server: int
-    """Workers on the largest server."""
     device: str
     """`cuda` or `cpu`."""
-    device_name: str
     threads: int
     """Threads of a worker (OMP_NUM_THREADS): those of the profile, so that predictions hold."""
     python: str
@@ -77,8 +63,6 @@ class TemplateContext:
     folder: str
     """Absolute path of the plan folder if the file is written to another folder. Empty if it is written into the plan
     folder, which can then be moved as a whole."""
-    plan_folder: str
-    """Absolute path of the plan folder as it is now; empty if it is not known yet."""
 
     @classmethod
     def of(
@@ -91,7 +75,7 @@ class TemplateContext:
     ) -> TemplateContext:
         """Read the variables from a plan.json. Raises `InputError`.
 
-        `in_folder`: whether the file is written into the plan folder.
+        `plan_folder`: its absolute path; empty if it is not known yet. `in_folder`: whether the file is for it.
         """
         stated = PlanFile.of(root)
         plan, profile, cluster = stated.plan, stated.profile, stated.to_cluster()
@@ -102,11 +86,8 @@ class TemplateContext:
             title=" ".join(one_line(f"{model} as {plan.config} on {cluster.name}").split()),
             model=model,
             model_ref=_model_ref(profile, plan_folder),
-            cluster=cluster.name,
             config=plan.config,
-            schedule=INFERENCE if plan.inference else plan.schedule,
             updates="" if plan.inference else Updates.of(plan, profile.minibatch).text,
-            minibatch=profile.minibatch,
             inference=plan.inference,
             servers=len(sizes),
             idle_servers=cluster.servers - len(sizes),
@@ -114,22 +95,14 @@ class TemplateContext:
             server_devices=tuple(one.device.name for one in machines) or (cluster.device.name,) * len(sizes),
             server_list=tuple(_described(machine) for machine in machines),
             uneven=len(set(sizes)) > 1,
-            workers=sum(sizes),
-            workers_per_server=max(sizes),
             device=cluster.device.kind,
-            device_name=cluster.device.name,
             threads=max(1, profile.threads),
             python=sys.executable,
             version=__version__,
             command=" ".join(one_line(command).split()),
             digest=plan.digest(profile.digest, stated.cluster.digest),
             folder="" if in_folder else plan_folder,
-            plan_folder=plan_folder,
         )
-
-    def variables(self) -> dict[str, Any]:
-        """The variables by name, as a template takes them."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def _model_ref(profile: PlanProfile, plan_folder: str) -> str:
@@ -186,34 +159,21 @@ class Launcher:
     """Description in the help of `pipeplan export`."""
     file_name: str
     """Name of the file in the plan folder, unless the user gives another path."""
-    template: str | Path
-    """File in the bundled folder of templates, or the path of the user's own template."""
+    template: str
+    """File in the bundled folder of templates."""
     mode: int = 0o644
     settings: tuple[LauncherSetting, ...] = ()
-    any_setting: bool = False
-    """Whether every setting is a variable of the template, as for a template of the user's."""
     more: Callable[[TemplateContext, Mapping[str, Any]], Mapping[str, Any]] = lambda context, settings: {}
     """Function that derives further variables of the template from the plan and the settings. It raises `InputError`
     for a plan or settings that cannot be rendered."""
 
-    def from_template(self, template: Path) -> Launcher:
-        """The launcher with a template of the user's in place of its own. The file is named after the template."""
-        name = template.name.removesuffix(".j2").removesuffix(".jinja2").removesuffix(".jinja")
-        # A template that can be run becomes a file that can be run.
-        mode = stat.S_IMODE(template.stat().st_mode) if template.exists() else 0o644
-        return replace(self, file_name=name, template=template, mode=mode)
-
-    def variables(self, context: TemplateContext, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """All variables of the template. Raises `InputError` for settings that this launcher does not have."""
-        if self.any_setting:
-            return context.variables() | dict(settings)
+    def text(self, context: TemplateContext, settings: Mapping[str, Any]) -> str:
+        """The text of the file. Raises `InputError` for settings that this launcher does not have."""
         known = {setting.name: setting for setting in self.settings}
         for name in settings:
             if name not in known:
                 near = did_you_mean(name, known) if known else "it has none"
                 raise InputError(f"{self.name} has no option {name!r}; {near}")
         checked = {name: setting.checked(settings.get(name)) for name, setting in known.items()}
-        variables = context.variables()
-        # A setting such as `python` replaces the variable of the context, if it is given.
-        variables |= {name: value for name, value in checked.items() if value is not None or name not in variables}
-        return variables | dict(self.more(context, checked))
+        more = self.more(context, checked)
+        return load_template(self.template).render(vars(context) | checked | dict(more))

@@ -16,14 +16,12 @@ from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
 from pipeplan.rendering.launcher import Launcher, TemplateContext
 from pipeplan.rendering.launchers import LOCAL
-from pipeplan.rendering.plan_json import FORMAT_VERSION, plan_document, result_document, stage_documents
-from pipeplan.rendering.templates import load_template, render_user_template
+from pipeplan.rendering.plan_json import plan_document, stage_documents
 from pipeplan.util.files import Node, read_text, refuse_to_replace, write_json, write_text
 from pipeplan_launch.files import with_checksum
 
 if TYPE_CHECKING:
     from pipeplan.planning.outcome import Outcome
-    from pipeplan.solvers.result import Result
 
 
 def refuse_to_overwrite_plan(folder: Path, force: bool) -> None:
@@ -98,26 +96,6 @@ def _move_in(scratch: Path, folder: Path) -> None:
         (scratch / name).replace(folder / name)
 
 
-def write_disagreement(results: tuple[Result, ...], folder: Path) -> list[Path]:
-    """Write the contradicting plans next to the folder that the plan would have had; returns the files."""
-    paths = []
-    for result in results:
-        solver = "ilp" if result.solver.startswith("ILP") else "dp"
-        path = folder.with_name(f"{folder.name}-disagreement-{solver}.json")
-        plan = result.plan.to_json() if result.plan else None
-        write_json(
-            path,
-            {
-                "format": "pipeplan-disagreement",
-                "version": FORMAT_VERSION,
-                "result": result_document(result),
-                "plan": plan,
-            },
-        )
-        paths.append(path)
-    return paths
-
-
 def launch_file_text(
     plan: Path, launcher: Launcher, settings: Mapping[str, Any], *, output: Path | None = None, command: str
 ) -> str:
@@ -129,10 +107,7 @@ def launch_file_text(
     root, folder = plan_file.read_plan_document(plan), plan_file.plan_file(plan).parent.resolve()
     in_folder = output is None or output.parent.resolve() == folder
     context = TemplateContext.of(root, command=command, plan_folder=str(folder), in_folder=in_folder)
-    variables = launcher.variables(context, settings)
-    if isinstance(launcher.template, Path):
-        return render_user_template(launcher.template, variables)
-    return load_template(launcher.template).render(variables)
+    return launcher.text(context, settings)
 
 
 def write_launch_file(
@@ -158,5 +133,4 @@ def write_launch_file(
 
 def launch_script(plan: Node) -> str:
     """The text of launch.sh for a plan.json. Every value in it is quoted for the shell."""
-    context = TemplateContext.of(plan)
-    return load_template(str(LOCAL.template)).render(LOCAL.variables(context, {}))
+    return LOCAL.text(TemplateContext.of(plan), {})

@@ -17,12 +17,9 @@ from pipeplan.drawing.answer import learning_summary, training_manner
 from pipeplan.drawing.model_graph import ModelGraph, layer_groups, model_graph
 from pipeplan.drawing.svg import graph_svg
 from pipeplan.drawing.tables import describe_cluster
-from pipeplan.explanation.explain import SIMULATING_S
-from pipeplan.explanation.second_best import Alternatives, find_alternatives, with_figures
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE
 from pipeplan.plan.updates import Updates
-from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.rendering import templates
 from pipeplan.report import comparisons, loads, sentences, stages, timeline
 from pipeplan.report.comparisons import short_config
@@ -30,15 +27,9 @@ from pipeplan.report.document import PlanReport
 from pipeplan.report.source import ReportSource
 from pipeplan.run_data.run_folder import ALL_REDUCE, MeasuredRun, StageSummary
 from pipeplan.util import files
-from pipeplan.util.deadline import Deadline
 from pipeplan.util.text import one_line
 from pipeplan.util.typed import decode
 
-MAX_CUTS = 50_000
-"""Most cuts that are enumerated."""
-QUICK_SEARCH = 1_000
-"""Largest number of cuts times workers at which the runner-up is searched for without `--thorough`. The search then
-takes some tenths of a second."""
 COMPARED_FIGURES = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
 """Figures of a stage that are both predicted and measured."""
 MEASURED_FIGURES = ("load_s", "send_s", "other_s")
@@ -48,14 +39,13 @@ MEASURED_FIGURES = ("load_s", "send_s", "other_s")
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def build_report(source: ReportSource, run: MeasuredRun | None = None, *, thorough: bool = False) -> PlanReport:
+def build_report(source: ReportSource, run: MeasuredRun | None = None) -> PlanReport:
     """The report on a plan, and on a run of it if there is one.
 
-    With `thorough`, searches that may take minutes are made too. Raises `InputError` where the run is of another plan.
+    Raises `InputError` where the run is of another plan.
     """
     simulated = timeline.simulate_for_report(source.scenario)
     shown = timeline.pipeline_timeline(simulated, run)
-    others = _runner_up(source, thorough)
     made = plan_facts(source)
     report = PlanReport(
         title=f"{made['model'] or 'a model'} on {made['cluster']}: {made['name']}",
@@ -69,39 +59,19 @@ def build_report(source: ReportSource, run: MeasuredRun | None = None, *, thorou
         timeline=shown,
         memory=stages.memory_rows(source, simulated, shown.end_s, run),
         loads=loads.load_rows(source, simulated, {} if run is None else _allreduce_shares(run)),
-        comparisons=comparisons.comparison_rows(source, others),
+        comparisons=comparisons.comparison_rows(source),
         certificate=comparisons.certificate_section(source),
         words={},
         notes=[],
     )
-    words = sentences.section_sentences(report, source, simulated, run, others)
+    words = sentences.section_sentences(report, source, simulated, run)
     return replace(report, words=words, notes=list(sentences.report_notes(report, source)))
 
 
-def _graph(source: ReportSource) -> ModelGraph | None:
-    """The drawing of the model, whose layers are grouped by stage; None without the profile."""
-    if source.known is None:
-        return None
+def _graph(source: ReportSource) -> ModelGraph:
+    """The drawing of the model, whose layers are grouped by stage."""
     stage_of = {name: index for index, stage in enumerate(source.plan.stages) for name in stage.layers}
-    return model_graph(source.known.profile, *layer_groups(source.known.profile, stage_of))
-
-
-def _runner_up(source: ReportSource, thorough: bool) -> Alternatives | None:
-    """The best plan of another configuration, among a few likely kinds of plans, or among all if `thorough`.
-
-    None for a search that would take too long, and for data parallelism, whose rivals are of other kinds.
-    """
-    known = source.known
-    if known is None or (known.problem.options.data_parallel(source.plan) and not thorough):
-        return None
-    workers = known.problem.cluster.workers
-    if not thorough and len(known.problem.units) * workers > QUICK_SEARCH:
-        return None
-    cuts = enumerate_cuts(known.problem, MAX_CUTS)
-    if not thorough and len(cuts.ideals) * workers > QUICK_SEARCH:
-        return None
-    found = find_alternatives(known.problem, cuts, source.plan, source.step_time_s, each=thorough)
-    return with_figures(found, known.problem, Deadline.after(SIMULATING_S))
+    return model_graph(source.profile, *layer_groups(source.profile, stage_of))
 
 
 def plan_facts(source: ReportSource) -> dict[str, Any]:
@@ -112,7 +82,7 @@ def plan_facts(source: ReportSource) -> dict[str, Any]:
         "minibatch": source.microbatch,
         "profile_kind": one_line(profile.kind),
         "profile_how": one_line(profile.how),
-        "profile_device": one_line(source.known.profile.provenance.device_name) if source.known else "",
+        "profile_device": one_line(source.profile.provenance.device_name),
         "cluster": one_line(source.cluster.name),
         "cluster_described": describe_cluster(source.cluster),
         "workers": source.cluster.workers,
@@ -134,9 +104,7 @@ def plan_facts(source: ReportSource) -> dict[str, Any]:
 
 def _learning(source: ReportSource) -> str:
     """The measured cost of learning with gradients as old as the plan's; empty for a synchronous plan."""
-    if source.known is None:
-        return ""
-    profile, options = source.known.profile, source.known.problem.options
+    profile, options = source.profile, source.problem.options
     known = known_learning(source.plan, profile.optimizer_name, profile.optimizer_state_ratio, options.correction)
     return "" if known is None else one_line(learning_summary(known))
 
@@ -209,6 +177,6 @@ def report_page(document: dict[str, Any]) -> str:
     return templates.load_template("report.html.j2").render(
         title=document["title"],
         document=script_safe_json(document),
-        graph=graph_svg(document["graph"], "The layers of the model") if document["graph"] else "",
+        graph=graph_svg(document["graph"], "The layers of the model"),
         **parts,
     )

@@ -7,7 +7,6 @@ from typing import Any
 
 from pipeplan.checker.claims import NOT_SHOWN
 from pipeplan.drawing import tables
-from pipeplan.explanation.second_best import Alternatives
 from pipeplan.planning.outcome import TOLERANCE, percent
 from pipeplan.problem.plan_file import PlanBaseline, PlanChoice, PlanRival
 from pipeplan.report.document import Comparison
@@ -18,7 +17,6 @@ BEST = "best "
 """Begins the name of a baseline that plan.json states to be the best of its kind."""
 MAX_CONFIG_LENGTH = 24
 """Most characters of a configuration. A longer one is described by its number of stages."""
-UNCHECKED = "The profile is not available, so nothing that plan.json states was checked."
 SEARCHED_SPACE = (
     "The searched space has all pipelines whose stages follow the order of the worker numbers, each on consecutive "
     "workers, and copies of such a pipeline in all components of a level."
@@ -31,28 +29,17 @@ LIMITS = (
 )
 
 
-def comparison_rows(source: ReportSource, others: Alternatives | None) -> list[Comparison]:
-    """This plan, the rivals in plan.json, and the runner-up if it was searched for.
+def comparison_rows(source: ReportSource) -> list[Comparison]:
+    """This plan and the rivals in plan.json; plans for a named schedule have baselines instead.
 
-    Plans for a named schedule have baselines instead of rivals. No check verifies these, and the sentences say so.
+    No check verifies these, and the sentences say so.
     """
     rows = [Comparison("this plan", source.name, source.step_s, 1.0, "")]
     if source.stated.choice is not None:
-        rows += _rivals(source, source.stated.choice)
-    else:
-        for one in source.stated.baselines:
-            name = one_line(one.name.removeprefix(BEST))
-            rows.append(Comparison(name, short_config(one.config), one.step_time_s, one.gain, _remark(one)))
-    if others is not None and others.second is not None:
-        second = others.second
-        remark = "the best plan of another configuration" if others.exact else "the best other plan that was found"
-        if abs(second.behind) <= TOLERANCE:
-            remark = "as fast, in another configuration"
-        step_s = second.step_time_s if second.step_s is None else second.step_s
-        if step_s != second.step_time_s or source.step_s != source.step_time_s:
-            remark += ", by the formulas"
-        config, gain = short_config(second.plan.config), step_s / source.step_s
-        rows.append(Comparison("runner-up", config, step_s, gain, remark))
+        return [*rows, *_rivals(source, source.stated.choice)]
+    for one in source.stated.baselines:
+        name = one_line(one.name.removeprefix(BEST))
+        rows.append(Comparison(name, short_config(one.config), one.step_time_s, one.gain, _remark(one)))
     return rows
 
 
@@ -95,16 +82,15 @@ def certificate_section(source: ReportSource) -> dict[str, Any]:
     All of it is what the check of plan.json establishes. What the file itself says about a proof is not repeated,
     except for a gap that is wider than the shown one.
     """
-    checked = source.checked
-    shown = None if checked is None else checked.shown
-    sentences = [UNCHECKED if checked is None else f"{checked.proof[:1].upper()}{checked.proof[1:]}."]
+    checked, shown = source.checked, source.checked.shown
+    sentences = [f"{checked.proof[:1].upper()}{checked.proof[1:]}."]
     gap = None
     if shown is not None:
         gap = max(shown.gap, source.stated.gap or 0.0)
         if gap > shown.gap + TOLERANCE:
             sentences.append(WIDER.format(percent(gap)))
         sentences += [SEARCHED_SPACE, "`pipeplan check` verifies this without the solvers."]
-    elif checked is None or checked.wrong is None:
+    elif checked.wrong is None:
         sentences.append(COVERED)
     return {
         "proven": gap is not None and gap <= TOLERANCE,

@@ -125,7 +125,7 @@ class PlanReport:
     prediction: dict[str, Any]
     measured: dict[str, Any] | None
     stages: list[StageRow]
-    graph: ModelGraph | None
+    graph: ModelGraph
     placement: list[dict[str, Any]]
     timeline: PipelineTimeline
     memory: list[StageMemory]

@@ -37,17 +37,13 @@ def load_rows(source: ReportSource, simulated: ReportSimulation, measured: Mappi
     bound, batch, step_s = source.bound, source.batch, source.step_time_s
     parts = {} if batch is None else dict(batch_parts(source.plan, batch))
     seconds = dict(parts)
-    if source.known is not None:
-        seconds |= dict(resource_loads(source.plan, source.known.problem, source.known.score))
+    seconds |= dict(resource_loads(source.plan, source.problem, source.score))
     traffic = dict([*_boundaries(source, simulated), *_allreduces(source, simulated, measured)])
     for name, stated_s in _stated_loads(source):
         seconds.setdefault(name, stated_s)
     for name, busy_s, rate in _cards(source):
         seconds.setdefault(name, busy_s)
         traffic[name] = _Traffic(rate, busy_s * rate)
-    if not any(_binds(name, bound) for name in seconds):
-        # The bound is a wait, a card or a depth. plan.json has no time for it; as it binds, it is the step time.
-        seconds[bound] = step_s
     rows = [
         LoadRow(
             name=name,
@@ -73,7 +69,7 @@ def _binds(name: str, bound: str) -> bool:
 
 
 def _stated_loads(source: ReportSource) -> Iterator[tuple[str, float]]:
-    """Names and seconds of the loads that plan.json alone states: passes, all-reduces and messages."""
+    """Names and seconds of passes, all-reduces and messages, which the parts of a batch leave out."""
     plan, scenario = source.plan, source.scenario
     if plan.copies > 1:
         copies_s = source.stated.prediction.copies_synchronisation_s
@@ -139,10 +135,10 @@ def _allreduces(
 
 def _cards(source: ReportSource) -> Iterator[tuple[str, float, float]]:
     """Name, seconds and rate of both directions of the network cards of servers and higher levels."""
-    if source.known is None or not source.known.problem.options.contention:
+    if not source.problem.options.contention:
         return
     rates = Links.of(source.cluster)
-    loads = contention.card_loads(source.plan, source.known.problem, rates)
+    loads = contention.card_loads(source.plan, source.problem, rates)
     for level in range(source.cluster.server_level, len(loads.busy_s)):
         starts, kind = source.cluster.starts(level), source.cluster.levels[level - 1].name
         for direction, way in ((contention.OUTGOING, "outgoing"), (contention.INCOMING, "incoming")):

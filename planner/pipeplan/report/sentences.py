@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipeplan.explanation.second_best import Alternatives
-from pipeplan.planning.outcome import TOLERANCE
 from pipeplan.report.document import PlanReport
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
@@ -27,7 +25,6 @@ def section_sentences(
     source: ReportSource,
     simulated: ReportSimulation,
     run: MeasuredRun | None,
-    others: Alternatives | None,
 ) -> dict[str, list[str]]:
     """The sentences of all sections, by the section's name."""
     return {
@@ -37,8 +34,8 @@ def section_sentences(
         "graph": list(_graph(report)),
         "timeline": list(_timeline(report, source, simulated)),
         "memory": list(_memory(report)),
-        "loads": list(_loads(report, source)),
-        "comparisons": list(_comparisons(report, source, others)),
+        "loads": list(_loads(report)),
+        "comparisons": list(_comparisons(source)),
         "measured": list(_run(report, run)),
     }
 
@@ -80,9 +77,7 @@ def _stages(report: PlanReport) -> Iterator[str]:
 
 
 def _graph(report: PlanReport) -> Iterator[str]:
-    if report.graph is None:
-        yield "The layers cannot be drawn without the profile that the plan was made from: name it with --profile."
-    elif report.graph.note:
+    if report.graph.note:
         yield report.graph.note
 
 
@@ -123,29 +118,15 @@ def _memory(report: PlanReport) -> Iterator[str]:
         yield "Memory did not limit this plan, by request."
 
 
-def _loads(report: PlanReport, source: ReportSource) -> Iterator[str]:
+def _loads(report: PlanReport) -> Iterator[str]:
     if any(row.part for row in report.loads):
         yield "The parts of the time from one update to the next add up to the step time; the other resources overlap."
-    if source.known is None:
-        yield "Network cards are left out, because the profile is not available."
 
 
-def _comparisons(report: PlanReport, source: ReportSource, others: Alternatives | None) -> Iterator[str]:
-    """Where the figures of other plans come from, and the runner-up, or that it was not searched for."""
+def _comparisons(source: ReportSource) -> Iterator[str]:
+    """Where the figures of other plans come from."""
     if source.stated.choice is not None:
         yield "All figures are for the same global batch; those of other plans are stated, not shown."
-    if others is None and report.made["data_parallel"]:
-        return
-    if others is None:
-        yield "A runner-up was not searched for, because that can take long; `pipeplan report --thorough` does."
-    elif others.second is None:
-        yield "No plan of another configuration was found."
-    else:
-        last = report.comparisons[-1]
-        behind = (last.gain or 1.0) - 1.0
-        share = "less than 0.1%" if behind < 0.001 else f"{behind:.1%}"
-        slower = "as fast" if abs(behind) <= TOLERANCE else f"{share} slower"
-        yield f"The runner-up, {last.config}, is {slower} ({last.remark})."
 
 
 def _run(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:
@@ -171,8 +152,8 @@ def _run(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:
 
 def report_notes(report: PlanReport, source: ReportSource) -> Iterator[str]:
     """Notes on the whole report: where the times come from, and what is missing or wrong."""
-    made, known = report.made, source.known
-    if known is not None and (warning := known.problem.profile.provenance.warning):
+    made = report.made
+    if warning := source.profile.provenance.warning:
         yield f"{warning}."
     how = f" ({made['profile_how'].rstrip('.')})" if made["profile_how"] else ""
     device = made["profile_device"]
@@ -180,15 +161,10 @@ def report_notes(report: PlanReport, source: ReportSource) -> Iterator[str]:
         yield f"The times of the layers are modelled{f' for {device}' if device else ''}, not measured{how}."
     else:
         yield f"The times of the layers are {made['profile_kind']}{f' on {device}' if device else ''}{how}."
-    if known is None:
-        yield (
-            "The profile is not available, so the layers, the network cards and the runner-up are left out: "
-            "name it with --profile."
-        )
-    elif abs(known.score.step_time_s / source.step_time_s - 1) > STALE:
+    if abs(source.score.step_time_s / source.step_time_s - 1) > STALE:
         yield (
             f"plan.json states {show_time(source.step_time_s)} a microbatch; by the cost model of this pipeplan it is "
-            f"{show_time(known.score.step_time_s)}: solve again to plan with it."
+            f"{show_time(source.score.step_time_s)}: solve again to plan with it."
         )
-    if source.checked is not None and source.checked.wrong is not None:
+    if source.checked.wrong is not None:
         yield f"`pipeplan check` finds plan.json wrong ({source.checked.wrong.what}): do not rely on what it states."

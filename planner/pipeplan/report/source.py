@@ -1,4 +1,4 @@
-"""The input of a report: a plan, its scenario, and, if the profile is available, the problem that the plan solves."""
+"""The input of a report: a plan, its scenario, and the problem that it solves."""
 
 from __future__ import annotations
 
@@ -21,30 +21,25 @@ from pipeplan.util.text import one_line
 
 
 @dataclass(frozen=True)
-class ProfiledProblem:
-    """The problem and the score of a plan, which are known only with the profile."""
+class ReportSource:
+    """A plan as read from plan.json, the problem that it solves, and what `pipeplan check` finds."""
 
+    root: Node
+    stated: PlanFile
     problem: Problem
+    scenario: Scenario
     score: Evaluation
+    checked: CheckedPlan
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster of the problem."""
+        return self.problem.cluster
 
     @property
     def profile(self) -> Profile:
         """The profile of the problem."""
         return self.problem.profile
-
-
-@dataclass(frozen=True)
-class ReportSource:
-    """A plan as read from plan.json."""
-
-    root: Node
-    stated: PlanFile
-    cluster: Cluster
-    scenario: Scenario
-    known: ProfiledProblem | None
-    """None if the profile is not available."""
-    checked: CheckedPlan | None = None
-    """The findings of `pipeplan check`; None if the profile is not available."""
 
     @property
     def plan(self) -> Plan:
@@ -91,17 +86,11 @@ class ReportSource:
         return self.cluster.memory_of(workers) if self.stated.options.memory else None
 
 
-def read_report_source(root: Node, profile: Profile | None) -> ReportSource:
-    """Read the source of a report from a plan.json and, if there is one, its profile.
-
-    Raises `InputError` if either is damaged.
-    """
+def read_report_source(root: Node, profile: Profile) -> ReportSource:
+    """Read the source of a report from a plan.json and its profile. Raises `InputError` if either is damaged."""
     stated, simulated = PlanFile.of(root), scenario.scenario_from_document(root)
-    known = checked = None
-    if profile is not None:
-        checked = check_readable_plan(root, profile)
-        problem = stated.to_problem(profile)
-        known = ProfiledProblem(problem, evaluate(stated.plan, problem))
-        if not math.isfinite(known.score.step_time_s):
-            root["plan"].fail("its depths allow no steady state: solve again with --force")
-    return ReportSource(root, stated, stated.to_cluster(), simulated, known, checked)
+    checked, problem = check_readable_plan(root, profile), stated.to_problem(profile)
+    score = evaluate(stated.plan, problem)
+    if not math.isfinite(score.step_time_s):
+        root["plan"].fail("its depths allow no steady state: solve again with --force")
+    return ReportSource(root, stated, problem, simulated, score, checked)

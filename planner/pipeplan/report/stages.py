@@ -58,32 +58,35 @@ def stage_rows(source: ReportSource) -> list[StageRow]:
 def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) -> list[tuple[str, int]]:
     """Names and bytes of the parts of a worker's memory, as the cost model counts it. They add up to that memory."""
     stage = source.plan.stages[index]
+    profile, problem = source.profile, source.problem
     parameters, minibatch_bytes = predicted.parameter_bytes, predicted.minibatch_bytes
     divided = comparisons.data_parallel(source) in (Sharding.FULL, Sharding.HYBRID)
     if source.plan.inference:
         parts = [("weights", parameters)]
     elif divided:
-        parts = [*_divided(source, parameters), ("activations of 1 microbatch in flight", minibatch_bytes)]
+        shard = round(parameters / len(shard_groups(source.plan, problem)[0]))
+        parts = [("shard of the weights", shard), ("shard of the gradients", shard)]
+        parts.append(("shard of the optimiser's state", round(shard * profile.optimizer_state_ratio)))
+        parts.append(("activations of 1 microbatch in flight", minibatch_bytes))
     else:
+        state = parameters * profile.optimizer_state_ratio
+        state -= formulas.divided_state(parameters, stage.replicas, problem.divided_ratio)
         parts = [(f"weights, {_counted(stage.versions, 'version')}", stage.versions * parameters)]
-        if source.known is not None:
-            state = parameters * source.known.profile.optimizer_state_ratio
-            state -= formulas.divided_state(parameters, stage.replicas, source.known.problem.divided_ratio)
-            parts += [("gradients", parameters), ("optimiser's state", round(state))]
-            if source.known.problem.options.correction != "none":
-                parts.append(("steps kept to correct updates", (stage.versions - 1) * parameters))
-            if stage.replicas > 1:
-                parts.append(("buckets of the all-reduce", parameters))
+        parts += [("gradients", parameters), ("optimiser's state", round(state))]
+        if problem.options.correction != "none":
+            parts.append(("steps kept to correct updates", (stage.versions - 1) * parameters))
+        if stage.replicas > 1:
+            parts.append(("buckets of the all-reduce", parameters))
         parts.append(
             (f"activations of {_counted(stage.depth, 'microbatch', 'es')} in flight", stage.depth * minibatch_bytes)
         )
         deferred = round(float(formulas.deferred_memory(stage.deferred, minibatch_bytes)))
         parts.append(("weight gradients that wait for idle time", deferred))
         if stage.recompute:
-            parts += _recomputed(source, stage.layers, predicted)
-        if source.known is not None and not source.plan.virtual:
-            held, layers = set(stage.layers), source.known.profile.layers
-            largest = max(layer.workspace_bytes for layer in layers if layer.name in held)
+            parts.append(("activations of the microbatch computed again", _recomputed(source, stage.layers, predicted)))
+        if not source.plan.virtual:
+            held = set(stage.layers)
+            largest = max(layer.workspace_bytes for layer in profile.layers if layer.name in held)
             parts.append(("the largest workspace of a layer", largest))
     costs = source.cluster.executor
     within = costs.room_in(predicted.memory_bytes)
@@ -92,33 +95,15 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
         ("the allocator's share", round(costs.allocator_share * within)),
     ]
     rest = predicted.memory_bytes - sum(size for _, size in [*parts, *own])
-    if source.known is None:
-        name = f"{'weights, ' if divided else ''}gradients, optimiser's state and buffers"
-    else:
-        name = "gathered weights and gradients, and buffers" if divided else "messages and buffers"
+    name = "gathered weights and gradients, and buffers" if divided else "messages and buffers"
     return [(part, size) for part, size in [*parts, (name, rest), *own] if size > 0]
 
 
-def _divided(source: ReportSource, parameters: int) -> list[tuple[str, int]]:
-    """The shards of a worker under FSDP or HSDP; none without the profile."""
-    if source.known is None:
-        return []
-    shard = round(parameters / len(shard_groups(source.plan, source.known.problem)[0]))
-    state = round(shard * source.known.profile.optimizer_state_ratio)
-    return [
-        ("shard of the weights", shard),
-        ("shard of the gradients", shard),
-        ("shard of the optimiser's state", state),
-    ]
-
-
-def _recomputed(source: ReportSource, layers: Sequence[str], predicted: PredictedStage) -> list[tuple[str, int]]:
-    """Activations that a stage with recomputation holds for the one microbatch that it computes again."""
-    if source.known is None:
-        return []
+def _recomputed(source: ReportSource, layers: Sequence[str], predicted: PredictedStage) -> int:
+    """Bytes of the activations that a stage with recomputation holds for the microbatch that it computes again."""
     own_layers = set(layers)
-    saved = sum(unit.saved_bytes for unit in source.known.problem.units if unit.layers[0] in own_layers)
-    return [("activations of the microbatch computed again", round(saved) + predicted.send_bytes)]
+    saved = sum(unit.saved_bytes for unit in source.problem.units if unit.layers[0] in own_layers)
+    return round(saved) + predicted.send_bytes
 
 
 def _counted(count: int, what: str, plural: str = "s") -> str:

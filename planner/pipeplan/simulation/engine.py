@@ -4,14 +4,13 @@ The rules:
 
 worker   A worker runs the actions of its stream in order, one at a time. F and B wait for their message.
 link     A link carries one message at a time, first come, first served. It is busy for transmit_s (for gradients
-         back_s), and the message arrives latency_s later. With cards and without an order, every pair of workers has a
-         link in each direction, and activations wait for their receive; otherwise a boundary has links that the
-         minibatches of a copy take in turn.
+         back_s), and the message arrives latency_s later. With cards, every pair of workers has a link in each
+         direction, and activations wait for their receive; otherwise a boundary has links that the minibatches of a
+         copy take in turn.
 R        R joins the all-reduce of the group, which starts once all replicas have joined and the previous one has ended.
 U        U keeps the worker busy for exposed_s, and for the optimiser's step where B does not have it; the rest of the
          all-reduce, hidden_s, runs beside computing. Where U directly follows its R, the hidden part runs after the
          exposed one. Where the schedule put other actions between them, it runs before, and U waits for its end.
-order    With a `Scenario.transport` that keeps one order, a message starts when `message_order` lets it.
 card     With `Scenario.cards`, a message or the hidden part of an all-reduce is a flow that shares the network cards
          that it crosses (`fair_share`), and takes as long as these allow. Under a flush the whole all-reduce is such a
          flow, or what the last backward pass leaves of it.
@@ -25,12 +24,9 @@ from functools import partial
 from pipeplan.errors import InputError
 from pipeplan.simulation.events import FIRST, EventQueue, Pass, SimulatedEvents
 from pipeplan.simulation.fair_share import SharedNetwork
-from pipeplan.simulation.links import Carrier
-from pipeplan.simulation.message_order import message_order
 from pipeplan.simulation.scenario import Scenario
-from pipeplan.simulation.workers import Routes, Seat, Worker, make_seats, make_workers
+from pipeplan.simulation.workers import Carrier, Routes, Seat, Worker, make_seats, make_workers
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
-from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.schedule import POSTED_RECEIVES, Action, ActionKind
 
 EVENTS_BETWEEN_LOOKS = 256
@@ -47,8 +43,7 @@ class _Engine:
         self._scenario = scenario
         self._queue = EventQueue()
         self._actions: list[Pass] = []
-        self._order = message_order(scenario, minibatches)
-        self._has_pairs = scenario.cards is not None and self._order is None
+        self._has_pairs = scenario.cards is not None
         """Whether each two workers have a link of their own in each direction, and post receives."""
         self._workers = make_workers(scenario)
         self._seats = make_seats(scenario, self._workers, minibatches)
@@ -93,8 +88,6 @@ class _Engine:
         while not seat.busy and seat.head is not None:
             worker, action = seat.head
             kind, index, load = action.kind, action.index, worker.load
-            if self._order is not None and not self._order.may_compute((worker.stage, worker.replica), action):
-                return
             if kind is FORWARD:
                 if worker.stage > 0 and index not in worker.activations:
                     return
@@ -163,8 +156,6 @@ class _Engine:
                 self._send(worker, self._workers[worker.stage + 1], action)
         elif action.kind is BACKWARD and worker.stage > 0:
             self._send(worker, self._workers[worker.stage - 1], action)
-        if self._order is not None:
-            self._order.computed(worker.stage, action)
         self._advance(worker.seat)
 
     def _send(self, sender: Worker, receivers: list[Worker], action: Action) -> None:
@@ -174,10 +165,7 @@ class _Engine:
         posted. Receives of gradients are posted before the activations leave, so gradients never wait.
         """
         receiver = receivers[action.index % len(receivers)]
-        if self._order is not None:
-            carry = partial(self._carry, sender, receiver, action)
-            self._order.made(_direction(action), sender.stage, action.index, carry)
-        elif (
+        if (
             self._has_pairs
             and action.kind is FORWARD
             and action.index // len(receivers) >= receiver.taken + POSTED_RECEIVES
@@ -205,9 +193,6 @@ class _Engine:
             self._queue.at(self._queue.now + latency_s, FIRST, self._arrive, receiver, arrived, action.index)
         else:
             self._arrive(receiver, arrived, action.index)
-        if self._order is not None:
-            self._order.arrived(_direction(action), sender.stage, action.index)
-            self._advance(sender.seat)
 
     def _arrive(self, worker: Worker, arrived: set[int], index: int) -> None:
         """Note that activations or gradients of a minibatch are there, or that an update may start."""
@@ -249,10 +234,6 @@ class _Engine:
             f"{load.workers[worker.replica]} (stage {worker.stage + 1}) waits forever at {action}; replicas and "
             f"depths are {[(stage.replicas, stage.depth) for stage in self._scenario.stages]}: solve again with --force"
         )
-
-
-def _direction(action: Action) -> Direction:
-    return Direction.ACTIVATIONS if action.kind is FORWARD else Direction.GRADIENTS
 
 
 def simulate_schedule(

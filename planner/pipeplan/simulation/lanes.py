@@ -1,4 +1,4 @@
-"""The activity of each worker over time, in one form for simulations and runs, and its drawing as rows of characters.
+"""The activity of each worker over time, in one form for simulations and runs.
 
 A run records its activity (`pipeplan.run_data`); a simulation plays actions with the times of the plan. In a simulation
 the optimiser's step is the end of a backward pass, or under schedules that accumulate that of U; the exposed part of an
@@ -11,8 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
-
-from rich.text import Text
 
 from pipeplan.errors import InputError
 from pipeplan.run_data.run_folder import (
@@ -38,16 +36,6 @@ _ACTIONS = {
     UPDATE: ActionKind.UPDATE,
     ALL_REDUCE: ActionKind.REDUCE,
 }
-MOST_ROWS = 32
-"""Largest number of workers that are drawn."""
-_STYLES = {
-    ActionKind.FORWARD: "cyan",
-    ActionKind.BACKWARD: "magenta",
-    ActionKind.WEIGHTS: "blue",
-    ActionKind.UPDATE: "yellow",
-}
-# The number of a pass is followed by dashes for forward and double dashes for backward, to be read without colours.
-_FILL = {ActionKind.FORWARD: "-", ActionKind.BACKWARD: "=", ActionKind.WEIGHTS: "+", ActionKind.UPDATE: "~"}
 
 
 class Bar(NamedTuple):
@@ -178,65 +166,3 @@ def cut_lanes(lanes: Sequence[Lane], scenario: Scenario, minibatches: int, first
 def counts_groups(action: Action) -> bool:
     """Whether an action's index is that of a group of minibatches."""
     return action.kind in (ActionKind.REDUCE, ActionKind.UPDATE)
-
-
-class Mark(NamedTuple):
-    """An action to draw. An update stands for the time that the worker waits for its all-reduce."""
-
-    action: Action
-    start_s: float
-    end_s: float
-
-
-def recorded_marks(lane: Lane) -> list[Mark]:
-    """The marks of one worker of a run. As in a simulation, the optimiser's step is the end of a backward pass."""
-    marks: list[Mark] = []
-    for bar in lane.bars:
-        held_up = bar.kind == WAIT and bar.action.kind is ActionKind.UPDATE
-        if bar.kind in (FORWARD, BACKWARD, WEIGHTS) or held_up:
-            before = marks[-1] if marks else None
-            if before is not None and before.action == bar.action:  # another part of the same backward pass
-                marks[-1] = before._replace(end_s=bar.end_s)
-            else:
-                marks.append(Mark(bar.action, bar.start_s, bar.end_s))
-        elif bar.kind == UPDATE and marks and marks[-1].action.kind is ActionKind.BACKWARD:
-            marks[-1] = marks[-1]._replace(end_s=bar.end_s)
-    return marks
-
-
-def draw_rows(workers: Sequence[tuple[str, Sequence[Mark]]], span_s: float, width: int) -> Iterator[Text]:
-    """Draw the first `span_s` seconds: one row of `width` columns for each worker, which is given as (label, marks)."""
-    margin = max((len(label) for label, _ in workers), default=0)
-    for label, marks in workers[:MOST_ROWS]:
-        yield Text().append(label.ljust(margin), "dim").append_text(_row(marks, span_s, time_cells(width, margin)))
-    if len(workers) > MOST_ROWS:
-        yield Text(f"… {len(workers)} workers in all", "dim")
-
-
-def time_cells(width: int, margin: int) -> int:
-    """Number of columns that are left for the time axis."""
-    return max(width - margin, 10)
-
-
-def _row(marks: Sequence[Mark], span: float, cells: int) -> Text:
-    """The row of one worker; idle time is drawn as dots."""
-    row, drawn = Text(), 0
-    for action, start, end in marks:
-        if start >= span:
-            break
-        # Every pass gets at least one cell, unless another short pass has taken it.
-        first = max(drawn, _cell(start, span, cells))
-        last = min(cells, max(_cell(start, span, cells) + 1, _cell(end, span, cells)))
-        if last <= first:
-            continue
-        row.append("." * (first - drawn), "dim")
-        label = str(action)
-        # A number that does not fit is left out, because its first digits would be another number.
-        shown = label if len(label) <= last - first else action.kind.value
-        row.append(shown.ljust(last - first, _FILL[action.kind]), _STYLES[action.kind])
-        drawn = last
-    return row.append("." * (cells - drawn), "dim")
-
-
-def _cell(time_s: float, span: float, cells: int) -> int:
-    return min(cells, round(time_s / span * cells)) if span > 0 else 0

@@ -180,7 +180,6 @@ class SimulationReport:
             "drain_s": self.drain_s,
             "stages": tuple(asdict(stage) for stage in self.stages),
             "links": self.links,
-            "transport": self.scenario.transport,
             "ratio": self.ratio,
         }
 

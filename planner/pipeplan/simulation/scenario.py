@@ -133,8 +133,6 @@ class Scenario:
     """Minibatches per update, for the schedules that need a number."""
     cards: SharedCards | None = None
     """The network cards that messages and all-reduces share; None where each uses its links alone."""
-    transport: str = "gloo"
-    """How messages travel between stages: a value of launch.sh's `--transport` (`message_order.TRANSPORTS`)."""
 
     @cached_property
     def shapes(self) -> tuple[StageShape, ...]:

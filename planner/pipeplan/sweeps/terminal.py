@@ -9,7 +9,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from pipeplan.drawing.tables import FittingTable, describe_cluster, short_config
-from pipeplan.sweeps import plot
 from pipeplan.sweeps.rows import SweepRow, pareto_rows, varying_settings
 from pipeplan.util.text import one_line
 from pipeplan.util.units import show_time
@@ -109,14 +108,14 @@ def _columns(rows: Sequence[SweepRow], names: list[str]) -> list[tuple[str, list
     columns += [_setting(name, [row.point.settings().get(name, "") for row in rows]) for name in names]
     if len(names) < MANY:
         columns.append(("a micro-\nbatch", step_times))
-    columns.append(("samples\n/s", [plot.rounded_figure(row.rate) if row.rate is not None else "-" for row in rows]))
+    columns.append(("samples\n/s", [rounded_figure(row.rate) if row.rate is not None else "-" for row in rows]))
     if len(names) < MANY:
         columns.append(("over\nDP", [_gain(row) for row in rows]))
     columns.append(("plan", [_config(row) for row in rows]))
     if len({row.answer.proven for row in rows if not row.answer.why}) > 1:
         columns.append(("proven\nby", [row.answer.proven for row in rows]))
     if any(row.cost is not None for row in rows):
-        costs = ["-" if row.cost is None else plot.rounded_figure(row.cost) for row in rows]
+        costs = ["-" if row.cost is None else rounded_figure(row.cost) for row in rows]
         stars = [PARETO if number in best else " " for number in range(len(rows))]
         columns.append(("cost a\nmillion  ", [f"{cost} {star}" for cost, star in zip(costs, stars, strict=True)]))
     return [(heading, [Text(cell) for cell in cells]) for heading, cells in columns]
@@ -141,3 +140,8 @@ def _gain(row: SweepRow) -> str:
 
 def _config(row: SweepRow) -> str:
     return short_config(row.answer.config or "none", LONGEST_CONFIG)
+
+
+def rounded_figure(value: float) -> str:
+    """A number of samples or a price, rounded to four digits or to an integer."""
+    return f"{value:.4g}" if value < 1e4 else f"{value:.0f}"

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from click.shell_completion import CompletionItem, ShellComplete
-from commandline import Run
 
 from pipeplan.cli import _COMMANDS, cli
 from pipeplan.cli.commands.export import TARGETS
@@ -53,10 +52,6 @@ VALUES: dict[str, set[str]] = {
     "pipeplan solve --cluster ": {"A", "B", "C", "local", "cluster.toml"},
     "pipeplan solve --cluster cl": {"cluster.toml"},
     "pipeplan solve --schedule ": {*SCHEDULES},
-    "pipeplan solve mnist-v100 --together con": {"conv1", "conv2"},
-    "pipeplan solve mnist-v100 --together conv1,rel": {"conv1,relu", "conv1,relu#2"},
-    "pipeplan solve mnist-v100 --pin fc": {"fc1=", "fc2="},
-    "pipeplan solve --pin features.0": {"features.0="},
     "pipeplan profile --device ": {"cpu", "cuda", "v100", "a100"},
     "pipeplan solve --staleness a": {"any"},
     "pipeplan solve --solver ": {"dp", "ilp", "both"},
@@ -89,7 +84,6 @@ def test_files_where_files_are_meant(folder: Path) -> None:
 
 def test_what_is_wrong_completes_to_nothing(folder: Path) -> None:
     assert words("pipeplan sovle --") <= {"--help", "--version"}
-    assert words("pipeplan solve mine.json --pin a") == set()  # an empty file
 
 
 def in_shell(command: list[str], script: str, folder: Path) -> list[str]:
@@ -128,11 +122,3 @@ def test_in_fish_and_zsh(folder: Path) -> None:
     assert in_shell(["zsh", "-f", "-c"], script, folder) == ["_pipeplan_completion"]
     script = "_PIPEPLAN_COMPLETE=fish_source pipeplan | source; complete -C 'pipeplan sol'"
     assert in_shell(["fish", "-c"], script, folder)[0] == "solve"
-
-
-def test_names_of_servers_and_workers_are_those_of_the_plan(folder: Path, run: Run) -> None:
-    assert words("pipeplan replan --lost s") == set()
-    assert run("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "-o", "some").code == 0
-    shutil.copytree("some", "plan", dirs_exist_ok=True)
-    assert words("pipeplan replan --lost ") == {f"{kind}{n}" for kind in ("server", "worker") for n in range(4)}
-    assert words("pipeplan replan some --lost server1,worker") == {f"server1,worker{n}" for n in range(4)}

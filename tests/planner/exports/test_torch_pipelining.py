@@ -230,7 +230,6 @@ def test_generated_python_is_formatted_and_harmless_whatever_names_contain(
             assert done.returncode == 0, done.stdout + done.stderr
     if to is TORCH:
         assert constants(files)["SPLIT_SPEC"] == {f"{name}.h.2": "BEGINNING"}
-        assert constants(files, "train.py")["MODEL"] == f"{name}.py:f"
 
 
 def test_literals_are_read_back_as_they_were() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from instances import random_instance, to_problem
@@ -18,7 +17,6 @@ from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import load_profile
-from pipeplan.rendering.plan_folder import write_disagreement
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
@@ -84,9 +82,7 @@ def test_a_bound_with_everything_charged_is_compared_with_a_plan_charged_alike()
     assert "faster than the bound" in contradiction(problem, [replace(charged, charged=False, plan=None), plain])
 
 
-def test_a_disagreement_is_raised_and_both_plans_are_written(
-    problem: Problem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disagreement_is_raised(problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = dynamic_program.solve
 
     def pessimist(*arguments: object, **named: object) -> Result:
@@ -98,6 +94,3 @@ def test_a_disagreement_is_raised_and_both_plans_are_written(
     with pytest.raises(DisagreementError, match="the solvers disagree") as caught:
         solve.solve(problem)
     assert isinstance(caught.value, Disagreement)
-    written = write_disagreement(caught.value.results, tmp_path / "plan")
-    assert sorted(path.name for path in written) == ["plan-disagreement-dp.json", "plan-disagreement-ilp.json"]
-    assert all(path.exists() for path in written)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browsing import launched, missing, wait_until_drawn
-from documents import KINDS
+from documents import document_of_kind
 
 from pipeplan.report.build import report_page as page_of
 
@@ -35,11 +35,11 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def show(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Opened]]:
-    """Open the page of a document, or of one of `KINDS`; other arguments are the browser context's."""
+    """Open the page of a document, or of one of `documents.KINDS`; other arguments are the browser context's."""
     contexts = []
 
     def opened(kind: str | dict[str, Any], **options: Any) -> Opened:
-        document = KINDS[kind]() if isinstance(kind, str) else kind
+        document = document_of_kind(kind) if isinstance(kind, str) else kind
         path = tmp_path / f"report-{len(contexts)}.html"
         path.write_text(page_of(document), encoding="utf-8")
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}} | options)

@@ -38,6 +38,7 @@ from pipeplan.simulation.memory import memory_over_time, peak_memory
 from pipeplan.simulation.metrics import SimulationReport, enough_minibatches, summarise_simulation
 from pipeplan.simulation.perfetto import trace_document
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad, scenario_from_document
+from pipeplan.simulation.simulate import Simulated
 from pipeplan.simulation.terminal import draw_timeline
 from pipeplan.util.files import Node
 from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, Schedule, StageShape, version_fixed
@@ -423,8 +424,7 @@ def _rows_do_not_overlap(events: list[dict[str, float]]) -> None:
 
 def test_the_timeline_is_a_row_a_worker_in_the_columns_given() -> None:
     scenario = _scenario((1, 2, 1.0, 2.0), (1, 1, 1.0, 2.0), hop=StageBoundary(0.0, 0.5))
-    replayed, report = _run(scenario)
-    lines = [line.plain for line in draw_timeline(scenario, replayed, report, 66)]
+    lines = [line.plain for line in draw_timeline(Simulated(scenario, *_run(scenario)), 66)]
     assert lines == [
         "w0 s1 F0----F1---..................B0=========F2----B1=========F3-",
         "w1 s2 .........F0---B0==========F1---B1==========......F2---B2====",

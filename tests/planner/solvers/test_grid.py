@@ -353,10 +353,10 @@ def test_a_trainers_files_that_cannot_be_written_leave_the_older_plan(run: Run) 
 def test_what_is_of_an_older_plan_is_named(run: Run) -> None:
     asked = ("solve", "--cluster", "lab.toml", "--batch", "64", "--for", "told", "--force")
     assert "older plan" not in run(*asked).err
-    for name in ("megatron", "torchrun.sh"):
+    for name in ("megatron", "trainjob.yaml"):
         Path("plan", name).write_text("", encoding="utf-8")
     (line,) = (line for line in run(*asked, "--max-workers", "2").err.splitlines() if "older plan" in line)
-    assert line == "still of the older plan, to be made anew: torchrun.sh, megatron in plan"
+    assert line == "still of the older plan, to be made anew: trainjob.yaml, megatron in plan"
 
 
 @pytest.mark.usefixtures("told")

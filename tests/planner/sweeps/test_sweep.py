@@ -8,7 +8,6 @@ import io
 import json
 import random
 import signal
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from pipeplan.errors import InputError
 from pipeplan.planning.settings import Settings
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.sweeps import plot
 from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_points
 from pipeplan.sweeps.rows import SweepRow, hourly_price, pareto_rows, sweep_csv, sweep_json, varying_settings
 from pipeplan.sweeps.sweep import LEAST_S, PointAnswer, SharedTime, solve_point, solve_points
@@ -200,43 +198,6 @@ def test_csv_and_json_say_the_same() -> None:
     assert (lines[1]["why"], lines[1]["minibatch_s"]) == ("no plan", "")
 
 
-def _scaled() -> list[SweepRow]:
-    """Two lines over 2, 4 and 8 workers, 40 samples/s being the most that one gives."""
-    rows = []
-    for bandwidth, share in ((1e8, 0.5), (2e8, 1.0)):
-        for servers in (1, 2, 4):
-            (point,) = _points((servers,), bandwidths={"cluster": [bandwidth]})
-            rate = point.ideal_rate * share
-            rows.append(SweepRow(point, PointAnswer(4 / rate, 1.0, "1", "", 1, "DP")))
-    return rows
-
-
-def test_the_drawing_names_the_servers_of_each_point() -> None:
-    machines = [Server(Device(name, "cuda", GIB), Level("server", 2, 1e9), 0.0) for name in ("A100", "V100", "V100")]
-    rows = []
-    for count in (1, 2, 3):
-        cluster = Cluster.of_servers("mixed", machines[:count], (Level("cluster", count, 1e8),))
-        rows.append(SweepRow(SweepPoint(_profile(), cluster, STASHING), PointAnswer(1.0, 1.0, "1", "", 1, "DP")))
-    assert "6 workers, 3 servers: 2 A100 + 2 × 2 V100: " in (plot.scaling_svg(rows, "mixed") or "")
-
-
-def test_the_drawing_stands_alone_and_escapes_names() -> None:
-    rows = _scaled()
-    text = plot.scaling_svg(rows, "<model> & 'cluster'")
-    assert text is not None
-    tree = ElementTree.fromstring(text)
-    space = "{http://www.w3.org/2000/svg}"
-    assert tree.findtext(f"{space}title") == "<model> & 'cluster'"
-    lines = [one.attrib["points"].split() for one in tree.findall(f"{space}polyline")]
-    assert (len(lines), len(tree.findall(f"{space}circle")), "href" in text) == (3, 6, False)
-    assert tuple(map(float, lines[2][-1].split(","))) == (560.0, 0.0)
-    assert plot.scaling_svg(rows[:1], "one number of workers") is None
-    many = [SweepRow(replace(row.point, microbatch=size), row.answer) for size in range(1, 12) for row in rows[:2]]
-    assert "and 3 more lines, not drawn" in (plot.scaling_svg(many, "more lines than colours") or "")
-    assert plot.axis_ticks(5077.0) == [0, 2000, 4000]
-    assert plot.axis_ticks(1.0) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-
-
 # The command.
 
 
@@ -252,7 +213,7 @@ def test_a_table_of_80_columns_and_files(run: Run) -> None:
     _save(2 * GIB)
     done = run(
         *("sweep", *ROOM, "--memory", "1GiB,16GiB", "--microbatch", "4,8", "--price", "3"),
-        *("--csv", "out/s.csv", "--svg", "s.svg", "--schedule", "1f1b-stashing"),
+        *("--csv", "out/s.csv", "--schedule", "1f1b-stashing"),
     )
     assert done.code == 0, done.err
     assert max(map(len, done.out.splitlines())) <= 80
@@ -263,8 +224,7 @@ def test_a_table_of_80_columns_and_files(run: Run) -> None:
     assert [line["workers"] for line in lines] == ["4"] * 4 + ["8"] * 4
     assert {line["pareto"] for line in lines if line["minibatch_s"]} <= {"True", "False"}
     assert "True" in {line["pareto"] for line in lines}
-    ElementTree.parse("s.svg")
-    assert done.err.splitlines()[-2:] == ["written: out/s.csv", "written: s.svg"]
+    assert done.err.splitlines()[-1] == "written: out/s.csv"
 
 
 @pytest.mark.slow
@@ -302,7 +262,7 @@ def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: py
     _save()
     asked = ("sweep", *QUICK)
     for _ in range(2):
-        assert run(*asked, "--csv", "new/made.csv", "--svg", "new/made.svg").code == 0
+        assert run(*asked, "--csv", "new/made.csv").code == 0
     Path("notes").write_text("mine")
 
     def search(*_arguments: object, **_named: object) -> None:
@@ -312,8 +272,6 @@ def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: py
         patched.setattr("pipeplan.cli.commands.sweep.solve_points", search)
         for files, says in (
             ("--csv notes", "notes exists and is not the table of a sweep: give another file with --csv, or --force"),
-            ("--svg new/made.csv", "new/made.csv exists and is not the plot of a sweep"),
-            ("--csv both --svg both", "--csv and --svg cannot both be both"),
             ("--csv notes/made.csv", "cannot write notes/made.csv: Not a directory"),
         ):
             done = run(*asked, *files.split())

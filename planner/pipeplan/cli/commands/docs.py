@@ -7,8 +7,8 @@ from pathlib import Path
 import click
 from click.shell_completion import CompletionItem
 
-from pipeplan.cli.options import json_option, quiet_option
-from pipeplan.cli.output import note, print_json, print_line
+from pipeplan.cli.options import quiet_option
+from pipeplan.cli.output import note, print_line
 from pipeplan.errors import InputError
 from pipeplan.util.files import bundled_folder, read_text
 from pipeplan.util.text import did_you_mean
@@ -32,9 +32,8 @@ def _complete(context: click.Context, parameter: click.Parameter, incomplete: st
 
 @click.command("docs")
 @click.argument("page", required=False, shell_complete=_complete)
-@json_option
 @quiet_option
-def command(page: str | None, as_json: bool) -> None:
+def command(page: str | None) -> None:
     """Print PAGE of the documentation, which is installed with pipeplan; without PAGE list all pages.
 
     \b
@@ -45,9 +44,6 @@ def command(page: str | None, as_json: bool) -> None:
     pages = _pages()
     if page is None:
         titles = {name: _shown(read_text(path)).partition("\n")[0].lstrip("# ") for name, path in pages.items()}
-        if as_json:
-            print_json([{"page": name, "title": titles[name], "file": str(path)} for name, path in pages.items()])
-            return
         width = max(map(len, pages), default=0)
         for name, title in titles.items():
             print_line(f"{name:{width}}  {title}")
@@ -56,8 +52,4 @@ def command(page: str | None, as_json: bool) -> None:
     name = page.removeprefix("docs/").removesuffix(".md")
     if name not in pages:
         raise InputError(f"there is no page {page!r}; {did_you_mean(name, pages)}")
-    text = _shown(read_text(pages[name]))
-    if as_json:
-        print_json({"page": name, "text": text})
-    else:
-        print_line(text, newline=False)
+    print_line(_shown(read_text(pages[name])), newline=False)

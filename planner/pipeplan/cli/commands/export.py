@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,23 @@ import click
 from pipeplan.cli.options import (
     PATH,
     force_option,
-    json_option,
     output_file,
     output_folder,
     plan_profile_option,
     quiet_option,
 )
-from pipeplan.cli.output import note, print_file, print_json
+from pipeplan.cli.output import note, print_file
 from pipeplan.errors import InputError
 from pipeplan.exports import TARGET_NAMES
-from pipeplan.exports.target import ExportFile, ExportTarget, export_files, export_lines, export_target, write_export
-from pipeplan.plan.plan import Plan
+from pipeplan.exports.target import ExportTarget, export_files, export_lines, export_target, write_export
 from pipeplan.problem import plan_file
 from pipeplan.problem.plan_profile import profile_of_plan
-from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launcher import Launcher, LauncherSetting
 from pipeplan.rendering.launchers import LAUNCHERS
 from pipeplan.util.text import did_you_mean
 
-FORMAT, VERSION = "pipeplan-export", 1
-TEMPLATE = "template"
-"""The target that renders a template of the user's."""
-TARGETS = (*LAUNCHERS, TEMPLATE, *TARGET_NAMES)
+TARGETS = (*LAUNCHERS, *TARGET_NAMES)
 plan_argument = click.argument("plan", metavar="[PLAN]", type=PATH, default=Path("plan"))
 
 
@@ -50,7 +44,7 @@ class _Targets(click.Group):
             return _launcher_command(LAUNCHERS[name])
         if name in TARGET_NAMES:
             return _trainer_command(export_target(name))
-        return _template_command if name == TEMPLATE else None
+        return None
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -63,8 +57,8 @@ class _Targets(click.Group):
 @click.command("export", cls=_Targets, invoke_without_command=True, subcommand_metavar="TARGET [PLAN]")
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Write PLAN (default: ./plan) for TARGET: a script that starts it over ssh or in a batch system, a template of
-    your own, or the files of another trainer.
+    """Write PLAN (default: ./plan) for TARGET: a script that starts it over ssh or in a batch system, or the files of
+    another trainer.
 
     Each TARGET has options of its own: see `pipeplan export TARGET --help`. A plan that a trainer cannot express is
     refused; `pipeplan solve --for TRAINER` finds the best plan that it can.
@@ -72,7 +66,6 @@ def command(context: click.Context) -> None:
     \b
     pipeplan export ssh
     pipeplan export slurm plan --partition gpu --time 12:00:00
-    pipeplan export template mine.sh.j2 plan -o start.sh
     pipeplan export torch-pipelining
     """
     if context.invoked_subcommand is None:
@@ -84,14 +77,17 @@ def _launcher_command(launcher: Launcher) -> click.Command:
 
     @plan_argument
     @_setting_options(launcher.settings)
-    @click.option("--template", type=PATH, metavar="FILE", help="Render your own jinja2 template.")
     @output_file(note=f"{launcher.file_name} in the plan's folder")
     @force_option
     @quiet_option
-    def run(plan: Path, output: Path | None, force: bool, template: Path | None, **options: Any) -> None:
-        settings = {name: value for name, value in options.items() if value is not None}
-        chosen = launcher if template is None else launcher.from_template(template)
-        _render(plan, chosen, settings, output, force)
+    def run(plan: Path, output: Path | None, force: bool, **settings: Any) -> None:
+        """Write the script; with `-o -` print it."""
+        command_line = shlex.join(["pipeplan", *sys.argv[1:]])
+        if output == Path("-"):
+            print_file(plan_folder.launch_file_text(plan, launcher, settings, command=command_line))
+            return
+        path = plan_folder.write_launch_file(plan, launcher, settings, output=output, command=command_line, force=force)
+        note(f"written: {path}")
 
     force = " --force" if launcher.file_name == "launch.sh" else ""  # `pipeplan solve` has written one
     text = f"Write {launcher.file_name}, which launches PLAN: {launcher.title}."
@@ -118,39 +114,6 @@ def _setting_options(settings: tuple[LauncherSetting, ...]) -> Callable[[Callabl
     return decorate
 
 
-@click.command(TEMPLATE, short_help="your own jinja2 template")
-@click.argument("template", metavar="FILE", type=PATH)
-@plan_argument
-@click.option(
-    "--set", "assigned", multiple=True, metavar="NAME=VALUE", help="Set a variable of the template; can be repeated."
-)
-@output_file(note="the template's name without .j2, in the plan's folder")
-@force_option
-@quiet_option
-def _template_command(template: Path, plan: Path, assigned: tuple[str, ...], output: Path | None, force: bool) -> None:
-    """Render your own jinja2 template FILE for PLAN. docs/servers.md lists its variables.
-
-    \b
-    pipeplan export template mine.sh.j2 plan
-    """
-    pairs = [assignment.partition("=") for assignment in assigned]
-    for name, equals, _ in pairs:
-        if not equals or not name.isidentifier():
-            raise InputError(f"--set takes NAME=VALUE, not {name + equals!r}")
-    launcher = Launcher(TEMPLATE, "your own jinja2 template", "", template, any_setting=True).from_template(template)
-    _render(plan, launcher, {name: value for name, _, value in pairs}, output, force)
-
-
-def _render(plan: Path, launcher: Launcher, settings: Mapping[str, Any], output: Path | None, force: bool) -> None:
-    """Write a script from the launcher's template; to standard output with `-o -`."""
-    command_line = shlex.join(["pipeplan", *sys.argv[1:]])
-    if output == Path("-"):
-        print_file(plan_folder.launch_file_text(plan, launcher, settings, command=command_line))
-        return
-    path = plan_folder.write_launch_file(plan, launcher, settings, output=output, command=command_line, force=force)
-    note(f"written: {path}")
-
-
 def _trainer_command(target: ExportTarget) -> click.Command:
     """The command for the files of another trainer."""
 
@@ -158,34 +121,16 @@ def _trainer_command(target: ExportTarget) -> click.Command:
     @output_folder(note=f"{target.name} in the plan's folder")
     @force_option
     @plan_profile_option
-    @json_option
     @quiet_option
-    def run(plan: Path, output: Path | None, force: bool, profile_file: Path | None, as_json: bool) -> None:
+    def run(plan: Path, output: Path | None, force: bool, profile_file: Path | None) -> None:
         path, root = plan_file.plan_file(plan), plan_file.read_plan_document(plan)
         solved = plan_file.plan_from_document(root, profile_of_plan(root, path, profile_file))
         folder = output or path.parent / target.name
         files = export_files(target, *solved)
-        if as_json:
-            print_json(_document(target, folder, files, solved), indent=None)
-            return
         write_export(folder, files, force=force)
         for line in export_lines(target, folder, files, *solved):
             note(line)
 
-    text = f"Write PLAN for {target.title}, as files that it reads. With --json no file is written."
+    text = f"Write PLAN for {target.title}, as files that it reads."
     text += f"\n\n\b\npipeplan export {target.name} plan -o {target.name} --force"
     return click.command(target.name, help=text, short_help=target.title)(run)
-
-
-def _document(
-    target: ExportTarget, folder: Path, files: Mapping[str, ExportFile], solved: tuple[Problem, Plan]
-) -> dict[str, object]:
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "target": target.name,
-        "title": target.title,
-        "folder": str(folder),
-        "files": [{"name": name, "about": file.about, "text": file.text} for name, file in files.items()],
-        "next": target.next_step(*solved, str(folder)),
-    }

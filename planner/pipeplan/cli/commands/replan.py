@@ -19,7 +19,7 @@ from pipeplan.cli.options import (
     quiet_option,
 )
 from pipeplan.cli.output import answer_width, note, print_answer, print_json, print_line, print_warning
-from pipeplan.cli.problem_options import GroupedCommand, complete_last, first_path, problem_options, search_options
+from pipeplan.cli.problem_options import GroupedCommand, problem_options, search_options
 from pipeplan.cli.solving import (
     checked_option_fields,
     settings_of,
@@ -27,7 +27,6 @@ from pipeplan.cli.solving import (
     written_lines,
 )
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING
@@ -41,17 +40,6 @@ from pipeplan.replanning.replan import RELAXED, ReplanReport, relax_options
 from pipeplan.replanning.terminal import changes_table, resume_lines
 from pipeplan.run_data.run_folder import latest_checkpoint
 
-MOST_NAMES = 64
-"""Most servers, and most workers, that a completion lists."""
-
-
-def _servers_and_workers(context: click.Context) -> list[str]:
-    """The names of the first servers and workers of the plan's cluster."""
-    folder = first_path(context, "plan_folder") or Path("plan")
-    cluster = cluster_from_json(plan_file.read_plan_document(folder)["cluster"])
-    counts = (("server", cluster.servers), ("worker", cluster.workers))
-    return [f"{kind}{number}" for kind, count in counts for number in range(min(count, MOST_NAMES))]
-
 
 @click.command("replan", cls=GroupedCommand)
 @click.argument("plan_folder", type=PATH, default=Path("plan"))
@@ -59,7 +47,6 @@ def _servers_and_workers(context: click.Context) -> list[str]:
     "--lost",
     multiple=True,
     metavar="NAME,…",
-    shell_complete=complete_last(_servers_and_workers),
     help="Leave out lost servers and workers: server2, worker5 (of all) or server1.worker0, numbered from 0 as in the "
     "plan; can be repeated.",
 )
@@ -121,7 +108,7 @@ def command(
     if not no_write:
         refuse_to_overwrite_plan(output, force)  # after what may be mistyped, as in `solve`
     note(f"plan: {plan_file.plan_file(plan_folder)}; profile: {problem.profile.model_name}", dim=True)
-    with watched_search(None if no_write else output) as (progress, interrupted):
+    with watched_search() as (progress, interrupted):
         outcome = solve_again(problem, settings, progress)
     if not no_write:
         # Written before the table is printed, as in `solve`.

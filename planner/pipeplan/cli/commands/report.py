@@ -17,7 +17,7 @@ from pipeplan.cli.options import (
 from pipeplan.cli.output import note, print_json, print_warning
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
-from pipeplan.problem.plan_profile import profile_if_found
+from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.report.build import build_report, report_page
 from pipeplan.report.source import read_report_source
 from pipeplan.run_data.run_folder import MeasuredRun, has_runs, read_run_of_plan
@@ -34,7 +34,6 @@ MARK = b'<meta name="generator" content="pipeplan report">'
 @output_file(note=f"{REPORT} in the plan's folder")
 @force_option
 @plan_profile_option
-@click.option("--thorough", is_flag=True, help="Search for a runner-up even if that is slow.")
 @json_option
 @quiet_option
 def command(
@@ -43,7 +42,6 @@ def command(
     output: Path | None,
     force: bool,
     profile_file: Path | None,
-    thorough: bool,
     as_json: bool,
 ) -> None:
     """Write one HTML page on PLAN (default: ./plan) and, beside it, on RUN, the folder of a run (default: the latest).
@@ -60,12 +58,11 @@ def command(
     root = plan_file.read_plan_document(plan_folder)
     if not as_json:
         refuse_to_replace(target, force=force, mark=MARK, what="a report")
-    profile = profile_if_found(root, path, profile_file)
+    profile = profile_of_plan(root, path, profile_file)
     source = read_report_source(root, profile)
     measured = _latest_run(path.parent) if run is None else read_run_of_plan(path.parent, run)
-    document = build_report(source, measured, thorough=thorough).to_json()
-    if profile is not None:
-        print_warning(profile, source.cluster, as_json=True)
+    document = build_report(source, measured).to_json()
+    print_warning(profile, source.cluster, as_json=True)
     if as_json:
         print_json(document, indent=None)
         return

@@ -19,7 +19,7 @@ from pipeplan.cli.solving import checked_option_fields, positive_time_limit, rea
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.planning.settings import Settings
 from pipeplan.questions import SEARCH
-from pipeplan.sweeps import plot, rows
+from pipeplan.sweeps import rows
 from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_points
 from pipeplan.sweeps.rows import SweepRow
 from pipeplan.sweeps.sweep import PointAnswer, solve_points
@@ -27,8 +27,8 @@ from pipeplan.sweeps.terminal import sweep_table
 from pipeplan.util.files import refuse_to_replace, write_text
 from pipeplan.util.units import parse_rate, parse_size
 
-CSV_MARK, SVG_MARK = b"cost_per_million_samples,pareto", b"samples per second, by number of workers"
-"""Texts by which a file is recognised as a table or a plot of a sweep."""
+CSV_MARK = b"cost_per_million_samples,pareto"
+"""Text by which a file is recognised as the table of a sweep."""
 Value = TypeVar("Value")
 
 
@@ -99,7 +99,6 @@ def _bandwidths(context: click.Context, parameter: click.Parameter, texts: tuple
     "--jobs", type=click.IntRange(min=1), help="Run this number of processes  [default: one for each processor]"
 )
 @click.option("--csv", "csv_file", type=PATH, help="Write all figures to this file.")
-@click.option("--svg", "svg_file", type=PATH, help="Write the scaling plot to this file.")
 @force_option
 @json_option
 @quiet_option
@@ -115,14 +114,13 @@ def command(
     time_limit: float | None,
     jobs: int | None,
     csv_file: Path | None,
-    svg_file: Path | None,
     force: bool,
     as_json: bool,
     **arguments: Any,
 ) -> None:
     """Solve for every combination of the listed values, several at a time, and compare the plans.
 
-    Files are only written with --csv and --svg. Older ones of a sweep are replaced, any other only with --force.
+    Only --csv writes a file. The table of an older sweep is replaced, any other file only with --force.
 
     \b
     pipeplan sweep --cluster A --servers 1,2,4,8 --bandwidth cluster=10Gbit/s,25Gbit/s
@@ -138,11 +136,8 @@ def command(
     fields.pop("schedule", None)
     question = SweptQuestion(fields, arguments["batch"], arguments["staleness"])
     grid = sweep_points(source.profile, clusters, question, SweepAxes(bandwidth, memory, microbatch, schedule))
-    if csv_file is not None and svg_file is not None and csv_file.absolute() == svg_file.absolute():
-        raise InputError(f"--csv and --svg cannot both be {csv_file}: give another file for one of them")
-    for file, option, mark, what in ((csv_file, "--csv", CSV_MARK, "table"), (svg_file, "--svg", SVG_MARK, "plot")):
-        if file is not None:
-            refuse_to_replace(file, option, force=force, mark=mark, what=f"the {what} of a sweep")
+    if csv_file is not None:
+        refuse_to_replace(csv_file, "--csv", force=force, mark=CSV_MARK, what="the table of a sweep")
     note(source.text, dim=True)
     answers, finished = _run(grid, replace(SEARCH, solver=solver), jobs, time_limit)
     solved = [SweepRow(grid[i], answers[i], rows.hourly_price(grid[i], price)) for i in sorted(answers)]
@@ -151,8 +146,6 @@ def command(
     if csv_file is not None:
         write_text(csv_file, rows.sweep_csv(solved))
         note(f"written: {csv_file}")
-    if svg_file is not None:
-        _draw(solved, svg_file)
     if as_json:
         print_json(rows.sweep_json(solved, planned=len(grid)))
     else:
@@ -180,13 +173,3 @@ def _run(
 
         finished = solve_points(grid, settings, jobs, collect, time_limit)
     return answers, finished
-
-
-def _draw(solved: list[SweepRow], file: Path) -> None:
-    title = f"{solved[0].point.profile.model_name} on cluster {solved[0].point.cluster.name}" if solved else ""
-    drawing = plot.scaling_svg(solved, title)
-    if drawing is None:
-        note(f"not written: {file}, because fewer than two numbers of workers have a plan")
-        return
-    write_text(file, drawing)
-    note(f"written: {file}")

@@ -43,7 +43,7 @@ def planned(run: Run, solved: Path) -> Path:
 
 
 def _source(plan: Path) -> ReportSource:
-    return read_report_source(plan_file.read_plan_document(plan), None)
+    return read_report_source(plan_file.read_plan_document(plan), branching())
 
 
 class _Page(HTMLParser):
@@ -94,15 +94,6 @@ def test_it_goes_where_it_is_told_and_replaces_a_report(run: Run, planned: Path)
     assert Path("new/some.html").read_text() == before, "the same plan gives the same file"
 
 
-def test_without_the_profile_the_report_comes_and_says_so(run: Run, planned: Path) -> None:
-    Path("profile.json").unlink()
-    done = run("report")
-    assert done.code == 0, done.err
-    document = json.loads(run("report", "--json").out)
-    assert document["graph"] is None
-    assert any("--profile" in note for note in document["notes"])
-
-
 def test_the_latest_run_is_put_beside_it_unless_another_is_named(run: Run, planned: Path) -> None:
     for name in ("20260131T120000Z", "20260201T120000Z"):
         write_run(planned / "runs" / name, _source(planned))
@@ -151,6 +142,8 @@ def test_what_cannot_be_used_gets_one_line_and_writes_nothing(run: Run, planned:
     summary = json.loads(Path("other-run/summary.json").read_text())
     Path("other-run/summary.json").write_text(json.dumps(summary | {"plan": "sha256:0"}))
     check_refusals(run, {f"report {line}": said for line, said in REFUSED.items()})
+    Path("profile.json").rename("moved.json")
+    check_refusals(run, {"report": "name it with --profile"})
 
 
 def test_a_plan_for_this_machine_names_the_command_that_runs_it(run: Run, planned: Path) -> None:

@@ -1,4 +1,4 @@
-"""Traces of `pipeplan simulate`, and the timeline of a run below its prediction, on run folders written by hand."""
+"""Traces of `pipeplan simulate`, with a run beside its prediction, on run folders written by hand."""
 
 from __future__ import annotations
 
@@ -171,29 +171,9 @@ def test_a_wait_is_named_after_what_follows(run: Run, planned: Path) -> None:
     assert (sums["name"], sums["tid"], sums["args"]) == ("R0", 4, {"stage": 2, "group": 0})
 
 
-def test_the_run_is_drawn_beneath_at_the_same_scale(run: Run, planned: Path) -> None:
-    folder = _write_run(planned, _sequential(2.0))
-    done = run("simulate", "plan", "--run", str(folder))
-    assert done.code == 0, done.err
-    lines = done.out.splitlines()
-    assert "Measured: 7000 ms each, 2.000 of the prediction." in " ".join(done.out.split())
-    predicted, measured = lines.index("predicted"), lines.index("measured")
-    assert [line[:6] for line in lines[predicted + 1 : measured]] == ["w0 s1 ", "w1 s2 "]
-    drawn = lines[measured + 1 : measured + 3]
-    assert [line[:6] for line in drawn] == ["w0 s1 ", "w1 s2 "]
-    assert {len(line) for line in drawn} == {80}
-    assert max(map(len, lines)) <= 80
-    assert run("simulate", "plan", "--run", str(folder), "--trace", "both.json").code == 0
-    assert {"server 0, predicted", "server 0, measured"} <= _processes(_events("both.json")).keys()
-    assert "leave out --run" in run("simulate", "plan", "--run", str(folder), "--json").err
-    # Twice as long from the begin of the first forward pass to that of the first backward one.
-    ratio = (drawn[0].index("B0") - 6) / (lines[predicted + 1].index("B0") - 6)
-    assert ratio == pytest.approx(2.0, abs=0.3)
-    assert "\x1b" not in done.out
-
-
 TRACED = "simulate --trace trace.json --run latest "
 REFUSED = {
+    "simulate --run latest": "give --trace FILE",
     TRACED + "nowhere": "nowhere does not exist",
     TRACED + "plan": "plan has no run that came to its end",
     TRACED + "plan --run elsewhere": "elsewhere does not exist",
