@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import stat
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -97,7 +97,7 @@ class TemplateContext:
         plan, profile, cluster = stated.plan, stated.profile, stated.to_cluster()
         model, busy = profile.model, [worker for stage in plan.stages for worker in stage.workers]
         sizes = cluster.server_sizes[: cluster.servers_up_to(busy)]
-        machines = cluster.machines[: len(sizes)]
+        machines = cluster.server_machines[: len(sizes)] if cluster.machines else []
         return cls(
             title=" ".join(one_line(f"{model} as {plan.config} on {cluster.name}").split()),
             model=model,
@@ -111,8 +111,8 @@ class TemplateContext:
             servers=len(sizes),
             idle_servers=cluster.servers - len(sizes),
             server_sizes=sizes,
-            server_devices=tuple(one.device.name for one in machines) or (cluster.device.name,) * len(sizes),
-            server_list=tuple(_described(machine) for machine in machines),
+            server_devices=cluster.server_devices[: len(sizes)],
+            server_list=tuple(map(_described, machines)),
             uneven=len(set(sizes)) > 1,
             workers=sum(sizes),
             workers_per_server=max(sizes),
@@ -137,10 +137,10 @@ def _model_ref(profile: PlanProfile, plan_folder: str) -> str:
     return located_reference(profile.ref, profile.file, Path(plan_folder)) if plan_folder else profile.ref
 
 
-def _described(server: Server) -> str:
+def _described(machines: Sequence[Server]) -> str:
     """The name, number and kind of a server's devices, for a comment."""
-    devices = f"{server.inside.count} x {server.device.name}"
-    return " ".join(one_line(f"{server.name}: {devices}" if server.name else devices).split())
+    devices, name = " + ".join(f"{one.inside.count} x {one.device.name}" for one in machines), machines[0].name
+    return " ".join(one_line(f"{name}: {devices}" if name else devices).split())
 
 
 @dataclass(frozen=True)
