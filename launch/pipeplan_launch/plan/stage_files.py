@@ -277,6 +277,8 @@ def _check_schedule(plan: LaunchPlan, where: str) -> None:
 def _check_data_parallel(plan: LaunchPlan, where: str) -> None:
     """Raise `LaunchError` if the data-parallel engine cannot run a plan that names it."""
     name = plan.data_parallel
+    if name != "ddp" and any(stage.shares for stage in plan.pipeline):
+        raise LaunchError(f"{where}: unequal shares of a batch need data_parallel 'ddp': solve again with --force")
     if not name:
         return
     if len(plan.pipeline) > 1 or plan.schedule.name != "1f1b-flush":

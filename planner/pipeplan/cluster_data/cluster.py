@@ -101,6 +101,11 @@ class Cluster:
         """The slowest speed among some workers. It is the speed of a stage on them: they take minibatches in turn."""
         return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
 
+    def relative_times(self, workers: Iterable[int]) -> tuple[float, ...]:
+        """The time of a pass on each of some workers, as a share of its time on the slowest of them."""
+        speeds = [self.device_of(worker).speed for worker in workers]
+        return tuple(min(speeds) / speed for speed in speeds)
+
     def memory_of(self, workers: Iterable[int]) -> int:
         """The smallest usable memory among some workers, in bytes."""
         return (

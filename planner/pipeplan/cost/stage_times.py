@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import mul
 
 import numpy as np
 
@@ -232,6 +233,14 @@ def minibatches_per_copy(plan: Plan) -> int:
     if plan.schedule in FLUSHING:
         return int(formulas.rounds(plan.accumulate, plan.copies))
     return plan.accumulate // plan.copies
+
+
+def rounds_of(plan: Plan, problem: Problem, index: int, count: int) -> float:
+    """Passes of the `count` minibatches of an update on the busiest replica of a stage, as passes of the slowest one."""
+    stage = plan.stages[index]
+    if not stage.shares:
+        return float(formulas.rounds(count, stage.replicas // plan.copies))
+    return max(map(mul, stage.shares, problem.cluster.relative_times(stage.workers)))
 
 
 def grid_shape_of(plan: Plan, cluster: Cluster) -> GridShape | None:

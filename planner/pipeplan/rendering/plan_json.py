@@ -113,6 +113,8 @@ def _options(outcome: Outcome) -> dict[str, Any]:
         del options["virtual_stages"]
     if options["sharding"] == Sharding.NONE:
         del options["sharding"]
+    if not options["unequal_shares"]:
+        del options["unequal_shares"]
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
 
 
@@ -208,6 +210,7 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
                 "versions": stage.versions,
                 "recompute": stage.recompute,
                 **({"deferred": stage.deferred} if plan.schedule in SPLITTING else {}),
+                **({"shares": list(stage.shares)} if stage.shares else {}),
             }
             for stage in plan.stages
         ],
