@@ -153,6 +153,8 @@ class LaunchPlan:
     predictions: tuple[Prediction, ...]
     server_sizes: tuple[int, ...] = ()
     """Workers on each server, if servers differ in that; otherwise empty."""
+    device_names: tuple[str, ...] = ()
+    """The name of each worker's device, if those of some server differ; otherwise empty."""
     accumulate: int | None = None
     """Minibatches per update, the same at all stages, for schedules that take that number."""
     correction: str = "none"

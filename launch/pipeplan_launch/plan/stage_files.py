@@ -76,6 +76,7 @@ class SharedFields(Struct, kw_only=True):
     servers: Depth
     workers_per_server: Depth
     server_sizes: Annotated[tuple[Positive, ...], Meta(min_length=1)] | None = None
+    device_names: tuple[Text, ...] = ()
     schedule: ScheduleFields
     pipeline: Annotated[tuple[StagePlacement, ...], Meta(min_length=1)]
     links: Annotated[tuple[LevelFields, ...], Meta(min_length=1)] | None = None
@@ -90,7 +91,7 @@ class SharedFields(Struct, kw_only=True):
         if sizes and (len(sizes) != self.servers or max(sizes) > self.workers_per_server):
             expected = f"{self.servers} numbers of at most {self.workers_per_server}"
             raise LaunchError(f"{where}: server_sizes: expected {expected}, found {len(sizes)} up to {max(sizes)}")
-        return LaunchPlan(
+        plan = LaunchPlan(
             plan=self.plan,
             mode=self.mode,
             model_ref=self.model.ref,
@@ -104,6 +105,7 @@ class SharedFields(Struct, kw_only=True):
             layers=(),
             predictions=(),
             server_sizes=sizes,
+            device_names=self.device_names,
             accumulate=self.schedule.accumulate if schedule.accumulates else None,
             correction=self.schedule.correction,
             shard_optimizer=self.shard_optimizer or self.data_parallel == "zero1",
@@ -113,6 +115,9 @@ class SharedFields(Struct, kw_only=True):
             profile=self.profile,
             model_file=self.model.file,
         )
+        if self.device_names and len(self.device_names) != plan.world:
+            raise LaunchError(f"{where}: device_names: expected {plan.world}, found {len(self.device_names)}")
+        return plan
 
 
 class StageFile(SharedFields, kw_only=True):

@@ -81,6 +81,15 @@ class Cluster:
         )
         return Cluster(name, machines[0].device, (summary, *above), tuple(machines), executor=executor)
 
+    @staticmethod
+    def of_devices(name: str, devices: Sequence[Device], inside: Level, executor: ExecutorCosts = NO_COSTS) -> Cluster:
+        """A cluster of one server with these devices, equal or not, which the links `inside` join."""
+        joined = replace(inside, name="server", count=len(devices))
+        if len(set(devices)) == 1:
+            return Cluster(name, devices[0], (joined,), executor=executor)
+        alone = [Server(device, Level("device", 1, 0.0)) for device in devices]
+        return Cluster.of_servers(name, alone, [joined], executor)
+
     @property
     def uniform(self) -> bool:
         """Whether all servers are the same because the cluster does not list them."""
@@ -169,7 +178,7 @@ class Cluster:
 
     @property
     def kinds(self) -> list[tuple[int, int, str]]:
-        """(servers, devices in each, names of the devices) for every run of consecutive servers with the same devices."""
+        """(servers, devices in each, names of the devices) for runs of servers with the same devices."""
         if self.uniform:
             return [(self.servers, self.workers_per_server, self.device.name)]
         kind_of_servers = zip(self.server_sizes, self.server_devices, strict=True)

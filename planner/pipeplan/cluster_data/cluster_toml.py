@@ -125,10 +125,10 @@ def _devices(tables: Sequence[DeviceTable]) -> dict[str, Device]:
 def _checked(number: int, table: ServerTable, devices: dict[str, Device]) -> ServerTable:
     """A [[server]] table of known devices, all of whose figures are there. Devices of one name become their number."""
     where, count = f"server[{number}]", table.count
-    names = (table.device,) if isinstance(table.devices, int) else table.devices
-    if isinstance(table.devices, int) != bool(table.device):
+    if isinstance(table.devices, int) == (table.device is None):
         raise InputError(f"{where}: devices: give the name of each device, or one `device` and their number")
-    for name in names:
+    names = {table.device or ""} if isinstance(table.devices, int) else {*table.devices}
+    for name in sorted(names):
         if name not in devices:
             raise InputError(f"{where}: device: there is no device {name!r}; {did_you_mean(name, list(devices))}")
     if table.name and count > 1:
@@ -139,7 +139,7 @@ def _checked(number: int, table: ServerTable, devices: dict[str, Device]) -> Ser
         raise InputError(f"{where}: its {table.size} devices need a bandwidth between them, such as '12 GB/s'")
     if table.card is not None and not table.card:
         raise InputError(f"{where}: card: zero bandwidth; say what the card carries, such as '10 Gbit/s'")
-    return structs.replace(table, device=names[0], devices=table.size) if len(set(names)) == 1 else table
+    return structs.replace(table, device=names.pop(), devices=table.size) if len(names) == 1 else table
 
 
 def _mixed_server(tables: Sequence[ServerTable]) -> Level | None:
@@ -163,8 +163,8 @@ def _machines(table: ServerTable, devices: dict[str, Device], *, divided: bool) 
     card, price = float(table.card or 0.0), table.price_per_hour
     if not divided:
         inside = table.level("server", table.size)
-        return [Server(devices[table.device], inside, card, price, table.name)] * table.count
-    names = (table.device,) * table.devices if isinstance(table.devices, int) else table.devices
+        return [Server(devices[table.device or ""], inside, card, price, table.name)] * table.count
+    names = table.names
     share = None if price is None else price / len(names)
     alone = Level("device", 1, 0.0)
     return [Server(devices[name], alone, 0.0, share, table.name) for name in names] * table.count

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from operator import mul
 
 import numpy as np
 
@@ -236,11 +235,12 @@ def minibatches_per_copy(plan: Plan) -> int:
 
 
 def rounds_of(plan: Plan, problem: Problem, index: int, count: int) -> float:
-    """Passes of the `count` minibatches of an update on the busiest replica of a stage, as passes of the slowest one."""
+    """Minibatches of an update of `count` on the busiest replica of a stage, as minibatches of the slowest one."""
     stage = plan.stages[index]
     if not stage.shares:
         return float(formulas.rounds(count, stage.replicas // plan.copies))
-    return max(map(mul, stage.shares, problem.cluster.relative_times(stage.workers)))
+    times = problem.cluster.relative_times(stage.workers)
+    return max(share * time for share, time in zip(stage.shares, times, strict=True))
 
 
 def grid_shape_of(plan: Plan, cluster: Cluster) -> GridShape | None:

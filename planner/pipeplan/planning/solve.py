@@ -82,7 +82,9 @@ def _listed_outcome(problem: Problem, settings: Settings, deadline: Deadline, ch
         raise InfeasibleError(why_not_listed(problem))
     one = figured(*found, problem, deadline, simulates=settings.simulate)
     bound_s = 0.0 if choice is None else min(choice.bound_sample_s * problem.profile.minibatch, one.step_s)
-    results = (Result("DP", Status.TIME_LIMIT, None, math.inf, bound_s, 0.0),)
+    # The bound on plans beside unequal shares is one on simulated times, of which their formulas are lower bounds.
+    solver = RELAXATION if problem.options.unequal_shares else "DP"
+    results = (Result(solver, Status.TIME_LIMIT, None, math.inf, bound_s, 0.0),)
     certificate = Certificate(None, "no certificate covers plans that divide the weights or take unequal shares")
     return Outcome(
         problem,

@@ -70,8 +70,8 @@ class StageLoad:
         if not self.relative:
             return self
         ratio = self.relative[replica]
-        passes = {"forward_s": self.forward_s * ratio, "backward_s": self.backward_s * ratio}
-        return replace(self, **passes, step_s=self.step_s * ratio)
+        forward_s, backward_s, step_s = (time * ratio for time in (self.forward_s, self.backward_s, self.step_s))
+        return replace(self, forward_s=forward_s, backward_s=backward_s, step_s=step_s)
 
     @property
     def replicas(self) -> int:
