@@ -186,10 +186,10 @@ class Cluster:
 
     @property
     def server_devices(self) -> tuple[str, ...]:
-        """The names of the devices of every server: one name, or several joined by a plus sign."""
+        """The names of the devices of every server: one name, or all, as in `(2 × RTX 4090 + RTX 3090)`."""
         if self.uniform:
             return (self.device.name,) * self.servers
-        return tuple(" + ".join(one.device.name for one in machines) for machines in self.server_machines)
+        return tuple(_names([machine.device.name for machine in machines]) for machines in self.server_machines)
 
     @property
     def price_per_hour(self) -> float | None:
@@ -328,6 +328,13 @@ class Cluster:
     def digest(self) -> str:
         """A SHA-256 hash of all fields, by which a plan identifies the cluster that it was made for."""
         return "sha256:" + hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def _names(names: Sequence[str]) -> str:
+    """The names of the devices of a server, in their order."""
+    runs = [(len(list(run)), name) for name, run in itertools.groupby(names)]
+    counted = [f"{count} × {name}" if count > 1 else name for count, name in runs]
+    return runs[0][1] if len(runs) == 1 else f"({' + '.join(counted)})"
 
 
 def _check(cluster: Cluster) -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeplan._version import __version__
-from pipeplan.cluster_data.cluster import Server
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import INFERENCE
 from pipeplan.plan.updates import Updates
@@ -97,7 +96,8 @@ class TemplateContext:
         plan, profile, cluster = stated.plan, stated.profile, stated.to_cluster()
         model, busy = profile.model, [worker for stage in plan.stages for worker in stage.workers]
         sizes = cluster.server_sizes[: cluster.servers_up_to(busy)]
-        machines = cluster.server_machines[: len(sizes)] if cluster.machines else []
+        devices = cluster.server_devices[: len(sizes)]
+        names = [machines[0].name for machines in cluster.server_machines[: len(sizes)]]
         return cls(
             title=" ".join(one_line(f"{model} as {plan.config} on {cluster.name}").split()),
             model=model,
@@ -111,8 +111,8 @@ class TemplateContext:
             servers=len(sizes),
             idle_servers=cluster.servers - len(sizes),
             server_sizes=sizes,
-            server_devices=cluster.server_devices[: len(sizes)],
-            server_list=tuple(map(_described, machines)),
+            server_devices=devices,
+            server_list=tuple(map(_described, sizes, devices, names)) if cluster.machines else (),
             uneven=len(set(sizes)) > 1,
             workers=sum(sizes),
             workers_per_server=max(sizes),
@@ -137,10 +137,10 @@ def _model_ref(profile: PlanProfile, plan_folder: str) -> str:
     return located_reference(profile.ref, profile.file, Path(plan_folder)) if plan_folder else profile.ref
 
 
-def _described(machines: Sequence[Server]) -> str:
+def _described(size: int, devices: str, name: str) -> str:
     """The name, number and kind of a server's devices, for a comment."""
-    devices, name = " + ".join(f"{one.inside.count} x {one.device.name}" for one in machines), machines[0].name
-    return " ".join(one_line(f"{name}: {devices}" if name else devices).split())
+    counted = devices.strip("()") if devices.startswith("(") else f"{size} x {devices}"
+    return " ".join(one_line(f"{name}: {counted}" if name else counted).split())
 
 
 @dataclass(frozen=True)
