@@ -30,13 +30,13 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from worker_host import launch_environment, run_workers
 
+from pipeplan import api
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.depths import assign_depths
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan, Stage, data_parallel
 from pipeplan.plan.schedules import FLUSH
 from pipeplan.planning.candidates import Machines
-from pipeplan.planning.choose import Question, choose
 from pipeplan.planning.figure import figured
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
@@ -212,10 +212,11 @@ def main(words: list[str]) -> None:
     for one in splits:
         _print_row(one)
     for word, memory in (("little", LITTLE), ("much", MUCH)):
-        taken = choose(Question(machines(memory), Options(recompute=False), BATCH, 1)).taken
-        mine = measured(taken.plan, taken.problem, given.updates)
+        made = machines(memory)
+        solved = api.solve(made.profile, made.cluster, batch=BATCH, microbatch=1, recompute=False)
+        mine = measured(solved.plan, solved.problem, given.updates)
         best = next(one for one in splits if one.fits(memory))
-        print(f"\nThe plan for {word} memory, {taken.plan.schedule}; the best split that fits is {best.name}:")
+        print(f"\nThe plan for {word} memory, {solved.plan.schedule}; the best split that fits is {best.name}:")
         _print_row(mine)
         print(f"It takes {mine.measured_s / best.measured_s - 1:+.1%}.")
 

@@ -49,6 +49,7 @@ class DiffusionPipe:
 
     name = "diffusion-pipe"
     title = "diffusion-pipe with DeepSpeed 0.18.4"
+    orders_devices = True
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to cuts between blocks, to a uniform grid, and to 1F1B with a flush."""
