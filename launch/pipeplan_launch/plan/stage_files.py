@@ -270,10 +270,10 @@ def _check_layers(plan: LaunchPlan, where: str) -> None:
 
 def _check_schedule(plan: LaunchPlan, where: str) -> None:
     """Replay a few rounds of the schedule, so that depths that would deadlock are found before training starts."""
-    widest = max(shape.replicas for shape in plan.shapes)
-    deepest = max(shape.replicas * shape.depth for shape in plan.shapes)
-    rounds = 2 * max(deepest, plan.accumulate or 1) + widest
     try:
+        widest = max(shape.replicas for shape in plan.shapes)
+        deepest = max(shape.replicas * shape.depth for shape in plan.shapes)
+        rounds = 2 * max(deepest, plan.accumulate or 1) + widest
         replay_schedule(plan.schedule, plan.shapes, min(rounds, MAX_REPLAYED_MINIBATCHES))
     except ValueError as error:  # a ReplayError, or shapes that the schedule does not allow
         raise LaunchError(f"{where}: {error}; solve again with --force") from error

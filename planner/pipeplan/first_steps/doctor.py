@@ -85,8 +85,8 @@ def check_devices() -> DoctorFinding:
     """The devices of workers, as in `--cluster local`."""
     cards, here = local_gpus(), local_processors()
     if cards:
-        kinds = Counter(f"{card.name}, {show_size(card.memory_bytes)} each" for card in cards)
-        found = "; ".join(f"{count} × {kind}" for kind, count in kinds.items())
+        kinds = Counter(f"{card.name}, {show_size(card.memory_bytes)}" for card in cards)
+        found = "; ".join(f"{count} × {kind}{' each' * (count > 1)}" for kind, count in kinds.items())
     else:
         found = f"no NVIDIA GPU; {here.cores} processor core{'s' * (here.cores != 1)}, {show_size(here.memory_bytes)}"
     return DoctorFinding("devices", "workers", OK, found)
