@@ -254,8 +254,9 @@ def render_launcher(
 def export(target: str, outcome: Outcome, folder: str | os.PathLike[str] | None = None, *, force: bool = False) -> Path:
     """Export a plan for another trainer. Returns the folder of its files, by default `plan/TARGET`.
 
-    `target` is `torch-pipelining`, `torchtitan`, `megatron` or `deepspeed`. Either all files are written or none.
-    Raises `InputError` for a plan that the trainer cannot express; `solve(..., target=...)` finds the best that it can.
+    `target` is `torch-pipelining`, `torchtitan`, `megatron`, `deepspeed` or `diffusion-pipe`. Either all files are
+    written or none. Raises `InputError` for a plan that the trainer cannot express; `solve(..., target=...)` finds the
+    best that it can.
     """
     output = Path("plan") / target if folder is None else Path(folder)
     files = export_files(export_target(target), outcome.problem, outcome.plan)

@@ -36,6 +36,7 @@ class Case:
     accumulate: int
     servers: int = 1
     recompute: bool = False
+    shares: tuple[int, ...] = ()
 
     def write(self, folder: Path, **shared: Any) -> Path:
         """The plan folder; `shared` replaces fields of its stage file."""
@@ -47,6 +48,8 @@ class Case:
             recompute=[self.recompute],
         )
         content |= {"layers": ["all"], "model": {"ref": reference(self.job)}, "data_parallel": self.mode}
+        if self.shares:
+            content["pipeline"][0]["shares"] = list(self.shares)
         content |= {"servers": self.servers, "workers_per_server": self.replicas // self.servers}
         return write_plan(folder, [content | shared])
 
@@ -126,7 +129,9 @@ class Literal:
         weights = [1.0 if weigh is None else float(weigh(target)) for _, target in taken]
         losses = []
         for (number, _), (inputs, target), weight in zip(group, taken, weights, strict=True):
-            own = self.buffers[number % self.case.replicas]
+            taken_by = [replica for replica, share in enumerate(self.case.shares) for _ in range(share)]
+            taken_by = taken_by or [*range(self.case.replicas)]
+            own = self.buffers[taken_by[number % len(taken_by)]]
             self.use(own)
             seed_forward(0, epoch, number, 0)
             loss = self.loss(self.model(inputs), target)

@@ -1,10 +1,11 @@
 """Training on the user's own module under DDP or FSDP2, one minibatch of a replica at a time.
 
-An update covers the plan's M minibatches, minibatch i at replica i mod r. The replicas go through an update in rounds:
-in each, every replica runs one forward and one backward pass, because those of FSDP2 gather weights together. Every
-backward pass of FSDP2 averages gradients among the workers that share the weights; the backward pass of the last round
-averages the sums of all rounds among all replicas. A replica without a minibatch in the last round, or in a short last
-group, runs the group's first minibatch once more with a weight of 0. It would otherwise only wait.
+An update covers the plan's M minibatches, minibatch i at replica i mod r, or by unequal shares. The replicas go through
+an update in rounds: in each, every replica runs one forward and one backward pass, because those of FSDP2 gather
+weights together. Every backward pass of FSDP2 averages gradients among the workers that share the weights; the backward
+pass of the last round averages the sums of all rounds among all replicas. A replica without a minibatch in the last
+round, or in a short last group, runs the group's first minibatch once more with a weight of 0. It would otherwise only
+wait. With unequal shares, which only DDP has, a replica has as many rounds as minibatches.
 
 DDP and FSDP2 divide the sum over the replicas by r. So the loss of a minibatch is multiplied by r · share / total. Its
 share is its part of the samples, or of what the job's `loss_weight` counts; total is the sum of the shares.
@@ -336,7 +337,12 @@ class DataParallelTraining(TrainingEngine):
         self._rounds = 0
 
     def _rounds_of(self, group: int) -> int:
-        """Rounds of a group. A segment that is asked to end does so after a whole group."""
+        """Rounds of a group. A segment that is asked to end does so after a whole group.
+
+        With unequal shares each replica has as many as minibatches, and one where a short last group has none for it.
+        """
+        if self.place.shares:
+            return max(1, len(self._own_members(group)))
         return -(-len(group_members(group, self._group_size, self.segment.count)) // self.place.replicas)
 
     def _exchanging(self, index: int) -> AbstractContextManager[None]:

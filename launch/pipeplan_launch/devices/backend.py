@@ -103,6 +103,9 @@ class Backend(Protocol):
     def cards(self) -> list[str]:
         """One text for each device that this process sees: its UUID, "" where torch does not provide one."""
 
+    def names(self) -> list[str]:
+        """torch's name of each device that this process sees."""
+
     def select(self, number: int) -> torch.device:
         """Make one of the devices this process's own; `number` is taken modulo those that it sees. Raises
         `LaunchError` if it sees none.
@@ -140,6 +143,10 @@ class CPU:
 
     def cards(self) -> list[str]:
         """No device of its own for any worker."""
+        return []
+
+    def names(self) -> list[str]:
+        """None: processors have no number."""
         return []
 
     def select(self, number: int) -> torch.device:
@@ -190,6 +197,10 @@ class CUDA:
         """UUIDs of the visible devices."""
         devices = (torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count()))
         return [str(getattr(device, "uuid", "")) for device in devices]
+
+    def names(self) -> list[str]:
+        """Names of the visible devices."""
+        return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
 
     def select(self, number: int) -> torch.device:
         """Make a device the current one, and return it. Raises `LaunchError` where torch finds none."""
@@ -260,7 +271,7 @@ def cuda_devices() -> int:
 
 def cuda_text() -> str:
     """The CUDA devices in words: `0 GPUs`, or `3 GPUs (2 × NVIDIA A100, 1 × Tesla T4)`."""
-    names = Counter(torch.cuda.get_device_name(number) for number in range(cuda_devices()))
+    names = Counter(CUDA().names())
     kinds = ", ".join(f"{count} × {name}" for name, count in names.items())
     return f"{cuda_devices()} GPUs" + (f" ({kinds})" if kinds else "")
 

@@ -209,7 +209,7 @@ def _with_ranks(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, RankAssign
         )
     assignment = RankAssignment.of(sizes, attempt.locations)
     process = attempt.rank
-    _device_number[:] = [assignment.device(process)]
+    _device_number[:] = [assignment.device(process, plan.device_names, backend_of(plan.device).names())]
     os.environ["RANK"] = str(assignment.workers[process])
     restart_state.remember_workers(assignment.workers)
     return replace(attempt, rank=assignment.workers[process]), assignment

@@ -95,6 +95,8 @@ class StagePlacement:
     """Whether the stage keeps only its input for the backward pass, and runs forward again before it."""
     deferred: Annotated[int, Meta(ge=0, le=MAX_DEPTH)] = 0
     """Most minibatches whose gradients of the weights are put off, under a schedule with W."""
+    shares: tuple[Positive, ...] = ()
+    """Minibatches of an update on each worker, where they are unequal; only the data-parallel engine runs such."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,8 @@ class LaunchPlan:
     predictions: tuple[Prediction, ...]
     server_sizes: tuple[int, ...] = ()
     """Workers on each server, if servers differ in that; otherwise empty."""
+    device_names: tuple[str, ...] = ()
+    """The name of each worker's device, if those of some server differ; otherwise empty."""
     accumulate: int | None = None
     """Minibatches per update, the same at all stages, for schedules that take that number."""
     correction: str = "none"
@@ -202,7 +206,7 @@ class LaunchPlan:
             seats = {workers: device for device, workers in enumerate(self.device_workers)}
             devices = [seats[stage.workers] for stage in self.pipeline]
         return tuple(
-            StageShape(len(stage.workers), stage.depth, self.accumulate, stage.deferred, device)
+            StageShape(len(stage.workers), stage.depth, self.accumulate, stage.deferred, device, stage.shares)
             for stage, device in zip(self.pipeline, devices, strict=True)
         )
 

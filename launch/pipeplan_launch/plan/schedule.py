@@ -10,6 +10,9 @@ Symbols: stage s has r replicas and depth d (the most minibatches that a replica
 replica i mod r, forward and backward, and to a group of minibatches whose gradients are averaged for one update. The
 last group may be short, and replicas without a minibatch in it still join its all-reduce.
 
+Replicas of unequal speed may take unequal shares of a group, which add up to M. Each then has minibatches that follow
+each other: with shares 3 and 1 replica 0 runs 0 to 2 of every 4, and replica 1 runs 3.
+
     schedule        order             group size           updates in the weights that minibatch i uses
     1f1b-stashing   1F1B              r of the stage       made at this stage before its forward
     vertical-sync   1F1B              r of the stage       made at the first stage before its forward there
@@ -55,9 +58,11 @@ Under interleaved-1f1b and zb-v a worker runs several stages (`virtual_stages`),
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import accumulate, chain
 from types import MappingProxyType
 
 from pipeplan_launch.plan.virtual_stages import (
@@ -124,6 +129,8 @@ class StageShape:
     schedules without W."""
     device: int | None = None
     """Position of the stage's workers in the pipeline, under schedules whose workers run several stages; else None."""
+    shares: tuple[int, ...] = ()
+    """Minibatches of an update on each replica, where they are unequal; their sum is `accumulate`."""
 
     def __post_init__(self) -> None:
         if self.deferred < 0:
@@ -132,6 +139,11 @@ class StageShape:
             raise ValueError(f"a stage needs at least one replica and depth 1 (here {self.replicas} and {self.depth})")
         if self.accumulate is not None and self.accumulate < 1:
             raise ValueError(f"an update needs at least one minibatch, not {self.accumulate}")
+        shares = self.shares
+        if shares and (len(shares) != self.replicas or sum(shares) != self.accumulate or min(shares) < 1):
+            raise ValueError(
+                f"{self.replicas} replicas cannot share {self.accumulate} minibatches as {', '.join(map(str, shares))}"
+            )
 
 
 ActionStream = Callable[[Sequence[StageShape], int, int, int], Iterator[Action]]
@@ -179,14 +191,18 @@ class Schedule:
         return _accumulated(shape)
 
 
-def replica_of(minibatch: int, replicas: int) -> int:
-    """The replica that runs this minibatch, forward and backward (round robin)."""
-    return minibatch % replicas
+def replica_of(minibatch: int, replicas: int, shares: Sequence[int] = ()) -> int:
+    """The replica that runs this minibatch, forward and backward: by shares of a group, or round robin."""
+    return bisect_right([*accumulate(shares)], minibatch % sum(shares)) if shares else minibatch % replicas
 
 
-def own_minibatches(replica: int, replicas: int, minibatches: int) -> range:
+def own_minibatches(replica: int, replicas: int, minibatches: int, shares: Sequence[int] = ()) -> Sequence[int]:
     """The minibatches of one replica, in order."""
-    return range(replica, minibatches, replicas)
+    if not shares:
+        return range(replica, minibatches, replicas)
+    groups, size = group_count(sum(shares), minibatches), sum(shares)
+    own = (own_members(group, size, replica, replicas, minibatches, shares) for group in range(groups))
+    return [*chain.from_iterable(own)]
 
 
 def group_count(size: int, minibatches: int) -> int:
@@ -199,9 +215,13 @@ def group_members(group: int, size: int, minibatches: int) -> range:
     return range(group * size, min((group + 1) * size, minibatches))
 
 
-def own_members(group: int, size: int, replica: int, replicas: int, minibatches: int) -> range:
+def own_members(
+    group: int, size: int, replica: int, replicas: int, minibatches: int, shares: Sequence[int] = ()
+) -> range:
     """The minibatches of a group that one replica computes, in order; empty if a short last group has none for it."""
     members = group_members(group, size, minibatches)
+    if shares:
+        return members[sum(shares[:replica]) : sum(shares[: replica + 1])]
     return members[(replica - members.start) % replicas :: replicas]
 
 
@@ -378,7 +398,7 @@ def _own_groups(shape: StageShape, replica: int, minibatches: int) -> Iterator[t
     """Every group of M minibatches, with those of its minibatches that one replica computes."""
     size = _accumulated(shape)
     for group in range(group_count(size, minibatches)):
-        yield group, own_members(group, size, replica, shape.replicas, minibatches)
+        yield group, own_members(group, size, replica, shape.replicas, minibatches, shape.shares)
 
 
 def device_actions(

@@ -122,7 +122,7 @@ def _check_stream(
     seen: dict[ActionKind, list[int]] = {kind: [] for kind in ActionKind}
     for action in stream:
         seen[action.kind].append(action.index)
-    own = list(own_minibatches(worker.replica, shape.replicas, minibatches))
+    own = list(own_minibatches(worker.replica, shape.replicas, minibatches, shape.shares))
     groups = list(range(group_count(schedule.group_size(shape), minibatches))) if schedule.trains else []
     per_minibatch = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.WEIGHTS)
     expected = {kind: own if kind in per_minibatch else groups for kind in ActionKind}
@@ -152,7 +152,8 @@ def _perform(
     """Run an action: check it against the rules, then record its effects."""
     match action.kind:
         case ActionKind.FORWARD:
-            if replica_of(action.index, pipeline[worker.stage].replicas) != worker.replica:
+            shape = pipeline[worker.stage]
+            if replica_of(action.index, shape.replicas, shape.shares) != worker.replica:
                 raise ReplayError(f"{worker} runs {action}, which is another replica's")
             version = schedule.version(pipeline, worker.stage, action.index)
             if worker.updates < version:

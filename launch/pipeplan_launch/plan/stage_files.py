@@ -76,6 +76,7 @@ class SharedFields(Struct, kw_only=True):
     servers: Depth
     workers_per_server: Depth
     server_sizes: Annotated[tuple[Positive, ...], Meta(min_length=1)] | None = None
+    device_names: tuple[Text, ...] = ()
     schedule: ScheduleFields
     pipeline: Annotated[tuple[StagePlacement, ...], Meta(min_length=1)]
     links: Annotated[tuple[LevelFields, ...], Meta(min_length=1)] | None = None
@@ -90,7 +91,7 @@ class SharedFields(Struct, kw_only=True):
         if sizes and (len(sizes) != self.servers or max(sizes) > self.workers_per_server):
             expected = f"{self.servers} numbers of at most {self.workers_per_server}"
             raise LaunchError(f"{where}: server_sizes: expected {expected}, found {len(sizes)} up to {max(sizes)}")
-        return LaunchPlan(
+        plan = LaunchPlan(
             plan=self.plan,
             mode=self.mode,
             model_ref=self.model.ref,
@@ -104,6 +105,7 @@ class SharedFields(Struct, kw_only=True):
             layers=(),
             predictions=(),
             server_sizes=sizes,
+            device_names=self.device_names,
             accumulate=self.schedule.accumulate if schedule.accumulates else None,
             correction=self.schedule.correction,
             shard_optimizer=self.shard_optimizer or self.data_parallel == "zero1",
@@ -113,6 +115,9 @@ class SharedFields(Struct, kw_only=True):
             profile=self.profile,
             model_file=self.model.file,
         )
+        if self.device_names and len(self.device_names) != plan.world:
+            raise LaunchError(f"{where}: device_names: expected {plan.world}, found {len(self.device_names)}")
+        return plan
 
 
 class StageFile(SharedFields, kw_only=True):
@@ -265,10 +270,10 @@ def _check_layers(plan: LaunchPlan, where: str) -> None:
 
 def _check_schedule(plan: LaunchPlan, where: str) -> None:
     """Replay a few rounds of the schedule, so that depths that would deadlock are found before training starts."""
-    widest = max(shape.replicas for shape in plan.shapes)
-    deepest = max(shape.replicas * shape.depth for shape in plan.shapes)
-    rounds = 2 * max(deepest, plan.accumulate or 1) + widest
     try:
+        widest = max(shape.replicas for shape in plan.shapes)
+        deepest = max(shape.replicas * shape.depth for shape in plan.shapes)
+        rounds = 2 * max(deepest, plan.accumulate or 1) + widest
         replay_schedule(plan.schedule, plan.shapes, min(rounds, MAX_REPLAYED_MINIBATCHES))
     except ValueError as error:  # a ReplayError, or shapes that the schedule does not allow
         raise LaunchError(f"{where}: {error}; solve again with --force") from error
@@ -277,6 +282,8 @@ def _check_schedule(plan: LaunchPlan, where: str) -> None:
 def _check_data_parallel(plan: LaunchPlan, where: str) -> None:
     """Raise `LaunchError` if the data-parallel engine cannot run a plan that names it."""
     name = plan.data_parallel
+    if name != "ddp" and any(stage.shares for stage in plan.pipeline):
+        raise LaunchError(f"{where}: unequal shares of a batch need data_parallel 'ddp': solve again with --force")
     if not name:
         return
     if len(plan.pipeline) > 1 or plan.schedule.name != "1f1b-flush":

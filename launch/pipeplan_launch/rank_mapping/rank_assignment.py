@@ -20,7 +20,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from pipeplan_launch.errors import listed
+from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.rank_mapping.host_identity import Location
 
 Path = tuple[Hashable, ...]
@@ -104,12 +104,16 @@ class RankAssignment:
             others = [f"the others are on {listed(names[:MOST_NAMED])}{', …' if len(names) > MOST_NAMED else ''}"]
         return f" (rank {rank} is on {self.name(own)}, {listed(others)})"
 
-    def device(self, process: int) -> int:
+    def device(self, process: int, planned: Sequence[str] = (), names: Sequence[str] = ()) -> int:
         """The number of a process's device among those that it sees.
 
         Processes that see the same devices take them in the order of their numbers. They share devices if there are
-        too few.
+        too few. If the plan names the device of each worker, in `planned`, they take those of these `names`. Raises
+        `LaunchError` if a device is missing.
         """
+        if planned and names:
+            sharing = self._sharing_processes(process)
+            return devices_by_name([planned[self.workers[one]] for one in sharing], names)[sharing.index(process)]
         return self._sharing_processes(process).index(process) % max(1, self.locations[process].devices)
 
     def own_device_each(self) -> bool:
@@ -140,6 +144,26 @@ class RankAssignment:
     def _by_worker(self) -> tuple[Location, ...]:
         order = sorted(range(len(self.workers)), key=self.workers.__getitem__)
         return tuple(self.locations[process] for process in order)
+
+
+def devices_by_name(planned: Sequence[str], names: Sequence[str]) -> list[int]:
+    """The number of the device for each planned name: `RTX 4090` is in `NVIDIA GeForce RTX 4090`.
+
+    Of several names that hold a planned one the shortest is taken. Raises `LaunchError` if a device is missing.
+    """
+    free, found = dict(enumerate(names)), dict[int, int]()
+    # `RTX 4060 Ti` chooses before `RTX 4060`, which both devices would suit.
+    for place in sorted(range(len(planned)), key=lambda one: -len(planned[one].split())):
+        words = set(planned[place].lower().split())
+        suiting = [number for number, name in free.items() if words <= set(name.lower().split())]
+        if not suiting:
+            raise LaunchError(
+                f"the plan needs {listed(planned)} for its workers here, and torch finds {listed(names)}: name the "
+                "devices in the cluster file as torch does, solve again, and show all of them in CUDA_VISIBLE_DEVICES"
+            )
+        found[place] = min(suiting, key=lambda number: len(free[number].split()))
+        del free[found[place]]
+    return [found[place] for place in range(len(planned))]
 
 
 def _visible_devices(location: Location) -> object:

@@ -82,6 +82,11 @@ class StageContext:
         return len(self.plan.pipeline[self.stage].workers)
 
     @property
+    def shares(self) -> tuple[int, ...]:
+        """Minibatches of an update on each replica of this stage, where they are unequal."""
+        return self.plan.pipeline[self.stage].shares
+
+    @property
     def is_traced(self) -> bool:
         """Whether the program was cut from a traced model."""
         return hasattr(self.program, "loss_state")
@@ -263,7 +268,10 @@ class Engine:
         place = self.place
         if not place.program.model_inputs and not place.is_last:
             return []
-        return [self.segment.number(index) for index in own_minibatches(place.replica, place.replicas, self._count)]
+        # Evaluation deals minibatches in turn, whatever the shares in training are.
+        shares = place.shares if ActionKind.BACKWARD in self._handlers else ()
+        own = own_minibatches(place.replica, place.replicas, self._count, shares)
+        return [self.segment.number(index) for index in own]
 
     def calling(self, what: str, index: int) -> AbstractContextManager[None]:
         """Context for calling the user's code: an error becomes one line that names `what`, this stage and the

@@ -197,7 +197,9 @@ class TrainingEngine(Engine):
 
     def _own_members(self, group: int) -> range:
         """This replica's minibatches of a group; empty if a short last group has none for it."""
-        return own_members(group, self._group_size, self.place.replica, self.place.replicas, self.count)
+        return own_members(
+            group, self._group_size, self.place.replica, self.place.replicas, self.count, self.place.shares
+        )
 
     def _finish_backward(self, index: int) -> None:
         if index != self._own_members(index // self._group_size)[-1]:

@@ -109,7 +109,7 @@ def _batches(
         for index, stage in enumerate(figures[begin : begin + 1] if begin and split else figures[begin:], start=begin):
             forward, backward = stage.halves_s
             late = backward / 2 if split and index > begin else 0.0
-            others = (math.ceil(share / stage.replicas) - 1) * stage.passes_s
+            others = (document.rounds(index) - 1) * stage.passes_s
             name = divided or f"compute of stage {index + 1}"
             yield BatchParts(share, way + stage.passes_s - late, trip, others, wait, name)
             mine = forward if split else stage.passes_s

@@ -109,8 +109,11 @@ def _data_parallel(document: PlanDocument) -> str:
 def configuration(stages: Sequence[CheckedStage], copies: int) -> str:
     """Replica counts from input to output, such as `15-1`, or `4×(1-1)` for four copies of a pipeline.
 
-    Where workers run several stages, the counts are those of the devices: `8-8 × 2 stages`.
+    Unequal shares of data parallelism are given as `5:3`. Where workers run several stages, the counts are those of the
+    devices: `8-8 × 2 stages`.
     """
+    if stages[0].shares:
+        return ":".join(map(str, stages[0].shares))
     devices = tuple(dict.fromkeys(stage.workers for stage in stages))
     if len(devices) < len(stages):  # workers run several stages each
         return f"{'-'.join(str(len(workers)) for workers in devices)} × {len(stages) // len(devices)} stages"

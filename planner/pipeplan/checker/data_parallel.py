@@ -48,6 +48,8 @@ def exposed_allreduce_s(document: PlanDocument, model: CheckedModel, index: int 
         return 0.0
     layers = [layer for layer in range(len(model.backward_s)) if own >> layer & 1]
     speed, link = slowest_speed(document, index), document.network.among(workers)
+    if stage.shares:  # replicas end together, and the fastest has the least time to reduce during its last pass
+        speed = max(document.cluster.device_of(worker).speed for worker in workers)
     recompute_s = float(model.forward_s[layers].sum()) / speed if stage.recompute else 0.0
     # When the buckets so far are reduced, relative to the end of the backward pass.
     done_s = -float(model.backward_s[layers].sum()) / speed - recompute_s

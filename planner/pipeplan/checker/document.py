@@ -60,6 +60,8 @@ class CheckedOptions:
     grid: bool = False
     sharding: Literal["none", "zero1", "fsdp", "hsdp"] = "none"
     """The state that the replicas of a stage divide among them."""
+    unequal_shares: bool = False
+    """Whether workers of plain data parallelism take microbatches of an update by their speed."""
     virtual_stages: Positive | None = None
     """Stages of each worker that were asked for, under interleaved-1f1b."""
 
@@ -84,6 +86,7 @@ class CheckedStage:
     versions: Positive
     recompute: bool = False
     deferred: Natural = 0
+    shares: tuple[Positive, ...] = ()
 
 
 class PlanFields(Struct, frozen=True):
@@ -154,6 +157,18 @@ class PlanDocument:
     def share(self, copies: int) -> int:
         """Minibatches of one update in one of so many copies: with a flush, in the copy that has most."""
         return math.ceil(self.minibatches / copies) if self.flushes else self.minibatches // copies
+
+    def relative_s(self, index: int) -> list[float]:
+        """The time of a pass on each worker of a stage, as a share of that on the slowest."""
+        speeds = [self.cluster.device_of(worker).speed for worker in self.stages[index].workers]
+        return [min(speeds) / speed for speed in speeds]
+
+    def rounds(self, index: int) -> float:
+        """Minibatches of an update on the busiest replica of a stage, as minibatches of the slowest one."""
+        stage = self.stages[index]
+        if stage.shares:
+            return max(count * time for count, time in zip(stage.shares, self.relative_s(index), strict=True))
+        return math.ceil(self.share(self.copies) / (len(stage.workers) // self.copies))
 
     def update_interval(self, copies: int) -> int:
         """Number of minibatches, of all copies together, for each all-reduce among the copies."""

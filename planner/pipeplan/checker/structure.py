@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import accumulate
 
-from pipeplan.checker.document import PlanDocument
+from pipeplan.checker.document import FLUSH, WHOLE, PlanDocument
 from pipeplan.checker.model import CheckedModel
 from pipeplan.checker.virtual_stages import check_devices, check_held
 from pipeplan.errors import InputError
@@ -28,6 +28,7 @@ def check_structure(document: PlanDocument, model: CheckedModel) -> str:
     if document.virtual:
         check_devices(document)
         check_held(document)
+    _shares(document)
     layers, workers = len(model.names), sum(map(len, document.positions))
     return f"{_counted(len(document.stages), 'stage')} of {_counted(layers, 'layer')} on {_counted(workers, 'worker')}"
 
@@ -130,6 +131,20 @@ def _workers(document: PlanDocument) -> None:
             raise InputError(
                 f"stage {number} is on {_counted(len(stage.workers), 'worker')}: each of {document.copies} copies of "
                 "the pipeline needs as many"
+            )
+
+
+def _shares(document: PlanDocument) -> None:
+    """Raise an `InputError` where unequal shares are not those of plain data parallelism, or do not make an update."""
+    options, shared = document.options, [stage for stage in document.stages if stage.shares]
+    plain = len(document.stages) == 1 and document.schedule == FLUSH and options.sharding == WHOLE
+    if bool(shared) != options.unequal_shares or (shared and not plain):
+        raise InputError("unequal shares of a batch and the option for them do not go together")
+    for stage in shared:
+        if len(stage.shares) != len(stage.workers) or sum(stage.shares) != document.minibatches:
+            raise InputError(
+                f"{_counted(len(stage.workers), 'worker')} cannot share {document.minibatches} minibatches as "
+                f"{', '.join(map(str, stage.shares))}"
             )
 
 

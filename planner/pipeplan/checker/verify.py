@@ -183,9 +183,11 @@ def _certified(document: PlanDocument, model: CheckedModel) -> CertifiedBound | 
 
     Raises an `InputError` where it does not hold, or where the plan lies outside the space that it speaks of.
     """
-    if document.virtual or document.options.sharding != WHOLE:
+    options = document.options
+    if document.virtual or options.sharding != WHOLE or options.unequal_shares:
         if document.root.get("certificate") is not None:
-            kind = "workers run several stages" if document.virtual else "replicas divide their state"
+            divided = "take unequal shares" if options.unequal_shares else "divide their state"
+            kind = "workers run several stages" if document.virtual else f"replicas {divided}"
             raise InputError(f"no certificate speaks of plans whose {kind}")
         if document.virtual:
             return None

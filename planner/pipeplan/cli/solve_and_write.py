@@ -172,14 +172,15 @@ def _next_commands(outcome: Outcome, folder: Path) -> str:
 def _order_line(orders: Sequence[OrderChoice]) -> str:
     """One line on the order of the servers that was chosen."""
     best, number = orders[0], len(orders)
-    tried = f"{number} orders of the servers were tried" if all(one.in_time for one in orders) else "time was short"
+    what = "devices" if best.problem.cluster.server_level > 1 else "servers"
+    tried = f"{number} orders of the {what} were tried" if all(one.in_time for one in orders) else "time was short"
     listed = next(one for one in orders if one.order == tuple(sorted(one.order)))
     if best is listed or best.step_time_s is None:
-        return f"  servers as listed ({tried})"
+        return f"  {what} as listed ({tried})"
     gain = (
         "which has no plan"
         if listed.step_time_s is None
         else f"{listed.step_time_s / best.step_time_s:.2f} x the throughput"
     )
     numbers = ", ".join(str(server) for server in best.order)
-    return f"  servers in the order {numbers} of the cluster file: {gain} of the listed order ({tried})"
+    return f"  {what} in the order {numbers} of the cluster file: {gain} of the listed order ({tried})"

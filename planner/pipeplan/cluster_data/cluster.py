@@ -4,6 +4,12 @@
 that every component of every level holds consecutive numbers: with servers of 4 devices, workers 4 … 7 are on server 1.
 In a uniform cluster all servers are the same. In a heterogeneous cluster they may differ in the kind and number of
 their devices, in links and in price, and each of them is listed.
+
+A server whose own devices differ is a component of level 2, named `server`. It joins one machine for each device, so
+that all that holds for servers that differ, such as trying their orders, holds for its devices:
+
+    levels     level 1: device     level 2: server          level 3: cluster
+    machines   [4090] [4060 Ti]    {[4090] [4060 Ti]}       …
 """
 
 from __future__ import annotations
@@ -43,7 +49,8 @@ class Cluster:
     """The levels, innermost first. In a heterogeneous cluster the innermost one summarises the servers: its count is
     the largest number of devices, its links are the slowest, that any server has."""
     machines: tuple[Server, ...] = ()
-    """The servers of a heterogeneous cluster, in order; they form its innermost level. Empty in a uniform cluster."""
+    """The servers of a heterogeneous cluster, in order, or their devices, where those of one server differ. They form
+    its innermost level. Empty in a uniform cluster."""
     server_price: float | None = None
     """Price of one server of a uniform cluster for one hour; None where it is not known."""
     executor: ExecutorCosts = NO_COSTS
@@ -65,7 +72,7 @@ class Cluster:
             raise InputError(f"cluster {name} has no servers")
         inside = [machine.inside for machine in machines]
         summary = Level(
-            name="server",
+            name="device" if any(level.name == "server" for level in above) else "server",
             count=max(level.count for level in inside),
             bandwidth=min((level.bandwidth for level in inside if level.count > 1), default=0.0),
             latency_s=max(level.latency_s for level in inside),
@@ -73,6 +80,15 @@ class Cluster:
             sendrecv_efficiency=min(level.sendrecv_efficiency for level in inside),
         )
         return Cluster(name, machines[0].device, (summary, *above), tuple(machines), executor=executor)
+
+    @staticmethod
+    def of_devices(name: str, devices: Sequence[Device], inside: Level, executor: ExecutorCosts = NO_COSTS) -> Cluster:
+        """A cluster of one server with these devices, equal or not, which the links `inside` join."""
+        joined = replace(inside, name="server", count=len(devices))
+        if len(set(devices)) == 1:
+            return Cluster(name, devices[0], (joined,), executor=executor)
+        alone = [Server(device, Level("device", 1, 0.0)) for device in devices]
+        return Cluster.of_servers(name, alone, [joined], executor)
 
     @property
     def uniform(self) -> bool:
@@ -93,6 +109,11 @@ class Cluster:
     def speed_of(self, workers: Iterable[int]) -> float:
         """The slowest speed among some workers. It is the speed of a stage on them: they take minibatches in turn."""
         return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
+
+    def relative_times(self, workers: Iterable[int]) -> tuple[float, ...]:
+        """The time of a pass on each of some workers, as a share of its time on the slowest of them."""
+        speeds = [self.device_of(worker).speed for worker in workers]
+        return tuple(min(speeds) / speed for speed in speeds)
 
     def memory_of(self, workers: Iterable[int]) -> int:
         """The smallest usable memory among some workers, in bytes."""
@@ -130,7 +151,13 @@ class Cluster:
     def server_level(self) -> int:
         """The number of levels inside one server: up to the one named `server`, or 1 where none has that name."""
         names = [level.name for level in self.levels]
-        return names.index("server") + 1 if self.uniform and "server" in names else 1
+        return names.index("server") + 1 if "server" in names else 1
+
+    @property
+    def server_machines(self) -> list[tuple[Server, ...]]:
+        """The machines of every server of a heterogeneous cluster: one, or one for each of its devices."""
+        size = math.prod(level.count for level in self.levels[1 : self.server_level])
+        return [self.machines[start : start + size] for start in range(0, len(self.machines), size)]
 
     @property
     def workers_per_server(self) -> int:
@@ -142,20 +169,27 @@ class Cluster:
         """Number of devices in every server."""
         if self.uniform:
             return (self.workers_per_server,) * self.servers
-        return tuple(machine.inside.count for machine in self.machines)
+        return tuple(sum(one.inside.count for one in machines) for machines in self.server_machines)
 
     @property
     def servers(self) -> int:
         """Number of servers."""
-        return len(self.machines) if self.machines else self.workers // self.workers_per_server
+        return len(self.server_machines) if self.machines else self.workers // self.workers_per_server
 
     @property
     def kinds(self) -> list[tuple[int, int, str]]:
-        """(servers, devices in each, name of the device) for every run of consecutive servers with the same devices."""
-        kind_of_servers = [(machine.inside.count, machine.device.name) for machine in self.machines]
+        """(servers, devices in each, names of the devices) for runs of servers with the same devices."""
         if self.uniform:
             return [(self.servers, self.workers_per_server, self.device.name)]
+        kind_of_servers = zip(self.server_sizes, self.server_devices, strict=True)
         return [(len(list(run)), *kind) for kind, run in itertools.groupby(kind_of_servers)]
+
+    @property
+    def server_devices(self) -> tuple[str, ...]:
+        """The names of the devices of every server: one name, or all, as in `(2 × RTX 4090 + RTX 3090)`."""
+        if self.uniform:
+            return (self.device.name,) * self.servers
+        return tuple(_names([machine.device.name for machine in machines]) for machines in self.server_machines)
 
     @property
     def price_per_hour(self) -> float | None:
@@ -255,14 +289,15 @@ class Cluster:
         levels = (*self.levels[:-1], replace(self.levels[-1], count=servers // inside))
         if self.uniform:
             return replace(self, levels=levels)
-        return Cluster.of_servers(self.name, self.machines[:servers], levels[1:], self.executor)
+        machines = itertools.chain.from_iterable(self.server_machines[:servers])
+        return Cluster.of_servers(self.name, [*machines], levels[1:], self.executor)
 
     def with_workers(self, workers: int) -> Cluster:
         """This cluster of one server with the first `workers` of its workers.
 
         Raises an `InputError` where it has several servers or fewer workers.
         """
-        if len(self.levels) > 1:
+        if self.servers > 1 or (self.uniform and len(self.levels) > 1):
             raise InputError(
                 "--workers goes with --cluster local and with clusters of one server; for others give --servers"
             )
@@ -270,6 +305,9 @@ class Cluster:
             raise InputError(
                 f"cluster {self.name} has {self.workers} workers, not {workers}: the `count` of its level says it"
             )
+        if self.machines and self.server_level > 1:
+            joined = replace(self.levels[1], count=workers)
+            return Cluster.of_servers(self.name, self.machines[:workers], [joined], self.executor)
         return replace(self, levels=(replace(self.levels[0], count=workers),))
 
     def to_json(self) -> dict[str, Any]:
@@ -290,6 +328,13 @@ class Cluster:
     def digest(self) -> str:
         """A SHA-256 hash of all fields, by which a plan identifies the cluster that it was made for."""
         return "sha256:" + hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+
+def _names(names: Sequence[str]) -> str:
+    """The names of the devices of a server, in their order."""
+    runs = [(len(list(run)), name) for name, run in itertools.groupby(names)]
+    counted = [f"{count} × {name}" if count > 1 else name for count, name in runs]
+    return runs[0][1] if len(runs) == 1 else f"({' + '.join(counted)})"
 
 
 def _check(cluster: Cluster) -> None:
@@ -330,3 +375,6 @@ def _check_servers(where: str, cluster: Cluster) -> None:
         raise InputError(f"{where}: no [[level]] joins its {len(cluster.machines)} servers")
     if joined != len(cluster.machines):
         raise InputError(f"{where}: its levels join {joined} servers, but it has {len(cluster.machines)}")
+    for number, machines in enumerate(cluster.server_machines):
+        if len({machine.device.cores for machine in machines}) > 1:
+            raise InputError(f"{where}, server {number}: its devices share cores: give all of them the same cores")

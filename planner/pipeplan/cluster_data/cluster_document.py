@@ -66,12 +66,23 @@ class LevelTable(_LinkFields, kw_only=True, forbid_unknown_fields=True):
 class ServerTable(_LinkFields, kw_only=True, forbid_unknown_fields=True):
     """A table `[[server]]`: `count` equal servers."""
 
-    device: str
-    devices: Positive
+    device: str | None = None
+    devices: Positive | Annotated[tuple[str, ...], Meta(min_length=1)]
+    """Their number, or the name of each, without `device`."""
     name: str = ""
     count: Positive = 1
     card: WrittenRate | None = None
     price_per_hour: Amount | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each device of one server."""
+        return (self.device or "",) * self.devices if isinstance(self.devices, int) else self.devices
+
+    @property
+    def size(self) -> int:
+        """Number of devices of one server."""
+        return self.devices if isinstance(self.devices, int) else len(self.devices)
 
 
 class ExecutorTable(Struct, forbid_unknown_fields=True, rename={"each_pass": "pass"}):

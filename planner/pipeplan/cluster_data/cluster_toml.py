@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
 from pipeplan.cluster_data.cluster_document import (
     CLUSTER_FORMAT,
@@ -77,16 +79,21 @@ def read_cluster(path: Path) -> Cluster:
 def _heterogeneous(file: ListedFile) -> Cluster:
     """A cluster that lists its servers. Where all of them are the same, it equals that of a file with one [device]."""
     devices = _devices(file.devices)
-    machines = [server for number, table in enumerate(file.server) for server in _servers(number, table, devices)]
+    tables = [_checked(number, table, devices) for number, table in enumerate(file.server)]
+    mixed = _mixed_server(tables)
+    machines = [machine for table in tables for machine in _machines(table, devices, divided=mixed is not None)]
     if len(machines) > MOST_SERVERS:
         raise InputError(f"server: {len(machines)} servers; at most {MOST_SERVERS} can be listed")
-    if len(machines) > 1 and not file.level:
-        raise InputError(f"there are {len(machines)} servers and no [[level]] that joins them")
-    above: list[Level] = []
-    for number, table in enumerate(file.level):
+    above = [] if mixed is None else [mixed]
+    servers = len(machines) // math.prod(level.count for level in above)
+    if servers > 1 and not file.level:
+        raise InputError(f"there are {servers} servers and no [[level]] that joins them")
+    for number, level in enumerate(file.level):
         # Unless it states a count, the outermost level joins all components below it.
         rest = len(machines) // math.prod(max(1, level.count) for level in above)
-        above.append(_level(number, table, rest if table is file.level[-1] else None))
+        above.append(_level(number, level, rest if level is file.level[-1] else None))
+        if mixed is not None and level.name == mixed.name:
+            raise InputError(f"level[{number}]: name: 'server' stands for the [[server]] tables; name it otherwise")
     return uniform_if_equal(Cluster.of_servers(file.name, machines, above, file.costs))
 
 
@@ -115,22 +122,52 @@ def _devices(tables: Sequence[DeviceTable]) -> dict[str, Device]:
     return devices
 
 
-def _servers(number: int, table: ServerTable, devices: dict[str, Device]) -> list[Server]:
-    """The servers of one [[server]] table."""
+def _checked(number: int, table: ServerTable, devices: dict[str, Device]) -> ServerTable:
+    """A [[server]] table of known devices, all of whose figures are there. Devices of one name become their number."""
     where, count = f"server[{number}]", table.count
-    if table.device not in devices:
-        near = did_you_mean(table.device, list(devices))
-        raise InputError(f"{where}: device: there is no device {table.device!r}; {near}")
+    if isinstance(table.devices, int) == (table.device is None):
+        raise InputError(f"{where}: devices: give the name of each device, or one `device` and their number")
+    names = {table.device or ""} if isinstance(table.devices, int) else {*table.devices}
+    for name in sorted(names):
+        if name not in devices:
+            raise InputError(f"{where}: device: there is no device {name!r}; {did_you_mean(name, list(devices))}")
     if table.name and count > 1:
         raise InputError(f"{where}: name: one name stands for {count} servers: give each server a table of its own")
     if count > MOST_SERVERS:
         raise InputError(f"{where}: count: at most {MOST_SERVERS} servers can be listed, found {count}")
-    if table.devices > 1 and not table.bandwidth:
-        raise InputError(f"{where}: its {table.devices} devices need a bandwidth between them, such as '12 GB/s'")
+    if table.size > 1 and not table.bandwidth:
+        raise InputError(f"{where}: its {table.size} devices need a bandwidth between them, such as '12 GB/s'")
     if table.card is not None and not table.card:
         raise InputError(f"{where}: card: zero bandwidth; say what the card carries, such as '10 Gbit/s'")
-    inside, card = table.level("server", table.devices), float(table.card or 0.0)
-    return [Server(devices[table.device], inside, card, table.price_per_hour, table.name)] * count
+    return structs.replace(table, device=names.pop(), devices=table.size) if len(names) == 1 else table
+
+
+def _mixed_server(tables: Sequence[ServerTable]) -> Level | None:
+    """The level that joins the devices of a server, where those of some server differ; else None.
+
+    All servers are divided into their devices then, so they need equally many of them and the same links.
+    """
+    if all(isinstance(table.devices, int) for table in tables):
+        return None
+    inside = [table.level("server", table.size) for table in tables]
+    if len({replace(level, source="") for level in inside}) > 1 or any(table.card for table in tables):
+        raise InputError(
+            "server: where the devices of a server differ, all servers need the same number of devices and the same "
+            "links between them, and no `card`: its rate is the bandwidth of the level above"
+        )
+    return inside[0]
+
+
+def _machines(table: ServerTable, devices: dict[str, Device], *, divided: bool) -> list[Server]:
+    """The servers of one [[server]] table; with `divided` a machine for each of their devices."""
+    card, price = float(table.card or 0.0), table.price_per_hour
+    if not divided:
+        inside = table.level("server", table.size)
+        return [Server(devices[table.device or ""], inside, card, price, table.name)] * table.count
+    names = table.names
+    share = None if price is None else price / len(names)
+    alone = Level("device", 1, 0.0)
+    return [Server(devices[name], alone, 0.0, share, table.name) for name in names] * table.count
 
 
 def _level(number: int, table: LevelTable, rest: int | None = None) -> Level:
@@ -169,10 +206,12 @@ def _heterogeneous_lines(cluster: Cluster) -> list[str]:
     lines: list[str] = []
     for device in devices.values():
         lines += _device_table("[[device]]", device)
-    for machine, run in itertools.groupby(cluster.machines):
+    inside = cluster.levels[1] if cluster.server_level > 1 else None
+    for machines, run in itertools.groupby(cluster.server_machines):
         count = len(list(run))
-        lines += _server_table(machine, 1) * count if machine.name else _server_table(machine, count)
-    for level in cluster.levels[1:]:
+        named = machines[0].name
+        lines += _server_table(machines, 1, inside) * count if named else _server_table(machines, count, inside)
+    for level in cluster.levels[cluster.server_level :]:
         lines += _level_table(level)
     return lines
 
@@ -199,16 +238,19 @@ def _device_table(header: str, device: Device) -> list[str]:
     )
 
 
-def _server_table(machine: Server, count: int) -> list[str]:
+def _server_table(machines: Sequence[Server], count: int, inside: Level | None) -> list[str]:
+    """The lines of `count` equal servers: one machine, or those of devices that differ, which `inside` joins."""
+    machine, price = machines[0], math.fsum(one.price_per_hour or 0.0 for one in machines)
+    names = [one.device.name for one in machines]
     return _table(
         "[[server]]",
         name=_unless("", machine.name, toml_text),
         count=_unless(1, count),
-        device=toml_text(machine.device.name),
-        devices=str(machine.inside.count),
-        **_link_fields(machine.inside),
+        device="" if inside else toml_text(machine.device.name),
+        devices=toml_text(names) if inside else str(machine.inside.count),
+        **_link_fields(inside or machine.inside),
         card=_unless(0.0, machine.card, _rate),
-        price_per_hour=_unless(None, machine.price_per_hour),
+        price_per_hour="" if machine.price_per_hour is None else repr(price),
     )
 
 
@@ -264,6 +306,6 @@ def _quantity(
 
 
 def toml_text(value: object) -> str:
-    """A text or number as a TOML value."""
+    """A text, number or list as a TOML value."""
     # A JSON string is a valid TOML string except for DEL, which TOML requires to be escaped.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

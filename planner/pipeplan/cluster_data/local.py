@@ -6,10 +6,12 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level
+from pipeplan.cluster_data.devices import bundled_model_of
 from pipeplan.errors import InputError
 from pipeplan.util.units import parse_size
 
@@ -59,21 +61,35 @@ def local_cluster(workers: int | None) -> Cluster:
         raise InputError(f"the number of workers must be at least 1, not {workers}")
     available = local_gpus()
     if available and (workers is None or workers <= len(available)):
-        count = workers or len(available)
-        return _cluster(available[0].shared_by(count), _PCIE, count)
+        return Cluster.of_devices(LOCAL, devices_of(available[: workers or len(available)]), _PCIE)
     cpu = local_processors()
     count = workers or cpu.cores
-    return _cluster(cpu.shared_by(count), _LOOPBACK, count)
+    return Cluster.of_devices(LOCAL, [cpu.shared_by(count)] * count, _LOOPBACK)
+
+
+def devices_of(gpus: Sequence[Hardware]) -> list[Device]:
+    """The devices of some GPUs. GPUs of one name have the least memory of these.
+
+    Speeds are relative to the fastest where the peaks of all are known from bundled device files, else 1.
+    """
+    least = {gpu.name: min(one.memory_bytes for one in gpus if one.name == gpu.name) for gpu in gpus}
+    known = {name: bundled_model_of(name) for name in least}
+    peaks = {name: model.peak.float32.flops for name, model in known.items() if model is not None}
+    fastest = max(peaks.values(), default=1.0) if len(peaks) == len(least) else None
+    return [
+        replace(
+            gpu.shared_by(1),
+            memory_bytes=least[gpu.name],
+            speed=round(peaks[gpu.name] / fastest, 3) if fastest and len(least) > 1 else 1.0,
+        )
+        for gpu in gpus
+    ]
 
 
 def local_processors() -> Hardware:
     """The processors that this process may use, and the machine's memory."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Hardware(_processor(), "cpu", total, len(os.sched_getaffinity(0)))
-
-
-def _cluster(device: Device, level: Level, workers: int) -> Cluster:
-    return Cluster(name=LOCAL, device=device, levels=(replace(level, count=workers),))
 
 
 def _processor() -> str:

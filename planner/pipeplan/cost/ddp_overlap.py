@@ -66,6 +66,8 @@ def _left_of_allreduce_s(plan: Plan, problem: Problem, links: Links, index: int)
         return 0.0
     rate = links.allreduce_among(stage.workers)
     own, speed = set(stage.layers), problem.cluster.speed_of(stage.workers)
+    if stage.shares:  # The replicas end together, and the last pass of the fastest one hides the least.
+        speed /= min(problem.cluster.relative_times(stage.workers))
     layers = [layer for layer in problem.profile.layers if layer.name in own]
     recompute_s = sum(layer.forward_s for layer in layers) / speed if stage.recompute else 0.0
     passes = [(layer.backward_s / speed, layer.parameter_bytes) for layer in reversed(layers)]

@@ -20,6 +20,7 @@ from pipeplan.cost.stage_times import (
     group_allreduce_time,
     minibatches_per_copy,
     parameter_bytes_of,
+    rounds_of,
     stage_times,
 )
 from pipeplan.cost.virtual_stages import check_devices, device_memory, virtual_batch_time
@@ -196,7 +197,9 @@ def _by_stage(plan: Plan) -> tuple[tuple[int, ...], ...]:
 def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> StageCost:
     """The cost of one stage in its slowest copy, per minibatch of that copy."""
     stage, timing = plan.stages[index], times[index]
-    compute = float(formulas.compute_time(timing.pass_s, timing.replicas, 1.0))
+    busiest = rounds_of(plan, problem, index, plan.accumulate) if plan.accumulate and stage.shares else None
+    replicas = timing.replicas if busiest is None or plan.accumulate is None else plan.accumulate / busiest
+    compute = float(formulas.compute_time(timing.pass_s, replicas, 1.0))
     synchronisation = timing.allreduce_s / (minibatches_per_copy(plan) if _accumulates(plan) else timing.replicas)
     overlapped_s = formulas.overlapped(compute, synchronisation, problem.options.overlap)
     memory, minibatch = (device_memory if plan.virtual else worker_memory)(plan, problem, index)

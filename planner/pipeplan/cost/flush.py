@@ -12,7 +12,13 @@ from dataclasses import replace
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.sharded_data_parallel import sharded_passes
-from pipeplan.cost.stage_times import StageTimes, group_allreduce_time, minibatches_per_copy, shared_exchange_s
+from pipeplan.cost.stage_times import (
+    StageTimes,
+    group_allreduce_time,
+    minibatches_per_copy,
+    rounds_of,
+    shared_exchange_s,
+)
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE, SPLITTING, update_share
 from pipeplan.problem.plan_file import BatchTime as BatchTime
@@ -29,7 +35,7 @@ def batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[Stage
         for index in range(begin, last + 1):
             stage, ahead = times[index], ahead_s(plan, times[index])
             passes = stage.pass_s - stage.update_s
-            own = float(formulas.flush_busy(passes, count, stage.replicas)) - passes
+            own = passes * (rounds_of(plan, problem, index, count) - 1)
             tail = tail_s(plan, stage) if index > begin else 0.0
             parts = (work + passes - tail, transfers, own, waited)
             found.append(BatchTime(count, *parts, f"compute of stage {index + 1}"))

@@ -234,6 +234,15 @@ def minibatches_per_copy(plan: Plan) -> int:
     return plan.accumulate // plan.copies
 
 
+def rounds_of(plan: Plan, problem: Problem, index: int, count: int) -> float:
+    """Minibatches of an update of `count` on the busiest replica of a stage, as minibatches of the slowest one."""
+    stage = plan.stages[index]
+    if not stage.shares:
+        return float(formulas.rounds(count, stage.replicas // plan.copies))
+    times = problem.cluster.relative_times(stage.workers)
+    return max(share * time for share, time in zip(stage.shares, times, strict=True))
+
+
 def grid_shape_of(plan: Plan, cluster: Cluster) -> GridShape | None:
     """The shape of a plan that is a uniform grid, or None."""
     shared = plan.accumulate or 0

@@ -13,7 +13,7 @@ from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.candidates import Candidate, best_of
-from pipeplan.planning.choose import DDP, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
+from pipeplan.planning.choose import BY_SPEED, DDP, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
 from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.outcome import Outcome
 from pipeplan.problem.options import Sharding
@@ -27,7 +27,7 @@ MOST_LINES = 20
 DETAILS = ((6, 5), (4, 5), (4, 3), (2, 2), (2, 1))
 """(stages, rivals) that are listed at most. Of longer pipelines the first stages and the last one are listed. The first
 pair with which the answer has at most `MOST_LINES` lines is taken."""
-USUAL = (DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM)
+USUAL = (DDP, BY_SPEED, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM)
 """Kinds that a user would run without a planner. Of FSDP and HSDP the faster one is shown."""
 LONGEST_CONFIG = 20
 LEAST_GAIN = 0.0005
@@ -186,7 +186,8 @@ def plan_name(plan: Plan, sharding: Sharding, microbatch: int, longest: int = LO
     sharded = " with ZeRO-1" if sharding == Sharding.OPTIMIZER else ""
     name = f"{config}, {plan.schedule}"
     if len(plan.stages) == 1 and Updates.of(plan, microbatch).synchronous:
-        name = f"DDP on {plan.busy} workers" if plan.busy > 1 else "one worker"
+        shares = f" by shares {config}" if plan.stages[0].shares else ""
+        name = f"DDP on {plan.busy} workers{shares}" if plan.busy > 1 else "one worker"
     return f"{name}{sharded}"
 
 
@@ -236,9 +237,9 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
     """The rivals that are shown: the best of every kind but the plan's own."""
     taken = choice.taken
-    own = len(plan.stages), plan.busy, taken.problem.profile.minibatch, taken.sharding
+    own = plan.config, taken.problem.profile.minibatch, taken.sharding
     alone = [one for one in choice.rivals if len(one.plan.stages) == 1 and one.kind in USUAL and one.kind != UNIFORM]
-    usual = [one for one in alone if (1, one.plan.busy, one.problem.profile.minibatch, one.sharding) != own]
+    usual = [one for one in alone if (one.plan.config, one.problem.profile.minibatch, one.sharding) != own]
     divided = best_of([one for one in usual if one.sharding.divides_weights])
     piped = [one for one in choice.rivals if len(one.plan.stages) > 1 and one.plan != plan]
     others = [one for one in piped if one.kind not in USUAL] if len(plan.stages) == 1 else []
@@ -254,7 +255,7 @@ def _rival(rival: Candidate) -> str:
     if rival.kind == ONE_WORKER:
         return f"{rival.kind}, {size}"
     if len(rival.plan.stages) == 1:
-        return f"{rival.kind}, {workers}, {size}"
+        return f"{rival.kind}{f' {config}' if rival.plan.stages[0].shares else ''}, {workers}, {size}"
     name = rival.kind if rival.kind == UNIFORM else f"{rival.plan.schedule}"
     return f"{name} {config}, {workers}, {size}"
 

@@ -47,6 +47,7 @@ class DeepSpeed:
 
     name = "deepspeed"
     title = "DeepSpeed 0.19.8"
+    orders_devices = False
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to cuts that a single output crosses, to a uniform grid, and to 1F1B with a flush."""

@@ -46,6 +46,7 @@ class Megatron:
 
     name = "megatron"
     title = "Megatron-LM core_v0.16.1"
+    orders_devices = False
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to cuts between blocks, to a uniform grid, to 1F1B with a flush, and to no recomputation.

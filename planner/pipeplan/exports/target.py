@@ -44,6 +44,10 @@ class ExportTarget(Protocol):
     def title(self) -> str:
         """Name in messages, with the version, such as `Megatron-LM core_v0.16.1`."""
 
+    @property
+    def orders_devices(self) -> bool:
+        """Whether the files say in which order the target gets the devices, so that the planner may choose it."""
+
     def restrict(self, profile: Profile, options: Options) -> Options:
         """The options under which the target can express every plan, for `solve --for`.
 

@@ -30,6 +30,7 @@ class TorchPipelining:
 
     name = "torch-pipelining"
     title = "torch.distributed.pipelining of torch 2.13.0"
+    orders_devices = False
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to a uniform grid with a flush, cuts at modules, and stages that send to the next stage only."""

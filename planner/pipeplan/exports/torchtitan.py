@@ -42,6 +42,7 @@ class Torchtitan:
 
     name = "torchtitan"
     title = "torchtitan 0.3.0"
+    orders_devices = False
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict to a uniform grid with a flush, cuts between blocks, and no recomputation."""

@@ -64,6 +64,8 @@ def grid_degrees(
     """
     if problem.options.sharding.divides_weights and not divided:
         raise refusal(target, plan, "its replicas divide the weights, which this export does not write")
+    if plan.stages[0].shares:
+        raise refusal(target, plan, "its workers take unequal shares of a batch, which this export does not write")
     if plan.inference:
         raise InputError(f"the plan {plan.config} is for inference, and the export to {target.title} is for training")
     # A single stage always computes with the newest weights, unless it accumulates gradients.

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -84,8 +85,8 @@ def check_devices() -> DoctorFinding:
     """The devices of workers, as in `--cluster local`."""
     cards, here = local_gpus(), local_processors()
     if cards:
-        names = ", ".join(dict.fromkeys(card.name for card in cards))
-        found = f"{len(cards)} × {names}, {show_size(cards[0].memory_bytes)} each"
+        kinds = Counter(f"{card.name}, {show_size(card.memory_bytes)}" for card in cards)
+        found = "; ".join(f"{count} × {kind}{' each' * (count > 1)}" for kind, count in kinds.items())
     else:
         found = f"no NVIDIA GPU; {here.cores} processor core{'s' * (here.cores != 1)}, {show_size(here.memory_bytes)}"
     return DoctorFinding("devices", "workers", OK, found)

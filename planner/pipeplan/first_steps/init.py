@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from pipeplan.cluster_data import cluster_toml
-from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster import Cluster, Device
 from pipeplan.cluster_data.cluster_toml import LOCAL_COSTS
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.util.files import bundled_folder, read_text, write_together
@@ -19,6 +20,14 @@ JOB, CLUSTER = "job.py", "cluster.toml"
 _DEVICE = (
     "The device of one worker. kind: cuda or cpu. memory: how much of it a plan may use for one worker.",
     "Servers that differ get [[device]] and [[server]] tables: docs/file-formats.md.",
+)
+_DEVICES = (
+    "The devices of workers. kind: cuda or cpu. memory: how much of it a plan may use for one worker. speed: relative",
+    "to the device of the profile. `pipeplan profile` on each, with another CUDA_VISIBLE_DEVICES, measures the ratio.",
+)
+_SERVER = (
+    "One server whose devices differ. bandwidth: of one device's link, each way.",
+    "`pipeplan profile --links` measures the links and writes a cluster file.",
 )
 _WORKERS = (
     "The links between the workers of one server. count: number of workers. bandwidth: of one worker's link, each way.",
@@ -49,19 +58,28 @@ def starter_files(workers: int | None = None) -> dict[str, str]:
 
 def cluster_text(cluster: Cluster) -> str:
     """A cluster file with explanatory comments, for a cluster of one server."""
-    workers = cluster.workers
-    device, tenths = cluster.device, cluster.device.memory_bytes * 10 >> 30
-    if tenths >= 10:  # readers prefer a tenth of a GiB
-        device = replace(device, memory_bytes=parse_size(f"{tenths / 10} GiB", CLUSTER))
-    noun = "GPU" if device.kind == "cuda" else "worker"
-    summary = f"{workers} {noun}{'' if workers == 1 else 's'} of {show_size(device.memory_bytes)}, {device.name}"
-    remarks = [f"This machine, as pipeplan found it: {summary}.", "`pipeplan solve --cluster` takes this file."]
-    text = cluster_toml.cluster_toml(replace(cluster, name="mine", device=device), remarks)
+    devices = [_rounded(device) for device in cluster.devices]
+    noun = "GPU" if cluster.device.kind == "cuda" else "worker"
+    kinds = Counter((show_size(device.memory_bytes), device.name) for device in devices)
+    parts = [f"{n} {noun}{'' if n == 1 else 's'} of {memory}, {name}" for (memory, name), n in kinds.items()]
+    remarks = [
+        f"This machine, as pipeplan found it: {'; '.join(parts)}.",
+        "`pipeplan solve --cluster` takes this file.",
+    ]
+    inside = cluster.levels[cluster.server_level - 1]
+    text = cluster_toml.cluster_toml(Cluster.of_devices("mine", devices, inside, cluster.executor), remarks)
     if cluster.device.kind == "cpu":
         text = text.replace('\nname = "mine"\n', f'\nname = "mine"\n# {_EXECUTOR}\nexecutor = "{LOCAL_COSTS}"\n', 1)
-    for table, lines in (("[device]", _DEVICE), ("[[level]]", _WORKERS)):
+    tables = (("[device]", _DEVICE), ("[[device]]", _DEVICES), ("[[server]]", _SERVER), ("[[level]]", _WORKERS))
+    for table, lines in tables:
         text = text.replace(f"\n{table}\n", "\n" + "".join(f"# {line}\n" for line in lines) + f"{table}\n", 1)
-    return text + _SERVERS
+    return text + (_SERVERS if cluster.uniform else "")
+
+
+def _rounded(device: Device) -> Device:
+    """The device with its memory in tenths of a GiB, which readers prefer."""
+    tenths = device.memory_bytes * 10 >> 30
+    return replace(device, memory_bytes=parse_size(f"{tenths / 10} GiB", CLUSTER)) if tenths >= 10 else device
 
 
 def next_commands(folder: Path, kind: str) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,9 +26,9 @@ from pipeplan.planning.candidates import (
     virtual_candidate,
 )
 from pipeplan.planning.choose import ANY, Choice, Question, choose
-from pipeplan.planning.choose_order import OrderChoice, choose_order
+from pipeplan.planning.choose_order import OrderChoice, choose_order, distinct_orders, in_order
 from pipeplan.planning.fast import best_plan
-from pipeplan.planning.figure import figured
+from pipeplan.planning.figure import TOLERANCE, figured
 from pipeplan.planning.local_search import improve
 from pipeplan.planning.outcome import TOLERANCE as PROVEN_EQUAL
 from pipeplan.planning.outcome import Outcome
@@ -43,6 +44,8 @@ MOST_EXTRAPOLATED = 64
 """Largest ratio of a microbatch to the largest measured one, beyond which times are not extrapolated."""
 
 
+FEW_ORDERS = 6
+"""At most so many orders of the devices of servers have a choice of their own: all orders of three that differ."""
 SIMULATING_S = 5.0
 """Seconds to simulate a plan without the restriction."""
 
@@ -187,17 +190,42 @@ def build_problem(request: Request) -> BuiltProblem:
 
     Where no schedule is named, the plan of training is chosen by `planning.choose`. A `target` restricts plans to those
     that this trainer can express. The servers of a heterogeneous cluster are put in the best order, unless the plan is
-    for a target, which numbers them itself.
+    for a target, which numbers them itself. Where the devices of a server differ, a plan is chosen for each of their
+    orders, if these are few, because the order may decide whether a pipeline or data parallelism is faster.
 
     Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
     """
     charged = request.charged()
+    if request.chooses and charged.cluster.machines and charged.cluster.server_level > 1:
+        few = [*itertools.islice(distinct_orders(charged.cluster), FEW_ORDERS + 1)]
+        if 1 < len(few) <= FEW_ORDERS:
+            return _chosen_in_order(request, few)
     built = _chosen(charged, request) if request.chooses else _named(charged)
-    if request.target is not None or built.problem.options.schedule in VIRTUAL:
+    numbers_itself = request.target is not None and not export_target(request.target).orders_devices
+    if numbers_itself or built.problem.options.schedule in VIRTUAL:
         return built  # No solver that tries orders knows the stages of these schedules.
     ends = request.deadline.share(SHARES["choice"])
     problem, orders = choose_order(built.problem, request.maximum_cuts, ends, simulates=request.simulate)
     return replace(built, problem=problem, orders=tuple(orders))
+
+
+def _chosen_in_order(request: Request, orders: Sequence[tuple[int, ...]]) -> BuiltProblem:
+    """The problem of the plan that is chosen in the best of these orders: the listed one, or one that is faster by more
+    than the tolerance."""
+    found, tried = list[BuiltProblem](), list[OrderChoice]()
+    for number, order in enumerate(orders):
+        ends = request.deadline.share(SHARES["choice"] / (len(orders) - number))
+        one = replace(request, cluster=in_order(request.cluster, order), deadline=ends)
+        built = _chosen(one.charged(), one)
+        taken = None if built.choice is None else built.choice.taken
+        step_s, config = (None, "") if taken is None else (taken.sample_s, taken.plan.config)
+        finished = built.choice is None or built.choice.finished
+        found.append(built)
+        tried.append(OrderChoice(built.problem, order, step_s, config, finished))
+    times = [math.inf if one.step_time_s is None else one.step_time_s for one in tried]
+    best = 0 if times[0] <= min(times) * (1 + TOLERANCE) else times.index(min(times))
+    ranked = sorted(range(len(orders)), key=lambda number: (number != best, times[number]))
+    return replace(found[best], orders=tuple(tried[number] for number in ranked))
 
 
 def _chosen(charged: Request, request: Request) -> BuiltProblem:

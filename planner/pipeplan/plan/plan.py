@@ -41,6 +41,9 @@ class Stage:
     """Whether the stage keeps only its input for the backward pass, which then runs forward again first."""
     deferred: Natural = 0
     """Most minibatches whose gradients of the weights are put off; 0 under schedules without W."""
+    shares: tuple[Positive, ...] = ()
+    """Minibatches of an update on each worker, in data parallelism on workers of unequal speed; empty where the workers
+    take minibatches in turn. Minibatches of a worker then follow each other."""
 
     @property
     def replicas(self) -> int:
@@ -73,7 +76,12 @@ class Plan:
 
     @property
     def config(self) -> str:
-        """Replica counts from input to output, such as `15-1`; four copies of a straight pipeline read `4×(1-1)`."""
+        """Replica counts from input to output, such as `15-1`; four copies of a straight pipeline read `4×(1-1)`.
+
+        Data parallelism with unequal shares reads as these, `5:3`.
+        """
+        if self.stages[0].shares:
+            return ":".join(map(str, self.stages[0].shares))
         if self.virtual:
             counts = "-".join(str(len(workers)) for workers in self.devices)
             return f"{counts} × {len(self.stages) // len(self.devices)} stages"
@@ -142,6 +150,7 @@ class Plan:
                     "versions": stage.versions,
                     "recompute": stage.recompute,
                     **({"deferred": stage.deferred} if self.schedule in SPLITTING else {}),
+                    **({"shares": list(stage.shares)} if stage.shares else {}),
                 }
                 for stage in self.stages
             ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,20 +23,58 @@ from pipeplan.solvers.result import Result
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 
-def sharded_plan(problem: Problem) -> tuple[Plan, Evaluation] | None:
-    """The plan with its score; None where no number of workers can share the microbatches, or memory is too short.
+def listed_plan(problem: Problem) -> tuple[Plan, Evaluation] | None:
+    """The best plan of a problem whose plans are listed (`Options.is_listed`), with its score; None if it has none.
 
-    Units recompute only where memory requires it.
+    Its workers divide the weights, or take unequal shares. They recompute only where memory requires it.
     """
-    plan = _on_most_workers(problem)
-    if plan is None:
-        return None
-    again = replace(plan, stages=(replace(plan.stages[0], recompute=True),))
-    for one in (plan, again) if problem.options.recompute else (plan,):
-        score = evaluate(one, problem)
-        if score.fits or not problem.options.memory:
-            return one, score
+    if problem.options.unequal_shares:
+        plans = unequal_plans(problem)
+    else:
+        plans = [plan for plan in [_on_most_workers(problem)] if plan is not None]
+    for again in (False, True) if problem.options.recompute else (False,):
+        ways = [replace(plan, stages=(replace(plan.stages[0], recompute=again),)) for plan in plans]
+        scored = [(one, evaluate(one, problem)) for one in ways]
+        fitting = [(one, score) for one, score in scored if score.fits or not problem.options.memory]
+        if fitting:
+            return min(fitting, key=lambda pair: pair[1].step_time_s)
     return None
+
+
+def unequal_plans(problem: Problem) -> list[Plan]:
+    """Data parallelism with shares of the batch by speed, on the fastest 2, 3, … workers; of those of one speed on all.
+
+    Workers whose memory is too small for the model are left out. Cores that workers share have no speed of their own.
+    """
+    cluster, count = problem.cluster, problem.options.accumulate or 1
+    if cluster.uniform or cluster.shared_cores:
+        return []
+    speed = [device.speed for device in cluster.devices]
+    fastest_first = sorted(range(cluster.workers), key=lambda worker: -speed[worker])
+    enough = sorted({cluster.memory_of([worker]) for worker in fastest_first}) if problem.options.memory else [0]
+    plans = []
+    for least in enough:
+        able = [worker for worker in fastest_first if cluster.memory_of([worker]) >= least]
+        ends = [end for end in range(2, len(able) + 1) if speed[able[end - 1]] != speed[able[end % len(able)]]]
+        for end in ends:
+            workers = tuple(sorted(able[:end]))
+            shares = shares_by_speed([speed[worker] for worker in workers], count)
+            if min(shares) > 0 and len(set(shares)) > 1:
+                plain = plain_data_parallel(problem, len(workers))
+                plans.append(replace(plain, stages=(replace(plain.stages[0], workers=workers, shares=shares),)))
+    return [plan for plan in dict.fromkeys(plans) if satisfies_options(plan, problem)]
+
+
+def shares_by_speed(speeds: Sequence[float], count: int) -> tuple[int, ...]:
+    """How many of `count` microbatches each worker takes so that the last of them is done earliest."""
+    shares = [0] * len(speeds)
+    next_ends = [(1 / speed, number) for number, speed in enumerate(speeds)]
+    heapq.heapify(next_ends)
+    for _ in range(count):
+        _, number = next_ends[0]
+        shares[number] += 1
+        heapq.heapreplace(next_ends, ((shares[number] + 1) / speeds[number], number))
+    return tuple(shares)
 
 
 def _on_most_workers(problem: Problem) -> Plan | None:
@@ -53,8 +92,10 @@ def _on_most_workers(problem: Problem) -> Plan | None:
     return None
 
 
-def why_not_sharded(problem: Problem) -> str:
+def why_not_listed(problem: Problem) -> str:
     """Why a problem has no such plan, in one line."""
+    if problem.options.unequal_shares:
+        return "unequal shares: no two workers whose speeds differ have memory for the whole model"
     plan = _on_most_workers(problem)
     if plan is None:
         where = " of equally large servers" if problem.options.sharding == Sharding.HYBRID else ""

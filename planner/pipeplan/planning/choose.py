@@ -4,6 +4,7 @@ The question is a model, a cluster, a global batch, how old gradients may be, an
 that global batch in each update. The candidates are
 
     DDP               the whole model on every worker
+    DDP by speed      the same, where workers of unequal speed take unequal shares of the batch
     ZeRO-1            the same, with the optimiser's state divided among the replicas
     FSDP              the same, with weights and gradients divided too, and gathered unit by unit
     HSDP              FSDP inside every server, whose servers are replicas
@@ -55,7 +56,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "FSDP", "HSDP", "one server", "one worker"
-UNIFORM, PIPELINE, STALE = "uniform pipeline", "pipeline", "old gradients"
+BY_SPEED, UNIFORM, PIPELINE, STALE = "DDP by speed", "uniform pipeline", "pipeline", "old gradients"
 NEARLY = 0.1
 """Relative. Pipelines that are slower than the fastest by no more are tried under zb-h1, which may turn the order."""
 LISTED_SIZES = 2
@@ -266,6 +267,8 @@ class _Chooser:
         options, cluster = self.question.options, self.question.machines.cluster
         alone: dict[str, Any] = {"stages": 1, "max_stages": None, "grid": False, "pins": ()}
         kinds = [(DDP, alone)]
+        if options.sharding == Sharding.NONE and len({device.speed for device in cluster.distinct_devices}) > 1:
+            kinds.append((BY_SPEED, alone | {"unequal_shares": True}))
         if options.sharding == Sharding.NONE and self.question.machines.profile.optimizer_elementwise:
             kinds.append((ZERO_1, alone | {"sharding": Sharding.OPTIMIZER}))
         kinds.append((FSDP, alone | {"sharding": Sharding.FULL}))
@@ -494,7 +497,7 @@ class _Chooser:
         rivals = [
             taken if taken.kind == kind else best_of([one for one in self.found if one.kind == kind]) for kind in kinds
         ]
-        sharded = (one.sample_s for one in self._allowed if one.sharding.divides_weights)
+        listed = (one.sample_s for one in self._allowed if one.problem.options.is_listed)
         most = max((one.plan.busy for one in self._allowed), default=0)
         stale = self.stale
         if stale is not None and fastest is not None and stale.sample_s * (1 + TOLERANCE) >= fastest.sample_s:
@@ -514,7 +517,7 @@ class _Chooser:
             taken=taken,
             rivals=tuple(one for one in rivals if one is not None),
             stale=stale,
-            sharded_sample_s=min(sharded, default=float("inf")),
+            sharded_sample_s=min(listed, default=float("inf")),
             widest=best_of([one for one in self._allowed if one.plan.busy == most]),
             finished=self.finished,
             interrupted=self.interrupted,

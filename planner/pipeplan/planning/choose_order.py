@@ -83,16 +83,16 @@ def choose_order(
 
 def in_order(cluster: Cluster, order: Sequence[int]) -> Cluster:
     """The cluster with its servers in this order, given by their numbers. Servers without a name get one that keeps
-    their old number, if their number changes."""
+    their old number, if their number changes; their devices get none."""
     if list(order) == list(range(len(order))):
         return cluster
-    machines = [
-        machine if machine.name else replace(machine, name=f"server {number} of the cluster file")
-        for number, machine in enumerate(cluster.machines)
-    ]
-    return Cluster.of_servers(
-        cluster.name, [machines[number] for number in order], cluster.levels[1:], cluster.executor
-    )
+    size = math.prod(level.count for level in cluster.levels[1 : cluster.server_level])
+    machines = []
+    for place, number in enumerate(order):
+        machine, server = cluster.machines[number], number // size
+        moved = server != place // size and not machine.name
+        machines.append(replace(machine, name=f"server {server} of the cluster file") if moved else machine)
+    return Cluster.of_servers(cluster.name, machines, cluster.levels[1:], cluster.executor)
 
 
 def distinct_orders(cluster: Cluster) -> Iterator[tuple[int, ...]]:

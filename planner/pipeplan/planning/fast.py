@@ -15,7 +15,7 @@ import numpy as np
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import satisfies_options, sharded_plan, uniform_grid
+from pipeplan.planning.baselines import listed_plan, satisfies_options, uniform_grid
 from pipeplan.problem.blocks import block_cuts
 from pipeplan.problem.cuts import Cuts, Flags, enumerate_cuts
 from pipeplan.problem.problem import Problem
@@ -101,8 +101,8 @@ def best_plan(
 
     Raises `OutOfTime` where no plan is found before the deadline.
     """
-    if problem.options.sharding.divides_weights:
-        return _sharded(problem)
+    if problem.options.is_listed:
+        return _listed(problem)
     result = _solved(problem, cuts, deadline, gap, useful_s, near=near)
     return _scored(result, problem, cuts)
 
@@ -119,8 +119,8 @@ def best_in_time(
     With more than `MANY_CUTS` cuts the search may stop at a plan within the relative `gap_of_many_cuts` of the best. If
     the model has repeated blocks, a search of plans between these may then stand for the search of all plans.
     """
-    if problem.options.sharding.divides_weights:
-        return _sharded(problem), True
+    if problem.options.is_listed:
+        return _listed(problem), True
     try:
         cuts = enumerate_cuts(problem, maximum_cuts, deadline.share(0.5))
         if len(cuts.ideals) <= MANY_CUTS:
@@ -190,9 +190,9 @@ def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, usefu
     return best
 
 
-def _sharded(problem: Problem) -> ScoredPlan | None:
-    """The only plan of a problem whose replicas divide the weights."""
-    found = sharded_plan(problem)
+def _listed(problem: Problem) -> ScoredPlan | None:
+    """The best plan of a problem whose plans are listed."""
+    found = listed_plan(problem)
     return None if found is None else ScoredPlan(found[0], found[1].step_time_s, found[1].step_time_s)
 
 

@@ -236,6 +236,8 @@ def lengths_of_updates(scenario: Scenario, plan: Plan) -> tuple[int, ...]:
     group = scenario.accumulate
     if not (scenario.drains and group):
         return ()
+    if scenario.stages[0].shares:
+        return (group,) if group <= MOST_PASSES_OF_UPDATES // (2 * UPDATES) else ()
     turn = math.lcm(*(stage.replicas for stage in scenario.stages)) * (len(plan.devices) if plan.virtual else 1)
     least = LEAST_UPDATE * scenario.in_flight
     short = least + (group - least) % turn

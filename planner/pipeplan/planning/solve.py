@@ -16,7 +16,7 @@ from pipeplan.errors import InfeasibleError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import VIRTUAL
 from pipeplan.planning import baselines
-from pipeplan.planning.baselines import Baseline, satisfies_options, sharded_plan, why_not_sharded
+from pipeplan.planning.baselines import Baseline, listed_plan, satisfies_options, why_not_listed
 from pipeplan.planning.choose import Choice
 from pipeplan.planning.figure import Figure, FiguredPlan, figured, simplest_of
 from pipeplan.planning.local_search import compact, improve
@@ -62,8 +62,8 @@ def solve(
     deadline = deadline or Deadline.after(settings.time_limit_s)
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
         return replace(_solve_virtual(problem, settings, deadline), choice=choice)
-    if problem.options.sharding.divides_weights:
-        return _sharded_outcome(problem, settings, deadline, choice)
+    if problem.options.is_listed:
+        return _listed_outcome(problem, settings, deadline, choice)
     search = _Search(problem, Means(settings, deadline, tracker), known, choice)
     try:
         search.run()
@@ -72,18 +72,20 @@ def solve(
     return search.outcome()
 
 
-def _sharded_outcome(problem: Problem, settings: Settings, deadline: Deadline, choice: Choice | None) -> Outcome:
-    """The only plan of a problem whose replicas divide the weights, with the bound that the choice has found.
+def _listed_outcome(problem: Problem, settings: Settings, deadline: Deadline, choice: Choice | None) -> Outcome:
+    """The best plan of a problem whose plans are listed, with the bound that the choice has found.
 
     Raises `InfeasibleError` where it does not fit, or its workers cannot share the microbatches.
     """
-    found = sharded_plan(problem)
+    found = listed_plan(problem)
     if found is None:
-        raise InfeasibleError(why_not_sharded(problem))
+        raise InfeasibleError(why_not_listed(problem))
     one = figured(*found, problem, deadline, simulates=settings.simulate)
     bound_s = 0.0 if choice is None else min(choice.bound_sample_s * problem.profile.minibatch, one.step_s)
-    results = (Result("DP", Status.TIME_LIMIT, None, math.inf, bound_s, 0.0),)
-    certificate = Certificate(None, "no certificate covers plans that divide the weights")
+    # The bound on plans beside unequal shares is one on simulated times, of which their formulas are lower bounds.
+    solver = RELAXATION if problem.options.unequal_shares else "DP"
+    results = (Result(solver, Status.TIME_LIMIT, None, math.inf, bound_s, 0.0),)
+    certificate = Certificate(None, "no certificate covers plans that divide the weights or take unequal shares")
     return Outcome(
         problem,
         one.plan,

@@ -72,6 +72,8 @@ class Options:
     """Whether a stage may drop its activations and run forward again before backward, where memory is short."""
     sharding: Sharding = Sharding.NONE
     """State that the replicas of a stage divide among them."""
+    unequal_shares: bool = False
+    """Whether the workers of plain data parallelism take microbatches of an update in proportion to their speed."""
     contention: bool = True
     """Whether a network card is charged with the sum of the traffic that crosses it, shared cores with the sum of the
     work on them, and plain data parallelism with the wait for its all-reduce. Otherwise every resource is charged as if
@@ -132,6 +134,8 @@ class Options:
             raise InputError("inference has no optimiser whose state could be divided")
         if self.sharding.divides_weights and (self.stages != 1 or self.schedule != FLUSH):
             raise InputError(f"{self.sharding} is for plans of one stage under {FLUSH}")
+        if self.unequal_shares and (self.stages != 1 or self.schedule != FLUSH or self.sharding != Sharding.NONE):
+            raise InputError(f"unequal shares are for plain data parallelism under {FLUSH}")
         if self.boundary not in BOUNDARIES:
             raise InputError(f"there is no boundary model {self.boundary!r}; {did_you_mean(self.boundary, BOUNDARIES)}")
 
@@ -140,6 +144,12 @@ class Options:
         if plan.inference or len(plan.stages) > 1 or plan.schedule != FLUSH or plan.busy == 1:
             return ""
         return "ddp" if self.sharding == Sharding.NONE else str(self.sharding)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the plans are so few that they are listed and not searched for: one stage on several workers that
+        divide the weights, or take unequal shares of a batch."""
+        return self.sharding.divides_weights or self.unequal_shares
 
     @property
     def flushes(self) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeplan._version import __version__
-from pipeplan.cluster_data.cluster import Server
 from pipeplan.errors import InputError
 from pipeplan.plan.updates import Updates
 from pipeplan.problem.plan_file import PlanFile
@@ -81,7 +80,8 @@ class TemplateContext:
         plan, profile, cluster = stated.plan, stated.profile, stated.to_cluster()
         model, busy = profile.model, [worker for stage in plan.stages for worker in stage.workers]
         sizes = cluster.server_sizes[: cluster.servers_up_to(busy)]
-        machines = cluster.machines[: len(sizes)]
+        devices = cluster.server_devices[: len(sizes)]
+        names = [machines[0].name for machines in cluster.server_machines[: len(sizes)]]
         return cls(
             title=" ".join(one_line(f"{model} as {plan.config} on {cluster.name}").split()),
             model=model,
@@ -92,8 +92,8 @@ class TemplateContext:
             servers=len(sizes),
             idle_servers=cluster.servers - len(sizes),
             server_sizes=sizes,
-            server_devices=tuple(one.device.name for one in machines) or (cluster.device.name,) * len(sizes),
-            server_list=tuple(_described(machine) for machine in machines),
+            server_devices=devices,
+            server_list=tuple(map(_described, sizes, devices, names)) if cluster.machines else (),
             uneven=len(set(sizes)) > 1,
             device=cluster.device.kind,
             threads=max(1, profile.threads),
@@ -110,10 +110,10 @@ def _model_ref(profile: PlanProfile, plan_folder: str) -> str:
     return located_reference(profile.ref, profile.file, Path(plan_folder)) if plan_folder else profile.ref
 
 
-def _described(server: Server) -> str:
+def _described(size: int, devices: str, name: str) -> str:
     """The name, number and kind of a server's devices, for a comment."""
-    devices = f"{server.inside.count} x {server.device.name}"
-    return " ".join(one_line(f"{server.name}: {devices}" if server.name else devices).split())
+    counted = devices.strip("()") if devices.startswith("(") else f"{size} x {devices}"
+    return " ".join(one_line(f"{name}: {counted}" if name else counted).split())
 
 
 @dataclass(frozen=True)

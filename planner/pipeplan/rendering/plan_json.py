@@ -113,6 +113,8 @@ def _options(outcome: Outcome) -> dict[str, Any]:
         del options["virtual_stages"]
     if options["sharding"] == Sharding.NONE:
         del options["sharding"]
+    if not options["unequal_shares"]:
+        del options["unequal_shares"]
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
 
 
@@ -182,6 +184,8 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
     problem, plan = outcome.problem, outcome.plan
     profile, cluster = problem.profile, problem.cluster
     sizes = cluster.server_sizes[: cluster.servers_up_to(worker for stage in plan.stages for worker in stage.workers)]
+    names = [device.name for device in cluster.devices]
+    mixed = any(len({machine.device for machine in machines}) > 1 for machines in cluster.server_machines)
     shared = {
         "format": STAGE_FORMAT,
         "version": FORMAT_VERSION,
@@ -199,6 +203,7 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
         "servers": len(sizes),
         "workers_per_server": max(sizes),
         **({"server_sizes": list(sizes)} if len(set(sizes)) > 1 else {}),
+        **({"device_names": names[: sum(sizes)]} if mixed else {}),
         "schedule": {"name": INFERENCE if plan.inference else plan.schedule, "accumulate": plan.accumulate}
         | ({} if problem.options.correction == "none" else {"correction": problem.options.correction}),
         "pipeline": [
@@ -208,6 +213,7 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
                 "versions": stage.versions,
                 "recompute": stage.recompute,
                 **({"deferred": stage.deferred} if plan.schedule in SPLITTING else {}),
+                **({"shares": list(stage.shares)} if stage.shares else {}),
             }
             for stage in plan.stages
         ],

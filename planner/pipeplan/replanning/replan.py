@@ -13,7 +13,7 @@ from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.baselines import sharded_plan
+from pipeplan.planning.baselines import listed_plan
 from pipeplan.planning.outcome import Outcome
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options, Sharding
@@ -185,8 +185,8 @@ RELAXED: dict[str, dict[str, Any]] = {
 def relax_options(options: Options, names: Iterable[str]) -> Options:
     """The options without the constraints of the options of `RELAXED` that are named."""
     changes = {field: value for name in names for field, value in RELAXED[name].items()}
-    if "stages" in changes and options.sharding.divides_weights:
-        changes["sharding"] = Sharding.NONE  # Only a plan of one stage divides the weights.
+    if "stages" in changes and options.is_listed:
+        changes |= {"sharding": Sharding.NONE, "unequal_shares": False}  # Only plans of one stage have these.
     return replace(options, **changes)
 
 
@@ -215,8 +215,8 @@ def _first_that_fits(problem: Problem, deadline: Deadline) -> Iterator[int]:
 
 def _fits(problem: Problem, deadline: Deadline) -> bool:
     """Whether a problem is found to have a plan before the deadline."""
-    if problem.options.sharding.divides_weights:
-        return sharded_plan(problem) is not None
+    if problem.options.is_listed:
+        return listed_plan(problem) is not None
     try:
         return dynamic_program.is_feasible(problem, enumerate_cuts(problem, _MOST_CUTS, deadline), deadline.at)
     except OutOfTime:

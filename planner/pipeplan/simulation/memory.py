@@ -38,7 +38,7 @@ def _steps(
     if not scenario.schedule.trains:
         yield 0.0, load.memory_bytes
         return
-    own = own_minibatches(replica, load.replicas, minibatches)
+    own = own_minibatches(replica, load.replicas, minibatches, load.shares)
     in_flight = finished = updates = 0
     for _, _, action, start_s, end_s in actions:
         in_flight += action.kind is ActionKind.FORWARD

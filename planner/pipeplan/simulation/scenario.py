@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -60,6 +60,18 @@ class StageLoad:
     """Most minibatches whose gradients of the weights are put off."""
     weights_s: float = 0.0
     """The part of `backward_s` that action W takes; 0 where the backward pass is one."""
+    shares: tuple[int, ...] = ()
+    """Minibatches of an update on each replica, where they are unequal."""
+    relative: tuple[float, ...] = ()
+    """With unequal shares the time of a pass on each replica, as a share of that on the slowest one, which is given."""
+
+    def of_replica(self, replica: int) -> StageLoad:
+        """The work of one replica at its own speed."""
+        if not self.relative:
+            return self
+        ratio = self.relative[replica]
+        forward_s, backward_s, step_s = (time * ratio for time in (self.forward_s, self.backward_s, self.step_s))
+        return replace(self, forward_s=forward_s, backward_s=backward_s, step_s=step_s)
 
     @property
     def replicas(self) -> int:
@@ -138,7 +150,7 @@ class Scenario:
     def shapes(self) -> tuple[StageShape, ...]:
         """The shapes of the stages, which is the input of the executor's schedules."""
         return tuple(
-            StageShape(one.replicas, one.depth, self.accumulate, one.deferred, self.device_of(index))
+            StageShape(one.replicas, one.depth, self.accumulate, one.deferred, self.device_of(index), one.shares)
             for index, one in enumerate(self.stages)
         )
 
@@ -198,7 +210,7 @@ def assemble_scenario(
     links = Links.of(cluster)
     return Scenario(
         config=plan.config,
-        stages=tuple(_load(plan, index, one, options) for index, one in enumerate(figures)),
+        stages=tuple(_load(plan, cluster, index, one, options) for index, one in enumerate(figures)),
         hops=tuple(_hops(plan, links, index, one, options) for index, one in enumerate(figures[:-1])),
         schedule=SCHEDULES[INFERENCE if plan.inference else plan.schedule],
         # A drained pipeline computes nothing while it waits for its all-reduces.
@@ -233,7 +245,7 @@ def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
         node["stages"].fail(f"{most} minibatches are in flight at a stage, more than one update of 2bw has")
 
 
-def _load(plan: Plan, index: int, figures: PredictedStage, options: Options) -> StageLoad:
+def _load(plan: Plan, cluster: Cluster, index: int, figures: PredictedStage, options: Options) -> StageLoad:
     stage, own_s = plan.stages[index], figures.executor_s / (1 if plan.inference else 2)
     backward_s, step_s = figures.backward_s + (0.0 if plan.inference else own_s), figures.update_s
     accumulates = plan.schedule in ACCUMULATING and not plan.inference
@@ -257,6 +269,8 @@ def _load(plan: Plan, index: int, figures: PredictedStage, options: Options) -> 
         weights_s=figures.weights_s,
         update_share=step_s / backward_s if step_s and not accumulates else 0.0,
         step_s=step_s if accumulates else 0.0,
+        shares=stage.shares,
+        relative=cluster.relative_times(stage.workers) if stage.shares else (),
     )
 
 

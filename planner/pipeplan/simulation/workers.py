@@ -140,7 +140,8 @@ class Seat:
 def make_workers(scenario: Scenario) -> list[list[Worker]]:
     """The replicas of every stage."""
     return [
-        [Worker(stage, replica, load) for replica in range(load.replicas)] for stage, load in enumerate(scenario.stages)
+        [Worker(stage, replica, load.of_replica(replica)) for replica in range(load.replicas)]
+        for stage, load in enumerate(scenario.stages)
     ]
 
 
@@ -153,7 +154,7 @@ def make_seats(scenario: Scenario, workers: list[list[Worker]], minibatches: int
         if place not in seats:
             seats[place] = Seat(_stream(scenario, workers, worker, minibatches))
         worker.seat = seats[place]
-        passes = len(own_minibatches(worker.replica, load.replicas, minibatches))
+        passes = len(own_minibatches(worker.replica, load.replicas, minibatches, load.shares))
         worker.seat.left_s += passes * (load.forward_s + load.backward_s - load.weights_s)
     for seat in seats.values():
         seat.pop()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from data_parallel_runs import Case
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -64,6 +65,25 @@ def test_what_is_no_data_parallel_plan(
 ) -> None:
     with pytest.raises(LaunchError, match=says):
         load_plan(plan(tmp_path, replicas, schedule, **fields))
+
+
+def test_unequal_shares_are_those_of_an_update_under_ddp(tmp_path: Path) -> None:
+    found = load_plan(Case("plain", "ddp", 2, 8, shares=(5, 3)).write(tmp_path / "good"))
+    assert found.pipeline[0].shares == (5, 3)
+    for case, says in (
+        (Case("plain", "ddp", 2, 8, shares=(5, 4)), "2 replicas cannot share 8 minibatches as 5, 4"),
+        (Case("plain", "ddp", 2, 8, shares=(8,)), "cannot share"),
+        (Case("plain", "zero1", 2, 8, shares=(5, 3)), "need data_parallel 'ddp'"),
+        (Case("plain", "", 2, 8, shares=(5, 3)), "need data_parallel 'ddp'"),
+    ):
+        with pytest.raises(LaunchError, match=says):
+            load_plan(case.write(tmp_path / "bad"))
+
+
+def test_the_names_of_devices_are_those_of_all_workers(tmp_path: Path) -> None:
+    assert load_plan(plan(tmp_path, [2], device_names=["a", "b"])).device_names == ("a", "b")
+    with pytest.raises(LaunchError, match="device_names: expected 2, found 1"):
+        load_plan(plan(tmp_path, [2], device_names=["a"]))
 
 
 def test_who_runs_a_plan(tmp_path: Path) -> None:

@@ -25,8 +25,10 @@ from pipeplan_launch.tracing.trace import trace_job
         Case("valid_targets", "fsdp", 2, 4, recompute=True),
         Case("normalised", "hsdp", 4, 8, servers=2),
         Case("hooked", "ddp", 2, 2),
+        Case("normalised", "ddp", 2, 8, shares=(5, 3)),
+        Case("valid_targets", "ddp", 3, 7, shares=(1, 4, 2)),
     ],
-    ids=lambda case: f"{case.mode}-{case.replicas}-{case.job}",
+    ids=lambda case: f"{case.mode}-{case.replicas}-{case.job}{'-shares' * bool(case.shares)}",
 )
 def test_training_is_that_of_one_process(tmp_path: Path, case: Case) -> None:
     """13 minibatches an epoch: in the last update some replicas have none. 4 test minibatches, or 3 rounds of two."""

@@ -27,6 +27,8 @@ from pipeplan_launch.plan.schedule import (
     group_count,
     group_members,
     one_f_one_b,
+    own_minibatches,
+    replica_of,
     update_lag,
     version_used,
 )
@@ -51,6 +53,20 @@ def test_streams_as_pictures() -> None:
     assert text([StageShape(2, 1)], 0, 0, 4) == "F0 B0 R0 U0 F2 B2 R1 U1"
     assert text([StageShape(2, 3)], 0, 1, 1) == "R0 U0"
     assert text(two_one, 0, 0, 0) == ""
+
+
+def test_replicas_may_take_unequal_shares() -> None:
+    """Shares 3 and 1 of every 4 minibatches; the last group has 2, which are replica 0's."""
+    shape, flush = StageShape(2, 1, 4, shares=(3, 1)), SCHEDULES["1f1b-flush"]
+    streams = [" ".join(map(str, flush.stream([shape], 0, replica, 6))) for replica in (0, 1)]
+    assert streams == ["F0 B0 F1 B1 F2 B2 R0 U0 F4 B4 F5 B5 R1 U1", "F3 B3 R0 U0 R1 U1"]
+    replay_schedule(flush, [shape], 11)
+    for replica, shares in itertools.product(range(3), [(1, 2, 4), (5, 1, 1)]):
+        own = own_minibatches(replica, 3, 20, shares)
+        assert own == [one for one in range(20) if replica_of(one, 3, shares) == replica]
+    for wrong in ((3, 2), (4,), (4, 0), (2, 1, 1)):
+        with pytest.raises(ValueError, match="cannot share 4 minibatches"):
+            StageShape(2, 1, 4, shares=wrong)
 
 
 def test_actions_round_trip() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.rank_mapping.host_identity import (
     SERVER_VARIABLE,
     Location,
@@ -21,6 +22,7 @@ from pipeplan_launch.rank_mapping.rank_assignment import (
     Path,
     RankAssignment,
     assign_workers,
+    devices_by_name,
     pack_parts,
     server_of_workers,
 )
@@ -160,6 +162,20 @@ def test_devices_are_taken_in_turn_by_those_who_see_the_same() -> None:
     one_each = [Location("A", "A", "", devices=1, visible=text) for text in "01"]
     assert [RankAssignment.of([2], one_each).device(process) for process in range(2)] == [0, 0]
     assert RankAssignment.of([2], one_each).own_device_each()
+
+
+def test_workers_take_the_devices_that_the_plan_names() -> None:
+    names = ["NVIDIA GeForce RTX 4060 Ti", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 4060"]
+    assert devices_by_name(["RTX 4090", "RTX 4060", "rtx 4060 ti"], names) == [1, 2, 0]
+    assert devices_by_name(["RTX 4060", "RTX 4060"], names) == [2, 0]
+    assert devices_by_name([names[1], names[0]], names[:2]) == [1, 0]
+    assignment = RankAssignment.of([2, 2], on("ABAB", devices=2))
+    planned = ["RTX 4090", "RTX 4060 Ti", "RTX 4060 Ti", "RTX 4090"]
+    found = [assignment.device(process, planned, names[:2]) for process in range(4)]
+    assert [planned[assignment.workers[process]] in names[number] for process, number in enumerate(found)] == [True] * 4
+    for wanted, there in ((["RTX 3090"], names), (["RTX 4090", "RTX 4090"], names), (["RTX 4090"], names[:1])):
+        with pytest.raises(LaunchError, match="name the devices in the cluster file as torch does"):
+            devices_by_name(wanted, there)
 
 
 def test_seats_know_who_is_apart_and_what_servers_are_called() -> None:

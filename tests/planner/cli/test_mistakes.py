@@ -204,6 +204,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     device = '[device]\nname = "V100"\nkind = "cuda"\nmemory = "16 GiB"\n'
     levels = '[[level]]\nname = "server"\ncount = 1\n[[level]]\nname = "cluster"\ncount = 2\nbandwidth = 16\n'
     (folder / "bare.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "bare"\n{device}{levels}')
+    two = '[[server]]\ndevices = ["a", "b"]\nbandwidth = "1 GB/s"\n'
+    boxes = {"both": f'{two}device = "a"\n', "uneven": f'{two}[[server]]\ndevice = "a"\ndevices = 1\n'}
+    for name, servers in boxes.items():
+        text = "".join(f'[[device]]\nname = "{one}"\nkind = "cuda"\nmemory = "16 GiB"\n' for one in "ab")
+        above = '[[level]]\nname = "cluster"\nbandwidth = "1 GB/s"\n'
+        (folder / f"{name}.toml").write_text(
+            f'format = "pipeplan-cluster"\nversion = 1\nname = "{name}"\n{text}{servers}{above}'
+        )
     carried = levels.replace("16", '"16 GB/s"')
     reserved = f'{device}memory_reserve = "60%"\n{carried}'
     (folder / "reserve.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "reserve"\n{reserved}')

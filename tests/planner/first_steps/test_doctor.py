@@ -43,6 +43,12 @@ def test_a_machine_without_gpus_lacks_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert {one.state for one in found.values()} == {OK}
 
 
+def test_every_kind_of_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Hardware("T4", "cuda", 16 * 2**30, 1)
+    monkeypatch.setattr(doctor, "local_gpus", lambda: [*CARDS, small])
+    assert doctor.check_devices().found == "2 × A100, 40 GiB each; 1 × T4, 16 GiB"
+
+
 def test_torch_that_cannot_be_used_is_missing_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     found = asked(monkeypatch, torch=None, error="torch 2.1.0 is too old", todo="pip install 'torch>=2.8'")
     assert (found["torch"].state, found["torch"].found) == (MISSING, "torch 2.1.0 is too old")

@@ -14,6 +14,7 @@ from commandline import Run
 
 import pipeplan
 from pipeplan.cli.profile.measure import _next
+from pipeplan.cluster_data import local
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.cluster_toml import read_cluster
 from pipeplan.cluster_data.local import local_cluster
@@ -71,6 +72,20 @@ def test_the_cluster_file_is_this_machine(tmp_path: Path) -> None:
         here.device.cores,
     )
     assert 0 <= here.device.memory_bytes - found.device.memory_bytes < 2**30 / 10
+
+
+def test_gpus_that_differ_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two unknown cards, and two whose peaks are known from bundled device files."""
+    for names, speeds in ((("RTX 4090", "RTX 4060 Ti"), (1.0, 1.0)), (("V100", "A100"), (0.8, 1.0))):
+        sizes = (24564, 16380)
+        gpus = [local.Hardware(name, "cuda", size << 20, 1) for name, size in zip(names, sizes, strict=True)]
+        monkeypatch.setattr(local, "local_gpus", lambda gpus=gpus: gpus)
+        (tmp_path / "box.toml").write_text(init.cluster_text(local_cluster(None)))
+        found = read_cluster(tmp_path / "box.toml")
+        assert (found.servers, [device.name for device in found.devices]) == (1, [*names])
+        assert [device.memory_bytes / 2**30 for device in found.devices] == pytest.approx([23.9, 15.9], abs=0.01)
+        assert [device.speed for device in found.devices] == pytest.approx(speeds, abs=0.1)
+        assert local_cluster(1).uniform
 
 
 def test_more_servers_are_there_when_their_marks_are_taken_off(tmp_path: Path) -> None:
