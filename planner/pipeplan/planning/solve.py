@@ -81,7 +81,7 @@ def _sharded_outcome(problem: Problem, settings: Settings, deadline: Deadline, c
     if found is None:
         raise InfeasibleError(why_not_sharded(problem))
     one = figured(*found, problem, deadline, simulates=settings.simulate)
-    bound_s = 0.0 if choice is None else min(choice.bound_sample_s * problem.profile.minibatch, one.step_s)
+    bound_s = 0.0 if choice is None else min(choice.proven.sample_s * problem.profile.minibatch, one.step_s)
     results = (Result("DP", Status.TIME_LIMIT, None, math.inf, bound_s, 0.0),)
     certificate = Certificate(None, "no certificate covers plans that divide the weights")
     return Outcome(
