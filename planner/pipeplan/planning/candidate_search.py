@@ -261,12 +261,12 @@ class CandidateSearch:
         profile = self.question.machines.profile
         corrects = is_helped(profile.optimizer_name, profile.optimizer_state_ratio)
         for problem in stale_problems(self.question, tolerated):
-            one = self._stale_plan(problem, self.fastest_s)
+            known = [] if self.stale is None else [self.stale]
+            one = self._stale_plan(problem, min([self.fastest_s, *(stale.sample_s for stale in known)]))
             if one is None:
                 continue
             if len(one.plan.stages) > 1 and one.plan.copies == 1:
                 self._steady.append(one.plan)
-            known = [] if self.stale is None else [self.stale]
             if not 0 < one.delay <= tolerated or best_of([*known, one]) is not one:
                 continue
             if corrects and one.delay <= CORRECTED_DELAY:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
@@ -156,13 +155,12 @@ class _Listing:
 
     def plan(self, parts: Parts) -> Plan:
         """The plan of the whole problem with these stages."""
-        options, first, stages = self.problem.options, 0, list[Stage]()
+        first, stages = 0, list[Stage]()
         for end, workers in parts:
             units = self.problem.units[self.places[first] : self.places[end]]
             stages.append(Stage(tuple(name for unit in units for name in unit.layers), tuple(workers), 1, 1))
             first = end
-        plan = self.space.plan(self.problem, stages)
-        return replace(plan, schedule=options.schedule, accumulate=options.accumulate)
+        return self.space.plan(self.problem, stages)
 
 
 def _places(problem: Problem) -> list[int]:
@@ -212,7 +210,7 @@ def uniform_plans(problem: Problem) -> Iterator[Plan]:
                     names = tuple(name for unit in problem.units[first:end] for name in unit.layers)
                     stages.append(Stage(names, tuple(workers), 1, 1, recomputes))
                     first = end
-                yield Plan(tuple(stages), schedule=options.schedule, accumulate=options.accumulate)
+                yield Plan(tuple(stages))
                 break
 
 

@@ -80,8 +80,7 @@ class PlanSearch:
 
     def like(self, plan: Plan) -> FiguredPlan | None:
         """The best plan near one with the stages of a plan of another schedule; None where these do not fit."""
-        options = self.problem.options
-        deep = _with_depths(replace(plan, schedule=options.schedule, accumulate=options.accumulate), self.problem)
+        deep = with_depths(plan, self.problem)
         if deep is None or self.deadline.passed:
             return None
         start = figured(*deep, self.problem, self.deadline)
@@ -93,7 +92,7 @@ class PlanSearch:
         for plan in plans:
             if self.deadline.passed:
                 break
-            deep = _with_depths(plan, self.problem)
+            deep = with_depths(plan, self.problem)
             scored += [] if deep is None or deep[1].step_time_s >= limit_s else [deep]
         scored.sort(key=lambda one: one[1].step_time_s)
         shapes = [(len(plan.stages), plan.busy) for plan, _ in scored]
@@ -177,8 +176,12 @@ def _score(plan: Plan, problem: Problem, *, fits: bool = True) -> Evaluation | N
     return score if score.fits or not (fits and problem.options.memory) else None
 
 
-def _with_depths(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation] | None:
-    """The plan with its depths, and with recomputation in the stages that do not fit in memory without it."""
+def with_depths(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation] | None:
+    """The plan under the problem's schedule with its depths, and with recomputation in the stages that need it.
+
+    None where it is no plan of the problem, or does not fit in memory.
+    """
+    plan = replace(plan, schedule=problem.options.schedule, accumulate=problem.options.accumulate)
     for _ in range(len(plan.stages) + 1):
         try:
             deep = depths.assign_depths(plan, problem, 0.0)
