@@ -26,7 +26,7 @@ from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
 from pipeplan.exports.target import export_lines, write_export
 from pipeplan.from_options.build_problem import BuiltProblem, TargetedProblem, build_problem
-from pipeplan.planning.choose_order import OrderChoice
+from pipeplan.from_options.choose_order import OrderChoice
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem

@@ -18,6 +18,7 @@ import hashlib
 import itertools
 import json
 import math
+import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -142,12 +143,12 @@ class Cluster:
         servers = ((first, stop, self.device_of(first).cores) for first, stop in bounds)
         return [(first, stop, cores) for first, stop, cores in servers if 0 < cores < stop - first]
 
-    @property
+    @cached_property
     def workers(self) -> int:
         """D, the number of devices."""
         return self.span(len(self.levels)) if self.uniform else self._starts[0][-1]
 
-    @property
+    @cached_property
     def server_level(self) -> int:
         """The number of levels inside one server: up to the one named `server`, or 1 where none has that name."""
         names = [level.name for level in self.levels]
@@ -202,9 +203,15 @@ class Cluster:
     def span(self, level: int) -> int:
         """Number of workers in the largest component of `level`, where 0 stands for devices and 1 for the innermost
         level."""
+        return self._spans[level]
+
+    @cached_property
+    def _spans(self) -> tuple[int, ...]:
+        """`span` of levels 0 … L, which searches ask for millions of times."""
         if self.uniform:
-            return math.prod(joined.count for joined in self.levels[:level])
-        return max(last - first for first, last in itertools.pairwise(self.starts(level)))
+            return tuple(itertools.accumulate((level.count for level in self.levels), operator.mul, initial=1))
+        starts = [self.starts(level) for level in range(len(self.levels) + 1)]
+        return tuple(max(last - first for first, last in itertools.pairwise(ends)) for ends in starts)
 
     @cached_property
     def _starts(self) -> list[tuple[int, ...]]:

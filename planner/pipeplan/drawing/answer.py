@@ -12,8 +12,9 @@ from pipeplan.drawing.tables import describe_cluster, server_numbers, short_conf
 from pipeplan.plan.learning_cost import KnownLearning, known_learning
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
+from pipeplan.planning.candidate_search import BY_SPEED, DDP, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1
 from pipeplan.planning.candidates import Candidate, best_of
-from pipeplan.planning.choose import BY_SPEED, DDP, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM, ZERO_1, Choice
+from pipeplan.planning.choose import Choice
 from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.outcome import Outcome
 from pipeplan.problem.options import Sharding

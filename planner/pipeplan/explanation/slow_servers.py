@@ -15,9 +15,11 @@ from pipeplan.cluster_data.variants import with_faster_links
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InfeasibleError, NotFoundInTimeError
-from pipeplan.planning.candidates import Machines, candidate_of, problem_of
-from pipeplan.planning.choose import DDP, FSDP, HSDP, PIPELINE, UNIFORM, Question, choose
+from pipeplan.planning.candidate_search import DDP, FSDP, HSDP, PIPELINE, UNIFORM
+from pipeplan.planning.candidates import candidate_of
+from pipeplan.planning.choose import choose
 from pipeplan.planning.figure import figured
+from pipeplan.planning.question import Machines, Question, problem_of
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import Deadline

@@ -13,25 +13,18 @@ from pipeplan.cluster_data.machine_costs import as_charged, with_one_worker
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.target import ExportFile, ExportTarget, export_files, export_target
+from pipeplan.from_options.choose_order import OrderChoice, choose_order, distinct_orders, in_order
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import ACCUMULATING, FLUSH, FLUSHING, SCHEDULES, STASHING, VIRTUAL
-from pipeplan.planning.candidates import (
-    Machines,
-    candidate_of,
-    improved,
-    problem_of,
-    sized,
-    sizes_for,
-    virtual_candidate,
-)
-from pipeplan.planning.choose import ANY, Choice, Question, choose
-from pipeplan.planning.choose_order import OrderChoice, choose_order, distinct_orders, in_order
+from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES, STASHING, VIRTUAL
+from pipeplan.planning.candidates import candidate_of, improved, virtual_candidate
+from pipeplan.planning.choose import Choice, choose
 from pipeplan.planning.fast import best_plan
 from pipeplan.planning.figure import TOLERANCE, figured
-from pipeplan.planning.local_search import improve
+from pipeplan.planning.local_search import PlanSearch, improve
 from pipeplan.planning.outcome import TOLERANCE as PROVEN_EQUAL
 from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.question import ANY, Machines, Question, sized, sizes_for
 from pipeplan.planning.settings import MAXIMUM_CUTS, SHARES
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
@@ -245,20 +238,15 @@ def _chosen(charged: Request, request: Request) -> BuiltProblem:
         request.maximum_cuts,
         request.simulate,
     )
-    known, others = sizes_for(charged.profile, question.samples, request.microbatch)
-    size = [*known, *others][0]
+    known, others = question.sizes
     # Raises what every candidate would be refused for. Under a flush the most layers may be in stages of their own.
-    Problem(
-        sized(charged.profile, size),
-        charged.cluster,
-        replace(options, schedule=FLUSH, accumulate=question.samples // size, correction="none"),
-    )
+    question.problem([*known, *others][0], virtual_stages=options.virtual_stages)
     request.before_search()
     try:
         choice = choose(question, request.deadline.share(SHARES["choice"]))
     except InfeasibleError:
         # The solvers say what is missing, for the smallest microbatch.
-        return BuiltProblem(problem_of(question.machines, options, [*known, *others][-1], question.samples))
+        return BuiltProblem(question.problem([*known, *others][-1]))
     return BuiltProblem(choice.taken.problem, choice)
 
 
@@ -318,7 +306,7 @@ def _best_size(request: Request, sizes: list[int], usual: int) -> int:
         else:
             useful_s = best_sample_s * size
             one = candidate_of(schedule, problem, request.maximum_cuts, share, useful_s, simulates=request.simulate)[0]
-            one = None if one is None else improved(one, share)
+            one = None if one is None else improved(one, PlanSearch(problem, share))
         if one is not None and one.sample_s < best_sample_s * (1 - 1e-9):
             best, best_sample_s = size, one.sample_s
     return best

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,16 +13,15 @@ from pipeplan.cost.memory import worker_memory
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import FLUSH, VIRTUAL, ZERO_BUBBLE
+from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.figure import TOLERANCE, Figure, FiguredPlan, figured
-from pipeplan.planning.local_search import PlanSearch, improve
+from pipeplan.planning.local_search import PlanSearch
+from pipeplan.planning.question import ANY, Question
 from pipeplan.planning.virtual_stages.virtual_search import search_virtual
-from pipeplan.problem.options import Options, Sharding
+from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.profile import Profile
-from pipeplan.profile_data.rescale import halved
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_step_time
 
@@ -62,6 +61,11 @@ class Candidate:
         return self.figure.step_s / self.problem.profile.minibatch
 
     @property
+    def formula_sample_s(self) -> float:
+        """Seconds per sample by the formulas."""
+        return self.figure.formula_s / self.problem.profile.minibatch
+
+    @property
     def updates(self) -> Updates:
         """How old its gradients are, and what its updates average over."""
         return Updates.of(self.plan, self.problem.profile.minibatch)
@@ -98,14 +102,6 @@ class Candidate:
         }
 
 
-@dataclass(frozen=True)
-class Machines:
-    """A profile and a cluster that a candidate may be planned for."""
-
-    profile: Profile
-    cluster: Cluster
-
-
 def candidate_of(
     kind: str,
     problem: Problem,
@@ -137,10 +133,9 @@ def candidate_of(
     return Candidate(kind, problem, found.plan, found.figure), bound_s
 
 
-def improved(one: Candidate, deadline: Deadline) -> Candidate:
+def improved(one: Candidate, search: PlanSearch) -> Candidate:
     """The best plan by the figure near a candidate; the candidate itself if nothing near it is faster."""
-    score = evaluate(one.plan, one.problem)
-    found = improve(FiguredPlan(one.plan, score, one.figure), one.problem, deadline)
+    found = search.climb(FiguredPlan(one.plan, evaluate(one.plan, one.problem), one.figure))
     return replace(one, plan=found.plan, figure=found.figure)
 
 
@@ -158,53 +153,44 @@ def least_step_s(problem: Problem) -> float:
     return max(problem.work_s / problem.cluster.total_speed, contention.least_step_time_of_shared_cores_s(problem))
 
 
-def fastest_found(kind: str, search: PlanSearch, extrapolated: bool) -> list[Candidate]:
+def fastest_found(kind: str, search: PlanSearch) -> list[Candidate]:
     """The plans within the tolerance of the fastest one that a search has simulated."""
     least_s = min((one.step_s for one in search.found.values()), default=0.0)
     found = (one for one in search.found.values() if one.step_s <= least_s * (1 + TOLERANCE))
-    return [Candidate(kind, search.problem, one.plan, one.figure, extrapolated) for one in found]
+    return [Candidate(kind, search.problem, one.plan, one.figure) for one in found]
 
 
-def zero_bubbles(start: Candidate, deadline: Deadline) -> list[Candidate]:
-    """zb-h1 with the stages of a plan of 1f1b-flush."""
-    if not _is_pipeline(start):
-        return []
-    problem = replace(start.problem, options=replace(start.problem.options, schedule=ZERO_BUBBLE))
-    found = like(start.plan, ZERO_BUBBLE, problem, deadline)
-    return [replace(one, extrapolated=start.extrapolated) for one in found if _comparable(one, start)]
-
-
-def like(plan: Plan, kind: str, problem: Problem, deadline: Deadline) -> list[Candidate]:
+def like(plan: Plan, kind: str, search: PlanSearch) -> list[Candidate]:
     """The best plan near one with the stages of a plan of another schedule or microbatch size, if these fit."""
-    one = PlanSearch(problem, deadline).like(plan)
-    return [] if one is None else [Candidate(kind, problem, one.plan, one.figure)]
+    one = search.like(plan)
+    return [] if one is None else [Candidate(kind, search.problem, one.plan, one.figure)]
 
 
-def virtual_flushes(start: Candidate, deadline: Deadline) -> list[Candidate]:
-    """interleaved-1f1b and zb-v for the problem of a plan of 1f1b-flush.
+def virtual_candidate(problem: Problem, deadline: Deadline, useful_s: float = float("inf")) -> Candidate | None:
+    """The best plan of a schedule whose workers run several stages each.
 
-    A worker has several stages there, so that other cuts than those of the plan are searched for.
+    None where none fits, is found in time, or seems to take less than `useful_s` seconds per microbatch.
     """
-    found: list[Candidate] = []
-    for schedule in VIRTUAL if _is_pipeline(start) else ():
-        problem = replace(start.problem, options=replace(start.problem.options, schedule=schedule))
-        one = virtual_candidate(problem, deadline.share(0.5), extrapolated=start.extrapolated)
-        if one is not None and _comparable(one, start):
-            found.append(one)
-    return found
-
-
-def virtual_candidate(problem: Problem, deadline: Deadline, *, extrapolated: bool = False) -> Candidate | None:
-    """The best plan of a schedule whose workers run several stages each; None where none fits or is found in time."""
     try:
-        best = search_virtual(problem, deadline).plans[0]
+        plans = search_virtual(problem, deadline, useful_s).plans
     except (InfeasibleError, InputError, NotFoundInTimeError):
         return None
+    if not plans:
+        return None
+    best = plans[0]
     figure = Figure(best.score.step_time_s, best.simulated_s, best.minibatches)
-    return Candidate(problem.options.schedule, problem, best.plan, figure, extrapolated)
+    return Candidate(problem.options.schedule, problem, best.plan, figure)
 
 
-def _comparable(one: Candidate, start: Candidate) -> bool:
+def under(schedule: str, one: Candidate) -> Problem | None:
+    """The problem of a candidate under another schedule; None unless it is one pipeline under 1f1b-flush."""
+    options = one.problem.options
+    if len(one.plan.stages) == 1 or one.plan.copies > 1 or options.schedule != FLUSH:
+        return None
+    return replace(one.problem, options=replace(options, schedule=schedule))
+
+
+def comparable(one: Candidate, start: Candidate) -> bool:
     """Whether the figures of both plans are simulated, or neither is.
 
     The formulas of 1f1b-flush are a loose lower bound, those of the other schedules are nearer to the simulation. So a
@@ -213,52 +199,26 @@ def _comparable(one: Candidate, start: Candidate) -> bool:
     return (one.figure.simulated_s is None) == (start.figure.simulated_s is None)
 
 
-def _is_pipeline(one: Candidate) -> bool:
-    """Whether it is one pipeline under 1f1b-flush, which other schedules can run."""
-    return len(one.plan.stages) > 1 and one.plan.copies == 1 and one.problem.options.schedule == FLUSH
+def stale_problems(question: Question, tolerated: float) -> Iterator[Problem]:
+    """The problems whose plans may have gradients up to so many updates old.
 
-
-def microbatches(batch: int, size: int) -> int:
-    """The number of microbatches of a size in a global batch. Raises `InputError` where it cannot be cut so."""
-    if batch < 1 or batch % size:
-        raise InputError(f"a batch of {batch} samples cannot be cut into microbatches of {size}: give a multiple")
-    return batch // size
-
-
-def sizes_for(profile: Profile, batch: int, given: int | None) -> tuple[list[int], list[int]]:
-    """(microbatch sizes with measured or interpolated times, further sizes), all dividing the batch, largest first.
-
-    Raises `InputError` if there is none.
+    1f1b-stashing updates a stage after as many microbatches as it has replicas. With a given batch no stage may update
+    less often than that, which 2bw keeps.
     """
-    measured = [size.minibatch for size in profile.all_sizes]
-    if given is not None:
-        microbatches(batch, given)
-        return [given], []
-    tried = sorted({*measured, *halved(profile.minibatch)}, reverse=True)
-    dividing = [size for size in tried if batch % size == 0]
-    if not dividing:
-        raise InputError(
-            f"a batch of {batch} samples cannot be cut into microbatches of {', '.join(map(str, tried))}: "
-            "give --batch a multiple, or --microbatch another size"
-        )
-    known = [size for size in dividing if measured[0] <= size <= measured[-1]]
-    return known, [size for size in dividing if size not in known]
-
-
-def sized(profile: Profile, size: int) -> Profile:
-    """The profile at a microbatch size; times that nobody measured are upper bounds."""
-    return profile if size == profile.minibatch else profile.rescaled(size, pessimistic=True)
-
-
-def problem_of(machines: Machines, options: Options, size: int, batch: int, **changes: Any) -> Problem:
-    """The problem of training a global batch in microbatches of a size, under 1f1b-flush unless `changes` say else."""
-    chosen: dict[str, Any] = {
-        "schedule": FLUSH,
-        "accumulate": batch // size,
-        "correction": "none",
-        "virtual_stages": None,
-    } | changes
-    return Problem(sized(machines.profile, size), machines.cluster, replace(options, **chosen))
+    options, size = question.options, question.minibatch or question.machines.profile.minibatch
+    kinds: list[dict[str, Any]] = []
+    if question.batch is None:
+        kinds.append({"schedule": STASHING, "accumulate": None})
+        if tolerated != ANY and options.stages is None:
+            # Gradients of an unreplicated pipeline are as old as stages follow.
+            kinds.append(kinds[0] | {"max_stages": min(int(tolerated) + 1, options.max_stages or 99)})
+    if question.samples % size == 0:
+        kinds.append({"schedule": DOUBLE_BUFFERED})
+    for changes in kinds:
+        try:
+            yield question.problem(size, virtual_stages=options.virtual_stages, **changes)
+        except InputError:
+            continue
 
 
 def best_of(found: Sequence[Candidate]) -> Candidate | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import replace
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
@@ -80,7 +79,10 @@ class _Listing:
         parameters = [0, *itertools.accumulate(unit.parameter_bytes for unit in problem.units)]
         self.parameters = [parameters[place] for place in self.places]
         self.links, self.hidden_share = Links.of(self.cluster), problem.hidden_share
+        self.rounds = [0.0, *(float(formulas.rounds(self.count, one)) for one in range(1, workers + 1))]
         self.left = MOST_STEPS
+        self._starts_of: dict[tuple[int, int], list[int]] = {}
+        self._rate_of: dict[tuple[int, int], tuple[float, float]] = {}
 
     def plans(self) -> Iterator[tuple[float, tuple[int, int], Parts]]:
         """(bound, (busy workers, stages), parts) of plans, of those with few stages first, while steps are left."""
@@ -111,7 +113,7 @@ class _Listing:
                 begun_s -= backward_s / 2
             behind_s = (self.work[last] - self.work[end]) * self.count
             for replicas in range(min(self.most_replicas, self.workers - worker - stages + 1), 0, -1):
-                own_s = float(formulas.rounds(self.count, replicas)) * alone_s
+                own_s = self.rounds[replicas] * alone_s
                 if max(begun_s + own_s, own_s, bound_s) >= self.limit_s or self.left <= 0:
                     break
                 for start in self._starts(worker, replicas):
@@ -132,30 +134,33 @@ class _Listing:
         """The exposed all-reduce of a stage, in seconds per update: a lower bound."""
         if replicas == 1:
             return 0.0
-        rate = self.links.allreduce_among((start, start + replicas - 1))
+        where = start, start + replicas - 1
+        if where not in self._rate_of:
+            self._rate_of[where] = self.links.allreduce_among(where)
         size = self.parameters[end] - self.parameters[place]
-        allreduce_s = float(formulas.ring_allreduce_time(replicas, size, *rate))
+        allreduce_s = float(formulas.ring_allreduce_time(replicas, size, *self._rate_of[where]))
         return allreduce_s - self.hidden_share * min(allreduce_s, backward_s)
 
-    def _starts(self, worker: int, replicas: int) -> Iterator[int]:
+    def _starts(self, worker: int, replicas: int) -> list[int]:
         """The first worker of a stage: the given one, or that of the next server if the stage is on fewer there."""
-        yield worker
-        cluster = self.cluster
-        following = next((start for start in cluster.starts(1) if start > worker), cluster.workers)
-        if worker not in cluster.starts(1) and following + replicas <= self.workers:
-            here = cluster.server_of(worker + replicas - 1) - cluster.server_of(worker)
-            if cluster.server_of(following + replicas - 1) - cluster.server_of(following) < here:
-                yield following
+        if (worker, replicas) not in self._starts_of:
+            cluster, found = self.cluster, [worker]
+            following = next((start for start in cluster.starts(1) if start > worker), cluster.workers)
+            if worker not in cluster.starts(1) and following + replicas <= self.workers:
+                here = cluster.server_of(worker + replicas - 1) - cluster.server_of(worker)
+                if cluster.server_of(following + replicas - 1) - cluster.server_of(following) < here:
+                    found.append(following)
+            self._starts_of[worker, replicas] = found
+        return self._starts_of[worker, replicas]
 
     def plan(self, parts: Parts) -> Plan:
         """The plan of the whole problem with these stages."""
-        options, first, stages = self.problem.options, 0, list[Stage]()
+        first, stages = 0, list[Stage]()
         for end, workers in parts:
             units = self.problem.units[self.places[first] : self.places[end]]
             stages.append(Stage(tuple(name for unit in units for name in unit.layers), tuple(workers), 1, 1))
             first = end
-        plan = self.space.plan(self.problem, stages)
-        return replace(plan, schedule=options.schedule, accumulate=options.accumulate)
+        return self.space.plan(self.problem, stages)
 
 
 def _places(problem: Problem) -> list[int]:
@@ -205,7 +210,7 @@ def uniform_plans(problem: Problem) -> Iterator[Plan]:
                     names = tuple(name for unit in problem.units[first:end] for name in unit.layers)
                     stages.append(Stage(names, tuple(workers), 1, 1, recomputes))
                     first = end
-                yield Plan(tuple(stages), schedule=options.schedule, accumulate=options.accumulate)
+                yield Plan(tuple(stages))
                 break
 
 

@@ -21,7 +21,7 @@ from pipeplan.planning.baselines import satisfies_options
 from pipeplan.planning.figure import Figure, FiguredPlan, figured, quick_step_s
 from pipeplan.planning.listed_plans import in_turns, listed_plans, uniform_plans
 from pipeplan.problem.problem import Problem
-from pipeplan.util.deadline import Deadline
+from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 LEAST_GAIN = 1e-3
 """Relative. A neighbour replaces the plan if its figure is smaller by this share."""
@@ -43,11 +43,17 @@ class PlanSearch:
     """A search among the plans of a problem, by the figure."""
 
     problem: Problem
-    deadline: Deadline
+    deadline: Deadline = NO_DEADLINE
     found: dict[Plan, FiguredPlan] = field(default_factory=dict)
-    """The plans that were simulated for as long as their figure takes."""
+    """The plans that were simulated for as long as their figure takes, since the search began."""
     _quick: dict[Plan, float] = field(default_factory=dict)
+    _scores: dict[Plan, Evaluation | None] = field(default_factory=dict)
     _passes: int = 0
+
+    def begun(self, deadline: Deadline) -> PlanSearch:
+        """The search, which begins anew until a deadline, and knows how long the plans of earlier searches take."""
+        self.deadline, self.found, self._passes = deadline, {}, 0
+        return self
 
     def climb(self, start: FiguredPlan) -> FiguredPlan:
         """The best plan that hill climbing finds from a plan; the plan itself where nothing near it is faster."""
@@ -74,8 +80,7 @@ class PlanSearch:
 
     def like(self, plan: Plan) -> FiguredPlan | None:
         """The best plan near one with the stages of a plan of another schedule; None where these do not fit."""
-        options = self.problem.options
-        deep = _with_depths(replace(plan, schedule=options.schedule, accumulate=options.accumulate), self.problem)
+        deep = with_depths(plan, self.problem)
         if deep is None or self.deadline.passed:
             return None
         start = figured(*deep, self.problem, self.deadline)
@@ -87,7 +92,7 @@ class PlanSearch:
         for plan in plans:
             if self.deadline.passed:
                 break
-            deep = _with_depths(plan, self.problem)
+            deep = with_depths(plan, self.problem)
             scored += [] if deep is None or deep[1].step_time_s >= limit_s else [deep]
         scored.sort(key=lambda one: one[1].step_time_s)
         shapes = [(len(plan.stages), plan.busy) for plan, _ in scored]
@@ -126,7 +131,9 @@ class PlanSearch:
         """The plans of the problem that fit in memory, and are below a limit by the formulas, with their scores."""
         found = []
         for plan in plans:
-            score = None if plan in self.found else _score(plan, self.problem)
+            if plan not in self._scores:
+                self._scores[plan] = _score(plan, self.problem)
+            score = None if plan in self.found else self._scores[plan]
             if score is not None and score.step_time_s < limit_s:
                 found.append((plan, score))
         return found
@@ -169,8 +176,12 @@ def _score(plan: Plan, problem: Problem, *, fits: bool = True) -> Evaluation | N
     return score if score.fits or not (fits and problem.options.memory) else None
 
 
-def _with_depths(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation] | None:
-    """The plan with its depths, and with recomputation in the stages that do not fit in memory without it."""
+def with_depths(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation] | None:
+    """The plan under the problem's schedule with its depths, and with recomputation in the stages that need it.
+
+    None where it is no plan of the problem, or does not fit in memory.
+    """
+    plan = replace(plan, schedule=problem.options.schedule, accumulate=problem.options.accumulate)
     for _ in range(len(plan.stages) + 1):
         try:
             deep = depths.assign_depths(plan, problem, 0.0)

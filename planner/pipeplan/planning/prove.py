@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeplan.errors import InputError
-from pipeplan.planning.candidates import Machines, problem_of
 from pipeplan.planning.figure import TOLERANCE
-from pipeplan.problem.options import Options
+from pipeplan.planning.question import Question
 from pipeplan.solvers.cut_groups import MainUnits
 from pipeplan.solvers.update_bound import UpdateBound
 from pipeplan.util.deadline import Deadline, OutOfTime
@@ -24,34 +23,101 @@ MOST = 16.0
 """Where no plan is known, bounds are sought up to so many times the time in which all workers compute."""
 
 
-@dataclass
-class Relaxation:
-    """Lower bounds on the seconds per sample of the pipelines of one schedule, by microbatch size."""
+@dataclass(frozen=True)
+class Proven:
+    """Lower bounds on the seconds per sample of the synchronous plans of a question."""
 
-    machines: Machines
-    options: Options
-    samples: int
-    """The global batch."""
+    flush: Mapping[int, float]
+    """By microbatch size, for all plans of 1f1b-flush."""
+    split: Mapping[int, float]
+    """By microbatch size, for all plans of 1f1b-flush and of zb-h1."""
+    divided_s: float
+    """The figure of the fastest plan that divides the weights and is allowed, all of which are tried; infinite without
+    one."""
+
+    @property
+    def sample_s(self) -> float:
+        """No plan of 1f1b-flush, and none that divides the weights, takes fewer seconds per sample."""
+        return min(self.divided_s, min(self.flush.values(), default=0.0))
+
+    def step_s(self, size: int, solved_s: float, *, splits: bool, solved_all: bool) -> float:
+        """Seconds per microbatch of a size that no synchronous plan of the question undercuts.
+
+        `splits` includes the plans of zb-h1. `solved_s` is what the solvers have proven for the problem of the plan
+        that is taken, and counts where that holds all plans of its schedule and size (`solved_all`).
+        """
+        bounds = dict(self.split if splits else self.flush)
+        if not bounds:
+            return min(solved_s, self.divided_s * size)
+        if solved_all:
+            bounds[size] = max(bounds.get(size, 0.0), solved_s / size)
+        return min(self.divided_s * size, *(bound * size for bound in bounds.values()))
+
+
+class Bounds:
+    """Lower bounds on the pipelines of a question by microbatch size, in seconds per sample, which searches raise."""
+
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self.searched: dict[int, float] = {}
+        """For all plans of 1f1b-flush, by exact searches."""
+        self.one_stage_s = float("inf")
+        """Seconds per sample by the formulas of the fastest plan of one stage that keeps whole weights."""
+        self._relaxations: dict[bool, _Relaxation] = {}
+
+    def learn(self, size: int, sample_s: float) -> None:
+        """Take over what an exact search has proven for 1f1b-flush."""
+        self.searched[size] = max(self.searched.get(size, 0.0), sample_s)
+
+    def relaxed(self, size: int, *, splits: bool) -> float:
+        """What the relaxations prove for 1f1b-flush, with `splits` for zb-h1 too; 0 where they prove nothing."""
+        kinds = [one for of_both, one in self._relaxations.items() if of_both or not splits]
+        return min(self.one_stage_s, max((one.bounds.get(size, 0.0) for one in kinds), default=0.0))
+
+    def tighten(self, sizes: Sequence[int], best_sample_s: float, deadline: Deadline) -> None:
+        """Relax the pipelines of all sizes: those of 1f1b-flush and zb-h1 together, then those of 1f1b-flush alone."""
+        options = self._question.options
+        if options.grid or options.stages == 1 or not (sizes and self._question.simulates):
+            return
+        both = self._relaxations.setdefault(True, _Relaxation(self._question, splits=True))
+        both.tighten(sizes, best_sample_s, deadline)
+        flush = self._relaxations.setdefault(False, _Relaxation(self._question, splits=False))
+        flush.main = both.main
+        flush.bounds = {
+            size: max(one.get(size, 0.0) for one in (flush.bounds, both.bounds, self.searched)) for size in sizes
+        }
+        flush.tighten(sizes, best_sample_s, deadline)
+
+    def proven(self, best_sample_s: float, divided_s: float) -> Proven:
+        """The bounds on what is searched, none above the fastest plan."""
+        flush = {size: max(bound, self.relaxed(size, splits=False)) for size, bound in self.searched.items()}
+        split = {size: self.relaxed(size, splits=True) for size in self.searched if self._relaxations}
+        least = {size: min(best_sample_s, bound) for size, bound in flush.items()}
+        return Proven(least, {size: min(best_sample_s, bound) for size, bound in split.items()}, divided_s)
+
+
+@dataclass
+class _Relaxation:
+    """The bounds on the pipelines of one schedule."""
+
+    question: Question
     splits: bool
     """Whether they hold for zb-h1 as well, and not for 1f1b-flush alone."""
-    bounds: dict[int, float] = field(default_factory=dict)
     main: MainUnits | None = None
     """The units whose cuts are counted, once they are known."""
+    bounds: dict[int, float] = field(default_factory=dict)
+    """By microbatch size, in seconds per sample."""
     _known: dict[int, UpdateBound] = field(default_factory=dict, repr=False)
-
-    def learn(self, bounds: Mapping[int, float]) -> None:
-        """Take over bounds that are proven otherwise."""
-        self.bounds |= {size: max(bound, self.bounds.get(size, 0.0)) for size, bound in bounds.items()}
 
     def tighten(self, sizes: Sequence[int], best_sample_s: float, deadline: Deadline) -> None:
         """Raise the least bound until it stays, it is near the best figure that is known, or the deadline comes."""
-        ends = {}
+        samples, ends = self.question.samples, dict[int, float]()
         try:
             for size in sizes:
                 one = self._of(size, deadline)
                 if one is None:
                     return
-                self.bounds[size] = max(self.bounds.get(size, 0.0), one.floor_s / self.samples)
+                self.bounds[size] = max(self.bounds.get(size, 0.0), one.floor_s / samples)
                 ends[size] = min(best_sample_s, MOST * self.bounds[size])
             unasked = set(sizes)
             while True:
@@ -63,7 +129,7 @@ class Relaxation:
                 first = size in unasked and best_sample_s < float("inf")
                 middle = high if first else (low * high) ** 0.5
                 unasked.discard(size)
-                if not self._known[size].may_fit(middle * self.samples, deadline):
+                if not self._known[size].may_fit(middle * samples, deadline):
                     self.bounds[size] = middle
                 else:
                     ends[size] = middle
@@ -73,7 +139,7 @@ class Relaxation:
     def _of(self, size: int, deadline: Deadline) -> UpdateBound | None:
         """The bound for one size; None where its cuts are too many."""
         if size not in self._known:
-            problem = problem_of(self.machines, self.options, size, self.samples)
+            problem = self.question.problem(size)
             self.main = self.main or MainUnits.of(problem, deadline)
             if self.main is None:
                 return None

@@ -12,14 +12,16 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.formulas import ROUNDING
+from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InfeasibleError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import VIRTUAL
 from pipeplan.planning import baselines
-from pipeplan.planning.baselines import Baseline, listed_plan, satisfies_options, why_not_listed
+from pipeplan.planning.baselines import UNIFORM_GRID, Baseline, listed_plan, satisfies_options, why_not_listed
+from pipeplan.planning.candidate_search import UNIFORM
 from pipeplan.planning.choose import Choice
 from pipeplan.planning.figure import Figure, FiguredPlan, figured, simplest_of
-from pipeplan.planning.local_search import compact, improve
+from pipeplan.planning.local_search import compact, improve, with_depths
 from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome, state_verdict
 from pipeplan.planning.run_solvers import Means, best_plan, certificate_of, refuse_contradiction, run_solvers
 from pipeplan.planning.settings import ProgressTracker, Report, Settings
@@ -81,7 +83,7 @@ def _listed_outcome(problem: Problem, settings: Settings, deadline: Deadline, ch
     if found is None:
         raise InfeasibleError(why_not_listed(problem))
     one = figured(*found, problem, deadline, simulates=settings.simulate)
-    bound_s = 0.0 if choice is None else min(choice.bound_sample_s * problem.profile.minibatch, one.step_s)
+    bound_s = 0.0 if choice is None else min(choice.proven.sample_s * problem.profile.minibatch, one.step_s)
     # The bound on plans beside unequal shares is one on simulated times, of which their formulas are lower bounds.
     solver = RELAXATION if problem.options.unequal_shares else "DP"
     results = (Result(solver, Status.TIME_LIMIT, None, math.inf, bound_s, 0.0),)
@@ -174,7 +176,23 @@ class _Search:
         problem = self._problem
         yield baselines.data_parallelism(problem)
         if self._means.settings.compare and not problem.options.grid and problem.options.stages != 1:
-            yield baselines.uniform_grid(problem, cuts, self._means.share("baselines"))
+            grid = self._chosen_grid() or baselines.uniform_grid(problem, cuts, self._means.share("baselines"))
+            yield grid
+
+    def _chosen_grid(self) -> Baseline | None:
+        """The uniform pipeline that the choice has found, if it is a plan of this problem and was not taken.
+
+        One that was taken may have better cuts under the schedule of this problem, which a search finds.
+        """
+        choice, problem = self._choice, self._problem
+        rival = None if choice is None else choice.rival(UNIFORM)
+        if rival is None or (rival.cluster, rival.problem.profile) != (problem.cluster, problem.profile):
+            return None
+        shape, fitted = grid_shape_of(rival.plan, problem.cluster), with_depths(rival.plan, problem)
+        taken = choice is not None and grid_shape_of(choice.taken.plan, problem.cluster) is not None
+        if taken or fitted is None or shape is None:
+            return None
+        return Baseline(UNIFORM_GRID, fitted[1].step_time_s, shape.text, "", fitted[0])
 
     def _choose(self) -> None:
         """Take the best plan by the figure, or the simplest one near it, and state the figures of the baselines."""

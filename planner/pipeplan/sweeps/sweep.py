@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.from_options.build_problem import build_problem
 from pipeplan.plan.updates import Updates
-from pipeplan.planning.choose import DDP
+from pipeplan.planning.candidate_search import DDP
 from pipeplan.planning.fast import keep_answers, reusing
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings

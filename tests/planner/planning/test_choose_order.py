@@ -13,7 +13,7 @@ from instances import drawn, random_instance, unequal_instance
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InfeasibleError
-from pipeplan.planning.choose_order import choose_order, distinct_orders, in_order
+from pipeplan.from_options.choose_order import choose_order, distinct_orders, in_order
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor

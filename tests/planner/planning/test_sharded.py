@@ -90,8 +90,8 @@ def test_a_model_too_large_for_ddp_gets_fsdp_or_hsdp() -> None:
     assert outcome.predicted_s == outcome.objective_s, "the figure is the recurrence"
     fastest = min(one.sample_s for one in choice.rivals)
     assert choice.taken.sample_s <= fastest * (1 + TOLERANCE)
-    assert choice.bound_sample_s <= fastest
-    assert outcome.bound_s == pytest.approx(choice.bound_sample_s * outcome.problem.profile.minibatch)
+    assert choice.proven.sample_s <= fastest
+    assert outcome.bound_s == pytest.approx(choice.proven.sample_s * outcome.problem.profile.minibatch)
     assert outcome.bound_s <= outcome.predicted_s
     lines = answer_lines(outcome, 80, "next")
     assert len(lines) <= MOST_LINES

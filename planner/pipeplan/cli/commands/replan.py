@@ -30,7 +30,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING
-from pipeplan.planning.candidates import microbatches
+from pipeplan.planning.question import microbatches
 from pipeplan.problem import plan_file
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.profile_document import job_notes

@@ -63,12 +63,15 @@ class VirtualPlans:
     """The plans that were found, best first, and a bound."""
 
     plans: tuple[VirtualPlan, ...]
+    """Empty where no plan seems to be useful."""
     bound_s: float
     """Lower bound on the step time of every plan of the shapes that were tried, in seconds per minibatch."""
 
 
-def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> VirtualPlans:
+def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE, useful_s: float = float("inf")) -> VirtualPlans:
     """The best plans of the problem's schedule whose workers run several stages each.
+
+    Plans that take `useful_s` seconds per minibatch or more are of no use, so that little time is spent on these.
 
     Raises `InfeasibleError` where none fits, `NotFoundInTimeError` where none was found until the deadline, and
     `InputError` for options that such plans cannot satisfy.
@@ -82,29 +85,25 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE) -> Virtua
     quick = deadline.share(0.1, MORE_S)
     for shape in shapes:
         best_s = min((one.score.step_time_s for one in found), default=float("inf"))
-        enough = len(found) >= (MORE_EVALUATED if not quick.passed else EVALUATED)
-        if deadline.passed or enough:
+        more = best_s <= useful_s * (1 + NEAR) and not quick.passed
+        if deadline.passed or len(found) >= (MORE_EVALUATED if more else EVALUATED):
             break
-        if _bound_s(problem, shape) > best_s:
+        if _bound_s(problem, shape) > min(best_s, useful_s):
             continue
-        plan = _plan_of(problem, shape)
-        if plan is not None:
-            found.append(VirtualPlan(plan, evaluate(plan, problem)))
+        one = _plan_of(problem, shape)
+        if one is not None:
+            found.append(one)
     if not found:
         if shapes and deadline.passed:
             raise NotFoundInTimeError(NO_PLAN_IN_TIME)
         raise InfeasibleError(_why_none(problem, shapes))
     found.sort(key=lambda one: one.score.step_time_s)
-    limit_s = found[0].score.step_time_s * (1 + NEAR)
+    limit_s = min(found[0].score.step_time_s, useful_s) * (1 + NEAR)
     tried = [one for one in found[:SIMULATED] if one.score.step_time_s <= limit_s]
     tried = [_moved(one.plan, one.score, problem, deadline.share(0.3, MOVES_S)) for one in tried]
     simulated = [with_simulation(one, problem, deadline) for one in tried]
-    simulated.sort(key=_by_simulation)
+    simulated.sort(key=lambda one: (one.simulated_s is None, one.step_time_s))
     return VirtualPlans(tuple(simulated), bound_s)
-
-
-def _by_simulation(found: VirtualPlan) -> tuple[bool, float]:
-    return found.simulated_s is None, found.step_time_s
 
 
 def _moved(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> VirtualPlan:
@@ -188,13 +187,12 @@ def _bound_s(problem: Problem, shape: VirtualShape) -> float:
     return _rounds(problem, shape) * max(problem.work_s / shape.devices, largest) / fastest / accumulate
 
 
-def _plan_of(problem: Problem, shape: VirtualShape) -> Plan | None:
+def _plan_of(problem: Problem, shape: VirtualShape) -> VirtualPlan | None:
     """The plan of a shape, with recomputation where memory asks for it; None if it does not fit."""
     tried = cuts_to_try(problem, shape, _rounds(problem, shape))
     plans = [fitted(plan_at(problem, shape, places), problem) for places in tried]
-    return min(
-        (plan for plan in plans if plan is not None), key=lambda plan: evaluate(plan, problem).step_time_s, default=None
-    )
+    scored = (VirtualPlan(plan, evaluate(plan, problem)) for plan in plans if plan is not None)
+    return min(scored, key=lambda one: one.score.step_time_s, default=None)
 
 
 def _rounds(problem: Problem, shape: VirtualShape) -> int:
