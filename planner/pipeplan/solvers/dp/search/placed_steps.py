@@ -58,7 +58,7 @@ class PlacedStep:
         terms, replicas = self.stage.terms, self.step.replicas
         compute = formulas.compute_time(float(self.stage.work_s[0]), replicas, self.speed)
         synchronisation = self.allreduce_s / (terms.accumulate or replicas)
-        return float(formulas.overlapped(compute, synchronisation, self.stage.overlap))
+        return float(formulas.overlapped(compute, synchronisation, terms.problem.options.overlap))
 
     def holds(self, depth: float, versions: int = 1) -> bool:
         """Whether so many minibatches in flight fit in memory, with `versions` versions of the weights that are kept
@@ -185,11 +185,11 @@ def _depths(terms: CostTerms, placed: Sequence[PlacedStep], step_time_s: float) 
 
 def batch_s(terms: CostTerms, steps: Sequence[Step]) -> float:
     """Seconds from one update to the next."""
-    batch, first = BatchLimit(terms, math.inf), np.zeros(1, dtype=np.intp)
+    batch = BatchLimit(terms, math.inf)
     times = np.zeros((1, 2))
     for one in reversed(placed_steps(terms, steps)):
         replicas, hop = np.array([one.step.replicas]), (one.bandwidth, one.latency_s, one.links)
-        placed = Placed(one.stage, first, replicas, one.speed, np.array([one.allreduce_s]), *hop)
+        placed = Placed(one.stage, replicas, one.speed, np.array([one.allreduce_s]), *hop)
         times = batch.in_front(times, placed)
     return float(times[0, 1])
 

@@ -167,10 +167,10 @@ class PlacementSearch(UniformSearch):
         enough workers in front of it.
         """
         table, work_s = self.terms.runs, self.terms.cuts.work_s
-        order = np.argsort(work_s[stage.targets], kind="stable")
-        sizes, lowest = work_s[stage.targets][order], np.maximum.accumulate(self.lowest[stage.targets][order])
+        order = np.argsort(work_s[stage.begin], kind="stable")
+        sizes, lowest = work_s[stage.begin][order], np.maximum.accumulate(self.lowest[stage.begin][order])
         most = table.replicas[runs] * table.speed[runs] * self.within * (1 + SLACK)
-        begins = np.searchsorted(sizes, work_s[stage.cut] * (1 - SLACK) - most)
+        begins = np.searchsorted(sizes, work_s[stage.end] * (1 - SLACK) - most)
         if self.limits.memory and self.terms.training and self.terms.problem.cluster.uniform:
             depth = np.ones(len(runs))
             if not stage.is_last:
@@ -253,7 +253,7 @@ class PlacementSearch(UniformSearch):
         terms, table = self.terms, self.terms.runs
         replicas = table.replicas[runs]
         time, group = terms.stage_s(stage, runs)
-        allowed = (time <= self.within) & (table.first[runs] >= self.lowest[stage.targets])
+        allowed = (time <= self.within) & (table.first[runs] >= self.lowest[stage.begin])
         depth, wait = np.ones(time.shape), np.zeros(time.shape)
         counted = terms.training and (self.limits.memory or terms.accumulate is not None)
         if counted and terms.accumulate is None:
@@ -285,7 +285,7 @@ class PlacementSearch(UniformSearch):
             versions = schedules.vertical_versions(first.delay, first.replicas, replicas)
             fixed = fixed + formulas.version_memory(stage.parameters[rows], versions - 1)
             if not isinstance(first, AnyInputStage):
-                fixed = np.where((stage.targets == 0)[rows] & (replicas != first.replicas), np.inf, fixed)
+                fixed = np.where((stage.begin == 0)[rows] & (replicas != first.replicas), np.inf, fixed)
         within: Flags = fixed + growing[rows] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
         return within
 
@@ -320,7 +320,7 @@ class PlacementSearch(UniformSearch):
         columns.numbers[5] = depth
         times = self._placed_times(stage, states, target, which, runs, depth)
         new_states = replace(columns, demand=demand, times=times)
-        completable = self.can_complete(stage.targets[target], new_states)
+        completable = self.can_complete(stage.begin[target], new_states)
         target, runs, new_states = target[completable], runs[completable], new_states.take(completable)
         if not len(target):
             return
@@ -330,7 +330,7 @@ class PlacementSearch(UniformSearch):
             target, new_states = target[allowed], replace(new_states.take(allowed), loads=loads[allowed])
         if len(target):
             kept = thinned_rows(np.vstack([target, self._keys(new_states)]), np.stack(self._criteria(new_states)))
-            yield stage.targets[target[kept]], new_states.take(kept)
+            yield stage.begin[target[kept]], new_states.take(kept)
 
     def _placed_times(
         self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
@@ -349,7 +349,7 @@ class PlacementSearch(UniformSearch):
             "replicas": table.replicas[runs],
             "depth": np.ones(len(runs), dtype=np.intp),
             "recompute": np.full(len(runs), int(stage.recompute)),
-            "end": np.full(len(runs), stage.cut),
+            "end": np.full(len(runs), stage.end),
             "source": rows[which],
             "ways": table.ways[runs],
         }

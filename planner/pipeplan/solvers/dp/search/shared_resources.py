@@ -212,11 +212,11 @@ class SharedResources:
 
     def _charges(self, stage: StageTerms, target: Ints, placement: Ints) -> StageCharges:
         """The bytes that stages on placements put on each worker's card, per minibatch of the whole plan."""
-        assert isinstance(stage.cut, int)
-        replicas, starts = self.table.replicas[placement], stage.targets[target]
+        assert isinstance(stage.end, int)
+        replicas, starts = self.table.replicas[placement], stage.begin[target]
         size = stage.parameters[target] * float(self.has_rings)
         ring = np.asarray(formulas.ring_allreduce_time(replicas, size, 1.0, 0.0))
-        sent, returned = float(self._sent[stage.cut]) / replicas, float(self._returned[stage.cut]) / replicas
+        sent, returned = float(self._sent[stage.end]) / replicas, float(self._returned[stage.end]) / replicas
         return StageCharges(
             ring / (self.accumulate or replicas * self.copies),
             self.among_copies * size / replicas,
@@ -266,8 +266,8 @@ class SharedResources:
     def _single_stage_s(self, stage: StageTerms, target: Ints, placement: Ints) -> Floats:
         """For stages that hold the whole model, the step time at which they wait for their all-reduce; 0 for others."""
         step_times = np.zeros(len(target))
-        if stage.is_last and (stage.targets == 0).any():
-            for row in np.flatnonzero(stage.targets[target] == 0).tolist():
+        if stage.is_last and (stage.begin == 0).any():
+            for row in np.flatnonzero(stage.begin[target] == 0).tolist():
                 step_times[row] = self.single_stage_s(int(placement[row]), recompute=stage.recompute)
         return step_times
 

@@ -34,7 +34,7 @@ class CandidateStages:
         """Build the pairs from the level, target and end position of each; `need` is the workers needed before I."""
         level, target, position = pairs
         state = places.state[position]
-        lowest = np.maximum(need[stage.targets][target], places.lowest[position])
+        lowest = np.maximum(need[stage.begin][target], places.lowest[position])
         rows = (
             target,
             level,
@@ -166,7 +166,7 @@ class StageSizing:
 
     def _fewest(self, stage: StageTerms) -> Floats:
         """The fewest allowed replicas, by level and stage."""
-        return self.allowed(stage).least(np.ones((self.layout.top + 1, len(stage.targets))))
+        return self.allowed(stage).least(np.ones((self.layout.top + 1, len(stage))))
 
     def _wait(self, stage: StageTerms, candidates: CandidateStages, replicas: Floats) -> Floats:
         """Minibatches that pass while replicas wait for their group's all-reduce."""
