@@ -272,6 +272,8 @@ class LayersAlone(StageTable):
     problem: Problem
     sums: Any
     """Holds the figures by the names of `SUMS`: a `CutTotals`, for all layers before each cut, or `unit_figures`."""
+    ratio: float
+    """`state_ratio`."""
     recompute: bool = False
 
     def inside(self, name: str) -> Floats:
@@ -283,7 +285,7 @@ class LayersAlone(StageTable):
 
     @property
     def state_ratio(self) -> float:
-        return self.problem.copy_state_ratio
+        return self.ratio
 
 
 def unit_figures(units: Sequence[Unit]) -> SimpleNamespace:

@@ -167,8 +167,12 @@ class CostTerms:
     @cached_property
     def least_memory(self) -> tuple[Floats, Floats]:
         """Memory that all layers before a cut need once, and for every minibatch in flight: their weights at least."""
-        layers = LayersAlone(self.problem, self.cuts, recompute=self.problem.options.recompute)
+        layers = self.layers_alone(self.cuts, recompute=self.problem.options.recompute)
         return self.memory_of_layers(layers)
+
+    def layers_alone(self, sums: Any, *, recompute: bool) -> LayersAlone:
+        """Layers on the workers of one copy, which hold their state together (`LayersAlone.sums`)."""
+        return LayersAlone(self.problem, sums, self.problem.copy_state_ratio, recompute)
 
     def memory_of_layers(self, layers: LayersAlone) -> tuple[Floats, Floats]:
         """Memory that layers need at least with one minibatch in flight, and for every further one."""

@@ -21,11 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.ddp_overlap import ddp_step_time_s, waits_for_allreduce
-from pipeplan.cost.stage_times import stage_times
-from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.problem import Problem
@@ -277,15 +273,7 @@ class SharedResources:
         bandwidth, latency = (float(rate[placement]) for rate in self.terms.group_rates)
         key = end - first, float(self.table.speed[placement]), recompute, bandwidth, latency
         if key not in self._single_stages:
-            stage = Stage(self.whole.layer_names, tuple(range(first, end)), 1, 1, recompute)
-            options = self.whole.options
-            plan = self.space.plan(self.whole, [stage])
-            plan = Plan(plan.stages, plan.copies, options.inference, options.schedule, options.accumulate)
-            step_time = 0.0
-            if waits_for_allreduce(plan):
-                links = Links.of(self.whole.cluster)
-                step_time = ddp_step_time_s(plan, self.whole, links, stage_times(plan, self.whole, links, 0).pass_s)
-            self._single_stages[key] = step_time
+            self._single_stages[key] = self.space.single_stage_s(self.whole, range(first, end), recompute=recompute)
         return self._single_stages[key]
 
     @cached_property

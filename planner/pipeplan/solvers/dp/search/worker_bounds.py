@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeplan.cost.stage_table import LayersAlone, unit_figures
+from pipeplan.cost.stage_table import unit_figures
 from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.solvers.dp.search.cost_terms import CostTerms
 
@@ -119,7 +119,7 @@ class WorkerBounds:
     def _units(self, demand: Floats, *, recompute: bool) -> tuple[Floats, Floats]:
         """The workers that every unit (columns) needs for its work, and at every demand (rows) for its memory."""
         terms = self._terms
-        layers = LayersAlone(terms.problem, unit_figures(terms.problem.units), recompute=recompute)
+        layers = terms.layers_alone(unit_figures(terms.problem.units), recompute=recompute)
         once, each = terms.memory_of_layers(layers)
         memory = (once + each * demand) / terms.problem.capacity
         return self._rate * np.asarray(layers.work_s), memory
