@@ -107,6 +107,14 @@ class CostTerms:
             return ways.bandwidth[0], ways.latency_s[0]
         return self.links.allreduce_bandwidth[level], self.links.allreduce_latency[level]
 
+    def ring_among(self, run: range) -> tuple[float, float]:
+        """Bandwidth and latency of the ring of a stage that is on these workers of one copy."""
+        if not self.joins_copies:
+            return self.links.allreduce_among(run)
+        ways = self.problem.copy_ways
+        mine = run if len(ways.bandwidth) > 1 else range(1)
+        return min(ways.bandwidth[one] for one in mine), max(ways.latency_s[one] for one in mine)
+
     def members(self, replicas: Any) -> Any:
         """Members of the ring of stages with so many replicas in a copy."""
         return replicas * self.problem.copies if self.joins_copies else replicas
@@ -203,14 +211,6 @@ class CostTerms:
         crossing, copied = 2 * float((cuts.sent + cuts.returned).max()), cuts.parameters[-1] * problem.copied_share
         steps = problem.options.update_share
         return float(formulas.executor_time(costs, problem.passes, 2, crossing, copied, steps) + costs.samples_s)
-
-    def buffered_step_time(self, depth: int, replicas: int, allreduce_s: float) -> float:
-        """The step time at which two weight versions suffice for a stage (`formulas.buffered_step_time`)."""
-        assert self.accumulate is not None
-        copies = self.problem.copies
-        return formulas.buffered_step_time(
-            depth, replicas, allreduce_s + self.problem.copies_allreduce_s, self.accumulate, copies
-        )
 
     @cached_property
     def boundary_s(self) -> Floats:

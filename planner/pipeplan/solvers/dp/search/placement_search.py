@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipeplan.cost import formulas
-from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits
 from pipeplan.solvers.dp.search.cost_terms import AnyInputStage
@@ -263,7 +262,7 @@ class PlacementSearch(UniformSearch):
         if counted and not stage.is_last:
             depth = formulas.in_flight_depth(behind, wait, transfer, self.threshold, replicas)
         if counted and terms.accumulate is not None:
-            allowed &= self._two_versions_suffice(depth, replicas, group)
+            allowed &= self.two_versions_suffice(depth * replicas, group)
         if self.limits.memory:
             allowed &= self._fits(stage, runs, depth, pairs=True)
         depth = np.where(allowed, depth, np.inf)
@@ -275,28 +274,13 @@ class PlacementSearch(UniformSearch):
 
         With `pairs` every stage is on the placement of the same index, else stages are rows and placements columns.
         """
-        (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
         replicas, first = self.terms.runs.replicas[runs], self.terms.first
-        rows = (slice(None),) if pairs else (slice(None), None)
-        fixed = np.where(replicas > 1, shared[rows], alone[rows])
-        fixed = fixed - stage.divided_bytes(stage.parameters[rows], replicas)
-        if first is not None:
-            # One version is already included.
-            versions = schedules.vertical_versions(first.delay, first.replicas, replicas)
-            fixed = fixed + formulas.version_memory(stage.parameters[rows], versions - 1)
-            if not isinstance(first, AnyInputStage):
-                fixed = np.where((stage.begin == 0)[rows] & (replicas != first.replicas), np.inf, fixed)
-        within: Flags = fixed + growing[rows] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
+        rows = ... if pairs else (slice(None), None)
+        fixed = stage.fixed_bytes(replicas, rows)
+        if first is not None and not isinstance(first, AnyInputStage):
+            fixed = np.where((stage.begin == 0)[rows] & (replicas != first.replicas), np.inf, fixed)
+        within: Flags = fixed + stage.growing_bytes[rows] * depth <= self.terms.runs.memory[runs] * (1 + SLACK)
         return within
-
-    def _two_versions_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
-        """Whether two weight versions suffice (`formulas.buffered_step_time`)."""
-        accumulate, copies = self.terms.accumulate, self.terms.problem.copies
-        assert accumulate is not None
-        spare = accumulate - depth * replicas
-        reduce = group + self.terms.problem.copies_allreduce_s
-        in_time: Flags = (spare >= 0) & (reduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
-        return in_time
 
     def _new_states(
         self,

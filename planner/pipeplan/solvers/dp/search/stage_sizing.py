@@ -141,18 +141,13 @@ class StageSizing:
         """Whether minibatches in flight matter: for memory, or because two weight versions must suffice."""
         return self.terms.training and (self.limits.memory or self.terms.accumulate is not None)
 
-    def _versions_suffice(
-        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, demand: Floats
-    ) -> Flags:
+    def two_versions_suffice(self, demand: Floats, allreduce_s: Floats) -> Flags:
         """Whether two weight versions suffice, for the schedule that keeps no more (`formulas.buffered_step_time`)."""
-        accumulate, copies = self.terms.accumulate, self.terms.problem.copies
-        if accumulate is None:
-            return np.ones(len(replicas), dtype=bool)
-        spare = accumulate - demand
-        allreduce = (
-            stage.allreduce(candidates.target, replicas, candidates.level) + self.terms.problem.copies_allreduce_s
-        )
-        in_time: Flags = (spare >= 0) & (allreduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
+        problem = self.terms.problem
+        assert self.terms.accumulate is not None
+        spare = self.terms.accumulate - demand
+        reduce_s = allreduce_s + problem.copies_allreduce_s
+        in_time: Flags = (spare >= 0) & (reduce_s <= self.within * (np.maximum(spare, 0) + 1 / problem.copies))
         return in_time
 
     def allowed(self, stage: StageTerms) -> ReplicaIntervals:
@@ -217,7 +212,7 @@ class StageSizing:
         count, depth, demand = (np.concatenate(column) for column in columns)
         if self.terms.accumulate is None:
             return joined, count, depth, demand
-        enough = self._versions_suffice(stage, joined, count, demand)
+        enough = self.two_versions_suffice(demand, stage.allreduce(joined.target, count, joined.level))
         return joined.take(enough), count[enough], depth[enough], demand[enough]
 
     def _counted_up(

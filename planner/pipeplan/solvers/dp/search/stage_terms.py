@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -29,8 +30,10 @@ _ARRAYS = (
     "kept_bytes",
     "version_bytes",
     "each_bytes",
-    "_memory",
-    "_replication",
+    "growing_bytes",
+    "_unreplicated_bytes",
+    "_alone_bytes",
+    "_shared_bytes",
     "_deepest_alone",
     "_deepest_replicated",
 )
@@ -62,7 +65,7 @@ class StageTerms(CutStages):
         taken = replace(self, begin=self.begin[rows], end=end, intervals=intervals)
         # The selected stages keep the terms that have been computed for all stages.
         known = {name: self.__dict__[name] for name in _ARRAYS if name in self.__dict__}
-        taken.__dict__.update({name: one[..., rows] if np.ndim(one) else one for name, one in known.items()})
+        taken.__dict__.update({name: one[rows] if np.ndim(one) else one for name, one in known.items()})
         return taken
 
     @cached_property
@@ -124,14 +127,7 @@ class StageTerms(CutStages):
         if input_stage is None and not self.divided_ratio:
             several, alone = self.deepest(replicated=True), self.deepest(replicated=False)
             return np.where(replicas > 1, several[target], alone[target])
-        (single, growing), (shared, _) = self.memory(replicated=False), self.memory(replicated=True)
-        fixed = np.where(replicas > 1, shared[target], single[target])
-        fixed = fixed - self.divided_bytes(self.parameters[target], replicas)
-        if input_stage is not None:
-            versions = schedules.vertical_versions(input_stage.delay, input_stage.replicas, replicas.astype(np.intp))
-            # One version is already included.
-            fixed = fixed + formulas.version_memory(self.parameters[target], versions - 1)
-        return self._within_capacity(fixed, growing[target])
+        return self._within_capacity(self.fixed_bytes(replicas, target), self.growing_bytes[target])
 
     def replicas_for_versions(self, target: Ints, replicas: Floats, cover: Floats) -> Floats:
         """The fewest replicas, or fewer, that have room under vertical sync, where so many have not; 1 where no input
@@ -145,9 +141,8 @@ class StageTerms(CutStages):
         first = self.terms.first
         if first is None:
             return np.ones(len(target))
-        fixed, growing = self.memory(replicated=True)
-        fixed = (fixed - self.divided_bytes(self.parameters, self.terms.most_replicas))[target]
-        growing, version = growing[target], formulas.version_memory(self.parameters[target], 1)
+        fixed = self._least_fixed(replicated=True)[target]
+        growing, version = self.growing_bytes[target], formulas.version_memory(self.parameters[target], 1)
         room = self.problem.capacity * (1 + SLACK) - fixed - growing
         older = (first.delay - 1) * first.replicas
         behind = np.where(self.lasts[target], 0.0, cover)
@@ -165,10 +160,6 @@ class StageTerms(CutStages):
         """`Problem.divided_ratio`."""
         return self.problem.divided_ratio
 
-    def divided_bytes(self, parameters: Floats, replicas: Floats | Ints | int) -> Floats:
-        """Bytes of the optimiser's state that workers of stages with so many replicas in a copy do not hold."""
-        return np.asarray(formulas.divided_state(parameters, replicas * self.problem.copies, self.divided_ratio))
-
     def deepest(self, *, replicated: bool) -> Floats:
         """The most minibatches in flight that fit in memory; below 1 where not even one does.
 
@@ -185,8 +176,13 @@ class StageTerms(CutStages):
         return self._deepest(replicated=False)
 
     def _deepest(self, *, replicated: bool) -> Floats:
-        fixed, growing = self.memory(replicated=replicated)
-        return self._within_capacity(fixed - self.divided_bytes(self.parameters, self.terms.most_replicas), growing)
+        return self._within_capacity(self._least_fixed(replicated=replicated), self.growing_bytes)
+
+    def _least_fixed(self, *, replicated: bool) -> Floats:
+        """`fixed_bytes` with as much of the optimiser's state on other workers as there may be."""
+        replicas = self.terms.most_replicas * self.problem.copies
+        divided = formulas.divided_state(self.parameters, replicas, self.divided_ratio)
+        return np.asarray((self._shared_bytes if replicated else self._alone_bytes) - divided)
 
     def _within_capacity(self, fixed: Floats, growing: Floats) -> Floats:
         capacity = self.problem.capacity
@@ -194,24 +190,42 @@ class StageTerms(CutStages):
             most = np.floor((capacity - fixed) / growing * (1 + 1e-12))
         return np.where(fixed > capacity, 0.0, np.where(growing == 0, np.inf, most))
 
-    def memory(self, *, replicated: bool) -> tuple[Floats, Floats]:
-        """Bytes of one worker that do not depend on the depth, with the whole of the optimiser's state, and bytes for
-        every minibatch in flight."""
-        fixed, growing = self._memory
-        if self.terms.training and (replicated or self.problem.copies > 1):
-            fixed = fixed + self._replication
-        return fixed, growing
+    def fixed_bytes(self, replicas: Floats | Ints, pick: Any = ...) -> Floats:
+        """Bytes of one worker that do not depend on the depth, with so many replicas in one copy.
+
+        `pick` indexes the stages so that they broadcast with the replicas.
+        """
+        parameters, first = self.parameters[pick], self.terms.first
+        fixed = np.where(replicas > 1, self._shared_bytes[pick], self._alone_bytes[pick])
+        if self.divided_ratio:
+            fixed = fixed - formulas.divided_state(parameters, replicas * self.problem.copies, self.divided_ratio)
+        if first is not None:
+            versions = schedules.vertical_versions(first.delay, first.replicas, replicas.astype(np.intp))
+            # One version is already included.
+            fixed = fixed + formulas.version_memory(parameters, versions - 1)
+        return np.asarray(fixed)
 
     @cached_property
-    def _memory(self) -> Floats:
-        """`memory` of a stage without replicas, as two rows."""
-        terms = self.terms
-        fixed = self.kept_bytes + self.workspace + self.version_bytes * terms.constant_versions * terms.training
-        own = self.version_bytes * (terms.constant_versions == 0) * terms.training
-        return np.stack([fixed, self.each_bytes + own])
+    def growing_bytes(self) -> Floats:
+        """Bytes of one worker for every minibatch in flight."""
+        own = self.version_bytes * (self.terms.constant_versions == 0) * self.terms.training
+        return np.asarray(self.each_bytes + own)
 
     @cached_property
-    def _replication(self) -> Floats:
-        """Bytes that replication adds: all-reduce buckets, and a weight version where an update is late."""
+    def _alone_bytes(self) -> Floats:
+        """`fixed_bytes` of stages without replicas, with the whole of the optimiser's state."""
+        if self.terms.training and self.problem.copies > 1:
+            return self._shared_bytes
+        return self._unreplicated_bytes
+
+    @cached_property
+    def _unreplicated_bytes(self) -> Floats:
+        versions = self.version_bytes * self.terms.constant_versions * self.terms.training
+        return np.asarray(self.kept_bytes + self.workspace + versions)
+
+    @cached_property
+    def _shared_bytes(self) -> Floats:
+        """`fixed_bytes` with replicas: also all-reduce buckets, and a weight version where an update is late."""
         late = ~(self.lasts & (self.begin == 0))
-        return np.asarray(formulas.replica_memory(self.parameters, 2, late * self.terms.stashes))
+        added = formulas.replica_memory(self.parameters, 2, late * self.terms.stashes)
+        return np.asarray(self._unreplicated_bytes + added * self.terms.training)
