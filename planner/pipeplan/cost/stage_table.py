@@ -51,50 +51,26 @@ class StageTable:
     problem: Problem
     recompute: Any = False
     """Whether the stages recompute their forward pass."""
+    is_first: Any = True
+    """Whether a stage holds the first layers."""
+    is_last: Any = True
+    """Whether a stage holds the last layers."""
+    received: Any = 0.0
+    """Bytes that a minibatch brings from the stage before."""
+    sent: Any = 0.0
+    """Bytes that a minibatch takes to the stage behind."""
+    around: Any = 0.0
+    """Bytes of one minibatch across both boundaries, in both directions."""
+    copied: Any = 0.0
+    """Bytes of shared weights that a stage holds beside the parameters of its layers."""
+    workspace: Any = 0.0
+    """Bytes that the layers need while they run, one after another; 0 in inference."""
+    exchange_s: Any = 0.0
+    """Seconds per update that a stage is charged for exchanging the gradients of shared weights."""
 
     def inside(self, name: str) -> Any:
         """The sum of a figure (`SUMS`) over the layers of each stage."""
         raise NotImplementedError
-
-    @property
-    def is_first(self) -> Any:
-        """Whether a stage holds the first layers."""
-        return True
-
-    @property
-    def is_last(self) -> Any:
-        """Whether a stage holds the last layers."""
-        return True
-
-    @property
-    def received(self) -> Any:
-        """Bytes that a minibatch brings from the stage before."""
-        return 0.0
-
-    @property
-    def sent(self) -> Any:
-        """Bytes that a minibatch takes to the stage behind."""
-        return 0.0
-
-    @property
-    def around(self) -> Any:
-        """Bytes of one minibatch across both boundaries, in both directions."""
-        return 0.0
-
-    @property
-    def copied(self) -> Any:
-        """Bytes of shared weights that a stage holds beside the parameters of its layers."""
-        return 0.0
-
-    @property
-    def workspace(self) -> Any:
-        """Bytes that the layers need while they run, one after another; 0 in inference."""
-        return 0.0
-
-    @property
-    def exchange_s(self) -> Any:
-        """Seconds per update that a stage is charged for exchanging the gradients of shared weights."""
-        return 0.0
 
     @property
     def state_ratio(self) -> float:
@@ -231,36 +207,36 @@ class CutStages(StageTable):
         totals: Floats = getattr(self.cuts, name)
         return np.asarray(totals[self.end] - totals[self.begin])
 
-    @property
+    @cached_property
     def is_first(self) -> Flags:
         return np.equal(self.begin, 0)
 
-    @property
+    @cached_property
     def is_last(self) -> Flags:
         return np.equal(self.end, len(self.cuts.sent) - 1)
 
-    @property
+    @cached_property
     def received(self) -> Floats:
         return self.cuts.sent[self.begin]
 
-    @property
+    @cached_property
     def sent(self) -> Floats:
         return self.cuts.sent[self.end]
 
-    @property
+    @cached_property
     def around(self) -> Floats:
         crossing = self.cuts.sent + self.cuts.returned
         return np.asarray(crossing[self.end] + crossing[self.begin])
 
-    @property
+    @cached_property
     def copied(self) -> Any:
         return 0.0 if self.shared is None else self.shared.copied(*np.broadcast_arrays(self.begin, self.end))
 
-    @property
+    @cached_property
     def exchange_s(self) -> Any:
         return 0.0 if self.shared is None else self.shared.exchanged_s(*np.broadcast_arrays(self.begin, self.end))
 
-    @property
+    @cached_property
     def workspace(self) -> Floats:
         return self.cuts.workspaces.between(self.end, np.asarray(self.begin))
 

@@ -46,7 +46,7 @@ class PlanStage(StageTable):
         """The indices of the units that the stage holds."""
         return units_of(self.problem, self.stage)
 
-    @property
+    @cached_property
     def recompute(self) -> bool:
         return self.stage.recompute
 
@@ -54,11 +54,11 @@ class PlanStage(StageTable):
         figure, units = SUMS[name], self.problem.units
         return sum(figure(units[unit]) for unit in self.units)
 
-    @property
+    @cached_property
     def is_first(self) -> bool:
         return self.index == 0
 
-    @property
+    @cached_property
     def is_last(self) -> bool:
         return self.index + 1 == len(self.plan.stages)
 
@@ -72,19 +72,19 @@ class PlanStage(StageTable):
         """The same for the boundary to the next stage."""
         return crossing_bytes(self.problem, self.plan, self.index)
 
-    @property
+    @cached_property
     def received(self) -> int:
         return self.before[0]
 
-    @property
+    @cached_property
     def sent(self) -> int:
         return self.behind[0]
 
-    @property
+    @cached_property
     def around(self) -> int:
         return sum(self.before) + sum(self.behind)
 
-    @property
+    @cached_property
     def copied(self) -> int:
         return copied_bytes(self.problem.shared, set(self.units)) if self.problem.shared else 0
 
@@ -92,11 +92,11 @@ class PlanStage(StageTable):
     def copied_share(self) -> float:
         return 0.0 if self.plan.inference else copied_share(self.plan.schedule, self.plan.accumulate)
 
-    @property
+    @cached_property
     def workspace(self) -> int:
         return max(self.problem.units[unit].workspace_bytes for unit in self.units)
 
-    @property
+    @cached_property
     def exchange_s(self) -> float:
         return sum(
             time * weight.split_by(self.units)

@@ -125,15 +125,15 @@ class GroupStages(StageTable):
     def inside(self, name: str) -> Floats:
         return self.groups.inside(name)
 
-    @property
+    @cached_property
     def received(self) -> Floats:
         return self.groups.crossing[:, None]
 
-    @property
+    @cached_property
     def sent(self) -> Floats:
         return self.groups.crossing[None, :]
 
-    @property
+    @cached_property
     def around(self) -> Floats:
         around = self.groups.crossing + self.groups.returned
         return np.asarray(around[None, :] + around[:, None])

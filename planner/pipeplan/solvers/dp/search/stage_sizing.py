@@ -15,7 +15,7 @@ from pipeplan.solvers.dp.budget import SLACK, SearchLimits
 from pipeplan.solvers.dp.search.cost_terms import CostTerms
 from pipeplan.solvers.dp.search.replicas import ReplicaIntervals
 from pipeplan.solvers.dp.search.stage_terms import StageTerms
-from pipeplan.solvers.dp.search.states import SearchStates
+from pipeplan.solvers.dp.search.states import Column, SearchStates
 from pipeplan.solvers.dp.search.topology import ComponentLayout
 
 
@@ -26,6 +26,19 @@ class CandidateStages:
     numbers: Ints
     behind: Floats
     """The demand of the state behind each stage."""
+
+    target = Column(0)
+    """Index into the cuts I under consideration."""
+    level = Column(1)
+    """The level that the stage's workers span, exactly."""
+    state = Column(2)
+    """The state in front of which the stage is put."""
+    end = Column(3)
+    """One past the last worker."""
+    next_first = Column(6)
+    """The first worker of the next stage."""
+    next_level = Column(7)
+    """The level that the next stage spans."""
 
     @staticmethod
     def of(
@@ -53,40 +66,6 @@ class CandidateStages:
         if len(places) == len(self.behind) and rows.dtype == np.bool_:
             return self
         return CandidateStages(self.numbers.take(places, axis=1), self.behind[places])
-
-    def _row(self, index: int) -> Ints:
-        row: Ints = self.numbers[index]
-        return row
-
-    @property
-    def target(self) -> Ints:
-        """Index into the cuts I under consideration."""
-        return self._row(0)
-
-    @property
-    def level(self) -> Ints:
-        """The level that the stage's workers span, exactly."""
-        return self._row(1)
-
-    @property
-    def state(self) -> Ints:
-        """The state in front of which the stage is put."""
-        return self._row(2)
-
-    @property
-    def end(self) -> Ints:
-        """One past the last worker."""
-        return self._row(3)
-
-    @property
-    def next_first(self) -> Ints:
-        """The first worker of the next stage."""
-        return self._row(6)
-
-    @property
-    def next_level(self) -> Ints:
-        """The level that the next stage spans."""
-        return self._row(7)
 
     def has_room(self, replicas: Floats) -> Flags:
         """Whether the level has room for so many replicas, and enough workers remain in front of them."""
