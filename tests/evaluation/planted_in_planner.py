@@ -205,14 +205,14 @@ PLANNER = (
     ),
     (
         "zb-h1 defers nothing",
-        P + "cost/zero_bubble.py",
+        P + "cost/depths.py",
         "if pass_s > 0 and not stage.recompute:",
         "if pass_s > 1e9 and not stage.recompute:",
         (COST, T + "planning"),
     ),
     (
         "zb-h1 defers beyond memory",
-        P + "cost/zero_bubble.py",
+        P + "cost/depths.py",
         "if worker_memory(plan, problem, index)[0] <= capacity:",
         "if worker_memory(plan, problem, index)[0] <= 99 * capacity:",
         (COST, CHECK, T + "planning"),

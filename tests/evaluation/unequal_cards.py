@@ -36,9 +36,9 @@ from pipeplan.cost.depths import assign_depths
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.plan import Plan, Stage, data_parallel
 from pipeplan.plan.schedules import FLUSH
-from pipeplan.planning.candidates import Machines
 from pipeplan.planning.figure import figured
 from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.question import Machines
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options

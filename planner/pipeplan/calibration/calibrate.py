@@ -25,8 +25,7 @@ from pipeplan.calibration import links
 from pipeplan.calibration.links import FittedEfficiency
 from pipeplan.calibration.measured_stages import ObservedRun
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cost.evaluate import Evaluation, evaluate
-from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s
+from pipeplan.cost.evaluate import Evaluation, evaluate, exposed_allreduce_per_minibatch_s
 from pipeplan.errors import InputError
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import TIMES, Layer

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.stage_times import executor_work_s, group_allreduce_time, parameter_bytes_of, stage_times, units_of
+from pipeplan.cost.stage_times import group_allreduce_time, parameter_bytes_of, stage_times
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING
 from pipeplan.problem.problem import Problem
@@ -135,19 +135,10 @@ def _core_loads(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float
 
 def _core_time_of_replica(plan: Plan, problem: Problem, links: Links, index: int) -> float:
     """Seconds that each replica of a stage computes per minibatch of the whole pipeline."""
-    stage = plan.stages[index]
-    if problem.options.sharding.divides_weights:
-        # The cores also move the weights that passes wait for.
-        return stage_times(plan, problem, links, index).pass_s / stage.replicas
-    units = [problem.units[unit] for unit in units_of(problem, stage)]
-    forward, backward = (
-        sum(times) for times in zip(*((unit.forward_s, unit.backward_s) for unit in units), strict=True)
-    )
-    work = forward + formulas.backward_time(forward, backward, stage.recompute)
-    work = (work + executor_work_s(plan, problem, index)) / problem.cluster.speed_of(stage.workers)
-    interval = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
+    replicas, work_s = plan.stages[index].replicas, stage_times(plan, problem, links, index).pass_s
+    interval = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else replicas
     allreduce = 0.0 if plan.schedule in FLUSHING else group_allreduce_time(plan, problem, links, index)
-    return float(formulas.core_time(work, stage.replicas, allreduce, interval, problem.options.overlap))
+    return float(formulas.core_time(work_s, replicas, allreduce, interval, problem.options.overlap))
 
 
 def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:
@@ -157,7 +148,7 @@ def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:
     """
     stage_of = {name: index for index, stage in enumerate(plan.stages) for name in stage.layers}
     home = [stage_of[unit.layers[0]] for unit in problem.units]
-    parameters = np.array([float(parameter_bytes_of(problem, stage)) for stage in plan.stages])
+    parameters = np.array([float(parameter_bytes_of(plan, problem, index)) for index in range(len(plan.stages))])
     forward, backward = problem.flow_arrays.crossing(np.array(home), len(plan.stages)).T
     return parameters, forward, backward
 

@@ -54,7 +54,7 @@ def flush_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links, index:
         return None
     if problem.options.sharding.divides_weights:
         return sharded_passes(plan, problem, links).exposed_s
-    if problem.shared or problem.options.shard_optimizer or not parameter_bytes_of(problem, stage):
+    if problem.shared or problem.options.shard_optimizer or not parameter_bytes_of(plan, problem, index):
         return None
     return _left_of_allreduce_s(plan, problem, links, index)
 

@@ -1,4 +1,8 @@
-"""Assigns to the stages of a plan the depths that sustain a step time, and the number of weight versions they imply."""
+"""Depths of the stages of a plan: those that sustain a step time, and the step time that given depths sustain.
+
+With the depths come the weight versions, and under zb-h1 the gradients of weights that each stage defers
+(docs/cost-model.md, "In-flight depth" and "Zero bubble").
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,8 @@ from dataclasses import replace
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.memory import worker_memory
-from pipeplan.cost.stage_times import StageTimes, group_allreduce_time, minibatches_per_copy, stage_times
-from pipeplan.cost.zero_bubble import defer_weights
-from pipeplan.plan.plan import Plan
+from pipeplan.cost.stage_times import StageTimes, minibatches_per_copy, stage_times, worker_memory
+from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, GPIPE, SPLITTING
 from pipeplan.problem.problem import Problem
 
@@ -36,8 +38,8 @@ def assign_depths(plan: Plan, problem: Problem, step_time_s: float) -> Plan:
     if schedule in FLUSHING:
         depths = _flush_depths(plan, problem, times)
     else:
-        inner_step_time = step_time_s * plan.copies
-        depths = _depths(times, inner_step_time, _waits(plan, problem, links, times, inner_step_time))
+        common = schedule in ACCUMULATING
+        depths = depths_for(times, step_time_s * plan.copies, plan.copies, common_update=common)
     stages = [replace(stage, depth=int(depth)) for stage, depth in zip(plan.stages, depths, strict=True)]
     plan = replace(plan, stages=tuple(stages))
     stages = [replace(stage, versions=plan.versions(index)) for index, stage in enumerate(stages)]
@@ -45,8 +47,15 @@ def assign_depths(plan: Plan, problem: Problem, step_time_s: float) -> Plan:
     return defer_weights(plan, problem, times) if schedule in SPLITTING else plan
 
 
-def _depths(times: Sequence[StageTimes], step_time_s: float, waits: Sequence[float]) -> list[float]:
-    """The depths for a step time, computed from the last stage to the first."""
+def depths_for(times: Sequence[StageTimes], step_time_s: float, copies: int, *, common_update: bool) -> list[float]:
+    """The depths that sustain a step time of one copy, computed from the last stage to the first.
+
+    With a `common_update` of all stages no stage waits for the replicas of its group.
+    """
+    waits = [
+        0.0 if common_update else float(formulas.group_wait(one.allreduce_s, step_time_s, one.replicas, copies))
+        for one in times
+    ]
     depths = [1.0]
     for index in range(len(times) - 2, -1, -1):
         stage, following = times[index], times[index + 1]
@@ -55,6 +64,31 @@ def _depths(times: Sequence[StageTimes], step_time_s: float, waits: Sequence[flo
             0, float(formulas.in_flight_depth(behind, waits[index], stage.transfer_s, step_time_s, stage.replicas))
         )
     return depths
+
+
+def sustained_s(
+    times: Sequence[StageTimes], index: int, copies: int, minibatches: int | None, copies_allreduce_s: float
+) -> float:
+    """Step time of one copy that the depth of a stage sustains.
+
+    `minibatches` are those of one update in one copy where all stages share it (2BW), else None.
+    """
+    stage, step_time = times[index], 0.0
+    if minibatches is not None:
+        reduce_s = stage.allreduce_s + copies_allreduce_s
+        step_time = formulas.buffered_step_time(stage.depth, stage.replicas, reduce_s, minibatches, copies)
+    if index + 1 == len(times):
+        return step_time
+    following = times[index + 1]
+    in_flight, groups = float(following.depth * following.replicas), []
+    if minibatches is None and copies > 1:
+        # With copies the waits are numbers of minibatches that do not depend on the step time.
+        counts = (stage.replicas, following.replicas)
+        in_flight += sum(float(formulas.group_wait(0.0, 1.0, count, copies)) for count in counts)
+    elif minibatches is None:
+        groups = [stage.allreduce_s, following.allreduce_s]
+    limited = formulas.depth_limited_step_time(stage.depth, stage.replicas, in_flight, stage.transfer_s, groups)
+    return max(step_time, limited)
 
 
 def _flush_depths(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> list[float]:
@@ -109,14 +143,51 @@ def _deepest(plan: Plan, problem: Problem, index: int, most: int) -> int:
     return bisect.bisect_right(range(1, most + 1), False, key=lambda depth: not fits(depth))
 
 
-def _waits(
-    plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], step_time_s: float
-) -> Sequence[float]:
-    """Each stage's wait for the replicas of a group, in minibatches; 0 where all stages share one update."""
-    if plan.schedule in ACCUMULATING:
-        return [0.0] * len(times)
-    groups = [group_allreduce_time(plan, problem, links, index) for index in range(len(times))]
-    return [
-        float(formulas.group_wait(group, step_time_s, stage.replicas, plan.copies))
-        for group, stage in zip(groups, times, strict=True)
-    ]
+# -- zero bubble --
+
+
+def weights_s(plan: Plan, problem: Problem, index: int) -> float:
+    """The part of a stage's backward pass that action W takes, in seconds; 0 where the stage defers nothing.
+
+    A profile has no time of its own for it. It is half of the backward pass of layers that have parameters.
+    """
+    stage = plan.stages[index]
+    splits = not stage.recompute if plan.virtual else stage.deferred
+    return _weight_gradients_s(problem, stage) if splits and plan.schedule in SPLITTING else 0.0
+
+
+def defer_weights(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> Plan:
+    """The plan with as many gradients of weights deferred at every stage as fill the time in which those before drain.
+
+    A stage holds no more minibatches than the first one does under 1F1B, and no more than fit into its memory. A stage
+    that recomputes defers nothing, because it would keep what it recomputes in order to drop.
+    """
+    assert plan.accumulate is not None
+    first, draining_s = plan.stages[0], 0.0
+    for index, time in enumerate(times):
+        stage = plan.stages[index]
+        pass_s, most = _weight_gradients_s(problem, stage), 0
+        if pass_s > 0 and not stage.recompute:
+            held = -(-min(first.depth * first.replicas, plan.accumulate) // stage.replicas)
+            most = max(0, min(held - stage.depth, int(draining_s / pass_s + formulas.ROUNDING)))
+        plan = _with_most_deferred(plan, problem, index, most)
+        draining_s += time.backward_s - time.update_s + time.round_trip_s / 2
+        draining_s -= weights_s(plan, problem, index)
+    return plan
+
+
+def _with_most_deferred(plan: Plan, problem: Problem, index: int, most: int) -> Plan:
+    """The plan in which a stage defers at most `most` gradients, and no more than fit into its memory."""
+    capacity = problem.memory_of(plan.stages[index].workers)
+    for deferred in range(most, -1, -1):
+        changed = replace(plan.stages[index], deferred=deferred)
+        plan = replace(plan, stages=(*plan.stages[:index], changed, *plan.stages[index + 1 :]))
+        if worker_memory(plan, problem, index)[0] <= capacity:
+            break
+    return plan
+
+
+def _weight_gradients_s(problem: Problem, stage: Stage) -> float:
+    names = set(stage.layers)
+    layers = (layer for layer in problem.profile.layers if layer.name in names and layer.parameter_bytes)
+    return sum(layer.backward_s for layer in layers) / 2 / problem.cluster.speed_of(stage.workers)

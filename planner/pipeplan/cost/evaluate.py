@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention, formulas
 from pipeplan.cost.ddp_overlap import ddp_step_time_s
+from pipeplan.cost.depths import sustained_s, weights_s
 from pipeplan.cost.flush import BatchTime, batch_time
-from pipeplan.cost.memory import worker_memory
 from pipeplan.cost.stage_times import (
     StageTimes,
     copies_allreduce_time,
     group_allreduce_time,
     minibatches_per_copy,
     parameter_bytes_of,
-    rounds_of,
     stage_times,
+    worker_memory,
 )
 from pipeplan.cost.virtual_stages import check_devices, device_memory, virtual_batch_time
-from pipeplan.cost.zero_bubble import weights_s
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING
@@ -35,33 +34,20 @@ WAITS_FOR_UPDATE = "gradient synchronisation of stage 1, for which the next forw
 """The bound of a plan of one stage whose step time is that of the DDP overlap model (`ddp_step_time_s`)."""
 
 
-@dataclass(frozen=True)
-class StageCost:
-    """The cost of one stage. Times are seconds per minibatch of one copy of the pipeline, in its slowest copy."""
+STAGE_FIGURES = (
+    *("forward_s", "backward_s", "update_s", "executor_s", "compute_s", "synchronisation_s", "stage_s"),
+    *("boundary_level", "boundary_bytes", "boundary_gradient_bytes", "boundary_s", "depth_s", "parameter_bytes"),
+    *("memory_bytes", "minibatch_bytes", "capacity_bytes", "weights_s"),
+)
+"""The figures of a stage that rows of an answer have, by their names in `StageCost`."""
 
-    forward_s: float
-    """Forward time of one minibatch on the slowest replica."""
-    backward_s: float
-    """Backward time of one minibatch on the slowest replica, including recomputation and the optimiser's step."""
-    update_s: float
-    """The part of `backward_s` that is the optimiser's step."""
-    executor_s: float
-    """The executor's own work, which `forward_s` and `backward_s` include: half each, or all in the only pass."""
-    compute_s: float
-    """Forward and backward time, divided by the replicas."""
-    synchronisation_s: float
-    """Gradient all-reduce, per minibatch."""
-    stage_s: float
-    """Compute and synchronisation, combined according to their overlap; only the compute time under a flush, where the
-    batch counts synchronisation."""
+
+@dataclass(frozen=True)
+class StageCost(StageTimes):
+    """The cost of one stage: its times, and what the plan around it adds."""
+
     boundary_level: int
     """Level of the link to the next stage; 0 for the last stage."""
-    boundary_bytes: int
-    """Activation bytes sent to the next stage for one minibatch."""
-    boundary_gradient_bytes: int
-    """Gradient bytes received from the next stage for one minibatch."""
-    boundary_s: float
-    """Busy time of the busier direction of that link."""
     depth_s: float
     """Step time that the stage's depth sustains; 0 under a flush, where `Evaluation.batch` accounts for the depth."""
     parameter_bytes: int
@@ -196,31 +182,21 @@ def _by_stage(plan: Plan) -> tuple[tuple[int, ...], ...]:
 
 def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> StageCost:
     """The cost of one stage in its slowest copy, per minibatch of that copy."""
-    stage, timing = plan.stages[index], times[index]
-    busiest = rounds_of(plan, problem, index, plan.accumulate) if plan.accumulate and stage.shares else None
-    replicas = timing.replicas if busiest is None or plan.accumulate is None else plan.accumulate / busiest
-    compute = float(formulas.compute_time(timing.pass_s, replicas, 1.0))
-    synchronisation = timing.allreduce_s / (minibatches_per_copy(plan) if _accumulates(plan) else timing.replicas)
-    overlapped_s = formulas.overlapped(compute, synchronisation, problem.options.overlap)
+    stage = plan.stages[index]
     memory, minibatch = (device_memory if plan.virtual else worker_memory)(plan, problem, index)
     level = 0
     for copy in range(plan.copies) if index + 1 < len(plan.stages) else ():
         senders, receivers = plan.copy(copy)[index : index + 2]
         level = max(level, problem.cluster.level_between(min(senders + receivers), max(senders + receivers)))
+    depth_s = 0.0
+    if problem.training and not _flushes(plan):  # under a flush `batch` accounts for the depth
+        minibatches = minibatches_per_copy(plan) if _accumulates(plan) else None
+        depth_s = sustained_s(times, index, plan.copies, minibatches, copies_allreduce_time(plan, problem, links))
     return StageCost(
-        forward_s=timing.forward_s,
-        backward_s=timing.backward_s,
-        update_s=timing.update_s,
-        executor_s=timing.executor_s,
-        compute_s=compute,
-        synchronisation_s=synchronisation,
-        stage_s=compute if _flushes(plan) else float(overlapped_s),
+        **vars(times[index]),
         boundary_level=level,
-        boundary_bytes=timing.sent_bytes,
-        boundary_gradient_bytes=timing.returned_bytes,
-        boundary_s=max(timing.send_s, timing.return_s) / timing.links,
-        depth_s=_depth_step_time(plan, problem, links, index, times) if problem.training else 0.0,
-        parameter_bytes=parameter_bytes_of(problem, stage),
+        depth_s=depth_s,
+        parameter_bytes=parameter_bytes_of(plan, problem, index),
         memory_bytes=memory,
         minibatch_bytes=minibatch,
         capacity_bytes=problem.memory_of(stage.workers),
@@ -236,31 +212,6 @@ def _flushes(plan: Plan) -> bool:
     return not plan.inference and plan.schedule in FLUSHING
 
 
-def _depth_step_time(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> float:
-    """Step time of one copy that the depth of a stage sustains; 0 under a flush, where `batch` accounts for it."""
-    if _flushes(plan):
-        return 0.0
-    timing, step_time = times[index], 0.0
-    if _accumulates(plan):
-        reduce_s = timing.allreduce_s + copies_allreduce_time(plan, problem, links)
-        step_time = formulas.buffered_step_time(
-            timing.depth, timing.replicas, reduce_s, minibatches_per_copy(plan), plan.copies
-        )
-    if index + 1 == len(plan.stages):
-        return step_time
-    following = times[index + 1]
-    in_flight, groups = float(following.depth * following.replicas), []
-    if not _accumulates(plan) and plan.copies > 1:
-        # With copies the waits are numbers of minibatches that do not depend on the step time.
-        counts = (timing.replicas, following.replicas)
-        in_flight += sum(float(formulas.group_wait(0.0, 1.0, count, plan.copies)) for count in counts)
-    elif not _accumulates(plan):
-        groups = [group_allreduce_time(plan, problem, links, number) for number in (index, index + 1)]
-    return max(
-        step_time, formulas.depth_limited_step_time(timing.depth, timing.replicas, in_flight, timing.transfer_s, groups)
-    )
-
-
 def memory_excess_message(evaluation: Evaluation) -> str:
     """A message that names the stage that exceeds its memory the most, and by how much."""
     number, stage = max(enumerate(evaluation.stages, start=1), key=lambda entry: _excess(entry[1]))
@@ -269,3 +220,42 @@ def memory_excess_message(evaluation: Evaluation) -> str:
 
 def _excess(stage: StageCost) -> float:
     return stage.memory_bytes - stage.capacity_bytes
+
+
+# -- busy and idle time of replicas --
+
+
+def exposed_allreduce_per_minibatch_s(plan: Plan, problem: Problem, score: Evaluation, index: int) -> float:
+    """Exposed all-reduce time of one replica of stage `index`, in seconds per minibatch that it computes."""
+    stage, replicas = score.stages[index], plan.stages[index].replicas
+    if score.batch is not None:  # Nothing is computed while a drained pipeline waits for its all-reduces.
+        allreduce = group_allreduce_time(plan, problem, Links.of(problem.cluster), index)
+        return allreduce * replicas / (plan.accumulate or replicas)
+    if plan.copies == 1 and not stage.synchronisation_s:
+        return 0.0
+    if len(plan.stages) == 1 and plan.schedule not in ACCUMULATING and not problem.cluster.shared_cores:
+        # Plain data parallelism waits for nothing but its all-reduce.
+        return max(0.0, replicas * score.step_time_s - stage.forward_s - stage.backward_s)
+    together = float(formulas.overlapped(stage.stage_s / plan.copies, score.copies_s, problem.options.overlap))
+    exposed = together * replicas - stage.forward_s - stage.backward_s
+    return exposed if exposed > formulas.ROUNDING * together else 0.0
+
+
+def idle_per_minibatch_s(plan: Plan, problem: Problem, score: Evaluation, index: int) -> float:
+    """Idle time of one replica of stage `index`, in seconds per minibatch that it computes.
+
+    This is replicas × step time less the forward and backward passes and the exposed all-reduce.
+    """
+    stage = score.stages[index]
+    if plan.virtual:
+        return virtual_idle_s(plan, problem, score, index)
+    work = stage.forward_s + stage.backward_s + exposed_allreduce_per_minibatch_s(plan, problem, score, index)
+    return max(0.0, plan.stages[index].replicas * score.step_time_s - work)
+
+
+def virtual_idle_s(plan: Plan, problem: Problem, score: Evaluation, index: int) -> float:
+    """A stage's share of the idle time of its workers, which run several stages."""
+    own = [number for number, stage in enumerate(plan.stages) if stage.workers == plan.stages[index].workers]
+    work = sum(score.stages[one].forward_s + score.stages[one].backward_s for one in own)
+    work += sum(exposed_allreduce_per_minibatch_s(plan, problem, score, one) for one in own)
+    return max(0.0, plan.stages[index].replicas * score.step_time_s - work) / len(own)

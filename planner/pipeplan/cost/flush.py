@@ -12,13 +12,7 @@ from dataclasses import replace
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
 from pipeplan.cost.sharded_data_parallel import sharded_passes
-from pipeplan.cost.stage_times import (
-    StageTimes,
-    group_allreduce_time,
-    minibatches_per_copy,
-    rounds_of,
-    shared_exchange_s,
-)
+from pipeplan.cost.stage_times import PlanStage, StageTimes, group_allreduce_time, minibatches_per_copy, rounds_of
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import GPIPE, SPLITTING, update_share
 from pipeplan.problem.plan_file import BatchTime as BatchTime
@@ -88,7 +82,7 @@ def exposed_s(plan: Plan, problem: Problem, links: Links, times: Sequence[StageT
         exposed = sharded_passes(plan, problem, links).exposed_s
     else:
         exposed = float(formulas.flush_exposed(allreduce, stage.backward_s - stage.update_s, problem.hidden_share))
-    return exposed + 2 * shared_exchange_s(problem, plan.stages[index]) + stage.update_s / update_share(plan.accumulate)
+    return exposed + 2 * PlanStage(problem, plan, index).exchange_s + stage.update_s / update_share(plan.accumulate)
 
 
 def _too_shallow(plan: Plan, times: Sequence[StageTimes], index: int, count: int) -> bool:

@@ -1,21 +1,23 @@
-"""Units, traffic and times of the stages of a plan."""
+"""The stages of a plan: their figures, their times on their workers, and the memory that they need there."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.sharded_data_parallel import shard_groups, sharded_passes
+from pipeplan.cost.sharded_data_parallel import shard_groups, sharded_memory, sharded_passes
+from pipeplan.cost.stage_table import SUMS, StageTable, exchange_times
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage, data_parallel
-from pipeplan.plan.schedules import FLUSH, FLUSHING, VIRTUAL, copied_share
-from pipeplan.problem.between_cuts import SharedWeight, copied_bytes
+from pipeplan.plan.schedules import ACCUMULATING, FLUSH, FLUSHING, VIRTUAL, copied_share
+from pipeplan.problem.between_cuts import copied_bytes
 from pipeplan.problem.grid_shapes import GridShape, grid_sizes
 from pipeplan.problem.problem import Problem
 
@@ -26,29 +28,85 @@ def units_of(problem: Problem, stage: Stage) -> list[int]:
     return [index for index, unit in enumerate(problem.units) if unit.layers[0] in names]
 
 
-def parameter_bytes_of(problem: Problem, stage: Stage) -> int:
+@dataclass(frozen=True, eq=False)
+class PlanStage(StageTable):
+    """The figures of one stage of a plan, as numbers."""
+
+    problem: Problem
+    plan: Plan
+    index: int
+
+    @cached_property
+    def stage(self) -> Stage:
+        """The stage itself."""
+        return self.plan.stages[self.index]
+
+    @cached_property
+    def units(self) -> list[int]:
+        """The indices of the units that the stage holds."""
+        return units_of(self.problem, self.stage)
+
+    @cached_property
+    def recompute(self) -> bool:
+        return self.stage.recompute
+
+    def inside(self, name: str) -> float:
+        figure, units = SUMS[name], self.problem.units
+        return sum(figure(units[unit]) for unit in self.units)
+
+    @cached_property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @cached_property
+    def is_last(self) -> bool:
+        return self.index + 1 == len(self.plan.stages)
+
+    @cached_property
+    def before(self) -> tuple[int, int]:
+        """Bytes of one minibatch that cross the boundary to the stage before, forward and backward."""
+        return crossing_bytes(self.problem, self.plan, self.index - 1)
+
+    @cached_property
+    def behind(self) -> tuple[int, int]:
+        """The same for the boundary to the next stage."""
+        return crossing_bytes(self.problem, self.plan, self.index)
+
+    @cached_property
+    def received(self) -> int:
+        return self.before[0]
+
+    @cached_property
+    def sent(self) -> int:
+        return self.behind[0]
+
+    @cached_property
+    def around(self) -> int:
+        return sum(self.before) + sum(self.behind)
+
+    @cached_property
+    def copied(self) -> int:
+        return copied_bytes(self.problem.shared, set(self.units)) if self.problem.shared else 0
+
+    @property
+    def copied_share(self) -> float:
+        return 0.0 if self.plan.inference else copied_share(self.plan.schedule, self.plan.accumulate)
+
+    @cached_property
+    def workspace(self) -> int:
+        return max(self.problem.units[unit].workspace_bytes for unit in self.units)
+
+    @cached_property
+    def exchange_s(self) -> float:
+        return sum(
+            time * weight.split_by(self.units)
+            for weight, time in zip(self.problem.shared, exchange_times(self.problem), strict=True)
+        )
+
+
+def parameter_bytes_of(plan: Plan, problem: Problem, index: int) -> int:
     """Bytes of all parameters that each worker of a stage holds, copies of shared weights included."""
-    units = units_of(problem, stage)
-    return sum(problem.units[unit].parameter_bytes for unit in units) + copied_bytes(problem.shared, set(units))
-
-
-def exchange_times(problem: Problem, shared: Sequence[SharedWeight] | None = None) -> tuple[float, ...]:
-    """Seconds that a stage is charged for exchanging the gradients of each shared weight, those of the problem if none
-    are given."""
-    shared = problem.shared if shared is None else shared
-    if not shared:
-        return ()
-    cluster = replace(problem.whole or problem.cluster, exchange_rings=1.0)  # all stages sum these gradients whole
-    rate = Links.of(cluster).allreduce_among(range(cluster.workers))
-    return tuple(float(formulas.shared_weight_time(one.bytes, *rate, cluster.workers)) for one in shared)
-
-
-def shared_exchange_s(problem: Problem, stage: Stage) -> float:
-    """Seconds that a stage is charged for exchanging the gradients of all its shared copies of weights."""
-    held = set(units_of(problem, stage)) if problem.shared else set[int]()
-    return sum(
-        time for weight, time in zip(problem.shared, exchange_times(problem), strict=True) if weight.split_by(held)
-    )
+    return int(PlanStage(problem, plan, index).parameters)
 
 
 def awaited_exchange_s(plan: Plan, problem: Problem, index: int) -> float:
@@ -94,17 +152,19 @@ def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int)
         return 0.0
     if problem.options.sharding.divides_weights:
         return sharded_passes(plan, problem, links).across_s
-    size = parameter_bytes_of(problem, stage)
+    size = parameter_bytes_of(plan, problem, index)
     bandwidth, latency = links.allreduce_among(stage.workers)
     return float(formulas.ring_allreduce_time(stage.replicas, size, bandwidth, latency))
 
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Times and sizes of one stage for one minibatch, in the slowest copy of the pipeline."""
+    """Times and sizes of one stage on its workers for one minibatch, in the slowest copy of the pipeline."""
 
     replicas: int
     """Replicas in one copy."""
+    sharing: float
+    """Replicas of the slowest one's speed that would compute as much; `replicas` unless shares are unequal."""
     depth: int
     forward_s: float
     """Forward pass on the slowest replica."""
@@ -117,11 +177,16 @@ class StageTimes:
     """The executor's own work; `forward_s` has a half of it, `backward_s` the other, and forward-only passes all."""
     allreduce_s: float
     """One all-reduce among the replicas of one copy; the slowest copy's."""
+    synchronisation_s: float
+    """All-reduces per minibatch."""
+    stage_s: float
+    """Compute and synchronisation per minibatch, combined according to their overlap; only the compute time under a
+    flush, where the batch counts synchronisation."""
     links: int
     """Messages to the next stage that may be under way at once, each at the full rate of its link."""
-    sent_bytes: int
+    boundary_bytes: int
     """Bytes that one minibatch sends to the next stage."""
-    returned_bytes: int
+    boundary_gradient_bytes: int
     """Bytes of gradients that come back."""
     send_s: float
     """Time that a minibatch keeps one link to the next stage busy; 0 at the last stage."""
@@ -132,83 +197,129 @@ class StageTimes:
     round_trip_s: float
     """Time to the next stage and back, including both latencies."""
 
+    @staticmethod
+    def of(
+        replicas: int,
+        sharing: float,
+        depth: int,
+        passes: tuple[float, float, float, float],
+        synchronisation: tuple[float, float],
+        overlap: float | None,
+        links: int,
+        crossing: tuple[float, float],
+        rates: Sequence[tuple[float, float]],
+    ) -> StageTimes:
+        """The times of a stage on its workers.
+
+        `passes` are the forward and backward pass, the optimiser's step and the executor's work, in seconds on the
+        slowest worker. `synchronisation` is the time of one all-reduce and the number of minibatches for which there
+        is one. `overlap` is None under a flush. `crossing` are bytes forward and backward, `rates` bandwidth and
+        latency to the next stage in every copy, none for the last stage.
+        """
+        sent, returned = crossing
+        there = [float(formulas.transfer_time(sent, *rate)) for rate in rates]
+        back = [float(formulas.transfer_time(returned, *rate)) for rate in rates]
+        compute_s = float(formulas.compute_time(passes[0] + passes[1], sharing, 1.0))
+        reduce_s = synchronisation[0] / synchronisation[1]
+        return StageTimes(
+            replicas,
+            sharing,
+            depth,
+            *passes,
+            allreduce_s=synchronisation[0],
+            synchronisation_s=reduce_s,
+            stage_s=compute_s if overlap is None else float(formulas.overlapped(compute_s, reduce_s, overlap)),
+            links=links,
+            boundary_bytes=int(sent),
+            boundary_gradient_bytes=int(returned),
+            send_s=max((float(formulas.boundary_time(sent, rate[0])) for rate in rates), default=0.0),
+            return_s=max((float(formulas.boundary_time(returned, rate[0])) for rate in rates), default=0.0),
+            transfer_s=max([0.0, *there, *back]),
+            round_trip_s=max(map(sum, zip(there, back, strict=True)), default=0.0),
+        )
+
     @property
     def pass_s(self) -> float:
         """Forward and backward pass together."""
         return self.forward_s + self.backward_s
 
+    @property
+    def compute_s(self) -> float:
+        """Forward and backward time per minibatch of one copy."""
+        return float(formulas.compute_time(self.pass_s, self.sharing, 1.0))
+
+    @property
+    def boundary_s(self) -> float:
+        """Busy time of the busier direction of the links to the next stage, per minibatch."""
+        return max(self.send_s, self.return_s) / self.links
+
 
 def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> StageTimes:
     """The times of one stage of a plan, and of the boundary behind it."""
-    stage = plan.stages[index]
-    units = [problem.units[unit] for unit in units_of(problem, stage)]
+    figures, stage = PlanStage(problem, plan, index), plan.stages[index]
     speed = problem.cluster.speed_of(stage.workers)
-    forward = sum(unit.forward_s for unit in units) / speed
-    backward = sum(unit.backward_s for unit in units) / speed
-    executor = executor_work_s(plan, problem, index) / speed
-    update = sum(unit.update_s for unit in units) / speed
+    forward, update, executor = (
+        float(one) / speed for one in (figures.inside("forward_s"), figures.update_s, figures.executor_s)
+    )
+    backward = sum(problem.units[unit].backward_s for unit in figures.units) / speed
     if problem.options.sharding.divides_weights:
         # The passes wait for weights and reduce-scatters, and a worker's step is on its shard alone.
         passes, update = sharded_passes(plan, problem, links), update / len(shard_groups(plan, problem)[0])
         forward, backward = passes.forward_s, passes.backward_s + update
     else:
         backward = float(formulas.backward_time(forward, backward, stage.recompute))
-    replicas, parallel, links_to_next = stage.replicas // plan.copies, 1, []
-    if index + 1 < len(plan.stages):
+    forward, backward = forward + executor / problem.passes, backward + executor * (problem.passes - 1) / problem.passes
+    replicas, parallel, rates = stage.replicas // plan.copies, 1, []
+    if not figures.is_last:
         if problem.options.boundary == "parallel":
             parallel = min(replicas, plan.stages[index + 1].replicas // plan.copies)
         pairs = [plan.copy(copy)[index : index + 2] for copy in range(plan.copies)]
-        links_to_next = [links.sendrecv_among(sender + receiver) for sender, receiver in pairs]
-    sent, returned = crossing_bytes(problem, plan, index)
-    return StageTimes(
-        replicas=replicas,
-        depth=stage.depth,
-        forward_s=forward + executor / problem.passes,
-        backward_s=backward + executor * (problem.passes - 1) / problem.passes,
-        update_s=update,
-        executor_s=executor,
-        allreduce_s=_copy_allreduce_time(plan, problem, links, index),
-        links=parallel,
-        sent_bytes=sent,
-        returned_bytes=returned,
-        send_s=max((float(formulas.boundary_time(sent, link[0])) for link in links_to_next), default=0.0),
-        return_s=max((float(formulas.boundary_time(returned, link[0])) for link in links_to_next), default=0.0),
-        transfer_s=max(
-            (float(formulas.transfer_time(max(sent, returned), *link)) for link in links_to_next), default=0.0
-        ),
-        round_trip_s=max(
-            (
-                float(formulas.transfer_time(sent, *link) + formulas.transfer_time(returned, *link))
-                for link in links_to_next
-            ),
-            default=0.0,
-        ),
+        rates = [links.sendrecv_among(sender + receiver) for sender, receiver in pairs]
+    interval = minibatches_per_copy(plan) if plan.schedule in ACCUMULATING and not plan.inference else replicas
+    allreduce_s = 0.0
+    if replicas > 1 and not plan.inference:
+        rings = [links.allreduce_among(plan.copy(copy)[index]) for copy in range(plan.copies)]
+        size = figures.parameters
+        allreduce_s = max(float(formulas.ring_allreduce_time(replicas, size, *ring)) for ring in rings)
+    sharing = float(replicas)
+    if stage.shares and plan.accumulate:
+        sharing = plan.accumulate / rounds_of(plan, problem, index, plan.accumulate)
+    return StageTimes.of(
+        replicas,
+        sharing,
+        stage.depth,
+        (forward, backward, update, executor),
+        (allreduce_s, interval),
+        None if plan.schedule in FLUSHING and not plan.inference else problem.options.overlap,
+        parallel,
+        figures.behind,
+        rates,
     )
 
 
-def executor_work_s(plan: Plan, problem: Problem, index: int) -> float:
-    """The executor's own work at a stage for one minibatch, in seconds on a device of speed 1."""
-    costs = problem.executor_costs
-    if not costs:
-        return 0.0
-    inner, last = index > 0, index + 1 == len(plan.stages)
-    crossing = sum(crossing_bytes(problem, plan, index - 1)) + sum(crossing_bytes(problem, plan, index))
-    copied = 0.0
-    if not last and not plan.inference:
-        size = sum(problem.units[unit].parameter_bytes for unit in units_of(problem, plan.stages[index]))
-        copied = size * copied_share(plan.schedule, plan.accumulate)
-    steps = problem.options.update_share
-    return float(formulas.executor_time(costs, problem.passes, inner + (not last), crossing, copied, steps))
+def worker_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, float]:
+    """Memory of one worker of a stage, and of it what every minibatch in flight needs, in bytes.
+
+    The latter includes neither weight versions nor the allocator's share.
+    """
+    stage_bytes, per_minibatch = stage_memory(plan, problem, index)
+    return problem.cluster.executor.memory_with(stage_bytes + PlanStage(problem, plan, index).workspace), per_minibatch
 
 
-def _copy_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
-    """Seconds of one all-reduce among the replicas of a stage in one copy of the pipeline; the slowest copy's."""
-    replicas = plan.stages[index].replicas // plan.copies
-    if plan.inference or replicas == 1:
-        return 0.0
-    size = parameter_bytes_of(problem, plan.stages[index])
-    rates = [links.allreduce_among(plan.copy(copy)[index]) for copy in range(plan.copies)]
-    return max(float(formulas.ring_allreduce_time(replicas, size, *rate)) for rate in rates)
+def stage_memory(plan: Plan, problem: Problem, index: int, held: int | None = None) -> tuple[float, float]:
+    """The figures of `worker_memory` without the workspace, the worker itself and the allocator's share.
+
+    `held`: the minibatches whose activations are counted; None for as many as the stage holds at most.
+    """
+    if problem.options.sharding.divides_weights:
+        return sharded_memory(plan, problem)
+    figures, stage = PlanStage(problem, plan, index), plan.stages[index]
+    memory, each = float(figures.kept_bytes), float(figures.each_bytes)
+    if problem.training:
+        memory += float(plan.versions(index) * figures.version_bytes + figures.replica_bytes(stage.replicas))
+        deferred = float(formulas.deferred_memory(stage.deferred, each)) if held is None else 0.0
+        memory += (stage.depth if held is None else held) * each + deferred
+    return memory, each
 
 
 def copies_allreduce_time(plan: Plan, problem: Problem, links: Links) -> float:

@@ -6,16 +6,14 @@ A *device* is a position in the pipeline, filled by the replicas that run the sa
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
+from pipeplan.cost.depths import weights_s
 from pipeplan.cost.flush import BatchTime, ahead_s, exposed_s, ways_s
-from pipeplan.cost.memory import stage_memory, workspace_of
-from pipeplan.cost.pass_order import StagePasses, first_device_done_s
-from pipeplan.cost.stage_times import StageTimes, minibatches_per_copy
-from pipeplan.cost.zero_bubble import weights_s
+from pipeplan.cost.stage_times import PlanStage, StageTimes, minibatches_per_copy, stage_memory
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import INTERLEAVED, SPLITTING, ZERO_BUBBLE_V
@@ -34,6 +32,9 @@ PLACEMENTS = {
     ZERO_BUBBLE_V: VirtualStages(v_shaped_device, zero_bubble_v_passes, most=2),
 }
 """How each schedule places stages, and in which order a device runs them: the executor's own functions."""
+
+MOST_PASSES = 300_000
+"""Passes of one update beyond which the time is not computed; a hundred thousand take a tenth of a second."""
 
 
 def check_devices(plan: Plan) -> None:
@@ -86,7 +87,7 @@ def memory_of_device(plan: Plan, problem: Problem, workers: tuple[int, ...]) -> 
         elif kind == "B":
             now -= one
         most = max(most, now)
-    most += max(workspace_of(problem, plan.stages[stage]) for stage in own)
+    most += max(PlanStage(problem, plan, stage).workspace for stage in own)
     return problem.cluster.executor.memory_with(sum(fixed) + most), dict(zip(own, per_minibatch, strict=True))
 
 
@@ -168,3 +169,67 @@ def _held(schedule: str, device: int, devices: int, chunks: int, minibatches: in
     passes = PLACEMENTS[schedule].passes(device, devices, chunks, minibatches)
     counted = most_held(passes, chunks, splits=schedule in SPLITTING)
     return tuple(zip(counted.awaiting, counted.deferred, strict=True))
+
+
+@dataclass(frozen=True)
+class StagePasses:
+    """Seconds of the passes of one stage, and of its messages."""
+
+    forward_s: float
+    backward_s: float
+    """The backward pass as far as the stage before waits for it."""
+    weights_s: float
+    """Gradients of the weights; 0 where they are a part of the backward pass."""
+    send_s: float = 0.0
+    """Time from the end of a forward pass until the next stage has its message."""
+    return_s: float = 0.0
+    """Time from the end of the next stage's backward pass until this stage has the message."""
+
+
+def first_device_done_s(
+    placement: VirtualStages, stages: Sequence[StagePasses], devices: int, minibatches: int
+) -> tuple[float, float] | None:
+    """Seconds from the first pass to the last of the first stage, and to the last of its device.
+
+    Every device runs its passes in the executor's order. A pass starts when the one before it on the device has ended
+    and its message has come; each message has a link alone. The next update begins on the first device: other devices
+    may still compute gradients of weights then. None where there are too many passes.
+    """
+    if 3 * len(stages) * minibatches > MOST_PASSES:
+        return None
+    last = len(stages) - 1
+    forward: list[list[float | None]] = [[None] * minibatches for _ in stages]
+    backward: list[list[float | None]] = [[None] * minibatches for _ in stages]
+    own = [placement.stages_of(device, devices, len(stages)) for device in range(devices)]
+    orders = [list(placement.passes(device, devices, len(own[device]), minibatches)) for device in range(devices)]
+    position, free_s, done_s = [0] * devices, [0.0] * devices, 0.0
+    waiting = list(range(devices))
+    left = sum(map(len, orders))
+    while left:
+        before = left
+        for device in waiting:
+            order, now, at = orders[device], free_s[device], position[device]
+            while at < len(order):
+                kind, chunk, minibatch = order[at]
+                stage = own[device][chunk]
+                times = stages[stage]
+                if kind == "F":
+                    ready = 0.0 if stage == 0 else forward[stage - 1][minibatch]
+                    if ready is None:
+                        break
+                    now = max(now, ready + (stages[stage - 1].send_s if stage else 0.0)) + times.forward_s
+                    forward[stage][minibatch] = now
+                elif kind == "B":
+                    ready = 0.0 if stage == last else backward[stage + 1][minibatch]
+                    if ready is None:
+                        break
+                    now = max(now, ready + (times.return_s if stage < last else 0.0)) + times.backward_s
+                    backward[stage][minibatch] = now
+                else:
+                    now += times.weights_s
+                done_s = now if stage == 0 else done_s
+                at += 1
+            left -= at - position[device]
+            free_s[device], position[device] = now, at
+        assert left < before, "the order of passes comes to a deadlock"
+    return done_s, free_s[0]

@@ -9,8 +9,7 @@ from typing import Any
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.cost.memory import worker_memory
-from pipeplan.cost.stage_times import plain_data_parallel
+from pipeplan.cost.stage_times import plain_data_parallel, worker_memory
 from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING

@@ -12,10 +12,11 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.local import LOCAL
 from pipeplan.cost import formulas
 from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.stage_table import LayersAlone, unit_figures
 from pipeplan.errors import InputError
-from pipeplan.plan.plan import Plan, data_parallel
+from pipeplan.plan.plan import Plan
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
-from pipeplan.problem.options import Options, Sharding
+from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem, contradicting_pins
 from pipeplan.problem.units import Unit
 from pipeplan.solvers.dp import dynamic_program
@@ -260,25 +261,9 @@ def _oversized(problem: Problem, capacity: float) -> tuple[OversizedLayers, ...]
 
 def alone_bytes(problem: Problem, unit: Unit) -> float:
     """Bytes that a worker needs for this unit alone, with one minibatch in flight and no communication buffers."""
-    inside = set(unit.layers)
-    profile = replace(
-        problem.profile,
-        layers=tuple(layer for layer in problem.profile.layers if layer.name in inside),
-        tensors=tuple(
-            replace(tensor, consumers=tuple(name for name in tensor.consumers if name in inside))
-            for tensor in problem.profile.tensors
-            if tensor.producer in inside
-        ),
-        together=(),
-        tied=tuple(tie for tie in problem.profile.tied if inside.issuperset(tie.layers)),
-        sizes=(),
-    )
-    layers = tuple(layer.name for layer in profile.layers)
-    # `Problem` rejects a model that takes no time, but such a layer may still need memory.
-    timed = replace(profile, layers=tuple(replace(layer, forward_s=1.0) for layer in profile.layers))
-    options = Options(inference=problem.options.inference, together=(layers,))
-    plan = data_parallel(layers, 1, inference=problem.options.inference)
-    return evaluate(plan, Problem(timed, problem.cluster, options)).stages[0].memory_bytes
+    layers = LayersAlone(problem, unit_figures([unit]), problem.state_ratio)
+    needed = layers.kept_bytes + problem.training * (layers.version_bytes + layers.each_bytes) + unit.workspace_bytes
+    return float(problem.cluster.executor.memory_with(float(needed[0])))
 
 
 def _enough_memory(problem: Problem, cuts: Cuts, capacity: int, deadline: Deadline) -> SufficientMemory | None:

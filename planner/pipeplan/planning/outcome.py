@@ -8,11 +8,11 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pipeplan.cost import contention
-from pipeplan.cost.evaluate import Evaluation, evaluate
+from pipeplan.cost.evaluate import STAGE_FIGURES, Evaluation, evaluate
 from pipeplan.cost.throughput import RunSize, Throughput, throughput_of
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
@@ -201,7 +201,7 @@ def stage_rows(outcome: _Outcome) -> list[dict[str, Any]]:
             "servers": sorted({cluster.server_of(worker) for worker in stage.workers}),
             "depth": stage.depth,
             "recompute": stage.recompute,
-            **asdict(cost),
+            **{name: getattr(cost, name) for name in STAGE_FIGURES},
         }
         for number, (stage, cost) in enumerate(zip(outcome.plan.stages, outcome.evaluation.stages, strict=True), 1)
     ]

@@ -16,8 +16,8 @@ import numpy as np
 from pipeplan._version import __version__
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
+from pipeplan.cost.evaluate import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.cost.flush import BatchTime
-from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE, SPLITTING
 from pipeplan.plan.updates import Updates

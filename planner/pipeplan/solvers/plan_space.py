@@ -17,6 +17,8 @@ import numpy as np
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
+from pipeplan.cost.ddp_overlap import ddp_step_time_s, waits_for_allreduce
+from pipeplan.cost.stage_times import stage_times
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.problem import CopyWays, Problem
@@ -125,6 +127,18 @@ class PlanSpace:
         # Also if each copy is on one worker, the copies meet at the level that joins their components.
         rate = Links.of(problem.cluster).allreduce_among(used)
         return float(formulas.ring_allreduce_time(self.copies, size, *rate))
+
+    def single_stage_s(self, problem: Problem, workers: Sequence[int], *, recompute: bool) -> float:
+        """Seconds per minibatch of plain data parallelism on some workers, whose forward pass waits for the update.
+
+        0 under schedules where it does not wait.
+        """
+        options, stage = problem.options, Stage(problem.layer_names, tuple(workers), 1, 1, recompute)
+        plan = replace(self.plan(problem, [stage]), schedule=options.schedule, accumulate=options.accumulate)
+        if not waits_for_allreduce(plan):
+            return 0.0
+        links = Links.of(problem.cluster)
+        return ddp_step_time_s(plan, problem, links, stage_times(plan, problem, links, 0).pass_s)
 
     def plan(self, problem: Problem, pipeline: Sequence[Stage]) -> Plan:
         """The plan of all copies, from the stages of one copy; `depths.assign_depths` sets its weight versions."""

@@ -29,6 +29,7 @@ import numpy as np
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
+from pipeplan.cost.stage_table import StageTable
 from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.cut_groups import CutGroups
@@ -111,6 +112,35 @@ def _port(links: Links, worker: int) -> float:
         if starts[component + 1] - starts[component] == 1:
             rate = min(rate, links.card(level, worker)[0])
     return float(rate)
+
+
+@dataclass(frozen=True, eq=False)
+class GroupStages(StageTable):
+    """The stages from every group of cuts (rows) to every group (columns), with the least that each of them holds."""
+
+    problem: Problem
+    groups: CutGroups
+    recompute: bool
+
+    def inside(self, name: str) -> Floats:
+        return self.groups.inside(name)
+
+    @cached_property
+    def received(self) -> Floats:
+        return self.groups.crossing[:, None]
+
+    @cached_property
+    def sent(self) -> Floats:
+        return self.groups.crossing[None, :]
+
+    @cached_property
+    def around(self) -> Floats:
+        around = self.groups.crossing + self.groups.returned
+        return np.asarray(around[None, :] + around[:, None])
+
+    @property
+    def state_ratio(self) -> float:
+        return self.problem.state_ratio - self.problem.divided_ratio
 
 
 @dataclass(frozen=True)
@@ -233,24 +263,11 @@ class UpdateBound:
 
     # -- memory --
 
-    @cached_property
-    def fixed_bytes(self) -> Floats:
-        """Memory of a worker of an unreplicated stage that does not grow with the depth."""
-        inside, problem, groups = self.inside, self.problem, self.groups
-        around = groups.crossing + groups.returned
-        parameters = inside["parameters"]
-        ratio = problem.state_ratio - problem.divided_ratio
-        boundaries = around[None, :] + around[:, None]
-        fixed = formulas.fixed_memory(parameters, inside["buffers"], boundaries, ratio, problem.training)
-        return np.asarray(fixed + formulas.version_memory(parameters, 1, problem.options.copies_per_version))
-
     def deepest(self, replicas: Floats, kind: WorkerClass, *, recompute: bool) -> Floats:
         """The most minibatches in flight for which the stages have memory; below 1 where not even one has room."""
-        saved, crossing = self.inside["saved"], self.groups.crossing
-        sent, received = crossing[None, :], crossing[:, None]
-        once = formulas.recompute_memory(saved, sent, recompute)
-        fixed = self.fixed_bytes + once + formulas.replica_memory(self.inside["parameters"], replicas)
-        each = formulas.memory_per_depth(0.0, saved, received, sent, recompute=recompute)
+        stages = GroupStages(self.problem, self.groups, recompute)
+        fixed = stages.kept_bytes + stages.version_bytes + formulas.replica_memory(stages.parameters, replicas)
+        each = stages.each_bytes
         with np.errstate(divide="ignore", invalid="ignore"):
             depth = np.floor((kind.capacity - fixed) / each * SLACK)
         return np.where(fixed > kind.capacity * SLACK, 0.0, np.where(each > 0, depth, np.inf))

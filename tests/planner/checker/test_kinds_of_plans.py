@@ -16,7 +16,7 @@ from instances import divided_instance, drawn, tied_instance
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.cost.stage_times import shared_exchange_s
+from pipeplan.cost.stage_times import PlanStage
 from pipeplan.planning.outcome import Outcome
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
@@ -133,7 +133,7 @@ def sharing() -> Outcome:
         for problem, outcome in solved(map(_tied, range(40)))
         if outcome.evaluation.batch is not None
         and outcome.evaluation.batch.exposed_s
-        and any(shared_exchange_s(problem, stage) for stage in outcome.plan.stages)
+        and any(PlanStage(problem, outcome.plan, index).exchange_s for index in range(len(outcome.plan.stages)))
     )
 
 

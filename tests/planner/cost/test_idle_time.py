@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from instances import random_instance, to_problem
 
-from pipeplan.cost.idle_time import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
+from pipeplan.cost.evaluate import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings

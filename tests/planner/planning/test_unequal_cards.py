@@ -16,10 +16,10 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.cluster_toml import cluster_toml, read_cluster
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
+from pipeplan.from_options.choose_order import distinct_orders, in_order
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import FLUSH, STASHING
 from pipeplan.planning.baselines import shares_by_speed
-from pipeplan.planning.choose_order import distinct_orders, in_order
 from pipeplan.planning.figure import TOLERANCE, figured
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings

@@ -11,7 +11,7 @@ from instances import drawn, tied_instance, to_plan
 from solver_contract import assert_proves, check_solvers, solve_by_dp
 
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.cost.stage_times import shared_exchange_s
+from pipeplan.cost.stage_times import PlanStage
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 
@@ -24,8 +24,8 @@ def test_the_dynamic_program_finds_what_brute_force_finds(seeds: range) -> None:
         expected = brute_force.best(instance)
         result = solve_by_dp(problem)
         assert_proves(result, expected, problem)
-        stages = result.plan.stages if result.plan else ()
-        splits += any(shared_exchange_s(problem, stage) > 0 for stage in stages)
+        if (plan := result.plan) is not None:
+            splits += any(PlanStage(problem, plan, index).exchange_s for index in range(len(plan.stages)))
     assert splits > len(seeds) / 5, "many of these plans have copies of shared weights"
 
 

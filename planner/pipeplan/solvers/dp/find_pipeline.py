@@ -65,7 +65,7 @@ class VerticalSearch(UniformSearch):
         if isinstance(self.terms.first, AnyInputStage):
             return candidates, replicas
         assumed = self.terms.first.replicas
-        inputs = stage.targets[candidates.target] == 0
+        inputs = stage.begin[candidates.target] == 0
         kept = ~inputs | (replicas <= assumed)
         return candidates.take(kept), np.where(inputs, assumed, replicas)[kept]
 
@@ -76,7 +76,7 @@ class VerticalSearch(UniformSearch):
         assert self.terms.first is not None
         if isinstance(self.terms.first, AnyInputStage):
             return candidates, replicas, depth, demand
-        kept = (stage.targets[candidates.target] > 0) | (replicas == self.terms.first.replicas)
+        kept = (stage.begin[candidates.target] > 0) | (replicas == self.terms.first.replicas)
         return candidates.take(kept), replicas[kept], depth[kept], demand[kept]
 
 

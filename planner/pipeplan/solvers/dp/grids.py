@@ -22,6 +22,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.cost import formulas
+from pipeplan.cost.stage_table import CutStages
 from pipeplan.plan.schedules import ACCUMULATING, TRAITS
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.problem.grid_shapes import GridShape, grid_shapes
@@ -102,65 +103,22 @@ class UniformGrids:
 
     def _all_stages_s(self, replicas: float, speed: float, bandwidth: float, latency_s: float) -> Floats:
         """The time of a stage from every cut (rows) to every cut (columns), nested or not."""
-        options, terms = self.terms.problem.options, self.terms
-        work, allreduce = self.work_s, self.allreduce_s(replicas, bandwidth, latency_s)
+        options, terms, stages = self.terms.problem.options, self.terms, self.stages
+        allreduce = formulas.ring_allreduce_time(replicas, stages.parameters * terms.training, bandwidth, latency_s)
         if options.flushes and options.accumulate is not None:
-            step = self.between(terms.cuts.update_s)
-            own = formulas.flush_busy((work - step) / speed, options.accumulate, int(replicas))
-            backward = (work - step - self.forward_s) / speed
-            tail = backward / 2 if TRAITS[terms.schedule].splits else 0.0
-            exposed = self.exposed_s(allreduce, backward) + step / speed / options.update_share
-            return np.asarray(own + np.maximum(exposed, self.ahead_s[:, None] - tail))
+            own = formulas.flush_busy(stages.passes_s / speed, options.accumulate, int(replicas))
+            waited = stages.waited_s(allreduce, speed)
+            return np.asarray(own + np.maximum(waited, self.ahead_s[:, None] - stages.tail_s / speed))
         shared = options.accumulate if terms.training and options.schedule in ACCUMULATING else None
-        compute = formulas.compute_time(work, replicas, speed)
-        return np.asarray(formulas.overlapped(compute, allreduce / (shared or replicas), options.overlap))
+        compute = formulas.compute_time(stages.work_s, replicas, speed)
+        synchronisation = allreduce / (shared or replicas) * terms.training
+        return np.asarray(formulas.overlapped(compute, synchronisation, options.overlap))
 
     @cached_property
-    def executor_s(self) -> Floats:
-        """The executor's own work at the stage from one cut (rows) to another (columns)."""
+    def stages(self) -> CutStages:
+        """The stages from every cut (rows) to every cut (columns), nested or not."""
         cuts = np.arange(len(self.terms.cuts.ideals))
-        return self.terms.executor_s(cuts[None, :], cuts[:, None])
-
-    @cached_property
-    def work_s(self) -> Floats:
-        """Compute of one minibatch, from one cut (rows) to another (columns), with the executor's own work."""
-        return self.between(self.terms.cuts.work_s) + self.executor_s
-
-    def between(self, totals: Floats) -> Floats:
-        """A quantity that adds up over units, from one cut (rows) to another (columns)."""
-        return totals[None, :] - totals[:, None]
-
-    def allreduce_s(self, replicas: float, bandwidth: float, latency_s: float) -> Floats:
-        """Seconds of one all-reduce of every stage among so many replicas."""
-        if not self.terms.training:
-            return np.zeros((len(self.terms.cuts.ideals),) * 2)
-        size, shared = self.between(self.terms.cuts.parameters), self.terms.shared
-        if shared is not None:
-            size = size + np.where(self.nested, shared.copied(*self._ends), 0.0)
-        return np.asarray(formulas.ring_allreduce_time(replicas, size, bandwidth, latency_s))
-
-    @property
-    def _ends(self) -> tuple[Ints, Ints]:
-        """The cuts at which every stage starts and ends, from every cut (rows) to every cut (columns)."""
-        starts, ends = np.indices((len(self.terms.cuts.ideals),) * 2)
-        return starts, ends
-
-    def exchange_s(self) -> Floats:
-        """Seconds that every stage is charged for exchanging the gradients of shared weights."""
-        shared, count = self.terms.shared, len(self.terms.cuts.ideals)
-        if shared is None:
-            return np.zeros((count, count))
-        return np.where(self.nested, shared.exchanged_s(*self._ends), 0.0)
-
-    @cached_property
-    def forward_s(self) -> Floats:
-        """The forward pass of one minibatch, from one cut (rows) to another (columns)."""
-        return self.between(self.terms.cuts.forward_s) + self.executor_s / self.terms.problem.passes
-
-    def exposed_s(self, allreduce: Floats, backward_s: Floats) -> Floats:
-        """The part of an all-reduce that a flush waits for, of stages with these backward passes."""
-        exposed = formulas.flush_exposed(allreduce, backward_s, self.terms.problem.hidden_share)
-        return np.asarray(exposed + 2 * self.exchange_s())
+        return CutStages(self.terms.problem, self.terms.cuts, cuts[:, None], cuts[None, :], shared=self.terms.shared)
 
     @cached_property
     def ahead_s(self) -> Floats:

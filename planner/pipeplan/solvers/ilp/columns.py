@@ -14,12 +14,9 @@ from typing import Self
 
 import numpy as np
 
-from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.ddp_overlap import ddp_step_time_s
-from pipeplan.cost.stage_times import executor_work_s
-from pipeplan.plan.plan import Stage
-from pipeplan.plan.schedules import ACCUMULATING, GPIPE, TRAITS, VERTICAL, update_lag, update_share
+from pipeplan.cost.stage_table import CutStages
+from pipeplan.plan.schedules import ACCUMULATING, GPIPE, TRAITS, VERTICAL, update_lag
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp.cut_table import CutTable
 from pipeplan.solvers.ilp.places import CardShares, Flags, Floats, Ints, Places
@@ -92,21 +89,10 @@ class ColumnFactory:
 
     def columns(self, place: Ints, begin: Ints, end: Ints, *, recompute: bool) -> Columns:
         """The columns of stages on places between cuts, not yet `charged`."""
-        problem, options, cuts = self.problem, self.problem.options, self.cuts
-        speed = self.places.speed[place]
-        forward = cuts.forward_s[end] - cuts.forward_s[begin]
-        backward = cuts.work_s[end] - cuts.work_s[begin] - forward
-        update_s = (cuts.update_s[end] - cuts.update_s[begin]) / speed
-        own = self._executor_s(begin, end)
-        forward_s = (forward + own / problem.passes) / speed
-        backward_s = formulas.backward_time(forward, backward, recompute) / speed
-        backward_s = backward_s + own * (problem.passes - 1) / problem.passes / speed
-        parameters = self._parameters(begin, end)
-        group_s = self._group_s(place, parameters)
-        times = self._times(place, group_s, forward_s, backward_s, update_s)
-        if options.flushes:
-            times["exposed_s"] = times["exposed_s"] + 2 * cuts.exchanged_s(begin, end)
-        fixed, each, version = self._memory(place, begin, end, parameters, recompute)
+        stages = self._stages(begin, end, recompute)
+        group_s = self._group_s(place, stages.parameters)
+        times = self._times(place, stages, group_s)
+        fixed, each, version = self._memory(place, stages)
         return Columns(
             place=place,
             begin=begin,
@@ -121,30 +107,13 @@ class ColumnFactory:
             version_bytes=version,
         )
 
+    def _stages(self, begin: Ints, end: Ints, recompute: bool | Flags = False) -> CutStages:
+        return CutStages(self.problem, self.cuts, begin, end, recompute, self.cuts.shared)
+
     def core_work(self, columns: Columns) -> tuple[Floats, Floats]:
         """Seconds of both passes of one minibatch on a worker, and bytes of the parameters."""
-        begin, end, cuts = columns.begin, columns.end, self.cuts
-        again = columns.again * (cuts.forward_s[end] - cuts.forward_s[begin])
-        work = cuts.work_s[end] - cuts.work_s[begin] + again + self._executor_s(begin, end)
-        return work / self.places.speed[columns.place], self._parameters(begin, end)
-
-    def _parameters(self, begin: Ints, end: Ints) -> Floats:
-        """Bytes of the parameters of stages, with copies of shared weights."""
-        found = self.cuts.parameters[end] - self.cuts.parameters[begin]
-        return found + self.cuts.copied(begin, end)
-
-    def _executor_s(self, begin: Ints, end: Ints) -> Floats:
-        """The executor's own work, in seconds on a device of speed 1 (`stage_times.executor_work_s`)."""
-        problem, cuts = self.problem, self.cuts
-        if not problem.executor_costs:
-            return np.zeros(len(begin))
-        crossing = cuts.sent + cuts.returned
-        copied = np.where(end < self.last, (cuts.parameters[end] - cuts.parameters[begin]) * problem.copied_share, 0.0)
-        boundaries = (begin > 0).astype(int) + (end < self.last)
-        bytes_around = crossing[begin] + crossing[end]
-        steps = problem.options.update_share
-        work = formulas.executor_time(problem.executor_costs, problem.passes, boundaries, bytes_around, copied, steps)
-        return np.asarray(work)
+        stages = self._stages(columns.begin, columns.end, columns.again)
+        return stages.work_s / self.places.speed[columns.place], stages.parameters
 
     def _group_s(self, place: Ints, parameters: Floats) -> Floats:
         if not self.problem.training:
@@ -153,24 +122,20 @@ class ColumnFactory:
         rate, latency = self.places.ring_rate[place], self.places.ring_latency_s[place]
         return np.asarray(formulas.ring_allreduce_time(members, parameters, rate, latency))
 
-    def _times(
-        self, place: Ints, group_s: Floats, forward_s: Floats, backward_s: Floats, update_s: Floats
-    ) -> dict[str, Floats]:
-        """The fields of `Columns` that are times, but for exchanges of shared weights."""
+    def _times(self, place: Ints, stages: CutStages, group_s: Floats) -> dict[str, Floats]:
+        """The fields of `Columns` that are times."""
         options, replicas, nothing = self.problem.options, self.places.replicas[place], np.zeros(len(place))
+        speed = self.places.speed[place]
         if not options.flushes or self.minibatches is None:
-            compute = formulas.compute_time(forward_s + backward_s, replicas, 1.0)
+            compute = formulas.compute_time(stages.work_s, replicas, speed)
             time_s = formulas.overlapped(compute, group_s / (self.minibatches or replicas), options.overlap)
             return {"time_s": time_s, "ahead_s": nothing, "drained_s": nothing, "exposed_s": nothing}
-        splits = TRAITS[options.schedule].splits
-        backward_s = backward_s - update_s
-        time_s = formulas.flush_busy(forward_s + backward_s, float(self.minibatches), replicas)
-        exposed_s = formulas.flush_exposed(group_s, backward_s, self.problem.hidden_share)
+        time_s = formulas.flush_busy(stages.passes_s / speed, float(self.minibatches), replicas)
         return {
             "time_s": time_s,
-            "ahead_s": forward_s if splits else forward_s + backward_s,
-            "drained_s": time_s - backward_s / 2 if splits else time_s,
-            "exposed_s": exposed_s + update_s / update_share(options.accumulate),
+            "ahead_s": stages.ahead_s / speed,
+            "drained_s": time_s - stages.tail_s / speed,
+            "exposed_s": stages.waited_s(group_s, speed),
         }
 
     def charged(self, columns: Columns) -> Columns:
@@ -182,19 +147,17 @@ class ColumnFactory:
         if not self.problem.training or options.schedule in ACCUMULATING:
             return replace(columns, charged_s=found)
         for row in np.flatnonzero((begin == 0) & (end == self.last)).tolist():
-            again = bool(columns.again[row])
-            stage = Stage(self.whole.layer_names, tuple(self.places.runs[place[row]]), 1, 1, again)
-            plan = self.space.plan(self.whole, [stage])
-            work = self.whole.work_s + again * float(self.cuts.forward_s[-1]) + executor_work_s(plan, self.whole, 0)
-            pass_s = work / self.whole.cluster.speed_of(plan.stages[0].workers)
-            found[row] = max(found[row], ddp_step_time_s(plan, self.whole, self._whole_links, pass_s))
+            waits_s = self.space.single_stage_s(
+                self.whole, self.places.runs[place[row]], recompute=bool(columns.again[row])
+            )
+            found[row] = max(found[row], waits_s)
         return replace(columns, charged_s=found)
 
     def _card_s(self, place: Ints, begin: Ints, end: Ints) -> Floats:
         """What stages alone put on the busiest card around their workers: their rings, and the messages of boundaries
         whose other stage is outside."""
         sent, returned = self.cuts.sent, self.cuts.returned
-        parameters, busiest = self._parameters(begin, end), np.zeros(len(place))
+        parameters, busiest = self._stages(begin, end).parameters, np.zeros(len(place))
         for ring, message, at_end, at_start in self.places.own_cards:
             out = at_end[place] * sent[end] + at_start[place] * returned[begin]
             back = at_end[place] * returned[end] + at_start[place] * sent[begin]
@@ -202,36 +165,21 @@ class ColumnFactory:
             busiest = np.maximum(busiest, busy)
         return busiest
 
-    @cached_property
-    def _whole_links(self) -> Links:
-        return Links.of(self.whole.cluster)
-
-    def _memory(
-        self, place: Ints, begin: Ints, end: Ints, parameters: Floats, recompute: bool
-    ) -> tuple[Floats, Floats, Floats]:
-        """The bytes of `Columns.fixed_bytes`, `each_bytes` and `version_bytes` (`cost.memory`)."""
-        problem, options, cuts = self.problem, self.problem.options, self.cuts
-        saved, sent, received = cuts.saved[end] - cuts.saved[begin], cuts.sent[end], cuts.sent[begin]
-        around = sent + received + cuts.returned[end] + cuts.returned[begin]
-        buffers, training = cuts.buffers[end] - cuts.buffers[begin], problem.training
-        fixed = formulas.fixed_memory(parameters, buffers, around, problem.state_ratio, training)
-        nothing = np.zeros(len(place))
-        if not training:
-            return np.asarray(fixed), nothing, nothing
+    def _memory(self, place: Ints, stages: CutStages) -> tuple[Floats, Floats, Floats]:
+        """The bytes of `Columns.fixed_bytes`, `each_bytes` and `version_bytes`."""
+        problem, nothing = self.problem, np.zeros(len(place))
+        fixed, each, version = stages.kept_bytes + stages.workspace, stages.each_bytes, stages.version_bytes
+        if not problem.training:
+            return fixed, each, nothing
         everyone = self.places.replicas[place] * problem.copies
-        fixed = fixed + formulas.replica_memory(parameters, everyone)
-        fixed = fixed - formulas.divided_state(parameters, everyone, problem.divided_ratio)
-        fixed = fixed + formulas.recompute_memory(saved, sent, recompute) + cuts.workspace(begin, end)
-        each = formulas.memory_per_depth(0, saved, received, sent, recompute=recompute)
-        version = formulas.version_memory(parameters, 1, options.copies_per_version)
-        lag = update_lag(everyone, (begin == 0) & (end == self.last)) * version
-        if options.schedule == VERTICAL:
+        fixed = fixed + stages.replica_bytes(everyone)
+        lag = update_lag(everyone, stages.is_first & stages.is_last) * version
+        if problem.options.schedule == VERTICAL:
             # The input stage has a version for each minibatch in flight. It decides how many the others have.
-            first = begin == 0
-            older = np.where(first, 0.0, version)
-            return fixed + np.where(first, lag, version), each + version * first, older
-        if versions := TRAITS[options.schedule].versions:
-            return fixed + versions * version, np.asarray(each), nothing
+            older = np.where(stages.is_first, 0.0, version)
+            return fixed + np.where(stages.is_first, lag, version), each + version * stages.is_first, older
+        if versions := TRAITS[problem.options.schedule].versions:
+            return fixed + versions * version, each, nothing
         return fixed + lag, each + version, nothing
 
     # -- minibatches in flight --

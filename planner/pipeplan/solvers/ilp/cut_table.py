@@ -12,9 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeplan.cost.stage_times import exchange_times
+from pipeplan.cost.stage_table import shared_in_cuts
+from pipeplan.problem.between_cuts import SharedInCuts, Workspaces
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp.places import Flags, Floats, Ints
+from pipeplan.solvers.ilp.places import Flags, Floats
 
 MOST_CUTS = 2_000
 """The most cuts of a model for which there is a table. A chain has one more than it has units."""
@@ -76,34 +77,14 @@ class CutTable:
         """The units between two cuts."""
         return [int(unit) for unit in np.flatnonzero(self.has[end] & ~self.has[begin])]
 
-    def workspace(self, begin: Ints, end: Ints) -> Floats:
-        """The largest workspace of the units between cuts, in bytes."""
-        given = np.array([float(unit.workspace_bytes) for unit in self._problem.units])
-        found, left = np.zeros(len(end)), np.arange(len(end))
-        for amount in np.unique(given[given > 0])[::-1].tolist():
-            here = self.has[:, given == amount]
-            beyond = (here[end[left]] & ~here[begin[left]]).any(axis=1)
-            found[left[beyond]] = amount
-            left = left[~beyond]
-        return found
+    @cached_property
+    def workspaces(self) -> Workspaces:
+        """The largest workspaces between two cuts."""
+        bits = np.packbits(self.has, axis=1, bitorder="little")
+        words = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 8))).view("<u8")
+        return Workspaces.of(words, [unit.workspace_bytes for unit in self._problem.units], chain=False)
 
-    def copied(self, begin: Ints, end: Ints) -> Floats:
-        """Bytes of shared weights that stages hold beside the parameter bytes of their units."""
-        found = np.zeros(len(end))
-        for weight in self._problem.shared:
-            first = self.has[end, weight.units[0]] & ~self.has[begin, weight.units[0]]
-            found += weight.bytes * (~first & (self._held(weight.units, begin, end) > 0))
-        return found
-
-    def exchanged_s(self, begin: Ints, end: Ints) -> Floats:
-        """Seconds that stages are charged for exchanging the gradients of shared weights."""
-        found = np.zeros(len(end))
-        for weight, time_s in zip(self._problem.shared, exchange_times(self._problem), strict=True):
-            held = self._held(weight.units, begin, end)
-            found += time_s * ((held > 0) & (held < len(weight.units)))
-        return found
-
-    def _held(self, units: tuple[int, ...], begin: Ints, end: Ints) -> Ints:
-        """How many of some units the stages hold."""
-        counts = self.has[:, list(units)].sum(axis=1)
-        return np.asarray(counts[end] - counts[begin])
+    @cached_property
+    def shared(self) -> SharedInCuts | None:
+        """What weights that units share add to stages; None where there are none."""
+        return shared_in_cuts(self._problem, self._cuts)

@@ -15,6 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from pipeplan.cost import formulas
+from pipeplan.cost.stage_table import LayersAlone
 from pipeplan.plan.schedules import TRAITS, VERTICAL, update_lag, vertical_versions
 from pipeplan.solvers.ilp.columns import ColumnFactory, Columns
 from pipeplan.solvers.ilp.places import Flags, Floats, Ints
@@ -139,15 +140,11 @@ class ColumnEnumeration:
     @cached_property
     def _least_bytes(self) -> Floats:
         """By cut, the bytes that its layers take of a worker at least, whatever the depth and the replicas."""
-        cuts, problem = self.cuts, self.problem
+        problem = self.problem
         # Where replicas divide the state, any part of it may be on another worker.
-        ratio = problem.state_ratio - problem.divided_ratio
-        size = formulas.fixed_memory(cuts.parameters, cuts.buffers, 0.0, ratio, problem.training)
-        if not problem.training:
-            return np.asarray(size)
-        versions = max(1, TRAITS[problem.options.schedule].versions)
-        copies = problem.options.copies_per_version
-        return np.asarray(size + formulas.version_memory(cuts.parameters, versions, copies) + cuts.saved)
+        layers = LayersAlone(problem, self.cuts, problem.state_ratio - problem.divided_ratio)
+        versions = max(1, TRAITS[problem.options.schedule].versions) * problem.training
+        return np.asarray(layers.kept_bytes + versions * layers.version_bytes + layers.each_bytes)
 
     def _alone(self, columns: Columns, limit_s: float, step_time_s: float) -> Flags:
         """Which columns keep to the limit, and fit in memory at depth 1, whatever the other stages are."""

@@ -45,7 +45,8 @@ from dataclasses import replace
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention, formulas
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.cost.stage_times import exchange_times, plain_data_parallel
+from pipeplan.cost.stage_table import exchange_times
+from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.grid_shapes import GridShape, data_parallel_grid_size, grid_shapes
 from pipeplan.problem.problem import Problem

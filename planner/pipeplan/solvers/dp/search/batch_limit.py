@@ -35,8 +35,6 @@ class Placed:
     """Stages on their workers, and what joins them with the stages behind, an array entry for each."""
 
     stage: StageTerms
-    row: Ints
-    """The row of every stage in `stage`."""
     replicas: Floats | Ints
     speed: Floats | float
     allreduce_s: Floats
@@ -69,11 +67,6 @@ class BatchLimit:
         return self.terms.schedule == GPIPE
 
     @property
-    def splits(self) -> bool:
-        """Whether gradients of weights are put off, so that only forward passes delay the stages behind."""
-        return TRAITS[self.terms.schedule].splits
-
-    @property
     def budget_s(self) -> float:
         """The limit with slack for rounding."""
         return self.limit_s * (1 + SLACK)
@@ -87,7 +80,7 @@ class BatchLimit:
     def ahead_s(self) -> Floats:
         """For each cut, what the layers inside it add to V1 at least."""
         cuts = self.terms.cuts
-        passes = cuts.forward_s if self.splits else cuts.work_s - cuts.update_s
+        passes = cuts.forward_s if TRAITS[self.terms.schedule].splits else cuts.work_s - cuts.update_s
         return np.asarray(passes / self.terms.fastest)
 
     @cached_property
@@ -115,8 +108,8 @@ class BatchLimit:
 
     def least_replicas(self, stage: StageTerms) -> Floats:
         """The fewest replicas with which stages end their work within the limit, after the way to them."""
-        passes, tail = self.passes_s(stage) / self.terms.fastest, self.tail_s(stage) / self.terms.fastest
-        spare = self.budget_s - np.maximum(self.ahead_s[stage.targets] - tail, 0.0)
+        passes, tail = stage.passes_s / self.terms.fastest, stage.tail_s / self.terms.fastest
+        spare = self.budget_s - np.maximum(self.ahead_s[stage.begin] - tail, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):
             rounds = np.floor(np.where(passes > 0, spare / passes, np.inf) * (1 + 1e-12))
             return np.where(rounds < 1, np.inf, np.ceil(self.minibatches / np.maximum(rounds, 1) - 1e-12))
@@ -128,39 +121,22 @@ class BatchLimit:
         busier = np.maximum(self.terms.cuts.sent[cut], self.terms.cuts.returned[cut])
         return np.asarray(formulas.flush_busy(busier / bandwidth, self.minibatches, links))
 
-    @staticmethod
-    def passes_s(stage: StageTerms) -> Floats:
-        """Both passes of one minibatch, without the optimiser's step, on a device of speed 1."""
-        return stage.work_s - stage.update_s
-
-    def ahead_of_stages_s(self, stage: StageTerms) -> Floats:
-        """The time that stages add to V1 on a device of speed 1, without their transfers."""
-        return stage.forward_s if self.splits else self.passes_s(stage)
-
-    def tail_s(self, stage: StageTerms) -> Floats:
-        """Gradients of weights of the last minibatch, on a device of speed 1, that fill the way back to stages in front
-        of these, beside the deferred ones that it leaves time for."""
-        return (self.passes_s(stage) - stage.forward_s) / 2 if self.splits else np.zeros(len(stage.targets))
-
     def in_front(self, before: Floats, placed: Placed) -> Floats:
         """The times of states (rows) once stages are put in front."""
-        stage, row, problem = placed.stage, placed.row, self.terms.problem
-        targets, ends = stage.targets[row], stage.ends[row]
+        stage, speed, splits = placed.stage, placed.speed, placed.stage.splits
+        targets, ends = stage.begin, stage.ends
         ways = (self.terms.cuts.sent[ends] + self.terms.cuts.returned[ends]) / placed.bandwidth + 2 * placed.latency_s
-        ahead = self.ahead_of_stages_s(stage)[row] / placed.speed
-        passes = self.passes_s(stage)[row] / placed.speed
-        own = formulas.flush_busy(passes, self.minibatches, placed.replicas)
-        path = np.maximum(own - self.tail_s(stage)[row] / placed.speed, ahead + before[:, 0] + ways / (1 + self.splits))
-        if not problem.options.contention:
+        ahead = stage.ahead_s / speed
+        own = formulas.flush_busy(stage.passes_s / speed, self.minibatches, placed.replicas)
+        path = np.maximum(own - stage.tail_s / speed, ahead + before[:, 0] + ways / (1 + splits))
+        if not self.terms.problem.options.contention:
             crossing = self.crossing_s(ends, placed.bandwidth, placed.links)
             # The last stage has no boundary behind it.
             path = np.maximum(path, np.where(crossing > 0, ahead + crossing, 0.0))
             own = np.maximum(own, np.where(crossing > 0, ahead + crossing, 0.0))
-        backward = passes - stage.forward_s[row] / placed.speed
-        waited = formulas.flush_exposed(placed.allreduce_s, backward, problem.hidden_share) + 2 * stage.exchange_s[row]
-        waited = waited + stage.update_s[row] / placed.speed / problem.options.update_share
         # Where stages in front drain, deferred gradients of weights may fill the time of an all-reduce.
-        delayed = waited + np.maximum(own, np.where(targets == 0, path, 0.0) if self.splits else path)
+        delayed = np.maximum(own, np.where(targets == 0, path, 0.0) if splits else path)
+        delayed = delayed + stage.waited_s(placed.allreduce_s, speed)
         bound = np.maximum.reduce([before[:, 1], delayed, path + self.ahead_s[targets]])
         return np.stack([path, bound], axis=1)
 

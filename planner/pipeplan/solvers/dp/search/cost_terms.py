@@ -15,7 +15,7 @@ import numpy as np
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.stage_times import exchange_times
+from pipeplan.cost.stage_table import LayersAlone, shared_in_cuts
 from pipeplan.plan.schedules import STASHING, TRAITS
 from pipeplan.problem.between_cuts import SharedInCuts
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
@@ -63,10 +63,7 @@ class CostTerms:
     @cached_property
     def shared(self) -> SharedInCuts | None:
         """What weights that units share add to stages; None where there are none."""
-        problem = self.problem
-        if not problem.shared:
-            return None
-        return SharedInCuts.of(problem.shared, self.cuts.ideals, exchange_times(problem))
+        return shared_in_cuts(self.problem, self.cuts.ideals)
 
     @property
     def workers(self) -> int:
@@ -109,6 +106,14 @@ class CostTerms:
             ways = self.problem.copy_ways
             return ways.bandwidth[0], ways.latency_s[0]
         return self.links.allreduce_bandwidth[level], self.links.allreduce_latency[level]
+
+    def ring_among(self, run: range) -> tuple[float, float]:
+        """Bandwidth and latency of the ring of a stage that is on these workers of one copy."""
+        if not self.joins_copies:
+            return self.links.allreduce_among(run)
+        ways = self.problem.copy_ways
+        mine = run if len(ways.bandwidth) > 1 else range(1)
+        return min(ways.bandwidth[one] for one in mine), max(ways.latency_s[one] for one in mine)
 
     def members(self, replicas: Any) -> Any:
         """Members of the ring of stages with so many replicas in a copy."""
@@ -170,13 +175,18 @@ class CostTerms:
     @cached_property
     def least_memory(self) -> tuple[Floats, Floats]:
         """Memory that all layers before a cut need once, and for every minibatch in flight: their weights at least."""
-        cuts, ratio = self.cuts, self.problem.copy_state_ratio
-        kept = self.problem.options.recompute
-        once = np.asarray(formulas.fixed_memory(cuts.parameters, cuts.buffers, 0.0, ratio, self.training))
-        saved = np.zeros(len(cuts.ideals)) if kept else cuts.saved
-        each = np.asarray(formulas.memory_per_depth(cuts.parameters, saved, 0.0, 0.0, stashes=self.stashes))
-        copies = self.problem.options.copies_per_version
-        return once + each + formulas.version_memory(cuts.parameters, self.constant_versions, copies), each
+        layers = self.layers_alone(self.cuts, recompute=self.problem.options.recompute)
+        return self.memory_of_layers(layers)
+
+    def layers_alone(self, sums: Any, *, recompute: bool) -> LayersAlone:
+        """Layers on the workers of one copy, which hold their state together (`LayersAlone.sums`)."""
+        return LayersAlone(self.problem, sums, self.problem.copy_state_ratio, recompute)
+
+    def memory_of_layers(self, layers: LayersAlone) -> tuple[Floats, Floats]:
+        """Memory that layers need at least with one minibatch in flight, and for every further one."""
+        each = layers.each_bytes + layers.version_bytes * (self.constant_versions == 0) * self.training
+        kept = layers.kept_bytes + layers.version_bytes * self.constant_versions * self.training
+        return np.asarray(kept + each), np.asarray(each)
 
     @cached_property
     def most(self) -> float:
@@ -191,16 +201,16 @@ class CostTerms:
         )
         forward = self.cuts.forward_s[-1] if options.recompute else 0.0
         work = (self.cuts.work_s[-1] + forward) / self.speed
-        work += float(self.executor_s(len(self.cuts.ideals) - 1, 0, most=True)) / self.speed
+        work += self._most_executor_s / self.speed
         return float(work + (2 + self.problem.copies) * (allreduce + self.transfer_s.max()) + 1e-9)
 
-    def buffered_step_time(self, depth: int, replicas: int, allreduce_s: float) -> float:
-        """The step time at which two weight versions suffice for a stage (`formulas.buffered_step_time`)."""
-        assert self.accumulate is not None
-        copies = self.problem.copies
-        return formulas.buffered_step_time(
-            depth, replicas, allreduce_s + self.problem.copies_allreduce_s, self.accumulate, copies
-        )
+    @property
+    def _most_executor_s(self) -> float:
+        """Upper bound on the executor's own work at any stage."""
+        cuts, problem, costs = self.cuts, self.problem, self.problem.executor_costs
+        crossing, copied = 2 * float((cuts.sent + cuts.returned).max()), cuts.parameters[-1] * problem.copied_share
+        steps = problem.options.update_share
+        return float(formulas.executor_time(costs, problem.passes, 2, crossing, copied, steps) + costs.samples_s)
 
     @cached_property
     def boundary_s(self) -> Floats:
@@ -241,23 +251,6 @@ class CostTerms:
             inside = (self.cuts.words[targets, word] >> np.uint64(bit)) & np.uint64(1) == 1
             respected &= inside == (stage <= before)
         return respected
-
-    def executor_s(self, cut: int | Ints, targets: int | Ints, *, most: bool = False) -> Floats:
-        """The executor's own work at the stages from `targets` to `cut`, in seconds on a device of speed 1.
-
-        With `most`, a bound on that of any stage.
-        """
-        cuts, problem = self.cuts, self.problem
-        is_last = np.equal(cut, len(cuts.ideals) - 1)
-        crossing = cuts.sent + cuts.returned
-        boundaries, size = np.greater(targets, 0).astype(int) + ~is_last, crossing[cut] + crossing[targets]
-        copied = np.where(is_last, 0.0, cuts.parameters[cut] - cuts.parameters[targets])
-        if most:
-            boundaries, size, copied = np.asarray(2), 2 * crossing.max(), cuts.parameters[-1]
-        costs, copied = problem.executor_costs, copied * problem.copied_share
-        steps = problem.options.update_share
-        work = formulas.executor_time(costs, problem.passes, boundaries, size, copied, steps)
-        return np.asarray(work + costs.samples_s if most else work)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ class FlushSearch(UniformSearch):
     def _size_stages(
         self, stage: StageTerms, states: SearchStates, rows: Ints, places: EndPositions, recompute: bool
     ) -> Iterator[tuple[Ints, SearchStates]]:
-        size = max(1, _AT_ONCE // max(1, len(stage.targets)))
+        size = max(1, _AT_ONCE // max(1, len(stage)))
         for begin in range(0, len(places), size):
             part = places.take(slice(begin, begin + size))
             candidates, replicas = self._with_replicas(stage, states, part)
@@ -109,12 +109,12 @@ class FlushSearch(UniformSearch):
         assert states.times is not None
         counts = self._counts
         least = self.batch.least_replicas(stage)[:, None]
-        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
+        need = np.maximum(self.need[stage.begin][:, None], places.lowest)
         if self.limits.memory:
-            need = np.maximum(need, self.workers_for_memory(stage.targets, states.demand[places.state]))
+            need = np.maximum(need, self.workers_for_memory(stage.begin, states.demand[places.state]))
         room = np.minimum(places.end - need, places.room[-1])
         # The stages behind must still end in time after the passes of this stage and of those in front.
-        ahead = self.batch.ahead_of_stages_s(stage) / self.terms.speed + self.batch.ahead_s[stage.targets]
+        ahead = stage.ahead_s / self.terms.speed + self.batch.ahead_s[stage.begin]
         room = np.where(ahead[:, None] + states.times[places.state, 0] <= self.batch.budget_s, room, 0)
         begin = np.broadcast_to(np.searchsorted(counts, least), room.shape)
         many = np.asarray(np.searchsorted(counts, room, side="right")) - begin
@@ -135,13 +135,11 @@ class FlushSearch(UniformSearch):
 
     def _suffices(self, stage: StageTerms, target: Ints, behind_s: Floats, fewer: Ints | Floats) -> Flags:
         """Whether so many replicas, if any, end their work no later than the stages behind."""
-        if self.batch.splits:
+        if stage.splits:
             return np.zeros(len(target), dtype=bool)
         several = np.maximum(fewer, 1)
-        own = formulas.flush_busy(
-            self.batch.passes_s(stage)[target] / self.terms.speed, self.batch.minibatches, several
-        )
-        ahead = self.batch.ahead_of_stages_s(stage)[target] / self.terms.speed
+        own = formulas.flush_busy(stage.passes_s[target] / self.terms.speed, self.batch.minibatches, several)
+        ahead = stage.ahead_s[target] / self.terms.speed
         return np.asarray((fewer > 0) & (own <= ahead + behind_s))
 
     def _with_depths(
@@ -180,11 +178,11 @@ class FlushSearch(UniformSearch):
         before = states.times[candidates.state]
         allreduce = stage.allreduce(candidates.target, replicas, candidates.level)
         if stage.is_last:
-            placed = Placed(stage, candidates.target, replicas, self.terms.speed, allreduce)
+            placed = Placed(stage.take(candidates.target), replicas, self.terms.speed, allreduce)
             return self.batch.in_front(before, placed)
         joined, links = self._joined(candidates, replicas), self.terms.links
         hop = links.sendrecv_bandwidth[joined], links.sendrecv_latency[joined]
-        placed = Placed(stage, candidates.target, replicas, self.terms.speed, allreduce, *hop)
+        placed = Placed(stage.take(candidates.target), replicas, self.terms.speed, allreduce, *hop)
         return self.batch.in_front(before, placed)
 
 
@@ -215,9 +213,9 @@ class PlacementFlushSearch(PlacementSearch):
         self, stage: StageTerms, kinds: tuple[Floats, Ints, Floats], kind: Ints
     ) -> Iterator[tuple[Ints, Ints, Floats, Floats]]:
         size = max(1, AT_ONCE // len(kind))
-        for begin in range(0, len(stage.targets), size):
-            some = stage.take(np.arange(begin, min(begin + size, len(stage.targets))))
-            self._count(some, len(kind) * len(some.targets) / 8)
+        for begin in range(0, len(stage), size):
+            some = stage.take(np.arange(begin, min(begin + size, len(stage))))
+            self._count(some, len(kind) * len(some) / 8)
             depth, demand = self._sizes(some, kinds[0], kinds[1])
             target, pair = np.nonzero(np.isfinite(demand)[:, kind])
             yield begin + target, pair, depth[target, kind[pair]], demand[target, kind[pair]]
@@ -225,10 +223,10 @@ class PlacementFlushSearch(PlacementSearch):
     def _sizes(self, stage: StageTerms, behind: Floats, runs: Ints) -> tuple[Floats, Floats]:
         """Depth and demand of stages (rows: cuts I) on placements, infinite where a stage is too slow or too large."""
         replicas, speed = self.terms.runs.replicas[runs], self.terms.runs.speed[runs]
-        work = self.batch.passes_s(stage)[:, None] / speed
+        work = stage.passes_s[:, None] / speed
         own = formulas.flush_busy(work, self.batch.minibatches, replicas)
-        chosen = self.terms.runs.first[runs] >= self.lowest[stage.targets][:, None]
-        ahead = self.batch.ahead_s[stage.targets][:, None] - self.batch.tail_s(stage)[:, None] / speed
+        chosen = self.terms.runs.first[runs] >= self.lowest[stage.begin][:, None]
+        ahead = self.batch.ahead_s[stage.begin][:, None] - stage.tail_s[:, None] / speed
         chosen &= own + np.maximum(ahead, 0.0) <= self.batch.budget_s
         depth = np.ones(len(runs))
         if self.limits.memory and (self.batch.holds_all or not stage.is_last):
@@ -246,14 +244,14 @@ class PlacementFlushSearch(PlacementSearch):
         assert states.times is not None
         if self.limits.fitting:
             return np.zeros((len(target), 2))
-        assert isinstance(stage.cut, int)
+        assert isinstance(stage.end, int)
         table, before = self.terms.runs, states.times[which]
         replicas, speed = table.replicas[runs], table.speed[runs]
         size = stage.parameters[target] * self.terms.training
         members = self.terms.members(replicas)
         allreduce = np.asarray(formulas.ring_allreduce_time(members, size, *self.terms.ring(runs)))
         if stage.is_last:
-            return self.batch.in_front(before, Placed(stage, target, replicas, speed, allreduce))
-        bandwidth, latency, links = self._rates(stage.cut, states, which, runs)
-        placed = Placed(stage, target, replicas, speed, allreduce, bandwidth, latency, links)
+            return self.batch.in_front(before, Placed(stage.take(target), replicas, speed, allreduce))
+        bandwidth, latency, links = self._rates(stage.end, states, which, runs)
+        placed = Placed(stage.take(target), replicas, speed, allreduce, bandwidth, latency, links)
         return self.batch.in_front(before, placed)

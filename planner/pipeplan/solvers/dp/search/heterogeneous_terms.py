@@ -101,4 +101,4 @@ class HeterogeneousTerms(CostTerms):
         group = formulas.ring_allreduce_time(
             replicas, stage.parameters, table.allreduce_bandwidth[runs], table.allreduce_latency[runs]
         )
-        return formulas.overlapped(compute, group / (self.accumulate or replicas), stage.overlap), group
+        return formulas.overlapped(compute, group / (self.accumulate or replicas), self.problem.options.overlap), group

@@ -30,7 +30,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pipeplan.cost import formulas
-from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK, SearchLimits
 from pipeplan.solvers.dp.search.cost_terms import AnyInputStage
@@ -167,10 +166,10 @@ class PlacementSearch(UniformSearch):
         enough workers in front of it.
         """
         table, work_s = self.terms.runs, self.terms.cuts.work_s
-        order = np.argsort(work_s[stage.targets], kind="stable")
-        sizes, lowest = work_s[stage.targets][order], np.maximum.accumulate(self.lowest[stage.targets][order])
+        order = np.argsort(work_s[stage.begin], kind="stable")
+        sizes, lowest = work_s[stage.begin][order], np.maximum.accumulate(self.lowest[stage.begin][order])
         most = table.replicas[runs] * table.speed[runs] * self.within * (1 + SLACK)
-        begins = np.searchsorted(sizes, work_s[stage.cut] * (1 - SLACK) - most)
+        begins = np.searchsorted(sizes, work_s[stage.end] * (1 - SLACK) - most)
         if self.limits.memory and self.terms.training and self.terms.problem.cluster.uniform:
             depth = np.ones(len(runs))
             if not stage.is_last:
@@ -253,7 +252,7 @@ class PlacementSearch(UniformSearch):
         terms, table = self.terms, self.terms.runs
         replicas = table.replicas[runs]
         time, group = terms.stage_s(stage, runs)
-        allowed = (time <= self.within) & (table.first[runs] >= self.lowest[stage.targets])
+        allowed = (time <= self.within) & (table.first[runs] >= self.lowest[stage.begin])
         depth, wait = np.ones(time.shape), np.zeros(time.shape)
         counted = terms.training and (self.limits.memory or terms.accumulate is not None)
         if counted and terms.accumulate is None:
@@ -263,7 +262,7 @@ class PlacementSearch(UniformSearch):
         if counted and not stage.is_last:
             depth = formulas.in_flight_depth(behind, wait, transfer, self.threshold, replicas)
         if counted and terms.accumulate is not None:
-            allowed &= self._two_versions_suffice(depth, replicas, group)
+            allowed &= self.two_versions_suffice(depth * replicas, group)
         if self.limits.memory:
             allowed &= self._fits(stage, runs, depth, pairs=True)
         depth = np.where(allowed, depth, np.inf)
@@ -275,28 +274,13 @@ class PlacementSearch(UniformSearch):
 
         With `pairs` every stage is on the placement of the same index, else stages are rows and placements columns.
         """
-        (alone, growing), (shared, _) = (stage.memory(replicated=replicated) for replicated in (False, True))
         replicas, first = self.terms.runs.replicas[runs], self.terms.first
-        rows = (slice(None),) if pairs else (slice(None), None)
-        fixed = np.where(replicas > 1, shared[rows], alone[rows])
-        fixed = fixed - stage.divided_bytes(stage.parameters[rows], replicas)
-        if first is not None:
-            # One version is already included.
-            versions = schedules.vertical_versions(first.delay, first.replicas, replicas)
-            fixed = fixed + formulas.version_memory(stage.parameters[rows], versions - 1)
-            if not isinstance(first, AnyInputStage):
-                fixed = np.where((stage.targets == 0)[rows] & (replicas != first.replicas), np.inf, fixed)
-        within: Flags = fixed + growing[rows] * depth <= self.terms.runs.memory[runs] * (1 + 1e-12)
+        rows = ... if pairs else (slice(None), None)
+        fixed = stage.fixed_bytes(replicas, rows)
+        if first is not None and not isinstance(first, AnyInputStage):
+            fixed = np.where((stage.begin == 0)[rows] & (replicas != first.replicas), np.inf, fixed)
+        within: Flags = fixed + stage.growing_bytes[rows] * depth <= self.terms.runs.memory[runs] * (1 + SLACK)
         return within
-
-    def _two_versions_suffice(self, depth: Floats, replicas: Ints, group: Floats) -> Flags:
-        """Whether two weight versions suffice (`formulas.buffered_step_time`)."""
-        accumulate, copies = self.terms.accumulate, self.terms.problem.copies
-        assert accumulate is not None
-        spare = accumulate - depth * replicas
-        reduce = group + self.terms.problem.copies_allreduce_s
-        in_time: Flags = (spare >= 0) & (reduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
-        return in_time
 
     def _new_states(
         self,
@@ -320,7 +304,7 @@ class PlacementSearch(UniformSearch):
         columns.numbers[5] = depth
         times = self._placed_times(stage, states, target, which, runs, depth)
         new_states = replace(columns, demand=demand, times=times)
-        completable = self.can_complete(stage.targets[target], new_states)
+        completable = self.can_complete(stage.begin[target], new_states)
         target, runs, new_states = target[completable], runs[completable], new_states.take(completable)
         if not len(target):
             return
@@ -330,7 +314,7 @@ class PlacementSearch(UniformSearch):
             target, new_states = target[allowed], replace(new_states.take(allowed), loads=loads[allowed])
         if len(target):
             kept = thinned_rows(np.vstack([target, self._keys(new_states)]), np.stack(self._criteria(new_states)))
-            yield stage.targets[target[kept]], new_states.take(kept)
+            yield stage.begin[target[kept]], new_states.take(kept)
 
     def _placed_times(
         self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
@@ -349,7 +333,7 @@ class PlacementSearch(UniformSearch):
             "replicas": table.replicas[runs],
             "depth": np.ones(len(runs), dtype=np.intp),
             "recompute": np.full(len(runs), int(stage.recompute)),
-            "end": np.full(len(runs), stage.cut),
+            "end": np.full(len(runs), stage.end),
             "source": rows[which],
             "ways": table.ways[runs],
         }

@@ -21,11 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeplan.cluster_data.links import Links
 from pipeplan.cost import formulas
-from pipeplan.cost.ddp_overlap import ddp_step_time_s, waits_for_allreduce
-from pipeplan.cost.stage_times import stage_times
-from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.problem import Problem
@@ -212,11 +208,11 @@ class SharedResources:
 
     def _charges(self, stage: StageTerms, target: Ints, placement: Ints) -> StageCharges:
         """The bytes that stages on placements put on each worker's card, per minibatch of the whole plan."""
-        assert isinstance(stage.cut, int)
-        replicas, starts = self.table.replicas[placement], stage.targets[target]
+        assert isinstance(stage.end, int)
+        replicas, starts = self.table.replicas[placement], stage.begin[target]
         size = stage.parameters[target] * float(self.has_rings)
         ring = np.asarray(formulas.ring_allreduce_time(replicas, size, 1.0, 0.0))
-        sent, returned = float(self._sent[stage.cut]) / replicas, float(self._returned[stage.cut]) / replicas
+        sent, returned = float(self._sent[stage.end]) / replicas, float(self._returned[stage.end]) / replicas
         return StageCharges(
             ring / (self.accumulate or replicas * self.copies),
             self.among_copies * size / replicas,
@@ -266,8 +262,8 @@ class SharedResources:
     def _single_stage_s(self, stage: StageTerms, target: Ints, placement: Ints) -> Floats:
         """For stages that hold the whole model, the step time at which they wait for their all-reduce; 0 for others."""
         step_times = np.zeros(len(target))
-        if stage.is_last and (stage.targets == 0).any():
-            for row in np.flatnonzero(stage.targets[target] == 0).tolist():
+        if stage.is_last and (stage.begin == 0).any():
+            for row in np.flatnonzero(stage.begin[target] == 0).tolist():
                 step_times[row] = self.single_stage_s(int(placement[row]), recompute=stage.recompute)
         return step_times
 
@@ -277,15 +273,7 @@ class SharedResources:
         bandwidth, latency = (float(rate[placement]) for rate in self.terms.group_rates)
         key = end - first, float(self.table.speed[placement]), recompute, bandwidth, latency
         if key not in self._single_stages:
-            stage = Stage(self.whole.layer_names, tuple(range(first, end)), 1, 1, recompute)
-            options = self.whole.options
-            plan = self.space.plan(self.whole, [stage])
-            plan = Plan(plan.stages, plan.copies, options.inference, options.schedule, options.accumulate)
-            step_time = 0.0
-            if waits_for_allreduce(plan):
-                links = Links.of(self.whole.cluster)
-                step_time = ddp_step_time_s(plan, self.whole, links, stage_times(plan, self.whole, links, 0).pass_s)
-            self._single_stages[key] = step_time
+            self._single_stages[key] = self.space.single_stage_s(self.whole, range(first, end), recompute=recompute)
         return self._single_stages[key]
 
     @cached_property

@@ -15,7 +15,7 @@ from pipeplan.solvers.dp.budget import SLACK, SearchLimits
 from pipeplan.solvers.dp.search.cost_terms import CostTerms
 from pipeplan.solvers.dp.search.replicas import ReplicaIntervals
 from pipeplan.solvers.dp.search.stage_terms import StageTerms
-from pipeplan.solvers.dp.search.states import SearchStates
+from pipeplan.solvers.dp.search.states import Column, SearchStates
 from pipeplan.solvers.dp.search.topology import ComponentLayout
 
 
@@ -27,6 +27,19 @@ class CandidateStages:
     behind: Floats
     """The demand of the state behind each stage."""
 
+    target = Column(0)
+    """Index into the cuts I under consideration."""
+    level = Column(1)
+    """The level that the stage's workers span, exactly."""
+    state = Column(2)
+    """The state in front of which the stage is put."""
+    end = Column(3)
+    """One past the last worker."""
+    next_first = Column(6)
+    """The first worker of the next stage."""
+    next_level = Column(7)
+    """The level that the next stage spans."""
+
     @staticmethod
     def of(
         stage: StageTerms, states: SearchStates, places: EndPositions, need: Ints, pairs: tuple[Ints, Ints, Ints]
@@ -34,7 +47,7 @@ class CandidateStages:
         """Build the pairs from the level, target and end position of each; `need` is the workers needed before I."""
         level, target, position = pairs
         state = places.state[position]
-        lowest = np.maximum(need[stage.targets][target], places.lowest[position])
+        lowest = np.maximum(need[stage.begin][target], places.lowest[position])
         rows = (
             target,
             level,
@@ -53,40 +66,6 @@ class CandidateStages:
         if len(places) == len(self.behind) and rows.dtype == np.bool_:
             return self
         return CandidateStages(self.numbers.take(places, axis=1), self.behind[places])
-
-    def _row(self, index: int) -> Ints:
-        row: Ints = self.numbers[index]
-        return row
-
-    @property
-    def target(self) -> Ints:
-        """Index into the cuts I under consideration."""
-        return self._row(0)
-
-    @property
-    def level(self) -> Ints:
-        """The level that the stage's workers span, exactly."""
-        return self._row(1)
-
-    @property
-    def state(self) -> Ints:
-        """The state in front of which the stage is put."""
-        return self._row(2)
-
-    @property
-    def end(self) -> Ints:
-        """One past the last worker."""
-        return self._row(3)
-
-    @property
-    def next_first(self) -> Ints:
-        """The first worker of the next stage."""
-        return self._row(6)
-
-    @property
-    def next_level(self) -> Ints:
-        """The level that the next stage spans."""
-        return self._row(7)
 
     def has_room(self, replicas: Floats) -> Flags:
         """Whether the level has room for so many replicas, and enough workers remain in front of them."""
@@ -141,18 +120,13 @@ class StageSizing:
         """Whether minibatches in flight matter: for memory, or because two weight versions must suffice."""
         return self.terms.training and (self.limits.memory or self.terms.accumulate is not None)
 
-    def _versions_suffice(
-        self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, demand: Floats
-    ) -> Flags:
+    def two_versions_suffice(self, demand: Floats, allreduce_s: Floats) -> Flags:
         """Whether two weight versions suffice, for the schedule that keeps no more (`formulas.buffered_step_time`)."""
-        accumulate, copies = self.terms.accumulate, self.terms.problem.copies
-        if accumulate is None:
-            return np.ones(len(replicas), dtype=bool)
-        spare = accumulate - demand
-        allreduce = (
-            stage.allreduce(candidates.target, replicas, candidates.level) + self.terms.problem.copies_allreduce_s
-        )
-        in_time: Flags = (spare >= 0) & (allreduce <= self.within * (np.maximum(spare, 0) + 1 / copies))
+        problem = self.terms.problem
+        assert self.terms.accumulate is not None
+        spare = self.terms.accumulate - demand
+        reduce_s = allreduce_s + problem.copies_allreduce_s
+        in_time: Flags = (spare >= 0) & (reduce_s <= self.within * (np.maximum(spare, 0) + 1 / problem.copies))
         return in_time
 
     def allowed(self, stage: StageTerms) -> ReplicaIntervals:
@@ -166,7 +140,7 @@ class StageSizing:
 
     def _fewest(self, stage: StageTerms) -> Floats:
         """The fewest allowed replicas, by level and stage."""
-        return self.allowed(stage).least(np.ones((self.layout.top + 1, len(stage.targets))))
+        return self.allowed(stage).least(np.ones((self.layout.top + 1, len(stage))))
 
     def _wait(self, stage: StageTerms, candidates: CandidateStages, replicas: Floats) -> Floats:
         """Minibatches that pass while replicas wait for their group's all-reduce."""
@@ -217,7 +191,7 @@ class StageSizing:
         count, depth, demand = (np.concatenate(column) for column in columns)
         if self.terms.accumulate is None:
             return joined, count, depth, demand
-        enough = self._versions_suffice(stage, joined, count, demand)
+        enough = self.two_versions_suffice(demand, stage.allreduce(joined.target, count, joined.level))
         return joined.take(enough), count[enough], depth[enough], demand[enough]
 
     def _counted_up(

@@ -8,102 +8,75 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from pipeplan.cost import formulas
+from pipeplan.cost.stage_table import CutStages
 from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.search.cost_terms import CostTerms
 from pipeplan.solvers.dp.search.replicas import ReplicaIntervals, allowed_replicas, may_suffice
 
-_ARRAYS = ("parameters", "_replication", "_deepest_alone", "_deepest_replicated")
+_ARRAYS = (
+    "executor_s",
+    "work_s",
+    "forward_s",
+    "update_s",
+    "passes_s",
+    "parameters",
+    "kept_bytes",
+    "version_bytes",
+    "each_bytes",
+    "growing_bytes",
+    "_unreplicated_bytes",
+    "_alone_bytes",
+    "_shared_bytes",
+    "_deepest_alone",
+    "_deepest_replicated",
+)
 """The cached properties of `StageTerms` that have one entry for each stage."""
 
 
-@dataclass(frozen=True)
-class StageTerms:
-    """The stages from several cuts I to one cut J, or each to a cut of its own, as arrays over the stages."""
+@dataclass(frozen=True, eq=False)
+class StageTerms(CutStages):
+    """The stages from several cuts `begin` to one cut `end`, or each to a cut of its own, as arrays over the stages."""
 
-    terms: CostTerms
-    cut: int | Ints
-    """The cut J."""
-    targets: Ints
-    """The cuts I."""
-    is_last: bool | Flags
-    """Whether J is the full cut."""
-    work_s: Floats
-    """Compute of one minibatch, in seconds on a device of speed 1."""
-    recompute: bool
-    overlap: float
+    terms: CostTerms = field(kw_only=True)
+    begin: Ints
+    recompute: bool = False
     intervals: dict[float, ReplicaIntervals] = field(default_factory=dict)
     """Cache of `allowed`, by threshold."""
 
     @staticmethod
-    def of(terms: CostTerms, cut: int | Ints, targets: Ints, *, recompute: bool = False) -> StageTerms:
-        """The stages from each of `targets` to `cut`, a single cut or one for each target."""
-        cuts, problem = terms.cuts, terms.problem
-        is_last = cut == len(cuts.ideals) - 1
-        work = cuts.work_s[cut] - cuts.work_s[targets]
-        if recompute:
-            work = work + (cuts.forward_s[cut] - cuts.forward_s[targets])
-        if problem.cluster.executor:
-            work = work + terms.executor_s(cut, targets)
-        return StageTerms(terms, cut, targets, is_last, work, recompute, problem.options.overlap)
+    def of(terms: CostTerms, end: int | Ints, begin: Ints, *, recompute: bool = False) -> StageTerms:
+        """The stages from each cut `begin` to `end`, a single cut or one for each stage."""
+        return StageTerms(terms.problem, terms.cuts, begin, end, recompute, terms.shared, terms=terms)
+
+    def __len__(self) -> int:
+        return len(self.begin)
 
     def take(self, rows: Ints) -> StageTerms:
         """The selected stages."""
         intervals = {within: one.take(rows) for within, one in self.intervals.items()}
-        taken = replace(self, targets=self.targets[rows], work_s=self.work_s[rows], intervals=intervals)
-        if not isinstance(self.cut, int):
-            taken = replace(taken, cut=self.ends[rows], is_last=self.lasts[rows])
+        end = self.end if isinstance(self.end, int) else self.end[rows]
+        taken = replace(self, begin=self.begin[rows], end=end, intervals=intervals)
         # The selected stages keep the terms that have been computed for all stages.
-        known = self.__dict__
-        taken.__dict__.update({name: known[name][rows] for name in _ARRAYS if name in known})
-        if "_memory" in known:
-            fixed, growing = known["_memory"]
-            taken.__dict__["_memory"] = fixed[rows], growing[rows]
+        known = {name: self.__dict__[name] for name in _ARRAYS if name in self.__dict__}
+        taken.__dict__.update({name: one[rows] if np.ndim(one) else one for name, one in known.items()})
         return taken
 
     @cached_property
     def ends(self) -> Ints:
-        """The cut J of every stage."""
-        return np.broadcast_to(np.asarray(self.cut), self.targets.shape)
+        """The cut behind every stage."""
+        return np.broadcast_to(np.asarray(self.end), self.begin.shape)
 
     @cached_property
     def lasts(self) -> Flags:
-        """Whether J is the full cut, for every stage."""
-        return np.broadcast_to(np.asarray(self.is_last), self.targets.shape)
-
-    def _difference(self, totals: Floats) -> Floats:
-        difference: Floats = totals[self.cut] - totals[self.targets]
-        return difference
-
-    @cached_property
-    def forward_s(self) -> Floats:
-        """The forward pass of one minibatch, in seconds on a device of speed 1, with its share of the executor's."""
-        forward, passes = self._difference(self.terms.cuts.forward_s), self.terms.problem.passes
-        if not self.terms.problem.cluster.executor:
-            return forward
-        return forward + self.terms.executor_s(self.cut, self.targets) / passes
-
-    @cached_property
-    def update_s(self) -> Floats:
-        """The optimiser's step, per minibatch, in seconds on a device of speed 1."""
-        return self._difference(self.terms.cuts.update_s)
-
-    @cached_property
-    def parameters(self) -> Floats:
-        """Bytes of parameters, copies of shared weights included."""
-        own, shared = self._difference(self.terms.cuts.parameters), self.terms.shared
-        return own if shared is None else own + shared.copied(self.targets, self.ends)
-
-    @cached_property
-    def exchange_s(self) -> Floats:
-        """Seconds per update that the stages are charged for exchanging the gradients of shared weights."""
-        shared = self.terms.shared
-        return np.zeros(len(self.targets)) if shared is None else shared.exchanged_s(self.targets, self.ends)
+        """Whether every stage is the last one."""
+        return np.broadcast_to(self.is_last, self.begin.shape)
 
     def allowed(self, within: float) -> ReplicaIntervals:
         """The numbers of replicas that are fast enough, by level and stage."""
@@ -116,14 +89,15 @@ class StageTerms:
                 bandwidth,
                 latency_s,
                 within,
-                overlap=self.overlap,
+                overlap=self.problem.options.overlap,
                 accumulate=self.terms.accumulate,
             )
         return self.intervals[within]
 
     def may_suffice(self, within: float, most: Floats | Ints) -> Flags:
         """Whether up to so many replicas, by level and stage, may be fast enough (`replicas.may_suffice`)."""
-        return may_suffice(*self._needs, within, most, overlap=self.overlap, accumulate=self.terms.accumulate)
+        overlap, accumulate = self.problem.options.overlap, self.terms.accumulate
+        return may_suffice(*self._needs, within, most, overlap=overlap, accumulate=accumulate)
 
     @property
     def _needs(self) -> tuple[Floats, Floats, Floats, Floats]:
@@ -153,14 +127,7 @@ class StageTerms:
         if input_stage is None and not self.divided_ratio:
             several, alone = self.deepest(replicated=True), self.deepest(replicated=False)
             return np.where(replicas > 1, several[target], alone[target])
-        (single, growing), (shared, _) = self.memory(replicated=False), self.memory(replicated=True)
-        fixed = np.where(replicas > 1, shared[target], single[target])
-        fixed = fixed - self.divided_bytes(self.parameters[target], replicas)
-        if input_stage is not None:
-            versions = schedules.vertical_versions(input_stage.delay, input_stage.replicas, replicas.astype(np.intp))
-            # One version is already included.
-            fixed = fixed + formulas.version_memory(self.parameters[target], versions - 1)
-        return self._within_capacity(fixed, growing[target])
+        return self._within_capacity(self.fixed_bytes(replicas, target), self.growing_bytes[target])
 
     def replicas_for_versions(self, target: Ints, replicas: Floats, cover: Floats) -> Floats:
         """The fewest replicas, or fewer, that have room under vertical sync, where so many have not; 1 where no input
@@ -174,10 +141,9 @@ class StageTerms:
         first = self.terms.first
         if first is None:
             return np.ones(len(target))
-        fixed, growing = self.memory(replicated=True)
-        fixed = (fixed - self.divided_bytes(self.parameters, self.terms.most_replicas))[target]
-        growing, version = growing[target], formulas.version_memory(self.parameters[target], 1)
-        room = self.terms.problem.capacity * (1 + SLACK) - fixed - growing
+        fixed = self._least_fixed(replicated=True)[target]
+        growing, version = self.growing_bytes[target], formulas.version_memory(self.parameters[target], 1)
+        room = self.problem.capacity * (1 + SLACK) - fixed - growing
         older = (first.delay - 1) * first.replicas
         behind = np.where(self.lasts[target], 0.0, cover)
         deeper, versions = np.ceil(behind / replicas - formulas.ROUNDING), np.ceil(older / replicas)
@@ -192,11 +158,7 @@ class StageTerms:
     @property
     def divided_ratio(self) -> float:
         """`Problem.divided_ratio`."""
-        return self.terms.problem.divided_ratio
-
-    def divided_bytes(self, parameters: Floats, replicas: Floats | Ints | int) -> Floats:
-        """Bytes of the optimiser's state that workers of stages with so many replicas in a copy do not hold."""
-        return np.asarray(formulas.divided_state(parameters, replicas * self.terms.problem.copies, self.divided_ratio))
+        return self.problem.divided_ratio
 
     def deepest(self, *, replicated: bool) -> Floats:
         """The most minibatches in flight that fit in memory; below 1 where not even one does.
@@ -214,44 +176,56 @@ class StageTerms:
         return self._deepest(replicated=False)
 
     def _deepest(self, *, replicated: bool) -> Floats:
-        fixed, growing = self.memory(replicated=replicated)
-        return self._within_capacity(fixed - self.divided_bytes(self.parameters, self.terms.most_replicas), growing)
+        return self._within_capacity(self._least_fixed(replicated=replicated), self.growing_bytes)
+
+    def _least_fixed(self, *, replicated: bool) -> Floats:
+        """`fixed_bytes` with as much of the optimiser's state on other workers as there may be."""
+        replicas = self.terms.most_replicas * self.problem.copies
+        divided = formulas.divided_state(self.parameters, replicas, self.divided_ratio)
+        return np.asarray((self._shared_bytes if replicated else self._alone_bytes) - divided)
 
     def _within_capacity(self, fixed: Floats, growing: Floats) -> Floats:
-        capacity = self.terms.problem.capacity
+        capacity = self.problem.capacity
         with np.errstate(divide="ignore", invalid="ignore"):
             most = np.floor((capacity - fixed) / growing * (1 + 1e-12))
         return np.where(fixed > capacity, 0.0, np.where(growing == 0, np.inf, most))
 
-    def memory(self, *, replicated: bool) -> tuple[Floats, Floats]:
-        """Bytes of one worker that do not depend on the depth, with the whole of the optimiser's state, and bytes for
-        every minibatch in flight."""
-        fixed, growing = self._memory
-        if self.terms.training and (replicated or self.terms.problem.copies > 1):
-            fixed = fixed + self._replication
-        return fixed, growing
+    def fixed_bytes(self, replicas: Floats | Ints, pick: Any = ...) -> Floats:
+        """Bytes of one worker that do not depend on the depth, with so many replicas in one copy.
+
+        `pick` indexes the stages so that they broadcast with the replicas.
+        """
+        parameters, first = self.parameters[pick], self.terms.first
+        fixed = np.where(replicas > 1, self._shared_bytes[pick], self._alone_bytes[pick])
+        if self.divided_ratio:
+            fixed = fixed - formulas.divided_state(parameters, replicas * self.problem.copies, self.divided_ratio)
+        if first is not None:
+            versions = schedules.vertical_versions(first.delay, first.replicas, replicas.astype(np.intp))
+            # One version is already included.
+            fixed = fixed + formulas.version_memory(parameters, versions - 1)
+        return np.asarray(fixed)
 
     @cached_property
-    def _memory(self) -> tuple[Floats, Floats]:
-        """`memory` of a stage without replicas."""
-        terms, cuts = self.terms, self.terms.cuts
-        around = cuts.sent + cuts.returned
-        around = around[self.cut] + around[self.targets]
-        ratio, copies = terms.problem.state_ratio, terms.problem.options.copies_per_version
-        buffers, saved = self._difference(cuts.buffers), self._difference(cuts.saved)
-        fixed = np.asarray(formulas.fixed_memory(self.parameters, buffers, around, ratio, terms.training))
-        if not terms.training:
-            return fixed, np.zeros(len(fixed))
-        received, sent = cuts.sent[self.targets], cuts.sent[self.cut]
-        once = formulas.recompute_memory(saved, sent, self.recompute)
-        versions = formulas.version_memory(self.parameters, terms.constant_versions, copies)
-        each = formulas.memory_per_depth(
-            self.parameters, saved, received, sent, stashes=terms.stashes, recompute=self.recompute
-        )
-        return fixed + once + versions + cuts.workspaces.between(self.cut, self.targets), np.asarray(each)
+    def growing_bytes(self) -> Floats:
+        """Bytes of one worker for every minibatch in flight."""
+        own = self.version_bytes * (self.terms.constant_versions == 0) * self.terms.training
+        return np.asarray(self.each_bytes + own)
 
     @cached_property
-    def _replication(self) -> Floats:
-        """Bytes that replication adds: all-reduce buckets, and a weight version where an update is late."""
-        late = ~(self.lasts & (self.targets == 0))
-        return np.asarray(formulas.replica_memory(self.parameters, 2, late * self.terms.stashes))
+    def _alone_bytes(self) -> Floats:
+        """`fixed_bytes` of stages without replicas, with the whole of the optimiser's state."""
+        if self.terms.training and self.problem.copies > 1:
+            return self._shared_bytes
+        return self._unreplicated_bytes
+
+    @cached_property
+    def _unreplicated_bytes(self) -> Floats:
+        versions = self.version_bytes * self.terms.constant_versions * self.terms.training
+        return np.asarray(self.kept_bytes + self.workspace + versions)
+
+    @cached_property
+    def _shared_bytes(self) -> Floats:
+        """`fixed_bytes` with replicas: also all-reduce buckets, and a weight version where an update is late."""
+        late = ~(self.lasts & (self.begin == 0))
+        added = formulas.replica_memory(self.parameters, 2, late * self.terms.stashes)
+        return np.asarray(self._unreplicated_bytes + added * self.terms.training)

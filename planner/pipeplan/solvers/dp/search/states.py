@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -36,6 +37,24 @@ _KEPT_PIECE = 256
 _BLOCK = 32
 
 
+class Numbered(Protocol):
+    """Holds whole numbers as one array with a row for each column of a table."""
+
+    @property
+    def numbers(self) -> Ints:
+        """The array."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a `Numbered` table, by its row in `numbers`."""
+
+    index: int
+
+    def __get__(self, table: Numbered, owner: object = None) -> Ints:
+        return np.asarray(table.numbers[self.index])
+
+
 @dataclass(frozen=True)
 class SearchStates:
     """The columns of the states: the whole numbers as one array with a row for each column, and the demands."""
@@ -48,6 +67,27 @@ class SearchStates:
     loads: Floats | None = None
     """Pending loads of shared resources (`shared_resources`), in seconds per minibatch, a row for each state; None
     where they are not charged."""
+
+    first = Column(0)
+    """The column p: the first worker of the first stage behind the cut."""
+    level = Column(1)
+    """The column λ: the level that this stage spans."""
+    stages = Column(2)
+    """The number of stages behind the cut."""
+    workers = Column(3)
+    """The number of busy workers behind the cut."""
+    replicas = Column(4)
+    """Replicas of the first stage behind the cut."""
+    depth = Column(5)
+    """Depth of that stage."""
+    recompute = Column(6)
+    """Whether that stage recomputes its forward pass: 0 or 1."""
+    end = Column(7)
+    """The cut behind that stage."""
+    source = Column(8)
+    """The row of the state, at that cut, in front of which the stage was put."""
+    ways = Column(9)
+    """The class of that stage's placement by its links (`topology.PlacementTable.ways`); 0 on equal servers."""
 
     @staticmethod
     def of(columns: dict[str, Ints], demand: Floats, times: Floats | None = None) -> SearchStates:
@@ -92,60 +132,6 @@ class SearchStates:
         numbers = self.numbers.copy()
         numbers[_COLUMNS.index("first")], numbers[_COLUMNS.index("replicas")] = first, replicas
         return SearchStates(numbers, self.demand, self.times, loads)
-
-    def _column(self, index: int) -> Ints:
-        column: Ints = self.numbers[index]
-        return column
-
-    @property
-    def first(self) -> Ints:
-        """The column p: the first worker of the first stage behind the cut."""
-        return self._column(0)
-
-    @property
-    def level(self) -> Ints:
-        """The column λ: the level that this stage spans."""
-        return self._column(1)
-
-    @property
-    def stages(self) -> Ints:
-        """The number of stages behind the cut."""
-        return self._column(2)
-
-    @property
-    def workers(self) -> Ints:
-        """The number of busy workers behind the cut."""
-        return self._column(3)
-
-    @property
-    def replicas(self) -> Ints:
-        """Replicas of the first stage behind the cut."""
-        return self._column(4)
-
-    @property
-    def depth(self) -> Ints:
-        """Depth of that stage."""
-        return self._column(5)
-
-    @property
-    def recompute(self) -> Ints:
-        """Whether that stage recomputes its forward pass: 0 or 1."""
-        return self._column(6)
-
-    @property
-    def end(self) -> Ints:
-        """The cut behind that stage."""
-        return self._column(7)
-
-    @property
-    def source(self) -> Ints:
-        """The row of the state, at that cut, in front of which the stage was put."""
-        return self._column(8)
-
-    @property
-    def ways(self) -> Ints:
-        """The class of that stage's placement by its links (`topology.PlacementTable.ways`); 0 on equal servers."""
-        return self._column(9)
 
 
 def undominated_rows(count: int, dominates: Callable[[Ints, Ints], Flags]) -> Ints:

@@ -215,7 +215,7 @@ class UniformSearch(StageSizing):
     def _short_enough(self, stage: StageTerms, places: EndPositions) -> StageTerms:
         """The stages that have room at some end position; on thousands of workers most are too long for any."""
         room = places.room.max(axis=1)[:, None]
-        most = np.minimum(room, int(places.end.max()) - self.need[stage.targets])
+        most = np.minimum(room, int(places.end.max()) - self.need[stage.begin])
         if not self.limits.memory:
             # Where memory binds, the step time is so far above its bound that this rules out hardly any.
             likely = np.flatnonzero(stage.may_suffice(self.within, most).any(axis=0))
@@ -231,16 +231,16 @@ class UniformSearch(StageSizing):
         A lower level never needs more replicas, so the lowest level that has room decides.
         """
         least = self._fewest(stage)
-        fewest = np.full((len(stage.targets), len(places)), np.inf)
+        fewest = np.full((len(stage), len(places)), np.inf)
         spanned = np.zeros(fewest.shape, dtype=np.intp)
         for level in range(self.layout.top, -1, -1):
             fits = least[level][:, None] <= places.room[level]
             fewest = np.where(fits, least[level][:, None], fewest)
             spanned = np.where(fits, level, spanned)
-        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
+        need = np.maximum(self.need[stage.begin][:, None], places.lowest)
         fewest[places.end - fewest < need] = np.inf
         if self._compares_cuts:
-            self._drop_dominated(stage.targets, fewest)
+            self._drop_dominated(stage.begin, fewest)
         target, place = np.nonzero(np.isfinite(fewest))
         pairs = spanned[target, place], target, place
         return CandidateStages.of(stage, states, places, self.need, pairs), fewest[target, place]
@@ -273,17 +273,17 @@ class UniformSearch(StageSizing):
         self, stage: StageTerms, states: SearchStates, places: EndPositions
     ) -> tuple[CandidateStages, Floats]:
         """Like `_fewest_replicas`, but for each level: more replicas than needed can reduce the required depth."""
-        need = np.maximum(self.need[stage.targets][:, None], places.lowest)
+        need = np.maximum(self.need[stage.begin][:, None], places.lowest)
         # The depth that covers the minibatches in flight behind must fit in memory, and so must the stages in front.
         behind = states.demand[places.state]
         covering = np.zeros(need.shape)
         if not stage.is_last:
             covering = self._replicas_for(stage.deepest(replicated=False)[:, None], behind)
-        need = np.maximum(need, self.workers_for_memory(stage.targets, behind))
+        need = np.maximum(need, self.workers_for_memory(stage.begin, behind))
         inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
         count = np.maximum(self._fewest(stage)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
         # A stage demands at least its replicas and what is demanded of it.
-        most = np.minimum(places.end - need, self.most_demand[stage.targets][:, None] - behind)
+        most = np.minimum(places.end - need, self.most_demand[stage.begin][:, None] - behind)
         level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], most))
         pairs = level, target, place
         candidates = CandidateStages.of(stage, states, places, self.need, pairs)
@@ -305,7 +305,7 @@ class UniformSearch(StageSizing):
     ) -> Iterator[tuple[Ints, SearchStates]]:
         """The states that sized stages lead to, with the cut of each."""
         count, state = replicas.astype(np.intp), candidates.state
-        targets = stage.targets[candidates.target]
+        targets = stage.begin[candidates.target]
         columns = {
             "first": candidates.end - count,
             "level": candidates.level,

@@ -16,7 +16,7 @@ from functools import cached_property
 
 import numpy as np
 
-from pipeplan.cost import formulas
+from pipeplan.cost.stage_table import unit_figures
 from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.solvers.dp.search.cost_terms import CostTerms
 
@@ -118,33 +118,11 @@ class WorkerBounds:
 
     def _units(self, demand: Floats, *, recompute: bool) -> tuple[Floats, Floats]:
         """The workers that every unit (columns) needs for its work, and at every demand (rows) for its memory."""
-        terms, problem = self._terms, self._terms.problem
-        forward, work, parameters, buffers, saved = self._costs
-        once = formulas.fixed_memory(parameters, buffers, 0.0, problem.copy_state_ratio, terms.training)
-        memory = np.asarray(once + formulas.recompute_memory(saved, 0.0, recompute) + np.zeros_like(demand))
-        if terms.training:
-            copies, kept = problem.options.copies_per_version, np.zeros_like(saved) if recompute else saved
-            each = formulas.memory_per_depth(parameters, kept, 0.0, 0.0, stashes=terms.stashes)
-            memory = memory + formulas.version_memory(parameters, terms.constant_versions, copies) + each * (1 + demand)
-        return self._rate * (work + forward if recompute else work), memory / problem.capacity
-
-    @cached_property
-    def _costs(self) -> tuple[Floats, ...]:
-        """Forward time, work, parameters, buffers and saved bytes of every unit."""
-        columns = zip(
-            *(
-                (
-                    unit.forward_s,
-                    unit.forward_s + unit.backward_s,
-                    unit.parameter_bytes,
-                    unit.buffer_bytes,
-                    unit.saved_bytes,
-                )
-                for unit in self._terms.problem.units
-            ),
-            strict=True,
-        )
-        return tuple(np.array(column, dtype=float) for column in columns)
+        terms = self._terms
+        layers = terms.layers_alone(unit_figures(terms.problem.units), recompute=recompute)
+        once, each = terms.memory_of_layers(layers)
+        memory = (once + each * demand) / terms.problem.capacity
+        return self._rate * np.asarray(layers.work_s), memory
 
     def _in_cuts(self, values: Floats) -> Floats:
         """The sums of values of units (columns) over the units inside every cut."""

@@ -23,7 +23,7 @@ class _Thorough(PlacementSearch):
     """The search that sizes every stage on every placement."""
 
     def _windows(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Ints, Ints, Ints]:
-        count = len(stage.targets)
+        count = len(stage.begin)
         return np.arange(count), np.zeros(len(runs), dtype=np.intp), np.full(len(runs), count)
 
 
