@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +23,11 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ["PIPEPLAN_EXECUTOR_COSTS"] = "off"
 
 _BESIDE = ROOT.parent / "shared"
+_LONGER = ROOT / "tests" / "longer.txt"
+"""Names of test functions that take longer than `_QUICK_S`, and of modules most of whose functions do."""
+_LONG = frozenset(_LONGER.read_text(encoding="utf-8").split())
+_QUICK_S = 0.15
+"""CPU seconds of a case, with all processes that it starts."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,16 +41,61 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the option for another order of tests."""
+    """Add the options for another order of tests, and for the list of those that are not quick."""
     parser.addoption("--random-order-seed", type=int, help="run modules, and the tests of each, in a random order")
+    parser.addoption("--write-longer", action="store_true", help=f"with -n 0: write {_LONGER.name} anew")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no module of which no test is quick, if only quick tests are asked for."""
+    long = collection_path.is_file() and collection_path.relative_to(ROOT).as_posix() in _LONG
+    return True if config.option.markexpr == "quick" and long else None
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the trainings of the gallery, each of a minute: at the end one would run while others wait for it."""
+    """Mark quick tests, and begin with the trainings of the gallery, each of a minute: at the end one would run while
+    others wait for it."""
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        marked = any(item.get_closest_marker(kind) for kind in ("slow", "browser", "deploy", "site", "gallery"))
+        if not marked and not {name, name.partition("::")[0]} & _LONG:
+            item.add_marker("quick")
     seed = config.getoption("--random-order-seed")
     if seed is not None:
         _shuffle(items, random.Random(seed))
     items.sort(key=lambda item: item.get_closest_marker("gallery") is None)
+
+
+_taken_s: dict[str, float] = {}
+"""The most CPU seconds of a case, by test function."""
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Count the CPU seconds of a test."""
+    before = _cpu_s()
+    result = yield
+    name = item.nodeid.partition("[")[0]
+    _taken_s[name] = max(_taken_s.get(name, 0.0), _cpu_s() - before)
+    return result
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of all that it has started, also by way of the host of `worker_host.py`."""
+    host = sys.modules.get("worker_host")
+    return sum(os.times()[:4]) + (host.host_cpu_s() if host else 0.0)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the list of tests that are not quick, if asked for."""
+    if session.config.getoption("--write-longer"):
+        modules = Counter(name.partition("::")[0] for name in _taken_s)
+        long = [name for name, seconds in _taken_s.items() if seconds > _QUICK_S]
+        most = Counter(name.partition("::")[0] for name in long)
+        whole = {module for module, count in most.items() if 2 * count >= modules[module]}
+        rest = {name for name in long if name.partition("::")[0] not in whole}
+        _LONGER.write_text("".join(f"{name}\n" for name in sorted(whole | rest)), encoding="utf-8")
 
 
 def _shuffle(items: list[pytest.Item], drawn: random.Random) -> None:

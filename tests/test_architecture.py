@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 from pipeplan.util import graph
 
@@ -54,7 +52,7 @@ EXECUTOR = (
     {"supervisor", "worker"},
     {"__main__"},
 )
-MEASURE = ({"pair_schedule", "overhead", "selftest_reference"}, {"links", "selftest"})
+MEASURE = ({"pair_schedule", "overhead", "selftest_reference"}, {"servers"}, {"links", "selftest"})
 ROW = {
     f"{package}.{part}": number
     for package, rows in (("pipeplan", PLANNER), ("pipeplan_launch", EXECUTOR), ("pipeplan_measure", MEASURE))
@@ -68,6 +66,7 @@ PROFILER = "pipeplan.profiler"
 CHECKER_MAY_IMPORT = {"checker", "cluster_data", "errors", "profile_data", "util"}
 """The checker of plans may use readers of files, and nothing that plans or costs."""
 
+DP = "pipeplan.solvers.dp."
 DYNAMIC_PROGRAM = (
     {"budget"},
     {"search", "threshold"},
@@ -78,7 +77,7 @@ DYNAMIC_PROGRAM = (
     {"charged"},
     {"certificate", "dynamic_program"},
 )
-"""The modules of `pipeplan.solvers.dp`, and the folder beside them, from the bottom up."""
+"""The modules of `DP`, and the folder beside them, from the bottom up."""
 
 MOST_FILES = 26
 """Files in one folder: beyond that, it holds more than one kind of thing."""
@@ -189,68 +188,58 @@ def of_package(package: str) -> list[str]:
     return sorted(name for name in modules() if package_of(name) == package)
 
 
-@pytest.mark.parametrize("module", of_package("pipeplan_launch"))
-def test_the_executor_imports_neither_the_planner_nor_what_measures_it(module: str) -> None:
-    assert not [name for name in imported(module) if package_of(name) in ("pipeplan", "pipeplan_measure")]
+def of_part(part: str) -> list[str]:
+    return [name for name in modules() if part_of(name) == part]
 
 
-@pytest.mark.parametrize("module", of_package("pipeplan_measure"))
-def test_what_measures_the_executor_never_imports_the_planner(module: str) -> None:
-    assert not [name for name in imported(module) if package_of(name) == "pipeplan"]
-
-
-TOP_LEVEL = ("pipeplan", "pipeplan_launch", "pipeplan_measure")
-"""The packages themselves, whose names are looked up on first access in the parts at the top."""
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_the_arrows_between_parts_point_one_way(package: str) -> None:
-    upward = []
-    for module in of_package(package):
-        if module in TOP_LEVEL:
-            continue
-        assert part_of(module) in ROW, f"{module} is in no part that has a place in the order"
-        theirs = [name for name in imported(module) if package_of(name) == package and name not in TOP_LEVEL]
-        others = [name for name in theirs if part_of(name) != part_of(module)]
-        upward += [f"{module} imports {name}" for name in others if ROW[part_of(name)] >= ROW[part_of(module)]]
-    assert upward == []
-
-
-def test_the_arrows_between_parts_of_the_dynamic_program_point_one_way() -> None:
-    folder = "pipeplan.solvers.dp."
+def test_imports_between_parts_point_one_way() -> None:
+    """Among parts of a package and of the dynamic program; the executor never imports the planner."""
+    parts = {name: part_of(name) for name in modules() if name not in PACKAGES}
+    assert set(parts.values()) == set(ROW), "each part has a place in the order"
+    assert imports_upward(parts, ROW) == []
+    inside = {name: name.removeprefix(DP).split(".")[0] for name in modules() if name.startswith(DP)}
     row = {part: number for number, parts in enumerate(DYNAMIC_PROGRAM) for part in parts}
-    inside = {name: name.removeprefix(folder).split(".")[0] for name in modules() if name.startswith(folder)}
     assert set(inside.values()) == set(row)
-    arrows = [(name, other) for name in inside for other in imported(name) if other in inside]
-    others = [(name, other) for name, other in arrows if inside[name] != inside[other]]
-    assert [f"{name} imports {other}" for name, other in others if row[inside[other]] >= row[inside[name]]] == []
+    assert imports_upward(inside, row) == []
+    for package, refused in (
+        ("pipeplan_launch", {"pipeplan", "pipeplan_measure"}),
+        ("pipeplan_measure", {"pipeplan"}),
+    ):
+        for name in of_package(package):
+            assert not refused & set(map(package_of, imported(name))), name
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_no_import_goes_round_in_a_circle(package: str) -> None:
-    names = [name for name in of_package(package) if name not in TOP_LEVEL]
+def imports_upward(parts: Mapping[str, str], row: Mapping[str, int]) -> list[str]:
+    """The imports between two parts of a package that do not point to a lower row. `parts`: of every module."""
+    found = []
+    for name, part in parts.items():
+        others = [other for other in imported(name) if parts.get(other, part) != part]
+        near = [other for other in others if package_of(other) == package_of(name)]
+        found += [f"{name} imports {other}" for other in near if row[parts[other]] >= row[part]]
+    return found
+
+
+def test_no_import_goes_round_in_a_circle() -> None:
+    # The packages themselves look their names up on first access.
+    names = [name for name in modules() if name not in PACKAGES]
     arrows = [(name, other) for name in names for other in imported(name) if other in names and other != name]
     assert graph.find_cycle(names, arrows) == []
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_part_exists_and_says_what_is_in_it(package: str) -> None:
-    parts = {part_of(name) for name in of_package(package)} - set(TOP_LEVEL)
-    assert {part for part in ROW if package_of(part) == package} == parts
-    folders = [path for path in modules().values() if path.name == "__init__.py" and PACKAGES[package] in path.parents]
-    for path in folders:
-        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{path} does not describe its folder"
-        assert len(list(path.parent.glob("*.py"))) <= MOST_FILES, f"{path.parent} holds more than one kind of thing"
+def test_every_folder_says_what_is_in_it() -> None:
+    for path in modules().values():
+        if path.name == "__init__.py":
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            assert ast.get_docstring(tree), f"{path} does not describe its folder"
+            assert len(list(path.parent.glob("*.py"))) <= MOST_FILES, f"{path.parent} holds more than one kind of thing"
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_class_name_occurs_once_in_a_package(package: str) -> None:
-    classes: dict[str, list[str]] = {}
-    for module in of_package(package):
-        for node in source_tree(module).body:
-            if isinstance(node, ast.ClassDef):
-                classes.setdefault(node.name, []).append(module)
-    assert {name: places for name, places in classes.items() if len(places) > 1} == {}
+def test_a_class_name_occurs_once_in_a_package() -> None:
+    for package in PACKAGES:
+        nodes = [(name, node) for name in of_package(package) for node in source_tree(name).body]
+        places = [(node.name, name) for name, node in nodes if isinstance(node, ast.ClassDef)]
+        counts = Counter(name for name, _ in places)
+        assert [place for place in places if counts[place[0]] > 1] == []
 
 
 def test_only_some_parts_of_the_planner_use_the_executor() -> None:
@@ -300,10 +289,12 @@ def test_importing_the_package_imports_nothing_but_the_version() -> None:
     assert {name for name in imported("pipeplan") if package_of(name) == "pipeplan"} == {*first, "pipeplan.api"}
 
 
-@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if part_of(name) == "pipeplan.solvers"])
-def test_solvers_neither_print_nor_write(module: str) -> None:
-    assert not {"click", "rich", "jinja2"} & {package_of(name) for name in imported(module)}
-    assert "pipeplan.util.files" not in imported(module)
+def test_only_the_command_line_prints_and_solvers_write_no_files() -> None:
+    users = {module for module in of_package("pipeplan") if "click" in map(package_of, imported(module))}
+    assert parts_of(users) == {"cli"}
+    for module in of_part("pipeplan.solvers"):
+        assert not {"click", "rich", "jinja2"} & {package_of(name) for name in imported(module)}, module
+        assert "pipeplan.util.files" not in imported(module), module
 
 
 def test_the_two_solvers_share_no_search() -> None:
@@ -316,21 +307,11 @@ def test_the_two_solvers_share_no_search() -> None:
     assert "pipeplan.cost.evaluate" not in by_search
 
 
-@pytest.mark.parametrize("module", [name for name in of_package("pipeplan") if part_of(name) == "pipeplan.checker"])
-def test_the_checker_shares_nothing_with_what_made_the_plan(module: str) -> None:
-    assert parts_of(imported(module)) <= CHECKER_MAY_IMPORT
-    assert not parts_of(brought_in(module)) & {"cost", "plan", "planning", "problem", "solvers"}
-    assert "pipeplan.cluster_data.links" not in brought_in(module)
-
-
-def test_only_the_command_line_prints() -> None:
-    users = {module for module in of_package("pipeplan") if "click" in map(package_of, imported(module))}
-    assert parts_of(users) == {"cli"}
-
-
-@pytest.mark.parametrize("name", TORCH_FREE_LAUNCH)
-def test_what_reads_a_plan_does_without_torch(name: str) -> None:
-    assert "torch" not in map(package_of, brought_in(f"pipeplan_launch.{name}"))
+def test_the_checker_shares_nothing_with_what_made_the_plan() -> None:
+    for module in of_part("pipeplan.checker"):
+        assert parts_of(imported(module)) <= CHECKER_MAY_IMPORT, module
+        assert not parts_of(brought_in(module)) & {"cost", "plan", "planning", "problem", "solvers"}, module
+        assert "pipeplan.cluster_data.links" not in brought_in(module), module
 
 
 def test_only_one_part_of_the_executor_knows_kinds_of_devices() -> None:
@@ -352,36 +333,24 @@ def _compared_types(module: str) -> list[str]:
     return [ast.unparse(node) for node in compared if ".type" in ast.unparse(node.left) and "cuda" in ast.unparse(node)]
 
 
-def _torch_modules_after(code: str, folder: Path) -> list[str]:
-    """The modules of torch that a fresh interpreter holds after running some code."""
-    tail = "\nprint(json.dumps([name for name in sys.modules if name.partition('.')[0] == 'torch']))"
-    done = subprocess.run(
-        [sys.executable, "-c", "import json, sys\n" + code + tail], cwd=folder, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    found: list[str] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["list"],
-        ["profile", "show", "vgg16-v100"],
-        ["solve", "mnist-v100", "--cluster", "C", "-o", "made"],
-        ["explain", "mnist-v100", "--cluster", "C", "--samples", "0"],
-        ["sweep", "mnist-v100", "--cluster", "C", "--servers", "1", "--jobs", "1"],
-        ["report", "--help"],
-    ],
-    ids=lambda a: a[0],
+# Each is run in turn, and none imports torch.
+PLANNING = (
+    ["--help"],
+    ["list"],
+    ["profile", "show", "vgg16-v100"],
+    ["solve", "mnist-v100", "--cluster", "C", "-o", "made"],
+    ["explain", "mnist-v100", "--cluster", "C", "--samples", "0"],
+    ["sweep", "mnist-v100", "--cluster", "C", "--servers", "1", "--jobs", "1"],
+    ["report", "--help"],
 )
-def test_planning_never_imports_torch(arguments: list[str], tmp_path: Path) -> None:
-    code = f"from pipeplan.cli import cli\ncli.main({arguments!r}, standalone_mode=False)"
-    assert _torch_modules_after(code, tmp_path) == []
 
 
-def test_reading_a_plan_never_imports_torch(tmp_path: Path) -> None:
-    code = "\n".join(f"import pipeplan_launch.{name}" for name in TORCH_FREE_LAUNCH)
-    code += "\nimport pipeplan_measure.pair_schedule"
-    assert _torch_modules_after(code, tmp_path) == []
+def test_neither_planning_nor_reading_a_plan_imports_torch(tmp_path: Path) -> None:
+    """By the imports that are written down, and in a fresh interpreter."""
+    for name in TORCH_FREE_LAUNCH:
+        assert "torch" not in map(package_of, brought_in(f"pipeplan_launch.{name}")), name
+    steps = [f"import pipeplan_launch.{name}" for name in TORCH_FREE_LAUNCH] + ["import pipeplan_measure.pair_schedule"]
+    steps += [f"from pipeplan.cli import cli; cli.main({words!r}, standalone_mode=False)" for words in PLANNING]
+    code = f"import sys\nfor step in {steps!r}:\n    exec(step)\n    assert 'torch' not in sys.modules, step"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 
 TRACING = ("torch.distributed", "torch.export", "torch._dynamo", "torch.utils._sympy.interp")
 """The parts of torch without which no model can be traced, and the libraries that these parts need in turn."""
-OLDEST = (2, 8)
+OLDEST = (2, 11)
 """The oldest torch that the executor supports, as in pyproject.toml."""
 
 

@@ -416,16 +416,7 @@ def large_lstm() -> Job:
     return _job(model, _texts(4000, 32), "large-lstm", 16)
 
 
-# Of profiling.py and estimates.py.
-
-
-def _transformer(width: int, blocks: int, heads: int, minibatch: int) -> Job:
-    job = _job(Decoder(10_000, 128, width, blocks, heads), _texts(10_000, 128, samples=256), "transformer", minibatch)
-    return replace(job, optimizer=lambda parameters: AdamW(parameters, lr=3e-4))
-
-
-transformer, deep = partial(_transformer, 512, 6, 8, 8), partial(_transformer, 256, 24, 4, 4)
-"""30 M parameters in 6 blocks of width 512; 24 blocks of width 256."""
+# Of estimates.py.
 
 
 def gnmt8() -> Job:

@@ -1,6 +1,6 @@
 """How fast training on two workers is, beside torch.distributed.pipelining and DistributedDataParallel (DDP).
 
-    python tests/benchmarks/peers.py [--only NAME] [--repeats N]
+    PYTHONPATH=tests/support python tests/benchmarks/peers.py [--only NAME] [--repeats N]
 
 Two workers of one thread each, real compute, the same model, samples, updates and seeds on every side. Each side runs
 as its users run it: ours by `pipeplan profile`, `pipeplan solve` and launch.sh, the peers by torchrun. The sides take
@@ -12,7 +12,7 @@ A run during which other processes used more than a little of the machine is mea
 Our workers have the C library keep the memory that is freed; no peer does, unless its user knows. So every peer also
 runs with that setting (`allocator set` in the table), and the last column is the ratio to the best of all.
 
-`shaped-vgg` needs to make network namespaces, which `unshare -Urnm` allows on most machines, also without root.
+`shaped-vgg` needs to make network namespaces, which most machines allow, also without root.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from typing import IO, Any, Protocol
 
 import peers_torch
 from jobs import JOBS, SUBJECTS
+from network_namespaces import CABLE_INTERFACE, OWN_NAMESPACES, Network, NetworkNode, missing_requirement
 
 Command = tuple[str, ...]
 WORKERS = 2
@@ -82,50 +82,24 @@ class Here:
 
 
 class Shaped:
-    """Every server in a network namespace of its own, with a cable to a switch that is shaped both ways.
-
-    The settings are those that make a shaped link behave like a real one on one machine: jumbo frames, a burst of one
-    of the kernel's largest segments, and TCP reno (bbr measures the shaper instead of obeying it).
-    """
+    """Every server in a network namespace of its own, with a cable to a switch that is shaped both ways."""
 
     def __init__(self, rate: str, servers: int = WORKERS) -> None:
-        """`rate`: as tc writes it, 1gbit. Needs to be root of a network namespace, as `in_own_network` makes one.
+        """`rate`: as tc writes it, 1gbit. The process must be started as `in_own_network` starts one.
 
         Raises RuntimeError where the machine does not allow it.
         """
         self.servers = servers
         self._secret = secrets.token_hex(32)
-        steps = ["mount -t tmpfs none /run", "mkdir /run/netns", "ip link add switch type bridge"]
-        steps.append("ip link set switch mtu 9000 up")
-        for number in range(servers):
-            name = self._name(number)
-            shaped = f"root tbf rate {rate} burst 64k latency 200ms"
-            steps += [
-                f"ip netns add {name}",
-                f"ip link add port{number} type veth peer name link0 netns {name}",
-                f"ip link set port{number} mtu 9000 up",
-                f"ip link set port{number} master switch",
-                f"ip netns exec {name} sysctl -qw net.ipv4.tcp_congestion_control=reno",
-                f"ip -n {name} link set lo up",
-                f"ip -n {name} link set link0 mtu 9000 up",
-                f"ip -n {name} addr add 10.0.0.{number + 1}/24 dev link0",
-                f"ip netns exec {name} tc qdisc add dev link0 {shaped}",
-                f"tc qdisc add dev port{number} {shaped}",
-            ]
-        for step in steps:
-            wait([start(tuple(step.split()), {})])
-
-    @staticmethod
-    def _name(number: int) -> str:
-        return f"server{number}"
+        self._network = Network(NetworkNode(below=(NetworkNode(rate, workers=1),) * servers))
 
     def run(self, command: Command) -> None:
-        meeting = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": "link0"}
+        meeting = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": CABLE_INTERFACE}
         meeting["PIPEPLAN_SECRET"] = self._secret
         wait(
             [
-                start(("ip", "netns", "exec", self._name(rank), *command), meeting | {"NODE_RANK": str(rank)})
-                for rank in range(self.servers)
+                start(("ip", "netns", "exec", name, *command), meeting | {"NODE_RANK": str(rank)})
+                for rank, (name, _) in enumerate(self._network.servers)
             ]
         )
 
@@ -139,11 +113,10 @@ def in_own_network(arguments: Sequence[str]) -> int:
 
     Says that it is skipped where the machine does not allow it.
     """
-    network = ("unshare", "-Urnm")
-    if not shutil.which(network[0]) or subprocess.run((*network, "true"), check=False).returncode:
-        print(f"skipped: this machine does not let us make network namespaces ({' '.join(network)})", file=sys.stderr)
+    if why := missing_requirement():
+        print(f"skipped: this machine does not let us make network namespaces: {why}", file=sys.stderr)
         return 0
-    command = (*network, sys.executable, sys.argv[0], *arguments)
+    command = (*OWN_NAMESPACES, "--mount-proc", sys.executable, sys.argv[0], *arguments)
     return subprocess.run(command, env=os.environ | {INSIDE: "1"}, check=False).returncode
 
 

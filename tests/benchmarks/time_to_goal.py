@@ -1,6 +1,6 @@
 """The time in which two workers reach a training loss, by the way in which they train and by the link between them.
 
-    python tests/benchmarks/time_to_goal.py FILE [--links none,1gbit,100mbit] [--seeds 5] [--show]
+    PYTHONPATH=tests/support python tests/benchmarks/time_to_goal.py FILE [--links none,1gbit,100mbit] [--show]
 
 The model has most of its weights in fully connected layers and learns the scanned digits of scikit-learn (`digits` of
 jobs.py), with 32 samples per update on every side. The ways are DistributedDataParallel (DDP), two schedules of
@@ -9,8 +9,7 @@ seed, with the same optimiser at the same rate. The goal is a mean training loss
 360 test samples jumps by a point from epoch to epoch; between two epochs the way to the goal is a straight line of
 their losses. The time is that of training, without evaluations. Runs take turns, so that a busy spell of the machine
 does not fall on one way alone. Each is added to FILE, a JSON object a line; runs that FILE has are not repeated.
-Links other than `none` are network namespaces joined by a shaped virtual cable, which `unshare -Urnm` allows on most
-machines.
+Links other than `none` are network namespaces joined by a shaped virtual cable, which most machines allow.
 """
 
 from __future__ import annotations

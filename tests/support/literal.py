@@ -67,6 +67,8 @@ class Recipe:
     flush_epochs: int = 0
     deferred: tuple[int, ...] = ()
     """Of each stage, the most minibatches whose gradients of weights are put off, where they come apart."""
+    drops_last: bool = False
+    """Whether a last minibatch that is short is left out."""
 
     def of_epoch(self, epoch: int) -> Recipe:
         """The recipe that holds in an epoch."""
@@ -117,7 +119,7 @@ class _Stage:
     versions: list[State] = field(default_factory=list)
     """A copy of the weights after each number of updates."""
     gathered: list[tuple[float, State]] = field(default_factory=list)
-    """(samples or weight, gradients) of the minibatches of the group being collected."""
+    """(samples or weight, gradients) of the minibatches of the group being collected; none for an unused parameter."""
     steps: list[State] = field(default_factory=list)
     """What each corrected step of the optimiser added."""
 
@@ -131,8 +133,9 @@ class _Stage:
         if not samples:
             return {}
         return {
-            name: sum((count * one[name] for count, one in gathered), start=torch.zeros_like(live)) / samples
+            name: sum((count * one[name] for count, one in gathered if name in one), torch.zeros_like(live)) / samples
             for name, live in self.live.items()
+            if any(name in one for _, one in gathered)
         }
 
     def update(self, gradients: State, corrected_for: int) -> None:
@@ -193,7 +196,7 @@ def train(
             counts = len(chosen) if weight is None else float(weight(batch[1]))
             gradients = _gradients(model, cuts, stages, owed, batch, loss, (recipe, epoch, index))
             for stage in stages if counts else ():
-                stage.gathered.append((counts, {name: gradients[name] for name in stage.live}))
+                stage.gathered.append((counts, {name: one for name, one in gradients.items() if name in stage.live}))
             last = index == len(minibatches) - 1
             _update(
                 [
@@ -257,7 +260,8 @@ def _minibatches(data: Any, recipe: Recipe, epoch: int) -> Iterator[list[int]]:
     """The samples of each minibatch; the last may have fewer."""
     generator = torch.Generator().manual_seed(mix_seed("order", recipe.seed, epoch))
     order = torch.randperm(len(data), generator=generator).tolist()
-    for start in range(0, len(order), recipe.minibatch):
+    end = len(order) - len(order) % recipe.minibatch if recipe.drops_last else len(order)
+    for start in range(0, end, recipe.minibatch):
         yield order[start : start + recipe.minibatch]
 
 
@@ -285,8 +289,8 @@ def _gradients(
     with _at_cuts(model, cuts, lambda stage: seed_forward(recipe.seed, epoch, index, stage)):
         seed_forward(recipe.seed, epoch, index, 0)
         output = functional_call(model, {**weights, **buffers}, inputs)
-    found = torch.autograd.grad(loss(output, target), list(weights.values()))
-    return dict(zip(weights, found, strict=True))
+    found = torch.autograd.grad(loss(output, target), list(weights.values()), allow_unused=True)
+    return {name: one for name, one in zip(weights, found, strict=True) if one is not None}
 
 
 @contextmanager

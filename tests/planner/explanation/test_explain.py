@@ -380,7 +380,7 @@ def test_a_written_plan_is_explained_with_its_profile(run: Run) -> None:
 
 
 def test_without_a_schedule_it_explains_the_plan_of_a_solve(run: Run) -> None:
-    ways = ("gnmt8-v100", "--cluster", "B")
+    ways = ("mnist-v100", "--cluster", "C")
     done = run("explain", *ways, "--samples", "0", "--json")
     explained = json.loads(done.out)
     solved = json.loads(run("solve", *ways, "--no-write", "--solver", "dp", "--json").out)

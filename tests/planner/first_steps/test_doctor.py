@@ -50,9 +50,9 @@ def test_every_kind_of_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torch_that_cannot_be_used_is_missing_and_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = asked(monkeypatch, torch=None, error="torch 2.1.0 is too old", todo="pip install 'torch>=2.8'")
+    found = asked(monkeypatch, torch=None, error="torch 2.1.0 is too old", todo="pip install 'torch>=2.11'")
     assert (found["torch"].state, found["torch"].found) == (MISSING, "torch 2.1.0 is too old")
-    assert found["torch"].todo == "pip install 'torch>=2.8'"
+    assert found["torch"].todo == "pip install 'torch>=2.11'"
     assert "Gloo" not in found
     broken = asked(monkeypatch, torch=None, error="torch cannot be imported: libc", todo="")["torch"]
     assert broken.todo.startswith("install it anew")

@@ -71,7 +71,7 @@ SWEEPS: dict[str, tuple[Profile, list[Cluster], SweptQuestion, SweepAxes]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_but_for(["bandwidth", "servers and schedules"], SWEEPS))
+@pytest.mark.parametrize("name", slow_but_for(["servers and schedules"], SWEEPS))
 def test_every_point_is_answered_as_on_its_own(name: str) -> None:
     points = sweep_points(*SWEEPS[name])
     alone = [solve_point(point, ENDLESS) for point in points]
