@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from torch import nn
+from torch._functorch._aot_autograd.subclass_parametrization import UnwrapTensorSubclass
+from torch.nn.utils.parametrize import register_parametrization
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from pipeplan_launch.errors import LaunchError
 
@@ -34,7 +37,19 @@ def unwrapped(model: nn.Module) -> nn.Module:
             raise LaunchError(f"a job's model {what}: {REFUSED[kind]}")
         if kind == DATA_PARALLEL:
             module.device_ids = []  # then it only calls the module inside
+        _hold_plain_tensors(module)
     return model
+
+
+def _hold_plain_tensors(module: nn.Module) -> None:
+    """Replace a module's frozen weights of tensor subclasses, such as quantised ones, by the plain tensors inside.
+
+    A parametrization makes the subclass from them for every pass. Plain tensors can be traced, moved to a device, saved
+    and divided, and have the size of what is stored.
+    """
+    for name, tensor in list(module.named_parameters(recurse=False)):
+        if is_traceable_wrapper_subclass(tensor) and not tensor.requires_grad:
+            register_parametrization(module, name, UnwrapTensorSubclass())
 
 
 def _wrapper(module: nn.Module) -> str:
