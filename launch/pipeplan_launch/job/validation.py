@@ -11,6 +11,7 @@ from numbers import Integral
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 from torch.optim import Optimizer, SparseAdam
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -182,7 +183,24 @@ def unwrapped(model: nn.Module) -> nn.Module:
             raise LaunchError(f"a job's model {what}: {REFUSED[kind]}")
         if kind == DATA_PARALLEL:
             module.device_ids = []  # then it only calls the module inside
+        _hold_plain_tensors(module)
     return model
+
+
+def _hold_plain_tensors(module: nn.Module) -> None:
+    """Replace a module's frozen weights of tensor subclasses, such as quantised ones, by the plain tensors inside.
+
+    A parametrization makes the subclass from them for every pass. Plain tensors can be traced, moved to a device, saved
+    and divided, and have the size of what is stored. Raises `LaunchError` where torch has no such parametrization.
+    """
+    for name, tensor in list(module.named_parameters(recurse=False)):
+        if hasattr(type(tensor), "__tensor_flatten__") and not tensor.requires_grad:
+            try:
+                from torch._functorch._aot_autograd.subclass_parametrization import UnwrapTensorSubclass
+            except ImportError as error:
+                kind = type(tensor).__name__
+                raise LaunchError(f"this torch cannot take the weight {name!r} apart, a {kind}: {error}") from error
+            register_parametrization(module, name, UnwrapTensorSubclass())
 
 
 def _wrapper(module: nn.Module) -> str:
