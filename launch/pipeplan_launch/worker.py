@@ -21,7 +21,7 @@ from pipeplan_launch.elastic import consistency_check, process_groups, restart_s
 from pipeplan_launch.elastic.graceful_stop import GracefulStop, forward_stop_requests
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
 from pipeplan_launch.elastic.signals import Interrupted, check_any_signal
-from pipeplan_launch.errors import LaunchError, PeerLost
+from pipeplan_launch.errors import LaunchError, PeerLost, print_status
 from pipeplan_launch.files import write_json
 from pipeplan_launch.job.callbacks import CallbackList, accuracy_text
 from pipeplan_launch.job.user_code import describe_error
@@ -40,7 +40,6 @@ from pipeplan_launch.runtime.run_start import RunStart, build_own_stage, decide_
 from pipeplan_launch.runtime.stage_setup import Engines, RunOptions, WorkerStage
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.telemetry.memory import keep_freed_memory, reset_peak, resident_memory
-from pipeplan_launch.telemetry.progress import print_status
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.telemetry.summary import WorkerReport, summarise, summary_table
 
