@@ -125,7 +125,7 @@ def _calibrated() -> int:
     """The number of products of a forward pass, so that a minibatch takes about `COMPUTE_S`."""
     import torch
 
-    from pipeplan_launch.runtime.sleeping_stage import Products
+    from pipeplan_launch.models.sleeping_stage import Products
 
     torch.set_num_threads(1)
     products, times = Products(), []
@@ -181,7 +181,7 @@ def _eviction_file(folder: Path, rank: int) -> Path:
 
 
 def _evicted_s() -> float:
-    from pipeplan_launch.runtime.sleeping_stage import CacheEviction
+    from pipeplan_launch.models.sleeping_stage import CacheEviction
 
     return CacheEviction.spent_s
 

@@ -42,12 +42,12 @@ from pipeplan_launch.data_parallel.wrapping import (
 from pipeplan_launch.job.hooks import GradientHook, take_hooks
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.job.nested_tensors import tensors_in
 from pipeplan_launch.job.pass_conditions import seed_forward
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.plan.schedule import ActionKind, group_members
 from pipeplan_launch.runtime.engine import Segment, StageContext
 from pipeplan_launch.runtime.inference import ForwardEngine
-from pipeplan_launch.runtime.nested_tensors import tensors_in
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.runtime.stage_setup import AnyTransport, Engines, one_garbage_collection, with_data
 from pipeplan_launch.runtime.training import TrainingEngine

@@ -20,6 +20,7 @@ from pipeplan_launch.comm.p2p import MessageTensor, StageTransport, Transport, c
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss import LossState
+from pipeplan_launch.job.nested_tensors import to_device
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan
@@ -32,7 +33,6 @@ from pipeplan_launch.plan.schedule import (
     own_minibatches,
 )
 from pipeplan_launch.runtime.data import Batches
-from pipeplan_launch.runtime.nested_tensors import to_device
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch, Timeline
 from pipeplan_launch.telemetry.run_folder import recorded_name
 from pipeplan_launch.tracing.subgraph import BoundaryTensor, Program

@@ -16,10 +16,10 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.callbacks import accuracy_text
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loss import loss_number, loss_text, weight_of
+from pipeplan_launch.job.nested_tensors import map_tensors
 from pipeplan_launch.job.pass_conditions import autocast, seed_forward
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind
 from pipeplan_launch.runtime.engine import Engine, Segment, StageContext
-from pipeplan_launch.runtime.nested_tensors import map_tensors
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import FORWARD, WAIT
 

@@ -17,11 +17,11 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hidden_state import check_loss
 from pipeplan_launch.job.hooks import GradientHook, hooked_gradients, parameter_hooks
 from pipeplan_launch.job.loss import checked_loss, constant_loss_message, loss_text, weight_of
+from pipeplan_launch.job.nested_tensors import bytes_of_tensors
 from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members, own_members
 from pipeplan_launch.runtime.backward_passes import preserved_random_state
 from pipeplan_launch.runtime.engine import ActionHandler, Engine, StageContext
-from pipeplan_launch.runtime.nested_tensors import bytes_of_tensors
 from pipeplan_launch.runtime.optimizer_shards import DividedState
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch

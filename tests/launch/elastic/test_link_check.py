@@ -14,21 +14,21 @@ from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.comm import worker_values
 from pipeplan_launch.command_line import worker_parser
+from pipeplan_launch.elastic import link_check as checking
 from pipeplan_launch.elastic import process_groups
-from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.planned_links import PlannedLevel, PlannedLinks
-from pipeplan_launch.plan.stage_files import load_plan
-from pipeplan_launch.rank_mapping.host_identity import Location
-from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
-from pipeplan_launch.runtime import link_check as checking
-from pipeplan_launch.runtime.link_check import (
+from pipeplan_launch.elastic.link_check import (
     CommunicatingTeam,
     ProbeTask,
     format_rate,
     link_notes,
     teams_across_servers,
 )
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.planned_links import PlannedLevel, PlannedLinks
+from pipeplan_launch.plan.stage_files import load_plan
+from pipeplan_launch.rank_mapping.host_identity import Location
+from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
 PLANNED = PlannedLinks(
     (PlannedLevel((0, 1, 2), (1e9, 1e9), (1e9, 1e9), (0.0, 0.0)), PlannedLevel((0, 2), (1e8,), (1e8,), (0.0,)))
