@@ -54,7 +54,7 @@ EXECUTOR = (
     {"supervisor", "worker"},
     {"__main__"},
 )
-MEASURE = ({"pair_schedule", "overhead", "selftest_reference"}, {"links", "selftest"})
+MEASURE = ({"pair_schedule", "selftest_reference", "small_plans"}, {"links", "overhead", "selftest"})
 ROW = {
     f"{package}.{part}": number
     for package, rows in (("pipeplan", PLANNER), ("pipeplan_launch", EXECUTOR), ("pipeplan_measure", MEASURE))

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import MessageTensor, StageTransport, Transport, connection_loss_explained
+from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
+from pipeplan_launch.comm.p2p import MessageTensor, connection_loss_explained
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss import LossState
@@ -142,7 +142,7 @@ class Engine:
         self,
         place: StageContext,
         schedule: Schedule,
-        transport: Transport | StageTransport | OrderedTransport,
+        transport: AnyTransport,
         recorder: Recorder,
         handlers: Mapping[ActionKind, ActionHandler],
     ) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeplan_launch.comm.ordered_transport import OrderedTransport
+from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
 from pipeplan_launch.comm.p2p import Mailbox, StageTransport, Transport
 from pipeplan_launch.elastic.consistency_check import Fingerprint, digest, weights_digest
 from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
@@ -118,7 +118,6 @@ class WorkerStage:
         return *self.earlier, self
 
 
-AnyTransport = Transport | StageTransport | OrderedTransport
 ModelCheck = Callable[[LaunchPlan, Job, TracedModel, int], None]
 """A check of the whole model, given the plan, the job, the traced model and the seed of the run."""
 

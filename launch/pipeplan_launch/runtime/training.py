@@ -11,8 +11,8 @@ from torch import Tensor
 
 from pipeplan_launch.comm.buckets import UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import average_buffers
-from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import StageTransport, Transport, peer_loss_explained
+from pipeplan_launch.comm.ordered_transport import AnyTransport
+from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hidden_state import check_loss
 from pipeplan_launch.job.hooks import GradientHook, hooked_gradients, parameter_hooks
@@ -43,7 +43,7 @@ class TrainingEngine(Engine):
     def __init__(
         self,
         place: StageContext,
-        transport: Transport | StageTransport | OrderedTransport,
+        transport: AnyTransport,
         recorder: Recorder,
         passes: Mapping[ActionKind, ActionHandler],
         group: dist.ProcessGroup | None,
