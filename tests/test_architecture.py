@@ -52,7 +52,7 @@ EXECUTOR = (
     {"supervisor", "worker"},
     {"__main__"},
 )
-MEASURE = ({"pair_schedule", "overhead", "selftest_reference"}, {"servers"}, {"links", "selftest"})
+MEASURE = ({"pair_schedule", "selftest_reference", "small_plans"}, {"servers"}, {"links", "overhead", "selftest"})
 ROW = {
     f"{package}.{part}": number
     for package, rows in (("pipeplan", PLANNER), ("pipeplan_launch", EXECUTOR), ("pipeplan_measure", MEASURE))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pipeplan_launch.command_line import averaging_options, compile_backend, staleness_options, worker_parser
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.signals import Interrupted, catch_signals, die_with_parent, launcher_pid
-from pipeplan_launch.errors import LaunchError, PeerLost, terminal_line
+from pipeplan_launch.errors import LaunchError, PeerLost, print_status
 
 if TYPE_CHECKING:
     from pipeplan_launch.runtime.stage_setup import RunOptions
@@ -102,8 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _end(status: int, line: str = "") -> int:
     """Print the line, and rule out any further attempt."""
     if line:
-        with suppress(OSError):  # the terminal may be gone
-            print(terminal_line(line), file=sys.stderr, flush=True)
+        print_status(line)
     restart_state.record_final_status(status)
     return status
 

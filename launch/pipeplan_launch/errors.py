@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 
 class LaunchError(Exception):
@@ -36,6 +38,12 @@ def terminal_line(text: object) -> str:
     """A line that cannot change a terminal: control characters and bidirectional overrides become replacement
     characters, and line breaks spaces."""
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", " ".join(str(text).splitlines()))
+
+
+def print_status(text: object) -> None:
+    """Print a line on stderr and flush it. Where nobody can read it any more, as after SIGHUP, it is dropped."""
+    with suppress(OSError):
+        print(terminal_line(text), file=sys.stderr, flush=True)
 
 
 def listed(parts: Iterable[object]) -> str:

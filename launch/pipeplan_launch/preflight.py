@@ -32,7 +32,7 @@ from pipeplan_launch.command_line import (
     worker_parser,
 )
 from pipeplan_launch.elastic.handshake import check_secret
-from pipeplan_launch.errors import LaunchError, listed, terminal_line
+from pipeplan_launch.errors import LaunchError, listed, print_status
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.job_reference import choice_note, file_of
 from pipeplan_launch.plan.launch_plan import LaunchPlan
@@ -281,10 +281,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tested = self_test_note(options, plan, gpu_count)
         print(workers_to_start(plan, os.environ, gpu_count))
     except LaunchError as error:
-        print(f"error: {terminal_line(error)}", file=sys.stderr)
+        print_status(f"error: {error}")
         return 2
     for line in filter(None, (job_note, note, tested)):
-        print(terminal_line(line), file=sys.stderr)
+        print_status(line)
     return 0
 
 

@@ -26,7 +26,7 @@ from pipeplan_launch import child_processes
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import restart_state, servers
 from pipeplan_launch.elastic.signals import LAUNCHER_VARIABLE, watch_signals
-from pipeplan_launch.errors import LaunchError, terminal_line
+from pipeplan_launch.errors import LaunchError, print_status
 from pipeplan_launch.telemetry.memory import grow_gpu_memory
 from pipeplan_launch.torch_check import import_problem
 
@@ -56,10 +56,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with restart_state.attempts_folder() as folder:
             return _launch(list(sys.argv[1:] if arguments is None else arguments), folder)
     except LaunchError as error:
-        _print_line(f"error: {error}")
+        print_status(f"error: {error}")
         return STATUS_REPORTED
     except KeyboardInterrupt:  # came before `watch_signals`
-        _print_line(STOPPED_EARLY_LINE)
+        print_status(STOPPED_EARLY_LINE)
         return STATUS_STOPPED
 
 
@@ -98,12 +98,12 @@ def _launch(arguments: list[str], folder: Path) -> int:
         return _status_after_stop(STATUS_STOPPED)
     except DistError as error:
         if missing := access.missing() if access.gateway is not None else "":
-            _print_line(f"error: {missing} did not come within {_timeout_s(options):g} s")
+            print_status(f"error: {missing} did not come within {_timeout_s(options):g} s")
             return STATUS_REPORTED
-        _print_line(f"error: {_store_text(place)} cannot be reached: {_one_line(error)}")
+        print_status(f"error: {_store_text(place)} cannot be reached: {_one_line(error)}")
         return STATUS_REPORTED
     except Exception as error:
-        _print_line(f"error: torchrun ended: {type(error).__name__}: {_one_line(error)}")
+        print_status(f"error: torchrun ended: {type(error).__name__}: {_one_line(error)}")
         return 1
     return _status_after_stop(0)
 
@@ -151,7 +151,7 @@ def _store_text(place: ServerPlace) -> str:
 
 def _end_without_store(place: ServerPlace) -> None:
     """End the launch. Called in a separate thread, as torchrun's thread waits for the store."""
-    _print_line(f"error: {_store_text(place)} cannot be reached any more")
+    print_status(f"error: {_store_text(place)} cannot be reached any more")
     child_processes.signal_all(child_processes.child_pids(), signal.SIGKILL)
     restart_state.remove_attempts_folder()
     os._exit(STATUS_REPORTED)
@@ -182,7 +182,7 @@ def _forward_signal(number: int) -> None:
             child_processes.signal_all(workers, signal.SIGTERM)
         return
     child_processes.signal_all(workers, signal.SIGKILL)
-    _print_line(STOPPED_LINE)
+    print_status(STOPPED_LINE)
     restart_state.remove_attempts_folder()
     os._exit(STATUS_STOPPED)
 
@@ -197,10 +197,10 @@ def _status_after_stop(status: int) -> int:
     """Print where training stopped, if it stopped; returns the exit status."""
     line = restart_state.stop_line()
     if line is not None and status in (0, STATUS_STOPPED):
-        _print_line(line)
+        print_status(line)
         return 0
     if status == STATUS_STOPPED:
-        _print_line(STOPPED_LINE)
+        print_status(STOPPED_LINE)
     return status
 
 
@@ -210,7 +210,7 @@ def _report_failure(error: ChildFailedError) -> int:
     Returns the exit status, which is `STATUS_SILENT` whenever such a worker is named.
     """
     if (cause := _silent_end(error.failures)) is not None:
-        _print_line(f"error: {cause}")
+        print_status(f"error: {cause}")
         if restart_state.stop_signal() is None:
             restart_state.record_final_status(STATUS_SILENT)  # though others have reported that they lost it
         return STATUS_SILENT
@@ -221,7 +221,7 @@ def _report_restart(failures: Mapping[int, ProcessFailure], restart: int, most: 
     """Say why all workers start again. Once training has begun, the next attempt says it, with its checkpoint."""
     if not restart_state.has_begun(restart - 1):
         cause = _silent_end(failures) or restart_state.fault_of(restart - 1) or "a worker on another server was lost"
-        _print_line(f"{cause}; restart {restart} of {most}: no minibatch had been run")
+        print_status(f"{cause}; restart {restart} of {most}: no minibatch had been run")
 
 
 def _silent_end(failures: Mapping[int, ProcessFailure]) -> str | None:
@@ -246,11 +246,6 @@ def _end_text(status: int) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
-
-
-def _print_line(line: str) -> None:
-    with suppress(OSError):  # the terminal may be gone, after SIGHUP
-        print(terminal_line(line), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

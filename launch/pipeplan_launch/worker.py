@@ -19,11 +19,13 @@ from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.devices.selftest_cache import remembered_transport
 from pipeplan_launch.elastic import consistency_check, process_groups, restart_state
 from pipeplan_launch.elastic.graceful_stop import GracefulStop, forward_stop_requests
+from pipeplan_launch.elastic.link_check import check_planned_links
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
 from pipeplan_launch.elastic.signals import Interrupted, check_any_signal
-from pipeplan_launch.errors import LaunchError, PeerLost
+from pipeplan_launch.errors import LaunchError, PeerLost, print_status
 from pipeplan_launch.files import write_json
 from pipeplan_launch.job.callbacks import CallbackList, accuracy_text
+from pipeplan_launch.job.nested_tensors import own_part
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.job_reference import change_note, job_file
 from pipeplan_launch.plan.launch_plan import LaunchPlan
@@ -34,13 +36,10 @@ from pipeplan_launch.runtime.data import Batches
 from pipeplan_launch.runtime.engine import Segment
 from pipeplan_launch.runtime.epochs import EpochLoop
 from pipeplan_launch.runtime.inference import Score
-from pipeplan_launch.runtime.link_check import check_planned_links
-from pipeplan_launch.runtime.nested_tensors import own_part
 from pipeplan_launch.runtime.run_start import RunStart, build_own_stage, decide_start, restore_in_all
 from pipeplan_launch.runtime.stage_setup import Engines, RunOptions, WorkerStage
 from pipeplan_launch.telemetry import run_folder
 from pipeplan_launch.telemetry.memory import keep_freed_memory, reset_peak, resident_memory
-from pipeplan_launch.telemetry.progress import print_status
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.telemetry.summary import WorkerReport, summarise, summary_table
 

@@ -28,6 +28,7 @@ from typing import Any
 from pipeplan_launch.devices.backend import physical_cores
 from pipeplan_launch.elastic.local_workers import fork_worker, worker_variables
 from pipeplan_launch.telemetry.memory import busy_s
+from pipeplan_measure.small_plans import write_stage_files
 
 SMALL_BYTES, LARGE_BYTES = 4096, 1 << 18
 VERSION_BYTES = 1 << 21
@@ -125,7 +126,7 @@ def _calibrated() -> int:
     """The number of products of a forward pass, so that a minibatch takes about `COMPUTE_S`."""
     import torch
 
-    from pipeplan_launch.runtime.sleeping_stage import Products
+    from pipeplan_launch.models.sleeping_stage import Products
 
     torch.set_num_threads(1)
     products, times = Products(), []
@@ -181,7 +182,7 @@ def _eviction_file(folder: Path, rank: int) -> Path:
 
 
 def _evicted_s() -> float:
-    from pipeplan_launch.runtime.sleeping_stage import CacheEviction
+    from pipeplan_launch.models.sleeping_stage import CacheEviction
 
     return CacheEviction.spent_s
 
@@ -234,37 +235,24 @@ def _typical(values: Sequence[float]) -> float:
 
 def write_plan(trial: Trial, folder: Path) -> None:
     """Write the stage files of a trial."""
-    (folder / "stages").mkdir(parents=True)
     last = trial.workers - 1
     crossing = {"sent": trial.message_bytes, "returned": trial.message_bytes}
     pipeline = [{"workers": [rank], "depth": 1 + last - rank, "versions": 1 + last - rank} for rank in range(last + 1)]
+    stages = []
     for stage in range(trial.workers):
-        content = {
-            "format": "pipeplan-stage",
-            "version": 1,
-            "plan": "sha256:trial",
-            "mode": "training",
-            "model": {"ref": "trial", "graph_hash": None},
-            "minibatch": SAMPLES,
-            "device": "cpu",
-            "servers": 1,
-            "workers_per_server": trial.workers,
-            "schedule": {"name": "1f1b-stashing"},
-            "stage": stage,
-            "layers": [f"layer{stage}"],
-            "pipeline": pipeline,
-            "emulation": {
-                "layers": [{"forward_s": 0.0, "backward_s": 0.0, "parameter_bytes": trial.parameter_bytes}],
-                "update_s": 0.0,
-                "before": crossing if stage else None,
-                "after": crossing if stage < last else None,
-                "minibatches": trial.minibatches * SAMPLES,
-                "bucket_bytes": 1 << 20,
-                "products": trial.products,
-                "evicting_bytes": 0 if trial.products else EVICTING_BYTES,
-            },
+        emulation = {
+            "layers": [{"forward_s": 0.0, "backward_s": 0.0, "parameter_bytes": trial.parameter_bytes}],
+            "update_s": 0.0,
+            "before": crossing if stage else None,
+            "after": crossing if stage < last else None,
+            "minibatches": trial.minibatches * SAMPLES,
+            "bucket_bytes": 1 << 20,
+            "products": trial.products,
+            "evicting_bytes": 0 if trial.products else EVICTING_BYTES,
         }
-        (folder / "stages" / f"stage-{stage}.json").write_text(json.dumps(content))
+        one = {"minibatch": SAMPLES, "device": "cpu", "schedule": {"name": "1f1b-stashing"}}
+        stages.append(one | {"layers": [f"layer{stage}"], "emulation": emulation})
+    write_stage_files(folder, "trial", pipeline, stages)
 
 
 def main(folder: Path) -> int:

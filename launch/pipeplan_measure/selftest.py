@@ -28,7 +28,6 @@ import torch
 from pipeplan_launch.devices.backend import cuda_devices, cuda_text, nccl_version
 from pipeplan_launch.devices.selftest_cache import remember
 from pipeplan_launch.plan.run_options import GLOO, NCCL
-from pipeplan_launch.plan.stage_files import STAGE_FORMAT
 from pipeplan_measure.selftest_reference import (
     ACCUMULATING,
     CHECKPOINT_MINIBATCHES,
@@ -40,6 +39,7 @@ from pipeplan_measure.selftest_reference import (
     Losses,
     reference_losses,
 )
+from pipeplan_measure.small_plans import write_stage_files
 
 
 def cases(workers: int) -> list[Case]:
@@ -70,24 +70,9 @@ def write_plan(folder: Path, case: Case, device: str) -> Path:
     schedule: dict[str, Any] = {"name": case.schedule}
     if case.schedule in ACCUMULATING:
         schedule["accumulate"] = case.accumulate
-    shared = {
-        "format": STAGE_FORMAT,
-        "version": 1,
-        "plan": "sha256:selftest",
-        "mode": "training",
-        "model": {"ref": JOB, "graph_hash": None},
-        "minibatch": MINIBATCH,
-        "device": device,
-        "servers": 1,
-        "workers_per_server": first,
-        "schedule": schedule,
-        "pipeline": pipeline,
-        "prediction": {"minibatch_s": 0.01},
-    }
-    (folder / "stages").mkdir(parents=True)
-    for stage, layers in enumerate(LAYERS[len(case.replicas)]):
-        content = json.dumps(shared | {"stage": stage, "layers": layers})
-        (folder / "stages" / f"stage-{stage}.json").write_text(content, encoding="utf-8")
+    layers = LAYERS[len(case.replicas)]
+    shared = {"minibatch": MINIBATCH, "device": device, "schedule": schedule, "prediction": {"minibatch_s": 0.01}}
+    write_stage_files(folder, JOB, pipeline, [shared | {"layers": names} for names in layers])
     return folder
 
 

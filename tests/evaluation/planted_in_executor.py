@@ -192,4 +192,18 @@ EXECUTOR = (
         "return index",
         (RUNTIME, T + "checkpoint"),
     ),
+    (
+        "actions of a segment that ends early run again",
+        L + "runtime/action_stream.py",
+        "if action.index > done.get((stage, action.kind), -1):",
+        "if action.index >= done.get((stage, action.kind), -1):",
+        (PLAN, T + "elastic"),
+    ),
+    (
+        "the updates of earlier stages are left out",
+        L + "runtime/action_stream.py",
+        "update_stages([one for one in engines if isinstance(one, TrainingEngine)], action.index)",
+        "update_stages([one for one in engines[-1:] if isinstance(one, TrainingEngine)], action.index)",
+        (PLAN, RUNTIME),
+    ),
 )

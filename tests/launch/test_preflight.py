@@ -1,7 +1,8 @@
-"""What launch.sh asks before it starts anything."""
+"""Checks before workers start: the installed torch, the plan, the machine and the options."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import subprocess
@@ -10,11 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch import preflight
+from pipeplan_launch import preflight, torch_check
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
@@ -124,3 +126,26 @@ def test_a_port_that_is_not_used_may_be_taken(tmp_path: Path) -> None:
         preflight.check_run_start(given, known, environment, 1)
         with pytest.raises(LaunchError, match="cannot be used on this machine"):
             preflight.check_run_start(given, known, environment, 2)
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [("torch", "torch cannot be imported ("), ("torch._dynamo", "torch is broken: torch._dynamo cannot")],
+)
+def test_what_cannot_be_imported_is_named(broken: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.import_module
+
+    def failing(name: str) -> ModuleType:
+        if name == broken:
+            raise OSError("libcudart.so.12:\ncannot open shared object file")
+        return real(name)
+
+    monkeypatch.setattr(torch_check.importlib, "import_module", failing)
+    problem = torch_check.import_problem(torch_check.TRACING)
+    assert problem is not None
+    assert problem[0].startswith(said)
+    assert problem[0].endswith("): libcudart.so.12: cannot open shared object file")
+
+
+def test_nothing_is_wrong_with_the_torch_of_these_tests() -> None:
+    assert torch_check.import_problem(torch_check.TRACING) is None

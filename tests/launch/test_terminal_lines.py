@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan_launch.errors import LaunchError, terminal_line
+from pipeplan_launch.errors import LaunchError, print_status, terminal_line
 from pipeplan_launch.launchers.hosts_file import read_hosts
 from pipeplan_launch.supervisor import _print_line
-from pipeplan_launch.telemetry.progress import print_status
 
 EVIL = "a\x1b[2J\x9b31m\u202eb\u2066\nc\x07\u2028d"
 

@@ -31,47 +31,46 @@ def test_an_error_of_one_worker_is_said_once(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def failed(folder: Path, replicas: list[int], toy: Toy, *options: str, statuses: list[int] | None = None) -> str:
+    """The one line of a run that fails, by default with status 2 in all workers."""
+    write_plan(folder, stage_contents(replicas))
+    ended = run_plan(folder, ["--run-dir", str(folder / "run"), *options], toy, sum(replicas))
+    assert ended.statuses == (statuses or [2] * sum(replicas))
+    assert "Traceback" not in ended.err
+    (line,) = errors(ended.err)
+    return line.removeprefix("error: ")
+
+
+ONE_EPOCH = ("--epochs", "1")
+
+
 @pytest.mark.parametrize("die", [(0, 3), (2, 0), (1, 1)], ids=str)
 def test_a_dead_peer_is_named(tmp_path: Path, die: tuple[int, int]) -> None:
-    write_plan(tmp_path, stage_contents([1, 1, 1]))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--epochs", "1"], Toy(die=die), 3)
-    assert ended.statuses[die[0]] == 9
-    assert [status for rank, status in enumerate(ended.statuses) if rank != die[0]] == [2, 2]
-    (line,) = errors(ended.err)
+    statuses = [9 if rank == die[0] else 2 for rank in range(3)]
+    line = failed(tmp_path, [1, 1, 1], Toy(die=die), *ONE_EPOCH, statuses=statuses)
     assert "minibatch" in line
     assert "from rank" in line or "to rank" in line
-    assert (tmp_path / "run" / "error.txt").read_text().strip() == line.removeprefix("error: ")
+    assert (tmp_path / "run" / "error.txt").read_text().strip() == line
 
 
 def test_the_users_mistake_is_quoted(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run")], Toy(loss="broken"), 2)
-    assert ended.statuses == [2, 2]
-    (line,) = errors(ended.err)
-    failed = "error: the job's loss (broken_loss) at stage 1 (rank 1), minibatch 0, failed: RuntimeError: shape"
-    assert line.startswith(failed)
+    line = failed(tmp_path, [1, 1], Toy(loss="broken"))
+    where = "the job's loss (broken_loss) at stage 1 (rank 1), minibatch 0, failed: RuntimeError: shape"
+    assert line.startswith(where)
     assert "toy_faults.py:" in line
     assert "return output + target.reshape(3, 7)" in line
-    assert "Traceback" not in ended.err
 
 
 @pytest.mark.parametrize("loss", ["each-trained", "each-judged"])
 def test_a_loss_for_each_sample_is_named(tmp_path: Path, loss: str) -> None:
     """In training, and in the evaluation after an epoch."""
-    write_plan(tmp_path, stage_contents([1]))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--epochs", "1"], Toy(loss=loss), 1)
-    assert ended.statuses == [2]
-    (line,) = errors(ended.err)
-    assert line.startswith("error: the job's loss (lambda of ")
+    line = failed(tmp_path, [1], Toy(loss=loss), *ONE_EPOCH)
+    assert line.startswith("the job's loss (lambda of ")
     assert "must return a tensor with one number, the mean over the minibatch, not one of shape (" in line
-    assert line.endswith("take the mean, as with reduction='mean'")
 
 
 def test_a_loss_that_trains_nothing_is_refused(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--epochs", "1"], Toy(loss="detached"), 2)
-    assert ended.statuses == [2, 2]
-    (line,) = errors(ended.err)
+    line = failed(tmp_path, [1, 1], Toy(loss="detached"), *ONE_EPOCH)
     assert line.endswith("does not depend on any parameter that can be trained")
 
 
@@ -84,10 +83,7 @@ def test_a_frozen_peer_is_given_up_on(tmp_path: Path) -> None:
 
 
 def test_a_lost_replica_is_named(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([2]))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--timeout", "20"], Toy(die=(1, 3)), 2)
-    assert ended.statuses == [2, 9]
-    (line,) = errors(ended.err)
+    line = failed(tmp_path, [2], Toy(die=(1, 3)), "--timeout", "20", statuses=[2, 9])
     assert "stage 0 (rank 0) could not average the gradients of group 3 with ranks [1]" in line
 
 
@@ -206,12 +202,7 @@ def test_a_loss_that_is_lost_is_said_once_and_leaves_a_summary(tmp_path: Path) -
     ids=lambda value: value.fault[0] if isinstance(value, Toy) else "",
 )
 def test_faults_of_the_users_code_name_stage_and_minibatch(tmp_path: Path, toy: Toy, says: str) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--epochs", "1"], toy, 2)
-    assert ended.statuses == [2, 2]
-    (line,) = errors(ended.err)
-    assert line.startswith(f"error: {says}")
-    assert "Traceback" not in ended.err
+    assert failed(tmp_path, [1, 1], toy, *ONE_EPOCH).startswith(says)
 
 
 def test_what_nobody_foresaw_is_one_line_and_a_traceback_in_the_run_folder(tmp_path: Path) -> None:

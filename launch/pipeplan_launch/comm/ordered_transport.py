@@ -24,6 +24,8 @@ from pipeplan_launch.comm.p2p import (
     MessageTensor,
     ReceiveRing,
     RingSlot,
+    StageTransport,
+    Transport,
     message_not_received,
     message_undelivered,
     peer_loss_explained,
@@ -235,3 +237,7 @@ class OrderedTransport:
                     sent.remove(one)
                     self._settle(one)
                     slot.free.append(self.streams.mark())
+
+
+AnyTransport = Transport | StageTransport | OrderedTransport
+"""The messages of a stage."""

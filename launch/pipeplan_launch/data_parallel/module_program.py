@@ -16,9 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job, call_model
 from pipeplan_launch.job.loss import loss_state
+from pipeplan_launch.job.nested_tensors import own_part, tensors_in
 from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.job.user_code import describe_error
-from pipeplan_launch.runtime.nested_tensors import own_part, tensors_in
 from pipeplan_launch.tracing.split import StateDictNames
 
 

@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 
 from pipeplan_launch.checkpoint.optimizer_state import TensorLoader
 from pipeplan_launch.comm.buckets import refuse_sparse
+from pipeplan_launch.comm.ordered_transport import AnyTransport
 from pipeplan_launch.data_parallel.module_program import ModuleProgram, refuse_written_parameters, takes_any_size
 from pipeplan_launch.data_parallel.wrapping import (
     Alone,
@@ -43,14 +44,14 @@ from pipeplan_launch.data_parallel.wrapping import (
 from pipeplan_launch.job.hooks import GradientHook, take_hooks
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loading import load_job
+from pipeplan_launch.job.nested_tensors import tensors_in
 from pipeplan_launch.job.pass_conditions import seed_forward
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.plan.schedule import ActionKind, group_members
 from pipeplan_launch.runtime.engine import Segment, StageContext
 from pipeplan_launch.runtime.inference import ForwardEngine
-from pipeplan_launch.runtime.nested_tensors import tensors_in
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
-from pipeplan_launch.runtime.stage_setup import AnyTransport, Engines, one_garbage_collection, with_data
+from pipeplan_launch.runtime.stage_setup import Engines, one_garbage_collection, with_data
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import BACKWARD, FORWARD

@@ -19,7 +19,7 @@ from pipeplan_launch.comm import buckets
 from pipeplan_launch.data_parallel.module_program import ModuleProgram
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hooks import parameter_hooks, refuse_accumulation_hooks
-from pipeplan_launch.runtime.nested_tensors import map_tensors
+from pipeplan_launch.job.nested_tensors import map_tensors
 
 # The repeated blocks of a model: the units in which FSDP2 gathers weights, and in which activations are recomputed.
 

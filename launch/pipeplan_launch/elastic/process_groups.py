@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
@@ -23,7 +22,7 @@ from pipeplan_launch.elastic import rendezvous, restart_state
 from pipeplan_launch.elastic.local_workers import stay_on_loopback
 from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.elastic.signals import call_before_exit
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, print_status
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.plan.run_options import GLOO
 from pipeplan_launch.rank_mapping.host_identity import machine_and_network
@@ -241,7 +240,7 @@ def _end_as_superseded(reason: str) -> None:
     if will_restart():
         announce_end(fault=reason)
         os._exit(restart_state.STATUS_PEER_LOST)
-    print(f"error: {reason}", file=sys.stderr, flush=True)
+    print_status(f"error: {reason}")
     restart_state.record_final_status(2)
     announce_end(over=True)
     os._exit(2)

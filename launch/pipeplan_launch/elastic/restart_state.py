@@ -4,7 +4,6 @@ The launcher (`pipeplan_launch.supervisor`) makes a small folder on its server a
 `PIPEPLAN_ATTEMPTS` holds its path. A worker that is started without the launcher has no such folder and remembers
 nothing.
 
-    run         the run folder, written by worker 0, which the next attempt continues
     workers     the worker of the plan that each process is, in the order of torchrun's ranks
     final-N     a final error was reported, or a stop was requested: all attempts end with status N
     begun       number of the restart after which training or inference last began
@@ -17,13 +16,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, print_status
 
 VARIABLE = "PIPEPLAN_ATTEMPTS"
 STATUS_PEER_LOST = 3
@@ -70,17 +68,6 @@ def most_restarts() -> int:
 def may_restart() -> bool:
     """Whether a fault now is followed by another attempt."""
     return restart_number() < most_restarts() and final_status() is None and stop_signal() is None
-
-
-def remember_run(run: Path) -> None:
-    """Remember the run folder on which worker 0 has decided."""
-    _write("run", str(run.resolve()))
-
-
-def run_of_last_attempt() -> Path | None:
-    """The run folder to continue after a restart; None in the first attempt, and if no run folder was made."""
-    text = _read("run") if restart_number() > 0 else None
-    return Path(text) if text else None
 
 
 def remember_workers(workers: Sequence[int]) -> None:
@@ -148,7 +135,7 @@ def stop_signal() -> int | None:
 def record_stop_line(line: str) -> None:
     """Note that training has stopped as requested, after a checkpoint. The launcher prints the line in the end."""
     if not _write("stopped", line):
-        print(line, file=sys.stderr, flush=True)
+        print_status(line)
 
 
 def stop_line() -> str | None:

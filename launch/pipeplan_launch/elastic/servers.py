@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from functools import partial
 from pipeplan_launch.elastic import handshake
 from pipeplan_launch.elastic.handshake import HandshakeFailed, Purpose
 from pipeplan_launch.elastic.store_gateway import StoreGateway, StoreRelay, loopback_listener
-from pipeplan_launch.errors import LaunchError, listed
+from pipeplan_launch.errors import LaunchError, listed, print_status
 
 NOTE_S = 10.0
 """Time after which a line says what this server is waiting for."""
@@ -105,7 +104,7 @@ def await_server_0(place: ServerPlace, key: bytes, timeout_s: float) -> None:
             )
         if not noted and time.monotonic() - began > NOTE_S:
             noted = True
-            print(f"note: waiting for {where}: {reason}", file=sys.stderr, flush=True)
+            print_status(f"note: waiting for {where}: {reason}")
         time.sleep(RETRY_S)
 
 

@@ -25,8 +25,9 @@ from pathlib import Path
 from types import FrameType
 
 from pipeplan_launch.elastic import handshake
-from pipeplan_launch.errors import LaunchError, terminal_line
+from pipeplan_launch.errors import LaunchError, print_status
 from pipeplan_launch.launchers.hosts_file import check_digest, parse_script_arguments
+from pipeplan_launch.telemetry.run_folder import has_checkpoint
 
 # The nodes of a SLURM job: where its workers meet, and the srun command that starts them.
 
@@ -114,7 +115,6 @@ def _free_port(job: str) -> int:
 
 # The choice of a SLURM job's run folder. A restarted job finds it by the number of the job in its name.
 
-_CHECKPOINTS = "checkpoints/epoch-*/manifest.json"
 _STARTING_POINTS = ("--resume-from", "--weights", "--run-dir")
 """Options of launch.sh that are dropped when a job continues from its own checkpoint. Each has a value."""
 
@@ -140,18 +140,13 @@ def choose_run(plan_folder: str, job: str, restart: int, arguments: Sequence[str
         return _latest_run(plan_folder, arguments)
     base = named or _folder_of_job(plan_folder, job)
     earlier = [base, *sorted(glob.glob(f"{glob.escape(base)}-restart-*"))]
-    saved = [folder for folder in earlier if restart and has_checkpoint(folder)]
+    saved = [folder for folder in earlier if restart and has_checkpoint(Path(folder))]
     if saved:
         return JobRun(saved[-1], ["--resume", *_without_starting_point(arguments), "--run-dir", saved[-1]])
     folder = f"{base}-restart-{restart}" if restart and os.path.lexists(base) else base
     # launch.sh takes the last --run-dir.
     added = [] if folder == named else ["--run-dir", folder]
     return JobRun(folder, [*arguments, *added])
-
-
-def has_checkpoint(folder: str) -> bool:
-    """Whether a run has a complete checkpoint."""
-    return bool(glob.glob(os.path.join(glob.escape(folder), _CHECKPOINTS)))
 
 
 def _run_options(arguments: Sequence[str]) -> tuple[str, bool]:
@@ -168,7 +163,7 @@ def _run_options(arguments: Sequence[str]) -> tuple[str, bool]:
 def _latest_run(plan_folder: str, arguments: Sequence[str]) -> JobRun:
     """The run that launch.sh would resume. Its folder is named, so that this job knows it after its time limit."""
     runs = sorted(glob.glob(os.path.join(glob.escape(plan_folder), "runs", "*")))
-    saved = [folder for folder in runs if has_checkpoint(folder)]
+    saved = [folder for folder in runs if has_checkpoint(Path(folder))]
     if not saved:
         return JobRun("", list(arguments))
     return JobRun(saved[-1], [*arguments, "--run-dir", saved[-1]])
@@ -240,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _run(*_parse(sys.argv[1:] if arguments is None else arguments))
     except LaunchError as error:
-        print(f"error: {terminal_line(error)}", file=sys.stderr)
+        print_status(f"error: {error}")
         return INVALID
 
 

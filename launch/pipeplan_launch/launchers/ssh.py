@@ -23,7 +23,7 @@ from types import FrameType
 from typing import IO
 
 from pipeplan_launch.elastic import handshake
-from pipeplan_launch.errors import LaunchError, terminal_line
+from pipeplan_launch.errors import LaunchError, print_status, terminal_line
 from pipeplan_launch.job_reference import file_of
 from pipeplan_launch.launchers.hosts_file import Host, check_digest, parse_script_arguments, read_hosts
 from pipeplan_launch.launchers.ssh_connection import (
@@ -147,10 +147,10 @@ class Training:
         if status == 0:
             return
         if status == CONNECTION_LOST:
-            _report(f"error: {host.name}: the connection is lost")
+            print_status(f"error: {host.name}: the connection is lost")
             status = 2
         elif status > 128 and not self._stop_requests:
-            _report(f"error: {host.name}: launch.sh was ended by {_signal_name(status - 128)}")
+            print_status(f"error: {host.name}: launch.sh was ended by {_signal_name(status - 128)}")
         elif status == TERMINATED:
             status = STOPPED  # the second request came when launch.sh had ended
         if self._failure is None:
@@ -194,11 +194,6 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _report(line: str) -> None:
-    with suppress(OSError):
-        print(terminal_line(line), file=sys.stderr, flush=True)
-
-
 INVALID = 2
 """Exit status after an error line."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -215,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         return _launch(plan, options)
     except LaunchError as error:
-        print(f"error: {terminal_line(error)}", file=sys.stderr)
+        print_status(f"error: {error}")
         return INVALID
     except Abandoned:
         return STOPPED
@@ -271,9 +266,8 @@ def _hosts(plan: argparse.Namespace, options: SshOptions) -> list[Host]:
     if len(hosts) < plan.servers:
         raise LaunchError(f"the plan has {plan.servers} servers, and {options.hosts_file} names {len(hosts)} hosts")
     if len(hosts) > plan.servers:
-        print(
-            f"note: only the first {plan.servers} hosts of {options.hosts_file} are used: the plan has no more servers",
-            file=sys.stderr,
+        print_status(
+            f"note: only the first {plan.servers} hosts of {options.hosts_file} are used: the plan has no more servers"
         )
     return hosts[: plan.servers]
 

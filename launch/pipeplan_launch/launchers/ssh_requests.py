@@ -7,7 +7,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import tarfile
 import tempfile
 import threading
@@ -19,7 +18,7 @@ from functools import partial
 from types import TracebackType
 from typing import IO, Self
 
-from pipeplan_launch.errors import LaunchError, terminal_line
+from pipeplan_launch.errors import LaunchError, print_status
 from pipeplan_launch.launchers.hosts_file import Host
 from pipeplan_launch.launchers.ssh_connection import CHECK, Launch, closed_program, host_program, start_ssh
 
@@ -129,8 +128,7 @@ def check_hosts(requests: HostRequests, address: str) -> Launch | None:
     answers = [last_line(reply.output) for reply in replies]
     failed = [number for number, answer in enumerate(answers) if not answer.startswith("ok ")]
     for number in failed:
-        problem = _problem(launch.hosts[number], replies[number], replies)
-        print(f"error: {terminal_line(problem)}", file=sys.stderr, flush=True)
+        print_status(f"error: {_problem(launch.hosts[number], replies[number], replies)}")
     if failed:
         return None
     ends = [answer.split() for answer in answers]
@@ -190,8 +188,7 @@ def copy_to_all(requests: HostRequests, paths: Sequence[str]) -> bool:
     replies = requests.on_all(partial(_copy_to, requests, paths))
     for host, reply in zip(requests.launch.hosts, replies, strict=True):
         if reply.status:
-            problem = f"{host.name}: nothing could be copied there: {last_line(reply.errors)}"
-            print(f"error: {terminal_line(problem)}", file=sys.stderr)
+            print_status(f"error: {host.name}: nothing could be copied there: {last_line(reply.errors)}")
     return not any(reply.status for reply in replies)
 
 

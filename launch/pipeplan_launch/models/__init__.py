@@ -1,4 +1,4 @@
-"""The bundled models, one module each with a `build() -> Job`.
+"""The bundled models, each built by a function that returns a `Job`, and stages that sleep in place of a model.
 
-Their names and sizes are listed in `pipeplan_launch.job.bundled_models`, which needs no torch.
+Names and sizes are listed in `pipeplan_launch.job.bundled_models`, which needs no torch.
 """

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import MessageTensor, StageTransport, Transport, connection_loss_explained
+from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
+from pipeplan_launch.comm.p2p import MessageTensor, connection_loss_explained
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss import LossState
+from pipeplan_launch.job.nested_tensors import to_device
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan
@@ -32,7 +33,6 @@ from pipeplan_launch.plan.schedule import (
     own_minibatches,
 )
 from pipeplan_launch.runtime.data import Batches
-from pipeplan_launch.runtime.nested_tensors import to_device
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder, Stopwatch, Timeline
 from pipeplan_launch.telemetry.run_folder import recorded_name
 from pipeplan_launch.tracing.subgraph import BoundaryTensor, Program
@@ -147,7 +147,7 @@ class Engine:
         self,
         place: StageContext,
         schedule: Schedule,
-        transport: Transport | StageTransport | OrderedTransport,
+        transport: AnyTransport,
         recorder: Recorder,
         handlers: Mapping[ActionKind, ActionHandler],
     ) -> None:

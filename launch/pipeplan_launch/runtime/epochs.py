@@ -14,7 +14,7 @@ from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.elastic.graceful_stop import GracefulStop, HangWatch
 from pipeplan_launch.elastic.process_groups import Groups, run_in_all
 from pipeplan_launch.elastic.restart_state import record_stop_line
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, print_status
 from pipeplan_launch.job.callbacks import CallbackList, EpochResult, MinibatchInfo, RunInfo
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.run_options import staleness_text
@@ -25,7 +25,7 @@ from pipeplan_launch.runtime.engine import Engine, Segment
 from pipeplan_launch.runtime.inference import Score
 from pipeplan_launch.runtime.run_start import RunStart, epoch_count
 from pipeplan_launch.runtime.stage_setup import RunOptions, WorkerStage
-from pipeplan_launch.telemetry.progress import LearningWatch, Progress, print_status
+from pipeplan_launch.telemetry.progress import LearningWatch, Progress
 from pipeplan_launch.telemetry.recorder import MinibatchRecord
 
 

@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import StageTransport, Transport
+from pipeplan_launch.comm.ordered_transport import AnyTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.callbacks import accuracy_text
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.job.loss import loss_number, loss_text, weight_of
+from pipeplan_launch.job.nested_tensors import map_tensors
 from pipeplan_launch.job.pass_conditions import autocast, seed_forward
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind
 from pipeplan_launch.runtime.engine import Engine, Segment, StageContext
-from pipeplan_launch.runtime.nested_tensors import map_tensors
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import FORWARD, WAIT
 
@@ -78,9 +77,7 @@ class Score:
 class ForwardEngine(Engine):
     """Runs the forward-only schedule on one replica of one stage, with the current weights in evaluation mode."""
 
-    def __init__(
-        self, place: StageContext, transport: Transport | StageTransport | OrderedTransport, recorder: Recorder
-    ) -> None:
+    def __init__(self, place: StageContext, transport: AnyTransport, recorder: Recorder) -> None:
         super().__init__(place, SCHEDULES["forward-only"], transport, recorder, {ActionKind.FORWARD: self._forward})
         self.score = Score.empty(place.job)
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 from pipeplan_launch.comm.gradient_exchange import choose_exchange
-from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import StageTransport, Transport
+from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
 from pipeplan_launch.job.pass_conditions import seed_forward
 from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.run_options import (
@@ -46,7 +45,7 @@ class PipelineTraining(TrainingEngine):
     def __init__(
         self,
         place: StageContext,
-        transport: Transport | StageTransport | OrderedTransport,
+        transport: AnyTransport,
         recorder: Recorder,
         group: dist.ProcessGroup | None,
         averaging: GradientAveraging = EXACT_AVERAGING,

@@ -12,16 +12,14 @@ from pipeplan_launch.checkpoint import checkpoint
 from pipeplan_launch.checkpoint.manifest import Manifest
 from pipeplan_launch.checkpoint.optimizer_state import optimizer_state
 from pipeplan_launch.command_line import check_start_options
-from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, broadcast, first_failure, run_in_all
 from pipeplan_launch.elastic.rendezvous import Attempt
-from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
+from pipeplan_launch.errors import DamagedCheckpoint, LaunchError, print_status
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.run_options import check_averaging_options, check_staleness_options
 from pipeplan_launch.runtime import stage_checkpoint
 from pipeplan_launch.runtime.stage_setup import Engines, RunOptions, WorkerStage, build_stage
 from pipeplan_launch.telemetry import run_folder
-from pipeplan_launch.telemetry.progress import print_status
 from pipeplan_launch.telemetry.summary import covers_epochs
 
 DEFAULT_EPOCHS = 10
@@ -53,9 +51,7 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
     check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
     check_staleness_options(options.staleness, plan)
     check_averaging_options(options.averaging, plan, options.compile_backend)
-    # The store comes first, as rank 0 may be on another server after a restart. The launcher's folder is the fallback,
-    # as torchrun may use a new store for each attempt.
-    previous_run = (attempt.previous_run() if attempt is not None else None) or restart_state.run_of_last_attempt()
+    previous_run = None if attempt is None else attempt.previous_run()
     if previous_run is not None:
         start = _restart(previous_run, options, plan)
     elif options.resume:
@@ -73,10 +69,8 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
         if options.weights is not None:
             checkpoint.find_checkpoint(options.weights, print_status)
         start = RunStart(_new_run(options), options.seed or 0)
-    if start.finished is None:
-        restart_state.remember_run(start.run)
-        if attempt is not None:
-            attempt.remember_run(start.run)
+    if start.finished is None and attempt is not None:
+        attempt.remember_run(start.run)
     return start
 
 

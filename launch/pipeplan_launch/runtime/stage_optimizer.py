@@ -14,18 +14,17 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from pipeplan_launch.comm.p2p import peer_loss_explained
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, print_status
 from pipeplan_launch.job.hooks import refuse_accumulation_hooks
 from pipeplan_launch.job.job import Job, StageInfo
+from pipeplan_launch.job.nested_tensors import own_part
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.plan.launch_plan import SHARDED
 from pipeplan_launch.plan.run_options import AS_PLANNED, StalenessOptions, delays, update_delay
 from pipeplan_launch.runtime.engine import StageContext
-from pipeplan_launch.runtime.nested_tensors import own_part
 from pipeplan_launch.runtime.optimizer_shards import OptimizerShards
 from pipeplan_launch.runtime.step_correction import is_harmed, make_correction
 from pipeplan_launch.runtime.weight_stash import WeightVersions
-from pipeplan_launch.telemetry.progress import print_status
 
 _EPSILON = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeplan_launch.comm.ordered_transport import OrderedTransport
+from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
 from pipeplan_launch.comm.p2p import Mailbox, StageTransport, Transport
 from pipeplan_launch.elastic.consistency_check import Fingerprint, digest, weights_digest
 from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
@@ -23,6 +23,7 @@ from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.user_code import user_code_errors
 from pipeplan_launch.job_reference import job_file
+from pipeplan_launch.models.sleeping_stage import load_emulated_stages
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.plan.run_options import AS_PLANNED, AUTO, EXACT_AVERAGING, GradientAveraging, StalenessOptions
 from pipeplan_launch.runtime.data import (
@@ -37,7 +38,6 @@ from pipeplan_launch.runtime.engine import StageContext
 from pipeplan_launch.runtime.inference import ForwardEngine
 from pipeplan_launch.runtime.pipeline_training import PipelineTraining
 from pipeplan_launch.runtime.self_check.self_check import check_at_start, say_unchecked
-from pipeplan_launch.runtime.sleeping_stage import load_emulated_stages
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.telemetry.recorder import Recorder
 from pipeplan_launch.telemetry.run_folder import recorded_name
@@ -118,7 +118,6 @@ class WorkerStage:
         return *self.earlier, self
 
 
-AnyTransport = Transport | StageTransport | OrderedTransport
 ModelCheck = Callable[[LaunchPlan, Job, TracedModel, int], None]
 """A check of the whole model, given the plan, the job, the traced model and the seed of the run."""
 

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from pipeplan_launch.comm.buckets import UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import average_buffers
-from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import StageTransport, Transport, peer_loss_explained
+from pipeplan_launch.comm.ordered_transport import AnyTransport
+from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hidden_state import check_loss
 from pipeplan_launch.job.hooks import GradientHook, hooked_gradients, parameter_hooks
 from pipeplan_launch.job.loss import checked_loss, constant_loss_message, loss_text, weight_of
+from pipeplan_launch.job.nested_tensors import bytes_of_tensors
 from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.plan.schedule import ActionKind, group_count, group_members, own_members
 from pipeplan_launch.runtime.backward_passes import preserved_random_state
 from pipeplan_launch.runtime.engine import ActionHandler, Engine, StageContext
-from pipeplan_launch.runtime.nested_tensors import bytes_of_tensors
 from pipeplan_launch.runtime.optimizer_shards import DividedState
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
@@ -43,7 +43,7 @@ class TrainingEngine(Engine):
     def __init__(
         self,
         place: StageContext,
-        transport: Transport | StageTransport | OrderedTransport,
+        transport: AnyTransport,
         recorder: Recorder,
         passes: Mapping[ActionKind, ActionHandler],
         group: dist.ProcessGroup | None,

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pipeplan_launch.job.nested_tensors import map_tensors
 from pipeplan_launch.runtime.backward_passes import ForwardConditions
-from pipeplan_launch.runtime.nested_tensors import map_tensors
 
 # State that a stage keeps for a minibatch between its forward and its backward pass.
 

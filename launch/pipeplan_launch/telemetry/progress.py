@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from statistics import fmean
 
-from pipeplan_launch.errors import terminal_line
+from pipeplan_launch.errors import print_status
 from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder
-
-
-def print_status(text: str) -> None:
-    """Print a line on stderr and flush it. Where nobody can read it any more, as after SIGHUP, it is dropped."""
-    with suppress(OSError):
-        print(terminal_line(text), file=sys.stderr, flush=True)
 
 
 class Progress:

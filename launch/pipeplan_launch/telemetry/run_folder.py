@@ -176,7 +176,7 @@ def new_run(plan_folder: Path, chosen: Path | None) -> Path:
 
 def check_folder_is_free(chosen: Path) -> None:
     """Raises `LaunchError` if the folder chosen for a new run holds another run."""
-    if _has_checkpoint(chosen):
+    if has_checkpoint(chosen):
         raise LaunchError(f"{chosen} already holds a run: add --resume to go on with it, or choose another --run-dir")
     if any(path.stat().st_size for path in (chosen / "metrics").glob("rank-*.jsonl")):
         raise LaunchError(f"{chosen} holds a run that ended before its first checkpoint: choose another --run-dir")
@@ -185,11 +185,11 @@ def check_folder_is_free(chosen: Path) -> None:
 def run_to_resume(plan_folder: Path, chosen: Path | None) -> Path:
     """The folder of the run to resume: `chosen`, or by default the latest run of the plan that has a checkpoint."""
     if chosen is not None:
-        if not _has_checkpoint(chosen):
+        if not has_checkpoint(chosen):
             raise LaunchError(f"{chosen} has no complete checkpoint to resume from: start anew without --resume")
         return chosen
     runs = plan_folder / "runs"
-    candidates = sorted(run for run in runs.iterdir() if _has_checkpoint(run)) if runs.is_dir() else []
+    candidates = sorted(run for run in runs.iterdir() if has_checkpoint(run)) if runs.is_dir() else []
     if not candidates:
         raise LaunchError(f"{runs} has no run with a complete checkpoint: start anew without --resume")
     return candidates[-1]
@@ -303,7 +303,8 @@ def has_failed(run: Path) -> bool:
     return (run / ERROR_FILE).exists()
 
 
-def _has_checkpoint(run: Path) -> bool:
+def has_checkpoint(run: Path) -> bool:
+    """Whether a run has a complete checkpoint."""
     return any((run / "checkpoints").glob("epoch-*/manifest.json"))
 
 

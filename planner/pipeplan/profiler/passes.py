@@ -28,7 +28,7 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss import loss_text
 from pipeplan_launch.job.user_code import describe_error
-from pipeplan_launch.runtime.sleeping_stage import CacheEviction
+from pipeplan_launch.models.sleeping_stage import CacheEviction
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 
 LONG_PASS_S = 1.0

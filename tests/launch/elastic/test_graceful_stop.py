@@ -1,10 +1,11 @@
-"""Where all workers stop: agreed through a store that changes between any two of their look-ups, and safe for every
-schedule."""
+"""Where all workers stop, agreed through a store that changes between any two look-ups; and who hangs is ended."""
 
 from __future__ import annotations
 
 import itertools
 import random
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -14,11 +15,12 @@ import pytest
 from schedule_shapes import fitted, least
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from pipeplan_launch.elastic import signals
-from pipeplan_launch.elastic.graceful_stop import GRANT_S, STOP_KEY, GracefulStop
+from pipeplan_launch.elastic import graceful_stop, signals
+from pipeplan_launch.elastic.graceful_stop import GRANT_S, STOP_KEY, GracefulStop, HangWatch
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.schedule import SCHEDULES, Action, Schedule, StageShape, own_minibatches
 from pipeplan_launch.plan.schedule_check import replay_schedule
+from pipeplan_launch.runtime.action_stream import worker_actions
 from pipeplan_launch.runtime.engine import Engine
 
 ONE_STAGE_EACH = [schedule for schedule in SCHEDULES.values() if schedule.virtual is None]
@@ -33,7 +35,7 @@ def stopped_at(schedule: Schedule, planned: int, end: int) -> Schedule:
         engine.schedule, engine._count = schedule, planned
         engine.place, engine.shapes = SimpleNamespace(stage=stage, replica=replica), pipeline
         engine.limit = lambda index: end if index >= end else None
-        return iter(list(engine._actions()))
+        return iter([action for _, action in worker_actions([engine])])
 
     return replace(schedule, stream=stream)
 
@@ -290,3 +292,18 @@ def test_a_wrong_grant_is_one_line(value: str, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(LaunchError, match=r"^the workers' common store holds a wrong value") as caught:
         stopping.limit(0)
     assert str(caught.value).isprintable()
+
+
+def test_only_an_action_that_does_not_end_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graceful_stop, "GRACE_S", 0.5)
+    ended: list[float] = []
+    hung = threading.Event()
+    watch = HangWatch(0.5, lambda seconds: ended.append(seconds) or hung.set())  # type: ignore[func-returns-value]
+    assert not hung.wait(1.5), "nothing has begun"
+    watch.progress()
+    watch.rest()
+    assert not hung.wait(1.5), "the segment has ended"
+    began = time.monotonic()
+    watch.progress()
+    assert hung.wait(30)
+    assert 1.0 < ended[0] <= time.monotonic() - began

@@ -207,9 +207,6 @@ def test_what_the_launcher_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
         assert restart_state.may_restart()
-        assert restart_state.run_of_last_attempt() is None
-        restart_state.remember_run(tmp_path / "a run")
-        assert restart_state.run_of_last_attempt() == tmp_path / "a run"
         restart_state.record_final_status(2)
         restart_state.record_final_status(1)
         assert restart_state.final_status() == 1

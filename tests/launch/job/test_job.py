@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from pipeplan_launch import Callback, Data, Job, StageInfo
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import collate_samples
+from pipeplan_launch.job.nested_tensors import map_tensors
 from pipeplan_launch.runtime.inference import Score
-from pipeplan_launch.runtime.nested_tensors import map_tensors
 
 SAMPLES = TensorDataset(torch.arange(12.0).view(6, 2), torch.arange(6))
 

@@ -9,7 +9,8 @@ import pytest
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launchers import slurm
-from pipeplan_launch.launchers.slurm import Component, choose_run, has_checkpoint, rendezvous_variables, srun_command
+from pipeplan_launch.launchers.slurm import Component, choose_run, rendezvous_variables, srun_command
+from pipeplan_launch.telemetry.run_folder import has_checkpoint
 
 
 def checkpoint(run: Path) -> str:
@@ -59,7 +60,7 @@ def test_resume_alone_means_the_latest_run(plan: Path) -> None:
     latest = checkpoint(plan / "runs" / "2026")
     (plan / "runs" / "2027").mkdir()
     assert choose_run(str(plan), "7", 0, ["--resume"]).folder == latest
-    assert [has_checkpoint(run) for run in (older, str(plan / "runs" / "2027"))] == [True, False]
+    assert [has_checkpoint(Path(run)) for run in (older, str(plan / "runs" / "2027"))] == [True, False]
 
 
 def test_one_step_runs_on_all_nodes() -> None:

@@ -1,4 +1,4 @@
-"""The steady state, and predicted against measured."""
+"""What a run says: its table and summary, the line of an epoch, and a warning where it does not learn."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.callbacks import EpochResult
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.telemetry import recorder as corewait
 from pipeplan_launch.telemetry import recorder as metrics
+from pipeplan_launch.telemetry.progress import UPDATES, LearningWatch
 from pipeplan_launch.telemetry.recorder import Recorder, SteadyState
 from pipeplan_launch.telemetry.summary import WorkerReport, covers_epochs, summarise, summary_table
 
@@ -145,3 +147,43 @@ def test_the_table_of_inference_has_what_there_is(tmp_path: Path) -> None:
     lines = summary_table(summary).splitlines()
     assert " ".join(lines[1].split()) == "stage workers forward waiting memory MiB load send other"
     assert lines[-1].startswith("first cause: stage 0's forward takes 10.00 times the predicted time (20 ms")
+
+
+@pytest.mark.parametrize(
+    ("judged", "test_loss", "line"),
+    [
+        (8.0, 0.5, "epoch 2/3  loss 1.2500  test accuracy 75.00% (6 of 8)"),
+        (0.0, 0.00071, "epoch 2/3  loss 1.2500  test loss 0.0007"),
+        (0.0, None, "epoch 2/3  loss 1.2500"),
+    ],
+    ids=["classes", "no classes", "not tested"],
+)
+def test_a_model_without_classes_has_its_test_loss_told(judged: float, test_loss: float | None, line: str) -> None:
+    assert EpochResult(2, 1.25, 6.0, judged, test_loss).line(3, None) == line
+
+
+def said(losses: list[float], minibatches: int = 1, step: int = 1) -> list[str]:
+    lines: list[str] = []
+    watch = LearningWatch(minibatches, "gradients of stage 0 are 2 updates old", lines.append)
+    for loss in losses:
+        watch(step, loss)
+    return lines
+
+
+@pytest.mark.parametrize("after", [2.3, 2.4])
+def test_a_loss_that_stays_where_it_began_is_noticed_once(after: float) -> None:
+    (line,) = said([2.3] + [after] * 3 * UPDATES)
+    assert line.startswith(f"warning: after {UPDATES} updates the loss is {after:g}, not below its first value, 2.3: ")
+    assert "stage 0 are 2 updates old; try --flush-epochs 1, --correction ef or a lower learning rate" in line
+
+
+def test_a_run_that_learns_or_is_too_short_is_left_alone() -> None:
+    assert not said([2.3] + [2.2] * 3 * UPDATES)
+    assert not said([2.3] * (UPDATES - 1))
+    assert not said([2.3] + [9.0] * (UPDATES - 30) + [2.2] * UPDATES), "what counts is the end"
+
+
+def test_updates_are_counted_and_not_minibatches() -> None:
+    assert not said([2.3] * UPDATES, minibatches=4)
+    assert said([2.3] * 4 * UPDATES, minibatches=4)
+    assert said([2.3] * 2 * UPDATES, minibatches=4, step=2), "one of two replicas sees every second minibatch"

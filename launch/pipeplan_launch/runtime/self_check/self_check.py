@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.errors import LaunchError, print_status
 from pipeplan_launch.job.job import Batch, Job, collate_samples
 from pipeplan_launch.job.pass_conditions import RandomState, seed_loading
 from pipeplan_launch.job.user_code import describe_error, user_code_errors
@@ -17,7 +17,6 @@ from pipeplan_launch.runtime.self_check.differences import OPTION
 from pipeplan_launch.runtime.self_check.kept_values import keep
 from pipeplan_launch.runtime.self_check.passes import CPU, Sample
 from pipeplan_launch.telemetry.memory import free_bytes
-from pipeplan_launch.telemetry.progress import print_status
 from pipeplan_launch.tracing.trace import TracedModel
 
 # A pipeline of some stages for a traced model that has no plan yet.

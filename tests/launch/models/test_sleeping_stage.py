@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.job.job import StageInfo
+from pipeplan_launch.models import sleeping_stage
+from pipeplan_launch.models.sleeping_stage import SleepingStage, load_emulated_stages
 from pipeplan_launch.plan.launch_plan import CutTraffic, EmulatedLayer, EmulatedStage
-from pipeplan_launch.runtime import sleeping_stage
 from pipeplan_launch.runtime.backward_passes import SplitBackward
-from pipeplan_launch.runtime.sleeping_stage import SleepingStage, load_emulated_stages
 
 FORWARD_S, BACKWARD_S, WEIGHTS_S = 1.0, 4.0, 1.5
 

@@ -1,5 +1,4 @@
-"""Two servers on a network of their own: beside an attacker who does not know the launch's secret, and with a link
-that is cut."""
+"""Runs on networks of their own: beside an attacker who reaches them over a cable, and with a link that is cut."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attacker
 import attacker_of_servers
 import cut_servers
 import pytest
@@ -34,15 +34,15 @@ pytestmark = [
 ]
 
 
-def run_script(path: str, folder: Path, *words: str) -> Any:
-    """What a script prints that launches a plan of two servers, in namespaces of its own."""
+def run_script(path: str, folder: Path, *words: str, servers: int = 2) -> Any:
+    """What a script prints that launches a plan of two workers on one or two servers, in namespaces of its own."""
     (folder / "job.py").write_text(SLOW_JOB)
     contents = stage_contents([1, 1], minibatch=4)
     for content in contents:
         content["model"] = {"ref": f"{folder / 'job.py'}:job", "graph_hash": None}
         content["layers"] = [["0", "1"], ["2", "loss"]][content["stage"]]
-        content |= {"servers": 2, "workers_per_server": 1}
-    script = render(write_plan(folder / "plan", contents), servers=2, workers_per_server=1)
+        content |= {"servers": servers, "workers_per_server": 2 // servers}
+    script = render(write_plan(folder / "plan", contents), servers=servers, workers_per_server=2 // servers)
     options = ["--epochs", "100000", "--checkpoint-minibatches", "7", "--log-every", "0"]
     done = subprocess.run(
         [*COMMAND, sys.executable, path, str(script), str(folder / "run"), *words, *options],
@@ -58,6 +58,16 @@ def run_script(path: str, folder: Path, *words: str) -> Any:
 
 def logs_of(folder: Path) -> str:
     return "".join((folder / f"run.{server}.log").read_text() for server in (0, 1))
+
+
+def test_an_attacker_on_the_network_of_one_machine_finds_no_door(tmp_path: Path) -> None:
+    found = run_script(attacker.__file__, tmp_path, servers=1)
+    # The control port shows that the attacker reaches the machine at all.
+    assert found["open"] == [attacker.CONTROL_PORT]
+    assert (found["attack"], found["status"]) == (0, 0)
+    log = (tmp_path / "run.log").read_text()
+    assert "stopped after " in log
+    assert "was lost" not in log
 
 
 def test_an_attacker_without_the_secret_gets_nowhere(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""Schedulers follow the pipeline's minibatches, at every stage, and stand where they stood after a resume."""
+"""Learning rates, clipping, the correction of steps, and presets; over several stages: `test_training_features`."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from functools import partial
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW, lr_scheduler
 
-from pipeplan_launch import Job, StageInfo
+from pipeplan_launch import Job, StageInfo, nesterov_for_stashing, rate_by_delay
 from pipeplan_launch.checkpoint.optimizer_state import load_optimizer, merge_optimizer_states, optimizer_state
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.runtime.stage_optimizer import LearningRates
+from pipeplan_launch.runtime.stage_optimizer import GradientClipping, LearningRates
+from pipeplan_launch.runtime.step_correction import StepCorrection, make_correction
 
 SCHEDULERS: dict[str, Any] = {
     "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n)),
@@ -137,7 +140,7 @@ def test_errors() -> None:
         made(job(scheduler=lr_scheduler.ReduceLROnPlateau, scheduler_interval="minibatch"))
     with pytest.raises(LaunchError, match=r"must return a scheduler of torch\.optim\.lr_scheduler, not SGD"):
         made(job(scheduler=lambda optimizer: optimizer))
-    with pytest.raises(LaunchError, match=r"the job's scheduler failed: ZeroDivisionError.*_rates\.py"):
+    with pytest.raises(LaunchError, match=r"the job's scheduler failed: ZeroDivisionError.*test_stage_optimizer\.py"):
         made(job(scheduler=lambda optimizer: 1 / 0))
     _, rates = made(job(scheduler=SCHEDULERS["one-cycle"], scheduler_interval="minibatch"))
     with pytest.raises(LaunchError, match="the job's scheduler failed: ValueError: Tried to step 41 times"):
@@ -174,3 +177,128 @@ def test_a_checkpoint_of_two_stages_with_rates_of_their_own() -> None:
     load(rates.keys)
     assert rates.current == 0.4
     assert [optimizer.state[both[name]]["momentum_buffer"][0].item() for name in "ab"] == pytest.approx([0.2, 0.1])
+
+
+def gradients(scale: float) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 4), (5,), ())]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 0.3, 1e3])
+def test_equals_torchs_own(scale: float) -> None:
+    """Also where the norm is below the limit: then nothing changes."""
+    parameters = [nn.Parameter(torch.zeros_like(one)) for one in gradients(scale)]
+    for parameter, gradient in zip(parameters, gradients(scale), strict=True):
+        parameter.grad = gradient
+    expected = clip_grad_norm_(parameters, 0.5)
+    ours = gradients(scale)
+    assert GradientClipping(0.5, None, warns=True, where="").clip(ours) == pytest.approx(float(expected), rel=1e-12)
+    for one, parameter in zip(ours, parameters, strict=True):
+        torch.testing.assert_close(one, parameter.grad, rtol=1e-12, atol=0)
+
+
+def test_nothing_to_clip() -> None:
+    assert GradientClipping(0.5, None, warns=True, where="").clip([]) == 0.0
+
+
+@pytest.mark.parametrize(("bad", "left"), [(math.nan, math.nan), (math.inf, 0.0)])
+def test_a_norm_that_is_not_finite_is_said_once(bad: float, left: float, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left is what torch would leave: training goes on, and its loss tells the rest."""
+    clipping, silent = (GradientClipping(0.5, None, warns=warns, where="of stage 2 ") for warns in (True, False))
+    for one in (clipping, clipping, silent):
+        given = [torch.tensor([1.0, bad]), torch.tensor([2.0])]
+        one.clip(given)
+        assert float(given[1]) == pytest.approx(left, nan_ok=True)
+    assert capsys.readouterr().err == f"warning: the norm of the gradients of stage 2 became non-finite ({bad})\n"
+
+
+def test_sparse_gradients_are_refused() -> None:
+    with pytest.raises(LaunchError, match="sparse gradients cannot be clipped"):
+        GradientClipping(0.5, None, warns=True, where="").clip([torch.eye(3).to_sparse()])
+
+
+def weight(value: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor([value], dtype=torch.float64))
+
+
+def corrected(parameter: nn.Parameter, correction: StepCorrection, steps: list[float], *, aside: bool) -> list[float]:
+    """The values after steps that add these numbers; `aside`: whether somebody else keeps the old values."""
+    values = []
+    for step in steps:
+        old = parameter.data.clone()
+        if aside:
+            correction.around(lambda: parameter.data.add_(step), ["w"], lambda _: old)  # noqa: B023
+        else:
+            correction.around(lambda: parameter.data.add_(step), ["w"], lambda _: None)  # noqa: B023
+        values.append(float(parameter.detach()))
+    return values
+
+
+@pytest.mark.parametrize("aside", [True, False])
+@pytest.mark.parametrize(
+    ("delay", "expected"), [(1, [1.0, 1 + 2 + 1, 4 + 4 + 2, 10 + 8 + 4]), (2, [1.0, 3.0, 3 + 4 + 3, 10 + 8 + 6])]
+)
+def test_the_formula_by_hand(delay: int, expected: list[float], aside: bool) -> None:
+    parameter = weight(0.0)
+    assert corrected(parameter, StepCorrection({"w": parameter}, delay), [1, 2, 4, 8], aside=aside) == expected
+
+
+@pytest.mark.parametrize(("before", "after", "kept"), [(3, 3, [2, 4, 8]), (3, 2, [4, 8]), (1, 3, [8])])
+def test_what_is_saved_serves_stages_with_other_delays(before: int, after: int, kept: list[float]) -> None:
+    parameter = weight(0.0)
+    first = StepCorrection({"w": parameter}, before)
+    corrected(parameter, first, [1, 2, 4, 8], aside=False)
+    counts, tensors = first.saved()
+    second = StepCorrection({"w": parameter}, after)
+    second.restore(counts, lambda names: {name: tensors[name].clone() for name in names}, "here")
+    assert [float(step) for step in second.steps["w"]] == kept
+
+
+@pytest.mark.parametrize("count", [-1, "2", 1.5, True, None])
+def test_a_damaged_count_is_refused(count: object) -> None:
+    with pytest.raises(LaunchError, match="here: the number of steps of 'w' is damaged"):
+        StepCorrection({"w": weight(0.0)}, 1).restore({"w": count}, lambda _: {}, "here")
+
+
+def test_plain_sgd_is_refused_unless_forced() -> None:
+    parameters = {"w": weight(0.0)}
+    plain = SGD(parameters.values(), lr=0.1)
+    with pytest.raises(LaunchError, match="lowers the largest stable rate of SGD without momentum"):
+        make_correction("ef", parameters, plain, 1, asked=True, force=False)
+    assert make_correction("ef", parameters, plain, 1, asked=True, force=True) is not None
+    assert make_correction("ef", parameters, plain, 0, asked=True, force=False) is None
+    assert make_correction("none", parameters, plain, 1, asked=True, force=False) is None
+    for optimizer in (SGD(parameters.values(), lr=0.1, momentum=0.9), AdamW(parameters.values())):
+        assert make_correction("ef", parameters, optimizer, 2, asked=True, force=False) is not None
+
+
+def test_what_only_the_plan_names_is_left_out_where_it_harms() -> None:
+    parameters = {"w": weight(0.0)}
+    assert make_correction("ef", parameters, SGD(parameters.values(), lr=0.1), 1, asked=False, force=False) is None
+    assert make_correction("ef", parameters, AdamW(parameters.values()), 1, asked=False, force=False) is not None
+
+
+@pytest.mark.parametrize("delay", [0, 1, 2, 8])
+@pytest.mark.parametrize("group", [1, 2, 4])
+def test_the_rate_by_delay_is_the_published_one_whatever_an_update_covers(delay: int, group: int) -> None:
+    scheduler = rate_by_delay(16)
+    job = Job(nn.Linear(2, 2), inputs=lambda n: torch.ones(n, 2), scheduler=scheduler, scheduler_interval="minibatch")
+    optimizer = SGD([nn.Parameter(torch.ones(2))], lr=0.3)
+    rates = LearningRates(job, optimizer, StageInfo(delay=delay))
+    for minibatch in range(0, 24, group):
+        expected = 0.3 if delay == 0 else 0.3 / delay ** (1 - min(minibatch / 16, 1))
+        assert rates.current == pytest.approx(expected, rel=1e-12)
+        optimizer.step()
+        rates.after_update(group)
+
+
+def test_the_recipe_has_the_published_settings() -> None:
+    (group,) = nesterov_for_stashing(weight_decay=0.1)([nn.Parameter(torch.ones(2))]).param_groups
+    assert (group["lr"], group["betas"], group["momentum_decay"]) == (3e-4, (0.99, 0.999), 0.004)
+    assert (group["decoupled_weight_decay"], group["weight_decay"]) == (True, 0.1)
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, True, None])
+def test_a_number_of_steps_that_is_none_is_refused(steps: object) -> None:
+    with pytest.raises(LaunchError, match="rate_by_delay needs a number of steps of at least 1, not"):
+        rate_by_delay(steps)  # type: ignore[arg-type]
