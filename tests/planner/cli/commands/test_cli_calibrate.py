@@ -91,7 +91,7 @@ def test_a_run_that_was_disturbed_or_mostly_waited_is_called_so(run: Call, plan_
     assert "note: for 50% of the time no stage was busy" in said
 
 
-def test_json_has_all_that_was_found(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+def test_json_has_all_that_was_found_and_nothing_need_be_written(run: Call, plan_folder: Path, tmp_path: Path) -> None:
     a_run(plan_folder)
     ran = run("calibrate", "plan", "--json", "--no-write")
     assert ran.code == 0
@@ -102,11 +102,6 @@ def test_json_has_all_that_was_found(run: Call, plan_folder: Path, tmp_path: Pat
     assert found["runs"][0]["calibrated_s"] == pytest.approx(0.8)
     assert found["stages"][0]["layers"][0] == "l0"
     assert {one["operation"] for one in found["links"]} == {"all-reduce", "send/recv"}
-
-
-def test_what_is_not_written_needs_no_place(run: Call, plan_folder: Path) -> None:
-    """A folder, and a path that nobody can write."""
-    a_run(plan_folder)
     for output in (".", "profile.json/new.json"):
         refused(run, "calibrate", "plan", "-o", output)
         ran = run("calibrate", "plan", "-o", output, "--no-write")
