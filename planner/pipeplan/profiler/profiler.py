@@ -60,9 +60,9 @@ def profile_model(ref: str, options: ProfilerOptions, progress: Progress = lambd
     Raises `InputError` if the model cannot be profiled, or if an option is wrong. If the model does not fit, the error
     says how much memory is needed.
     """
+    _check(options)
     if options.device not in LOCAL_DEVICES:
         return estimate_model(ref, options, progress)
-    _check(options)
     measurement, resident = _Measurement(ref, options, progress), resident_bytes()
     try:
         with limited_memory(measurement.free):
