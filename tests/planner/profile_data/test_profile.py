@@ -27,12 +27,6 @@ def small() -> Profile:
     )
 
 
-def test_a_profile_survives_its_file(tmp_path: Path) -> None:
-    small().save(tmp_path / "p.json")
-    assert Profile.load(tmp_path / "p.json") == small()
-    assert Profile.load(tmp_path / "p.json").digest() == small().digest()
-
-
 WRONG: tuple[tuple[tuple[Any, ...], Any, str], ...] = (
     (("layers", 1, "forward_s"), -1.0, r"layers\[1\] \('b'\): forward_s: expected at least 0"),
     (("layers", 1, "backward_s"), math.nan, r"layers\[1\] \('b'\): backward_s: expected a finite number"),
