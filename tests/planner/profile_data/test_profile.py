@@ -85,19 +85,8 @@ def test_an_unwritable_place_leaves_nothing(tmp_path: Path) -> None:
 
 
 def layer(name: str, scale: float) -> Layer:
-    times = (scale * one for one in (1.0, 2.0, 0.5, 1.5, 4.0, 1.0))
-    forward, backward, update, loaded_forward, loaded_backward, loaded_update = times
-    return Layer(
-        name,
-        forward,
-        backward,
-        4,
-        4,
-        update_s=update,
-        loaded_forward_s=loaded_forward,
-        loaded_backward_s=loaded_backward,
-        loaded_update_s=loaded_update,
-    )
+    loaded = dict(zip(LOADED_TIMES, (1.5 * scale, 4.0 * scale, scale), strict=True))
+    return Layer(name, scale, 2 * scale, 4, 4, update_s=scale / 2, **loaded)  # type: ignore[arg-type]
 
 
 TENSORS = (Tensor("a", "a", ("b",), 8, 8),)

@@ -110,6 +110,16 @@ def by_keyword(part=None):
     loss = lambda output, batch: output.square().mean() + 0 * batch["x"].sum()
     return Job(ByKeyword(part or nn.Linear(8, 8)), loss=loss, data=lambda: Data(samples), minibatch=5)
 def chooses(): return by_keyword(Chooses(8, 8))
+
+class Damaged(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if index == 7:
+            raise OSError("sample 7 is damaged")
+        return torch.zeros(4), torch.zeros(4)
+
+def damaged(): return Job(nn.Linear(4, 4), loss=nn.functional.mse_loss, data=lambda: Data(Damaged()), minibatch=4)
 """
 
 
@@ -282,6 +292,13 @@ def test_the_profile_says_how_the_model_was_traced(jobs: Path) -> None:
         assert Profile.load(jobs.parent / "profile.json").provenance.traced == traced
         lines = [line for line in measured_profile(profile) if isinstance(line, str)]
         assert [line for line in lines if line.startswith("Traced")] == [f"Traced by {traced}"] * (name == "chooses")
+
+
+def test_a_sample_that_fails_is_remarked_and_the_model_measured(jobs: Path) -> None:
+    found = profile_model(f"{jobs}:damaged", ProfilerOptions(repeats=1, warmup=1))
+    assert found.read_s == 0
+    (said,) = [note for note in found.provenance.notes if "reading samples was not measured" in note]
+    assert "sample 7 is damaged" in said
 
 
 def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:
