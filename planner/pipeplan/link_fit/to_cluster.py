@@ -36,15 +36,10 @@ class MeasuredLink:
         """Latency of a message, in seconds."""
         return float(f"{self.message.latency_s:.3g}")
 
-    @property
-    def sendrecv_efficiency(self) -> float:
-        """Efficiency of a pair of workers that does not share the link."""
-        return _share(self.message.bandwidth / self.bandwidth)
-
-    @property
-    def allreduce_efficiency(self) -> float:
-        """Efficiency of an all-reduce, by the formula of a ring."""
-        return _share(self.ring.bandwidth / self.bandwidth)
+    def level(self, name: str, count: int, source: str) -> Level:
+        """The level with the efficiencies of a ring, and of a pair that shares no link."""
+        ring, pair = (_share(fit.bandwidth / self.bandwidth) for fit in (self.ring, self.message))
+        return Level(name, count, self.bandwidth, self.latency_s, ring, pair, source=source)
 
 
 @dataclass(frozen=True)
@@ -68,7 +63,7 @@ def build_cluster(
             levels.append(Level(nesting.names[number], 1, 0.0))
             continue
         count = len(nesting.below(number)) // len(nesting.partitions[number])
-        fitted = Level(nesting.names[number], count, *_figures(link), source=_source(link, when))
+        fitted = link.level(nesting.names[number], count, _source(link, when))
         # A message between components also passes the links inside, so that its latency is at least theirs.
         levels.append(replace(fitted, latency_s=max([fitted.latency_s, *(level.latency_s for level in levels)])))
     notes = list(nesting.notes)
@@ -103,10 +98,6 @@ def _link(
     return MeasuredLink(_rounded(max(message.bandwidth, ring.bandwidth, carried)), message, ring, tuple(selected))
 
 
-def _figures(link: MeasuredLink) -> tuple[float, float, float, float]:
-    return link.bandwidth, link.latency_s, link.allreduce_efficiency, link.sendrecv_efficiency
-
-
 def _servers(
     nesting: Nesting, series: Sequence[LinkSeries], devices: Sequence[Device], levels: list[Level], notes: list[str]
 ) -> list[Server]:
@@ -128,9 +119,8 @@ def _servers(
     slowest = min(card_rates)
     machines = []
     for device, size, link, card in zip(_named(device_of), sizes, inside_links, card_rates, strict=True):
-        level = Level("server", size, 0.0)
-        if link:
-            level = Level("server", size, *_figures(link), source=levels[server_level].source)
+        source = levels[server_level].source
+        level = link.level("server", size, source) if link else Level("server", size, 0.0)
         machines.append(Server(device, level, _rounded(card) if card > DIFFERENT * slowest else _rounded(slowest)))
     return machines
 

@@ -9,6 +9,7 @@ duplicates, and the gradients that it would send back are replaced by tensors of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -67,27 +68,15 @@ class LayerRun:
         self.watcher: DuplicateFinder | None = None
         """Observes every layer that runs; None for no observer."""
         self._gradient_kinds: dict[tuple[str, str], TensorKind | None] = {}
-        self._alike: dict[str, str] = {}
+        self.alike: dict[str, str] = {}
+        """For each layer that is not run, the earlier layer that it duplicates. To be set after one full pass."""
         self._last_duplicate: dict[str, str] = {}
         self._shared_outputs: dict[str, list[Tensor]] = {}
 
     @property
-    def alike(self) -> dict[str, str]:
-        """For each layer that is not run, the earlier layer that it duplicates. To be set after one full pass."""
-        return self._alike
-
-    @alike.setter
-    def alike(self, alike: dict[str, str]) -> None:
-        self._alike = alike
-        self._last_duplicate = {source: name for name, source in alike.items()}
-
-    @property
     def weights(self) -> dict[str, int]:
         """Number of layers that a layer stands for, itself included, by layer that has duplicates."""
-        weights: dict[str, int] = {}
-        for source in self._alike.values():
-            weights[source] = weights.get(source, 1) + 1
-        return weights
+        return {source: count + 1 for source, count in Counter(self.alike.values()).items()}
 
     def forward(
         self,
@@ -101,8 +90,9 @@ class LayerRun:
         outputs of each layer; the output of the last layer is the loss.
         """
         times = {}
+        self._last_duplicate = {source: name for name, source in self.alike.items()}
         for layer in self.layers:
-            if layer.name in self._alike:
+            if layer.name in self.alike:
                 self._reuse_outputs(layer)
                 continue
             results: list[Any] = []
@@ -121,7 +111,7 @@ class LayerRun:
 
     def _reuse_outputs(self, layer: PreparedLayer) -> None:
         """Use the outputs of the layer that this one duplicates."""
-        source = self._alike[layer.name]
+        source = self.alike[layer.name]
         for spec, output in zip(layer.makes, self._shared_outputs[source], strict=True):
             self._values[spec.name] = output
         self._free_consumed(layer)
@@ -165,7 +155,7 @@ class LayerRun:
         """Run all layers backwards after `forward`, and free the tensors that it kept. Returns the times by layer."""
         times = {}
         for layer in reversed(self.layers):
-            if layer.name in self._alike:
+            if layer.name in self.alike:
                 continue
             self._complete_gradients(layer)
             times[layer.name] = self._backward_one(layer, measure)
@@ -207,7 +197,7 @@ class LayerRun:
         """Make the gradients that duplicate consumers would send, and show all gradients to the observer."""
         for spec in layer.makes:
             for consumer in spec.consumers:
-                if consumer in self._alike:
+                if consumer in self.alike:
                     kind = self._gradient_kinds[consumer, spec.name]
                     self._gradients.setdefault(consumer, {})[spec.name] = None if kind is None else kind.make()
         if self.watcher is not None:

@@ -51,7 +51,7 @@ def measure_steps(
     minibatch: int,
     own: Mapping[str, Sequence[str]],
     clock: Clock,
-    run_model: Callable[[], None],
+    run_model: Callable[[], object],
     inputs: Sequence[Tensor],
     load: BusyCores | None = None,
     loss_state: LossState | None = None,
@@ -83,7 +83,7 @@ def measure_steps(
 
 
 def _first_steps(
-    job: Job, optimizer: Optimizer, run_model: Callable[[], None], inputs: Sequence[Tensor]
+    job: Job, optimizer: Optimizer, run_model: Callable[[], object], inputs: Sequence[Tensor]
 ) -> tuple[int, bool]:
     """Run two training steps. Returns their peak memory, and whether they are quick enough to be repeated.
 
@@ -117,7 +117,7 @@ def _step(optimizer: Optimizer) -> None:
         optimizer.step()
 
 
-def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], None]) -> float:
+def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], object]) -> float:
     """Median time of a step with the present gradients.
 
     `between` runs before every step and leaves the caches as training does. If a pass over the model takes long,
@@ -126,7 +126,7 @@ def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], Non
     return repeated_s(clock, lambda: _step(optimizer), MIN_STEPS, MAX_STEPS, STEP_BUDGET_S, between)
 
 
-def _overheads(job: Job, device: torch.device, clock: Clock, between: Callable[[], None]) -> tuple[float, float]:
+def _overheads(job: Job, device: torch.device, clock: Clock, between: Callable[[], object]) -> tuple[float, float]:
     """Time of a step that does not depend on its parameters, and that for each parameter of whatever size, in seconds.
 
     They follow from steps over one and over two parameters of one element each.

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from pipeplan.errors import InputError
 from pipeplan.profiler.busy_cores import BusyCores
 from pipeplan.profiler.clock import THOROUGH, Aim, Clock, Samples, Series
-from pipeplan.profiler.job_checks import reading_s
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import SavedBytes, measure_workspaces
 from pipeplan.profiler.optimizer_step import StepCost, measure_steps, optimizer_state
@@ -51,7 +50,7 @@ class Passes:
         self._parameters = tuple(run.traced.parameters_by_name().values())
         trained = sum(parameter.nbytes for parameter in self._parameters if parameter.requires_grad)
         updated = int(trained * (2 + state_ratio))
-        self._eviction = CacheEviction(min(updated, MOST_EVICTING_BYTES), run.device)
+        self.eviction = CacheEviction(min(updated, MOST_EVICTING_BYTES), run.device)
         """Stands for the update before a pass, which reads weights, gradients and the optimiser's state."""
         self.overhead = Overhead(0.0, 0.0)
         self.warmed = 0
@@ -97,7 +96,7 @@ class Passes:
         while self.warmed == 0 or (self.warmed < passes and took_s < LONG_PASS_S):
             self.progress(0, 0, "warming up")
             start = time.perf_counter()
-            self._run_both(None)
+            self.run_both(None)
             took_s = time.perf_counter() - start
             self.warmed += 1
         self._long = took_s >= LONG_PASS_S
@@ -121,15 +120,11 @@ class Passes:
             if load is not None and loaded is not None and not loaded.full:
                 load.start()
                 if loaded.samples.passes == 0:
-                    self._run_both(None)
+                    self.run_both(None)
                 self._take_turn(loaded, f"measuring with {load.processes} processes")
                 load.stop()
         self.progress(alone.samples.passes, alone.samples.passes, "done")
         return alone.samples, None if loaded is None else loaded.samples
-
-    def busy_cores(self, processes: int) -> BusyCores:
-        """Copies of this process that run the same passes; with this one they are `processes` busy processes."""
-        return BusyCores(processes, self.job.model, lambda: self._run_both(None))
 
     def _take_turn(self, series: Series, what: str) -> None:
         """Run passes of one kind until there are enough, or their turn is over."""
@@ -137,7 +132,7 @@ class Passes:
         before_s = series.spent_s
         while True:
             self.progress(series.samples.passes, series.repeats or 0, what)
-            self._run_both(series.samples)
+            self.run_both(series.samples)
             taken_s = time.perf_counter() - began
             series.spent_s = before_s + taken_s
             if series.full or taken_s >= TURN_S:
@@ -148,14 +143,6 @@ class Passes:
         workspaces = measure_workspaces(self.run, self.run.device)
         self._clear()
         return workspaces
-
-    def reading(self) -> float:
-        """Time of reading the samples of a minibatch in this process, in seconds; 0 on a GPU, where it
-        overlaps with computing."""
-        if self.run.device.type != "cpu":
-            return 0.0
-        self.progress(0, 0, "reading samples")
-        return reading_s(self.job, self.run.minibatch, self.clock, self._eviction.run)
 
     def steps(self, own: Mapping[str, Sequence[str]], load: BusyCores | None = None) -> StepCost:
         """Measure whole training steps, after all other passes, with a `load` also under that.
@@ -168,7 +155,7 @@ class Passes:
             self.run.minibatch,
             own,
             self.clock,
-            self._run_whole,
+            self.whole,
             self.run.batch.inputs,
             load,
             self.run.traced.loss_state,
@@ -176,19 +163,16 @@ class Passes:
         self.progress(1, 1, "done")
         return cost
 
-    def _run_whole(self) -> None:
-        self.whole()
-
-    def _run_both(self, samples: Samples | None) -> None:
+    def run_both(self, samples: Samples | None) -> None:
         """Run the layers, then the whole model: in turn, so that a machine that becomes slower slows both down."""
         done = samples.passes if samples is not None else 0
-        self._eviction.run()
+        self.eviction.run()
         forward = self.run.forward(self.clock.measure)
         backward = self.run.backward(self.clock.measure)
         self._clear()
         whole: tuple[Callable[[], float], ...] = ()
         if not self._long or done < WHOLE_EVERY or done % WHOLE_EVERY == 0:
-            self._eviction.run()
+            self.eviction.run()
             whole = self.whole()
         self._clear()
         self.clock.settle()

@@ -21,7 +21,7 @@ from pipeplan.profiler.busy_cores import BusyCores, load_obstacle
 from pipeplan.profiler.clock import BRIEF, THOROUGH, Aim, Clock, CPUClock, CUDAClock, sample_notes
 from pipeplan.profiler.estimate.estimator import estimate_model
 from pipeplan.profiler.estimate.flops import counted_work
-from pipeplan.profiler.job_checks import CheckedTraining, check_training
+from pipeplan.profiler.job_checks import CheckedTraining, check_training, reading_s
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import (
     check_fits_in_memory,
@@ -59,9 +59,9 @@ def profile_model(ref: str, options: ProfilerOptions, progress: Progress = lambd
     Raises `InputError` if the model cannot be profiled, or if an option is wrong. If the model does not fit, the error
     says how much memory is needed.
     """
+    _check(options)
     if options.device not in LOCAL_DEVICES:
         return estimate_model(ref, options, progress)
-    _check(options)
     measurement, resident = _Measurement(ref, options, progress), resident_bytes()
     try:
         with limited_memory(measurement.free):
@@ -182,9 +182,13 @@ class _Measurement:
         return Passes(job, run, _clock(self.options), self.progress)
 
     def _reading_s(self, passes: Passes) -> float:
-        """Time of reading a minibatch; 0, and a remark, where the data fails on samples that nothing else reads."""
+        """Time of reading a minibatch. It is 0 on a GPU, where it overlaps with computing, and, with a remark, if the
+        data fails on samples that nothing else reads."""
+        if self.options.device != "cpu":
+            return 0.0
+        self.progress(0, 0, "reading samples")
         try:
-            return passes.reading()
+            return reading_s(self.job, passes.run.minibatch, passes.clock, passes.eviction.run)
         except Exception as error:
             self.remarks.append(f"reading samples was not measured, and would fail in training: {_reason(error)}")
             return 0.0
@@ -229,7 +233,7 @@ def _load(passes: Passes, busy: int) -> Iterator[BusyCores | None]:
     if not busy or load_obstacle(busy):
         yield None
     else:
-        with passes.busy_cores(busy) as load:
+        with BusyCores(busy, passes.job.model, lambda: passes.run_both(None)) as load:
             yield load
 
 

@@ -63,14 +63,16 @@ def promise_remarks(job: Job, traced: TracedModel, batch: Batch) -> list[str]:
         check_loss(job.loss, state, output, batch.target, names)
         with torch.no_grad(), seen:
             means = _difference_from_mean(job, state, output, batch)
-        of_metrics = _metric_remarks(job, output, batch.target)
-    return [
-        *of_metrics,
-        *_unregistered_remarks(unregistered),
-        *_trained_loss_remarks(state),
-        *_mean_remarks(job, means, seen.reasons),
-        *coupling_remarks(job),
-    ]
+        remarks = _metric_remarks(job, output, batch.target)
+    if unregistered:
+        shapes = _listed(["×".join(map(str, one.shape)) or "1" for one in unregistered])
+        remedy = "keep modules in an nn.ModuleList or nn.ModuleDict, and tensors as nn.Parameter attributes"
+        what = "the model uses parameters that it does not have by name, which are never trained"
+        remarks.append(f"{what} (shapes {shapes}): {remedy}")
+    if trained := [name for name, one in ({} if state is None else state.parameters()).items() if one.requires_grad]:
+        what = "the last stage trains the loss's parameters, unless requires_grad_(False) freezes them"
+        remarks.append(f"{what}: {_listed(trained)}")
+    return [*remarks, *_mean_remarks(job, means, seen.reasons), *coupling_remarks(job)]
 
 
 @torch.no_grad()
@@ -92,21 +94,6 @@ def _listed(names: Sequence[str]) -> str:
     """The first `MAX_NAMED` names, and how many more there are."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"{', '.join(names[:MAX_NAMED])}{more}"
-
-
-def _unregistered_remarks(parameters: Sequence[Tensor]) -> list[str]:
-    if not parameters:
-        return []
-    shapes = _listed(["×".join(map(str, one.shape)) or "1" for one in parameters])
-    remedy = "keep modules in an nn.ModuleList or nn.ModuleDict, and tensors as nn.Parameter attributes"
-    what = "the model uses parameters that it does not have by name, which are never trained"
-    return [f"{what} (shapes {shapes}): {remedy}"]
-
-
-def _trained_loss_remarks(state: LossState | None) -> list[str]:
-    trained = [] if state is None else [name for name, one in state.parameters().items() if one.requires_grad]
-    what = "the last stage trains the loss's parameters, unless requires_grad_(False) freezes them"
-    return [f"{what}: {_listed(trained)}"] if trained else []
 
 
 class _MeansOverSome(TorchFunctionMode):

@@ -90,15 +90,12 @@ def test_a_moved_project_is_the_same_profile(project: Path, tmp_path: Path) -> N
     assert changed.digest() != digest
 
 
-def test_a_profile_that_was_copied_alone_keeps_the_recorded_job(project: Path, tmp_path: Path) -> None:
+def test_a_profile_copied_alone_or_read_through_a_link_leads_to_the_job(project: Path, tmp_path: Path) -> None:
     (tmp_path / "alone").mkdir()
     shutil.copy(project / "profile.json", tmp_path / "alone")
-    assert Profile.load(tmp_path / "alone" / "profile.json").model_ref == f"{project}/job.py:build"
-
-
-def test_a_linked_folder_leads_to_the_job(project: Path, tmp_path: Path) -> None:
     os.symlink(project, tmp_path / "link")
-    assert Profile.load(tmp_path / "link" / "profile.json").model_ref == f"{project}/job.py:build"
+    for folder in ("alone", "link"):
+        assert Profile.load(tmp_path / folder / "profile.json").model_ref == f"{project}/job.py:build"
     assert written_ref(planned(tmp_path / "link" / "profile.json", tmp_path / "link" / "new")) == "../job.py:build"
 
 
@@ -115,26 +112,19 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A plan in one folder, made from a profile in another; the current folder has neither."""
     for name in ("data", "work", "here"):
         (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "data")
-    branching().save("model.json")
-    planned(Path("model.json"), tmp_path / "work" / "plan")
+    branching().save(tmp_path / "data" / "model.json")
+    planned(tmp_path / "data" / "model.json", tmp_path / "work" / "plan")
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path
 
 
-def test_it_is_found_by_its_path(elsewhere: Path) -> None:
-    plan = elsewhere / "work" / "plan"
-    recorded = json.loads((plan / "plan.json").read_text())["profile"]["path"]
-    assert recorded == str(elsewhere / "data" / "model.json")
+def test_a_profile_is_found_by_its_path_or_beside_the_plan(elsewhere: Path) -> None:
+    plan, recorded = elsewhere / "work" / "plan", elsewhere / "data" / "model.json"
+    assert json.loads((plan / "plan.json").read_text())["profile"]["path"] == str(recorded)
     problem, _ = plan_file.read_plan(plan)
-    assert problem.profile == branching()
-    assert problem.profile.file == recorded
-
-
-def test_a_copy_beside_the_plan_serves_as_well(elsewhere: Path) -> None:
-    (elsewhere / "data" / "model.json").rename(elsewhere / "work" / "profile.json")
-    problem, _ = plan_file.read_plan(elsewhere / "work" / "plan")
-    assert problem.profile.file == str(elsewhere / "work" / "profile.json")
+    assert (problem.profile, problem.profile.file) == (branching(), str(recorded))
+    beside = recorded.rename(elsewhere / "work" / "profile.json")
+    assert plan_file.read_plan(plan)[0].profile.file == str(beside)
 
 
 def test_a_profile_that_changed_or_is_gone_is_named(elsewhere: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import pytest
 
@@ -190,8 +189,6 @@ def test_how_it_gets_there_is_said() -> None:
     assert describe_rescaling(several().all_sizes, 64) == "at microbatch 64 by the line beyond 16 and 32"
 
 
-def test_sizes_survive_the_file_and_are_unique(tmp_path: Path) -> None:
-    several().save(tmp_path / "p.json")
-    assert Profile.load(tmp_path / "p.json") == several()
+def test_sizes_are_unique() -> None:
     with pytest.raises(InputError, match="microbatch size appears twice: 16, 16"):
         replace(several(), sizes=(replace(several().sizes[0], minibatch=16),))

@@ -111,7 +111,7 @@ class Numbered(Passes):
         run: Any = type("Run", (), {"weights": {}, "device": "cpu", "traced": trace_job(job, 2)})()
         super().__init__(job, run, CPUClock(1), lambda done, total, what: None)  # type: ignore[arg-type]
 
-    def _run_both(self, samples: Samples | None) -> None:
+    def run_both(self, samples: Samples | None) -> None:
         self._now[0] += measured_passes.TURN_S / 2
         if samples is not None:
             self.kinds.append(self._load.running)

@@ -65,9 +65,7 @@ def test_passes_go_on_until_the_spread_is_small() -> None:
     assert is_precise_enough(samples(a=[1.0] * MIN_JUDGED_PASSES), THOROUGH)
     assert not is_precise_enough(samples(a=noisy(5, 1.0, 0.2)), THOROUGH)
     assert is_precise_enough(samples(a=noisy(2000, 1.0, 0.2)), THOROUGH)
-
-
-def test_layers_that_hardly_count_are_not_waited_for() -> None:
+    # Layers that hardly count are not waited for.
     assert is_precise_enough(samples(large=[100.0] * 9, small=noisy(9, 0.1, 1.0)), THOROUGH)
     assert not is_precise_enough(samples(large=[1.0] * 9, small=noisy(9, 0.5, 0.9)), THOROUGH)
 

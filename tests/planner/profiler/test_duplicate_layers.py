@@ -56,25 +56,18 @@ def test_repeated_blocks_are_measured_once() -> None:
 
 
 def test_what_is_left_out_does_not_run_and_the_rest_computes_on() -> None:
-    run = observed(nn.Sequential(nn.Linear(4, 4), *(Block() for _ in range(4)), nn.Linear(4, 2)), torch.randn(1, 4))
-    for _ in range(2):
-        ran, back = run.forward(unmeasured), run.backward(unmeasured)
-        expected = [layer.name for layer in run.layers if layer.name not in run.alike]
-        assert list(ran) == expected
-        assert list(reversed(back)) == expected
-    assert not run._values
-    assert not run._shared_outputs
-
-
-def test_the_gradients_of_what_runs_are_of_the_right_kind() -> None:
-    """Those of a full pass, in shape and type, for every parameter of a layer that runs."""
+    """The gradients are those of a full pass, in shape and type, for every parameter of a layer that runs."""
     model = nn.Sequential(nn.Linear(4, 4), *(Block() for _ in range(4)))
     run = observed(model, torch.randn(1, 4))
     got: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         parameter.register_hook(lambda gradient, name=name: got.update({name: gradient}))
-    run.forward(unmeasured)
-    run.backward(unmeasured)
+    for _ in range(2):
+        ran, back = run.forward(unmeasured), run.backward(unmeasured)
+        expected = [layer.name for layer in run.layers if layer.name not in run.alike]
+        assert list(ran) == list(reversed(back)) == expected
+    assert not run._values
+    assert not run._shared_outputs
     measured = {name for name, _ in model.named_parameters() if name.startswith(("0", "1"))}
     assert set(got) == measured
     assert all(got[name].shape == model.get_parameter(name).shape for name in measured)

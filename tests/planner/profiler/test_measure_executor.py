@@ -78,13 +78,6 @@ def test_cores_are_idle_although_there_are_more_workers() -> None:
     assert idle_cores_of(TRIALS, cores=3) is None, "no trial has more workers"
 
 
-def test_other_programs_do_not_count() -> None:
-    """They take cores, and leave the processor time of the workers as it is."""
-    slowed = [one | {"cores_in_use": one["cores_in_use"] / 3} for one in TRIALS]
-    assert throughput_of(slowed, cores=2) == throughput_of(TRIALS, cores=2)
-    assert costs_of(slowed, "") == costs_of(TRIALS, "")
-
-
 def test_threads_of_one_core_are_loaded_apart(tmp_path: Path) -> None:
     assert [trial.workers for trial in trials(8, 9, physical=4) if trial.products] == [1, 2, 4, 8, 9]
     for processor in range(4):
@@ -96,17 +89,18 @@ def test_threads_of_one_core_are_loaded_apart(tmp_path: Path) -> None:
     assert physical_cores({7, 8}, tmp_path) == 2, "nothing is known of these"
 
 
-def test_other_programs_are_told_by_the_time_that_they_take() -> None:
+def test_other_programs_do_not_count_but_are_told() -> None:
+    """They take cores, and leave the processor time of the workers as it is."""
+    slowed = [one | {"cores_in_use": one["cores_in_use"] / 3} for one in TRIALS]
+    assert throughput_of(slowed, cores=2) == throughput_of(TRIALS, cores=2)
+    assert costs_of(slowed, "") == costs_of(TRIALS, "")
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert not fitted({"trials": [one | {"others": 0.1} for one in TRIALS]}, now).disturbed
     busy = fitted({"trials": [*TRIALS[:-1], TRIALS[-1] | {"others": 0.6}]}, now)
     assert busy.disturbed
     assert busy.costs.disturbed, "so that a cluster with these costs says so, too"
     assert not fitted({"trials": TRIALS}, now).costs.disturbed
-
-
-def test_the_share_of_other_programs_is_taken_off() -> None:
-    """Three workers that had one core of two, because others used the other, leave half as much idle with them."""
+    # Three workers that had one core of two, because others used the other, leave half as much idle with them.
     halved = [*TRIALS[:-1], TRIALS[-1] | {"others": 1.0, "cores_in_use": 0.75}]
     assert idle_cores_of(halved, cores=2) == idle_cores_of(TRIALS, cores=2)
 
@@ -114,9 +108,7 @@ def test_the_share_of_other_programs_is_taken_off() -> None:
 def test_every_machine_is_loaded_beyond_its_cores() -> None:
     assert [trial.workers for trial in trials(2, 9) if trial.products] == [1, 2, 3]
     assert max(trial.workers for trial in trials(64, 9)) == 9
-
-
-def test_a_pass_is_measured_beside_another_worker_as_messages_are() -> None:
+    # A pass is measured beside another worker, as messages are.
     busy = {trial.name: trial.pipelines * trial.workers for trial in trials(4, 9)}
     assert busy["pass"] == busy["message"] == 2
     assert busy["alone"] == 1

@@ -29,34 +29,27 @@ def files(root: Path, contents: dict[str, str]) -> Path:
 
 
 MACHINE = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 5000 kB\n"}
+TIGHT = {
+    "proc/self/cgroup": "0::/outer/inner\n",
+    "sys/fs/cgroup/outer/inner/memory.max": "4000000\n",
+    "sys/fs/cgroup/outer/inner/memory.current": "1000000\n",
+    "sys/fs/cgroup/outer/memory.max": "4000000\n",
+    "sys/fs/cgroup/outer/memory.current": "2000000\n",
+    "sys/fs/cgroup/outer/memory.stat": "anon 7\ninactive_file 500000\n",
+}
+"""Version 2: the group's own limit leaves 3 MB, the one around it 2.5 MB with what it cached."""
+UNLIMITED = {
+    "proc/self/cgroup": "4:cpu:/x\n3:memory:/job\n",
+    "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
+    "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "1000\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "max\n",
+}
 
 
-def test_without_groups_it_is_what_the_machine_has(tmp_path: Path) -> None:
-    assert free_bytes(files(tmp_path, MACHINE)) == 5000 * 1024
-    assert free_bytes(tmp_path / "elsewhere") is None
-
-
-def test_the_tightest_group_counts(tmp_path: Path) -> None:
-    """Version 2: the group's own limit leaves 3 MB, the one around it 2.5 MB with what it cached."""
-    groups = {
-        "proc/self/cgroup": "0::/outer/inner\n",
-        "sys/fs/cgroup/outer/inner/memory.max": "4000000\n",
-        "sys/fs/cgroup/outer/inner/memory.current": "1000000\n",
-        "sys/fs/cgroup/outer/memory.max": "4000000\n",
-        "sys/fs/cgroup/outer/memory.current": "2000000\n",
-        "sys/fs/cgroup/outer/memory.stat": "anon 7\ninactive_file 500000\n",
-    }
-    assert free_bytes(files(tmp_path, MACHINE | groups)) == 2_500_000
-
-
-def test_a_group_without_a_limit_does_not_count(tmp_path: Path) -> None:
-    groups = {
-        "proc/self/cgroup": "4:cpu:/x\n3:memory:/job\n",
-        "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",
-        "sys/fs/cgroup/memory/job/memory.usage_in_bytes": "1000\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "max\n",
-    }
-    assert free_bytes(files(tmp_path, MACHINE | groups)) == 5000 * 1024
+def test_the_tightest_group_with_a_limit_counts(tmp_path: Path) -> None:
+    cases = ({}, None), (MACHINE, 5000 * 1024), (MACHINE | TIGHT, 2_500_000), (MACHINE | UNLIMITED, 5000 * 1024)
+    for number, (contents, free) in enumerate(cases):
+        assert free_bytes(files(tmp_path / str(number), contents)) == free
 
 
 def test_what_is_not_there_cannot_be_had_and_the_limit_goes_again() -> None:

@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from pipeplan.cli.commands.list_ import command as list_command
 from pipeplan.cli.profile import command as profile_command
+from pipeplan.cli.profile.table import measured_profile
 from pipeplan.errors import InputError
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
@@ -92,6 +93,33 @@ def classifies(dtype=None):
     samples = [(torch.randn(16), index % 4) for index in range(64)]
     return Job(model, loss=nn.functional.cross_entropy, data=lambda: Data(samples), autocast=dtype)
 def in_half(): return classifies(torch.bfloat16)
+
+class Chooses(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * (2 if x.sum() > 0 else 3)
+
+class ByKeyword(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.first, self.part, self.last = nn.Linear(4, 8), part, nn.Linear(8, 3)
+    def forward(self, *, x, shift=None):
+        return self.last(self.part(self.first(x) + shift))
+
+def by_keyword(part=None):
+    samples = [{"x": torch.randn(4), "shift": torch.randn(8)} for _ in range(12)]
+    loss = lambda output, batch: output.square().mean() + 0 * batch["x"].sum()
+    return Job(ByKeyword(part or nn.Linear(8, 8)), loss=loss, data=lambda: Data(samples), minibatch=5)
+def chooses(): return by_keyword(Chooses(8, 8))
+
+class Damaged(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if index == 7:
+            raise OSError("sample 7 is damaged")
+        return torch.zeros(4), torch.zeros(4)
+
+def damaged(): return Job(nn.Linear(4, 4), loss=nn.functional.mse_loss, data=lambda: Data(Damaged()), minibatch=4)
 """
 
 
@@ -251,6 +279,26 @@ def test_the_command_prints_a_table_or_json_alone(jobs: Path, monkeypatch: pytes
     assert (printed["model"].pop("ref"), written["model"].pop("ref")) == (f"{jobs}:talks", "jobs.py:talks")
     assert printed == written, "the file alone has the job relative to its folder"
     assert written["minibatch"] == 4
+
+
+def test_the_profile_says_how_the_model_was_traced(jobs: Path) -> None:
+    """Models that are called by keyword are profiled as others are."""
+    for name, traced in (("by_keyword", "torch.export"), ("chooses", "torch.export; taken whole: part")):
+        profile = profile_model(f"{jobs}:{name}", ProfilerOptions(repeats=2))
+        assert profile.provenance.traced == traced
+        assert [layer.name for layer in profile.layers] == ["first", "add", "part", "last", "loss"]
+        assert profile.layers[2].parameter_bytes == 4 * (8 * 8 + 8)
+        profile.save(jobs.parent / "profile.json")
+        assert Profile.load(jobs.parent / "profile.json").provenance.traced == traced
+        lines = [line for line in measured_profile(profile) if isinstance(line, str)]
+        assert [line for line in lines if line.startswith("Traced")] == [f"Traced by {traced}"] * (name == "chooses")
+
+
+def test_a_sample_that_fails_is_remarked_and_the_model_measured(jobs: Path) -> None:
+    found = profile_model(f"{jobs}:damaged", ProfilerOptions(repeats=1, warmup=1))
+    assert found.read_s == 0
+    (said,) = [note for note in found.provenance.notes if "reading samples was not measured" in note]
+    assert "sample 7 is damaged" in said
 
 
 def test_nothing_is_written_when_it_fails(tmp_path: Path) -> None:

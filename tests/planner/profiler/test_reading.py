@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,26 +16,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler import job_checks
 from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.job_checks import reading_s
-from pipeplan.profiler.options import ProfilerOptions
-from pipeplan.profiler.profiler import profile_model
 from pipeplan_launch.job.job import Data, Job
-
-FAILING = """
-import torch
-from torch import nn
-from pipeplan_launch import Data, Job
-
-class Damaged(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
-    def __getitem__(self, index):
-        if index == 7:
-            raise OSError("sample 7 is damaged")
-        return torch.zeros(3), torch.zeros(2)
-
-def build():
-    return Job(nn.Linear(3, 2), loss=nn.functional.mse_loss, data=lambda: Data(Damaged()), minibatch=4)
-"""
 
 
 class Counted(Dataset[Any]):
@@ -95,16 +75,6 @@ def test_slow_data_is_not_read_for_long(monkeypatch: pytest.MonkeyPatch) -> None
     data = Counted(12)
     assert reading_s(job_of(Data(data)), 4, Ticks(data), lambda: None) == 4.0
     assert len(data.read) == 4
-
-
-def test_a_sample_that_fails_is_remarked_and_the_model_measured(tmp_path: Path) -> None:
-    path = tmp_path / "job.py"
-    path.write_text(FAILING)
-    options = ProfilerOptions(repeats=1, warmup=1, halvings=0, load=False)
-    found = profile_model(f"{path}:build", options)
-    assert found.read_s == 0
-    (said,) = [note for note in found.provenance.notes if "reading samples was not measured" in note]
-    assert "sample 7 is damaged" in said
 
 
 def test_reading_a_larger_minibatch_takes_longer() -> None:

@@ -79,23 +79,15 @@ def remarks(make: Callable[[], Job]) -> list[str]:
     return promise_remarks(job, trace_job(job, 16), job.example_batch(16))
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_hidden_state_is_refused(name: str) -> None:
-    make, says = REFUSED[name]
-    with pytest.raises(LaunchError, match=says):
-        remarks(make)
-
-
-@pytest.mark.parametrize("name", SOUND)
-def test_about_sound_jobs_nothing_is_said(name: str) -> None:
-    assert remarks(SOUND[name]) == []
-
-
-@pytest.mark.parametrize("name", REMARKED)
-def test_what_one_process_would_do_otherwise_is_said(name: str) -> None:
-    make, says = REMARKED[name]
-    (remark,) = remarks(make)
-    assert re.search(says, remark)
+def test_what_one_process_would_do_otherwise_is_refused_or_said() -> None:
+    for make, says in REFUSED.values():
+        with pytest.raises(LaunchError, match=says):
+            remarks(make)
+    for name, make in SOUND.items():
+        assert remarks(make) == [], name
+    for make, says in REMARKED.values():
+        (remark,) = remarks(make)
+        assert re.search(says, remark)
 
 
 def test_the_model_and_the_generators_are_left_as_they_were() -> None:

@@ -100,9 +100,6 @@ def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lamb
     traced or run, or if an option or the device is wrong.
     """
     device = devices.load_device(options.device)
-    for size in options.batches:
-        if size < 1:
-            raise InputError(f"the microbatch size must be at least 1, not {size}")
     progress(0, 0, "tracing")
     try:
         built = trace_for_estimate(ref, options.seed, options.minibatch, options.granularity)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def test_a_run_that_was_disturbed_or_mostly_waited_is_called_so(run: Call, plan_
     assert "note: for 50% of the time no stage was busy" in said
 
 
-def test_json_has_all_that_was_found(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+def test_json_has_all_that_was_found_and_nothing_need_be_written(run: Call, plan_folder: Path, tmp_path: Path) -> None:
     a_run(plan_folder)
     ran = run("calibrate", "plan", "--json", "--no-write")
     assert ran.code == 0
@@ -102,11 +103,6 @@ def test_json_has_all_that_was_found(run: Call, plan_folder: Path, tmp_path: Pat
     assert found["runs"][0]["calibrated_s"] == pytest.approx(0.8)
     assert found["stages"][0]["layers"][0] == "l0"
     assert {one["operation"] for one in found["links"]} == {"all-reduce", "send/recv"}
-
-
-def test_what_is_not_written_needs_no_place(run: Call, plan_folder: Path) -> None:
-    """A folder, and a path that nobody can write."""
-    a_run(plan_folder)
     for output in (".", "profile.json/new.json"):
         refused(run, "calibrate", "plan", "-o", output)
         ran = run("calibrate", "plan", "-o", output, "--no-write")
@@ -129,55 +125,39 @@ def test_nothing_is_replaced_unasked(run: Call, plan_folder: Path, tmp_path: Pat
     assert run("calibrate", "plan", "--force").code == 0
 
 
+UNMEASURED = {"predicted": 1.0, "measured": None, "ratio": None}
 SUMMARIES: dict[str, dict[str, Any]] = {
-    "short": {"steady_minibatches": 3},
-    "fill": {"includes_fill": True},
-    "unmeasured": {"minibatch_s": {"predicted": 1.0, "measured": None, "ratio": None}},
-    "still": {"minibatch_s": {"predicted": 1.0, "measured": 0.0, "ratio": None}},
-    "emulated": {"emulated": True},
-    "other": {"plan": "sha256:another"},
+    "too few minibatches to measure a step time (3 after the fill": {"steady_minibatches": 3},
+    "too few minibatches": {"includes_fill": True},
+    "too few minibatches to": {"minibatch_s": UNMEASURED},
+    "the measured step time is zero": {"minibatch_s": UNMEASURED | {"measured": 0.0}},
+    "is a run of emulated stages": {"emulated": True},
+    "is a run of another plan than": {"plan": "sha256:another"},
 }
-
-
-def broken(what: str, plan_folder: Path, tmp_path: Path) -> str:
-    """Make a run that cannot be used; returns its folder."""
-    folder = a_run(plan_folder, **SUMMARIES.get(what, {}))
-    summary = json.loads((folder / "summary.json").read_text())
-    if what == "stages":
-        summary["stages"].pop()
-    elif what == "zero":
-        summary["stages"][1]["backward_s"]["measured"] = 0.0
-    elif what == "old":
-        del summary["stages"][0]["measured"]["cpu_s"]
-    (folder / "summary.json").write_text(json.dumps(summary))
-    gone = {"unfinished": folder / "summary.json", "gone": plan_folder / "plan.json"}
-    gone["profile"] = tmp_path / "profile.json"
-    if what in gone:
-        gone[what].unlink()
-    return "nothing" if what == "nothing" else "plan/runs/one"
-
-
-BROKEN = {
-    "nothing": "nothing does not exist",
-    "unfinished": "has no summary.json",
-    "short": "too few minibatches to measure a step time (3 after the fill",
-    "fill": "too few minibatches",
-    "unmeasured": "too few minibatches",
-    "still": "the measured step time is zero",
-    "emulated": "is a run of emulated stages",
-    "other": "is a run of another plan than",
-    "stages": "measured 1 stages, and",
-    "zero": "measured no time at all",
-    "old": "of an older version",
-    "profile": "name it with --profile",
-    "gone": "is not in the folder of its plan: name that with --plan",
+"""Fields of a summary that cannot be used, by the complaint."""
+STAGES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
+    "measured 1 stages, and": lambda stages: stages.pop(),
+    "measured no time at all": lambda stages: stages[1]["backward_s"].update(measured=0.0),
+    "of an older version": lambda stages: stages[0]["measured"].pop("cpu_s"),
+}
+GONE = {
+    "has no summary.json": "plan/runs/one/summary.json",
+    "name it with --profile": "profile.json",
+    "is not in the folder of its plan: name that with --plan": "plan/plan.json",
 }
 
 
 def test_what_cannot_be_used_is_refused_in_a_line(run: Call, plan_folder: Path, tmp_path: Path) -> None:
-    for what, complaint in BROKEN.items():
+    assert "nothing does not exist" in refused(run, "calibrate", "nothing")
+    for complaint in (*SUMMARIES, *STAGES, *GONE):
         shutil.rmtree(plan_folder / "runs", ignore_errors=True)
-        assert complaint in refused(run, "calibrate", broken(what, plan_folder, tmp_path)), what
+        path = a_run(plan_folder, **SUMMARIES.get(complaint, {})) / "summary.json"
+        summary = json.loads(path.read_text())
+        STAGES.get(complaint, id)(summary["stages"])
+        path.write_text(json.dumps(summary))
+        if complaint in GONE:
+            (tmp_path / GONE[complaint]).unlink()
+        assert complaint in refused(run, "calibrate", "plan/runs/one"), complaint
 
 
 def test_runs_of_other_models_and_clusters_are_refused(run: Call, plan_folder: Path, tmp_path: Path) -> None:

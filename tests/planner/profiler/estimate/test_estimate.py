@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import re
 from dataclasses import replace
@@ -159,18 +160,12 @@ def test_a_model_larger_than_memory_is_estimated() -> None:
     assert profile.layers[0].update_s == pytest.approx(update, rel=1e-3)
 
 
-def test_a_model_that_insists_on_numbers_is_built_with_them() -> None:
+def test_models_that_need_numbers_are_built_with_them_or_refused() -> None:
     profile = profile_model(ref("insists"), ProfilerOptions(device="v100"))
     assert "built on the CPU" in profile.provenance.notes[-1]
-
-
-def test_ties_hold_where_parameters_have_data() -> None:
-    profile = profile_model(ref("tied_with_data"), ProfilerOptions(device="v100"))
-    assert [tie.layers for tie in profile.tied] == [("0", "1")]
-    assert sum(layer.parameter_bytes for layer in profile.layers) == 4 * 4 * 4
-
-
-def test_a_model_that_looks_at_its_data_gets_one_line() -> None:
+    tied = profile_model(ref("tied_with_data"), ProfilerOptions(device="v100"))
+    assert [tie.layers for tie in tied.tied] == [("0", "1")]
+    assert sum(layer.parameter_bytes for layer in tied.layers) == 4 * 4 * 4
     with pytest.raises(InputError) as caught:
         profile_model(ref("looks"), ProfilerOptions(device="v100"))
     assert "\n" not in str(caught.value)
@@ -186,13 +181,6 @@ def test_a_loss_that_cannot_be_trained_with_is_named() -> None:
             profile_model(ref(job), ProfilerOptions(device="v100", batches=(4,)))
 
 
-def test_what_is_taken_whole_is_said_to_be_known_by_its_bytes_only() -> None:
-    profile = profile_model(ref("alone"), ProfilerOptions(device="v100"))
-    assert profile.provenance.incomplete.startswith("the work of '1' (opaque) is not counted; measure")
-    (layer,) = [layer for layer in profile.layers if layer.name == "1"]
-    assert 0 < layer.forward_s <= layer.backward_s
-
-
 @pytest.mark.parametrize("names", [("grouped", "batched"), ("default_experts", "batched_experts")])
 def test_grouped_products_count_as_one_product_for_each_group(names: tuple[str, str]) -> None:
     totals = []
@@ -206,24 +194,24 @@ def test_grouped_products_count_as_one_product_for_each_group(names: tuple[str, 
     assert totals[0][0] > 0
 
 
-@pytest.mark.parametrize(
-    ("job", "says"),
-    [
-        ("inverse", r"^the work of '.*' \(the operator linalg_inv_ex\) is not counted; measure on the device"),
-        ("eager_experts", r"mlp.experts' \(opaque\) is not counted; make the model with experts_impl.*=\"batched_mm\""),
-    ],
-)
-def test_what_is_not_counted_makes_the_profile_incomplete(tmp_path: Path, job: str, says: str) -> None:
-    profile = profile_model(ref(job), ProfilerOptions(device="v100"))
-    assert re.search(says, profile.provenance.incomplete)
-    profile.save(tmp_path / "profile.json")
-    again = Profile.load(tmp_path / "profile.json")
-    assert again.provenance.warning == profile.provenance.warning
-    assert profile.provenance.warning.startswith("INCOMPLETE, all times are too short")
-    assert not profile.work.flops
+INCOMPLETE = {
+    "inverse": r"^the work of '.*' \(the operator linalg_inv_ex\) is not counted; measure on the device",
+    "eager_experts": r"mlp.experts' \(opaque\) is not counted; make the model with experts_impl.*=\"batched_mm\"",
+    "alone": r"^the work of '1' \(opaque\) is not counted; measure",
+}
 
 
-def test_a_complete_profile_has_no_warning() -> None:
+def test_what_is_not_counted_makes_the_profile_incomplete(tmp_path: Path) -> None:
+    for job, says in INCOMPLETE.items():
+        profile = profile_model(ref(job), ProfilerOptions(device="v100"))
+        assert re.search(says, profile.provenance.incomplete)
+        profile.save(tmp_path / "profile.json")
+        again = Profile.load(tmp_path / "profile.json")
+        assert again.provenance.warning == profile.provenance.warning
+        assert profile.provenance.warning.startswith("INCOMPLETE, all times are too short")
+        assert not profile.work.flops
+    (opaque,) = [layer for layer in profile.layers if layer.name == "1"]
+    assert 0 < opaque.forward_s <= opaque.backward_s, "known by its bytes only"
     profile = profile_model(ref("mlp"), ProfilerOptions(device="v100"))
     assert profile.provenance.warning == ""
     assert "incomplete" not in profile.to_json()["provenance"]
@@ -286,19 +274,14 @@ def test_padding_is_what_the_tiles_cover() -> None:
         assert tile_padding((rows, columns), (8, 4)) == min(covered) / (rows * columns)
 
 
-def test_bundled_profile_of_the_digits_is_what_its_script_makes() -> None:
-    _check_bundled("mnist")
+SLOW = [
+    pytest.param(name, marks=pytest.mark.slow)
+    for name in ["vgg16", "alexnet", "resnet50", "gnmt8", "gnmt16", "awd-lm", "s2vt"]
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["vgg16", "alexnet", "resnet50", "gnmt8", "gnmt16", "awd-lm", "s2vt"])
+@pytest.mark.parametrize("name", ["mnist", *SLOW])
 def test_bundled_profiles_are_what_their_script_makes(name: str) -> None:
-    _check_bundled(name)
-
-
-def _check_bundled(name: str) -> None:
-    import importlib.util
-
     folder = ROOT / "profiles"
     spec = importlib.util.spec_from_file_location("v100", folder / "v100.py")
     assert spec is not None
