@@ -50,6 +50,9 @@ GONE_ELSEWHERE = {
     ("profile", "--minibatch"): "--microbatch takes its place",
     ("import", "--minibatch"): "--microbatch takes its place",
     ("simulate", "--minibatches"): "--microbatches takes its place",
+    ("simulate", "--transport"): "messages between GPUs are simulated as those of gloo",
+    ("report", "--thorough"): "pipeplan explain PLAN finds the second-best plan",
+    ("sweep", "--svg"): "--csv writes the figures",
     ("export", "--list"): "pipeplan export --help lists the targets",
     ("export", "--for"): "write pipeplan export TARGET PLAN",
 }
