@@ -58,6 +58,9 @@ GONE_ELSEWHERE = {
     ("import", "--minibatch"): "--microbatch takes its place",
     ("import", "--into"): "pipeplan profile --links measures links; docs/cluster.md says where those of nccl-tests go",
     ("simulate", "--minibatches"): "--microbatches takes its place",
+    ("simulate", "--transport"): "messages between GPUs are simulated as those of gloo",
+    ("report", "--thorough"): "pipeplan explain PLAN finds the second-best plan",
+    ("sweep", "--svg"): "--csv writes the figures",
     ("export", "--list"): "pipeplan export --help lists the targets",
     ("export", "--for"): "write pipeplan export TARGET PLAN",
 }

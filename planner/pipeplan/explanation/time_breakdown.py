@@ -125,7 +125,7 @@ def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Reso
     if score.batch is not None:
         loads = batch_parts(plan, score.batch)
     else:
-        loads = _resources(plan, score)
+        loads = stage_loads(plan, score)
         if problem.options.contention:
             seconds, name = contention.card_loads(plan, problem, Links.of(problem.cluster)).busiest()
             loads.append(ResourceLoad(name, seconds))
@@ -151,7 +151,8 @@ def batch_parts(plan: Plan, batch: BatchTime) -> list[ResourceLoad]:
     ]
 
 
-def _resources(plan: Plan, score: Evaluation) -> list[ResourceLoad]:
+def stage_loads(plan: Plan, score: Evaluation) -> list[ResourceLoad]:
+    """The loads of the stages and of the links between them, and of the links between copies of the pipeline."""
     loads = (
         [ResourceLoad("synchronisation among the copies of the pipeline", score.copies_s)] if plan.copies > 1 else []
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
-from pipeplan.explanation.time_breakdown import batch_parts, resource_loads
+from pipeplan.explanation.time_breakdown import resource_loads, stage_loads
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.report.document import LoadRow
 from pipeplan.report.source import ReportSource
@@ -34,13 +34,12 @@ def load_rows(source: ReportSource, simulated: ReportSimulation, measured: Mappi
 
     `measured` is the share of time in which all-reduces ran, by stage of a run.
     """
-    bound, batch, step_s = source.bound, source.batch, source.step_time_s
-    parts = {} if batch is None else dict(batch_parts(source.plan, batch))
-    seconds = dict(parts)
-    seconds |= dict(resource_loads(source.plan, source.problem, source.score))
+    bound, step_s = source.bound, source.step_time_s
+    seconds = dict(resource_loads(source.plan, source.problem, source.score))
+    parts = set() if source.score.batch is None else set(seconds)
+    if parts:
+        seconds |= dict(stage_loads(source.plan, source.score))
     traffic = dict([*_boundaries(source, simulated), *_allreduces(source, simulated, measured)])
-    for name, stated_s in _stated_loads(source):
-        seconds.setdefault(name, stated_s)
     for name, busy_s, rate in _cards(source):
         seconds.setdefault(name, busy_s)
         traffic[name] = _Traffic(rate, busy_s * rate)
@@ -66,20 +65,6 @@ def _binds(name: str, bound: str) -> bool:
     if name == "the first microbatch's passes":  # of a plan of one stage, which has no pipeline to fill
         return bound != "gradient synchronisation"
     return name == bound or (name.startswith(f"{bound}, microbatches ") or name == f"{bound} that is waited for")
-
-
-def _stated_loads(source: ReportSource) -> Iterator[tuple[str, float]]:
-    """Names and seconds of passes, all-reduces and messages, which the parts of a batch leave out."""
-    plan, scenario = source.plan, source.scenario
-    if plan.copies > 1:
-        copies_s = source.stated.prediction.copies_synchronisation_s
-        yield "synchronisation among the copies of the pipeline", copies_s
-    for number, load in enumerate(scenario.stages, start=1):
-        yield f"compute of stage {number}", (load.forward_s + load.backward_s) / load.replicas
-        yield f"gradient synchronisation of stage {number}", load.sync_s / _group(source, number - 1)
-    for number, hops in enumerate(scenario.hops, start=1):
-        busy_s = max(max(hop.transmit_s, hop.back_s) / hop.links for hop in hops) / len(hops)
-        yield f"traffic from stage {number} to stage {number + 1}", busy_s
 
 
 def _group(source: ReportSource, index: int) -> int:

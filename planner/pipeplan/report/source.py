@@ -11,7 +11,7 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.drawing.answer import plan_name
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.plan_file import BatchTime, PlanFile, PredictedStage
+from pipeplan.problem.plan_file import PlanFile, PredictedStage
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation import scenario
@@ -65,11 +65,6 @@ class ReportSource:
     def name(self) -> str:
         """The plan in the words of RUN: `8-1, 1f1b-flush`, `HSDP on 32 workers`."""
         return plan_name(self.plan, self.stated.options.sharding, self.microbatch)
-
-    @property
-    def batch(self) -> BatchTime | None:
-        """The parts of the time from one update to the next; None for a schedule without a flush."""
-        return self.stated.prediction.batch
 
     @property
     def bound(self) -> str:

@@ -81,26 +81,6 @@ def test_a_job_makes_its_own_run_and_finds_it_again(slurm: Slurm) -> None:
     assert slurm.launch_arguments("--epochs", "5", "--weights=elsewhere", restart=2) == resumed
 
 
-def test_a_run_folder_that_was_named_is_kept(slurm: Slurm, tmp_path: Path) -> None:
-    mine = str(tmp_path / "my run")
-    assert slurm.launch_arguments("--run-dir", mine) == ["--run-dir", mine]
-    assert slurm.launch_arguments("--run-dir", mine, restart=1) == ["--run-dir", mine]
-    slurm.checkpoint(Path(mine))
-    assert slurm.launch_arguments("--run-dir", mine) == ["--run-dir", mine], "the first start follows the options"
-    resumed = ["--resume", "--seed", "3", "--run-dir", mine]
-    assert slurm.launch_arguments(f"--run-dir={mine}", "--seed", "3", restart=1) == resumed
-    assert slurm.launch_arguments("--resume", "--run-dir", mine, restart=4) == ["--resume", "--run-dir", mine]
-    assert slurm.launch_arguments("--resume") == ["--resume"], "launch.sh reports that there is no run"
-
-
-def test_the_latest_run_is_named_so_that_the_job_knows_it(slurm: Slurm) -> None:
-    older, latest, empty = (slurm.plan / "runs" / name for name in ("2026a b", "2026c", "2026d"))
-    slurm.checkpoint(older)
-    slurm.checkpoint(latest)
-    empty.mkdir()
-    assert slurm.launch_arguments("--resume", "--seed", "3") == ["--resume", "--seed", "3", "--run-dir", str(latest)]
-
-
 def test_a_step_that_ends_before_scancel_does_keeps_its_status(slurm: Slurm, tmp_path: Path) -> None:
     """SLURM may be slow to pass a signal on: the step can end before scancel does."""
     slurm.stand_in(

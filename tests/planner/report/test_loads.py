@@ -86,11 +86,7 @@ def test_the_wait_of_plain_data_parallelism_binds() -> None:
     assert first["name"] == "gradient synchronisation of stage 1, for which the next forward pass waits"
     assert first["seconds"] == pytest.approx((3 + 6 + 1 + 5.5) / 4, rel=1e-5)
     assert (first["share"], first["binds"]) == (1, True)
-    assert [one["name"] for one in others] == [
-        "compute of stage 1",
-        "port of worker 0, outgoing",
-        "gradient synchronisation of stage 1",
-    ]
+    assert [one["name"] for one in others] == ["compute of stage 1", "port of worker 0, outgoing"]
     assert not any(one["binds"] for one in others)
 
 

@@ -62,8 +62,9 @@ def test_a_plan_gives_every_worker_what_it_can_do(run: Run) -> None:
     assert done.code == 0, done.err
     assert "chain on mixed: 3 servers: 1 small + 2 × 2 big." in " ".join(done.out.split())
     explained = run("explain", "plan", "--samples", "0")
-    rows = [line.split() for line in explained.out.splitlines() if line.startswith("  server ")]
-    assert rows == [["server", "0", "[1]"], ["server", "1", "[2][2]"], ["server", "2", "[2][2]"]]
+    rows = [line.split()[:3] for line in explained.out.splitlines()]
+    assert ["1", "1", "0"] in rows
+    assert ["2", "4", "1-2"] in rows
     plan = json.loads(Path("plan/plan.json").read_text())
     # One ninth of the speed is on the first server, and so one layer of nine.
     assert [len(stage["layers"]) for stage in plan["plan"]["stages"]] == [1, 8]
