@@ -77,7 +77,7 @@ def test_a_layer_has_its_figures_in_its_title(show):
     page = show("plan").page
     facts = page.locator(".card title").nth(2).text_content()
     assert facts.startswith("features.2\n")
-    assert "forward 300 µs" in facts
+    assert "forward 17.9 ms" in facts
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

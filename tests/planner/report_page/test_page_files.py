@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from documents import document
+from documents import KINDS
 
 from pipeplan.report.build import report_page
 from pipeplan.util import files
@@ -27,7 +27,7 @@ def test_a_file_is_short_and_can_only_write_text(path):
 
 
 def test_the_page_forbids_itself_every_network():
-    text = report_page(document((2, 1), minibatches=4))
+    text = report_page(KINDS["no-profile"]())
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
     assert policy[1].startswith(
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:;"
@@ -40,5 +40,5 @@ def test_the_page_forbids_itself_every_network():
 
 
 def test_a_title_is_escaped():
-    text = report_page(document((2, 1), minibatches=4, title="<script>alert(1)</script>"))
+    text = report_page(KINDS["no-profile"]() | {"title": "<script>alert(1)</script>"})
     assert "<title>&lt;script&gt;alert(1)&lt;/script&gt;: pipeplan report</title>" in text

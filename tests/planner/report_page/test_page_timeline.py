@@ -38,7 +38,7 @@ def test_intervals_lie_where_their_times_are(run, source):
             for one, start, end in zip(columns["kind"], columns["start_s"], columns["end_s"], strict=True)
             if one == number
         ]
-        assert len(spans) > 20
+        assert len(spans) > 15
         drawn = places(page, source, kind)
         assert sorted(drawn) == [pytest.approx(span, abs=0.11) for span in sorted(spans)]
 
@@ -61,14 +61,15 @@ def test_passes_have_room_for_their_numbers_and_the_drawing_fills_the_page(run):
     assert widths(page)[0] >= box - 140, "beside the labels"
     drawn = [width for _, width in places(page, "predicted", "forward")]
     long = [width for width in drawn if width >= sum(drawn) / len(drawn)]
-    assert len(long) > 20
+    assert len(long) > 10
     assert min(long) >= 32
     assert page.locator("svg[data-source=predicted] text.on-plain").count() >= len(long)
 
 
 def test_the_steady_state_is_scrolled_to(run):
     page = run.page
-    page.get_by_role("button", name="Zoom in", exact=True).click()
+    for _ in range(3):  # until what is after its begin is wider than the page
+        page.get_by_role("button", name="Zoom in", exact=True).click()
     page.get_by_role("button", name="Show the steady state").click()
     scrolled = page.locator(".timeline").evaluate("one => one.scrollLeft")
     assert scrolled == pytest.approx(run.document["timeline"]["steady"][0] / whole(run) * (widths(page)[0] - 2), abs=2)
@@ -77,7 +78,7 @@ def test_the_steady_state_is_scrolled_to(run):
 def test_an_interval_has_its_figures_in_its_title(run):
     title = run.page.locator("svg[data-source=predicted] .lane title").first.text_content()
     assert title.startswith("forward of microbatch 0\nworker 0, stage 1, predicted\n")
-    assert "13.2 ms, from 0 to 13.2 ms" in title
+    assert "3 ms, from 0 to 3 ms" in title
 
 
 def test_the_table_has_the_seconds_of_every_worker(run):
