@@ -24,7 +24,7 @@ os.environ["PIPEPLAN_EXECUTOR_COSTS"] = "off"
 
 _BESIDE = ROOT.parent / "shared"
 _LONGER = ROOT / "tests" / "longer.txt"
-"""Names of test functions that take longer than `_QUICK_S`, and of modules most of whose functions do."""
+"""Names of test functions that take longer than `_QUICK_S`, and of modules of whose functions a third do."""
 _LONG = frozenset(_LONGER.read_text(encoding="utf-8").split())
 _QUICK_S = 0.15
 """CPU seconds of a case, with all processes that it starts."""
@@ -93,7 +93,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         modules = Counter(name.partition("::")[0] for name in _taken_s)
         long = [name for name, seconds in _taken_s.items() if seconds > _QUICK_S]
         most = Counter(name.partition("::")[0] for name in long)
-        whole = {module for module, count in most.items() if 2 * count >= modules[module]}
+        whole = {module for module, count in most.items() if 3 * count >= modules[module]}
         rest = {name for name in long if name.partition("::")[0] not in whole}
         _LONGER.write_text("".join(f"{name}\n" for name in sorted(whole | rest)), encoding="utf-8")
 

@@ -20,6 +20,7 @@ import random
 import re
 import resource
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIG_DFL, SIGCONT, SIGHUP, SIGKILL, SIGSTOP, SIGTERM, signal
 
-import faulty_time
 from launching import PATIENCE_S, Launch, curve, last_step
 from network_namespaces import OWN_NAMESPACES
 from rich.console import Console
@@ -82,6 +82,34 @@ FULL_BYTES = 1000
 """Largest file that workers may write while the disk stands for a full one: less than any checkpoint."""
 
 
+CLOCK = "PIPEPLAN_TEST_CLOCK"
+_SITE = f"""
+import mmap, os, struct, time
+
+with open(os.environ["{CLOCK}"], "rb") as _file:
+    _step = mmap.mmap(_file.fileno(), 8, prot=mmap.PROT_READ)
+_machine = time.time
+time.time = lambda: _machine() + struct.unpack("d", _step)[0]
+"""
+
+
+def clock_environment(folder: Path) -> dict[str, str]:
+    """Variables for processes whose `time.time()` steps by what `step_clock` writes into `folder`, which must stay.
+
+    Only this clock steps: what waits must go by `time.monotonic()`.
+    """
+    (folder / "sitecustomize.py").write_text(_SITE)
+    (folder / "clock").write_bytes(struct.pack("d", 0.0))
+    paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(paths), CLOCK: str(folder / "clock")}
+
+
+def step_clock(folder: Path, seconds: float) -> None:
+    """Set the clock so many seconds before or behind the machine's."""
+    with open(folder / "clock", "r+b", buffering=0) as file:
+        file.write(struct.pack("d", seconds))
+
+
 @dataclass
 class Chaos:
     """What came of the run."""
@@ -108,7 +136,7 @@ class Runs:
     def __init__(self, script: Path, run: Path) -> None:
         self._script, self.run = script, run
         self.folder = run.parent
-        self._clock = faulty_time.environment(self.folder)
+        self._clock = clock_environment(self.folder)
         self.launch = Launch(script, run, *OPTIONS, **self._clock)
         self.started = 1
         self._lines = 0
@@ -272,9 +300,9 @@ def _loopback(state: str) -> None:
 
 def clock_step(runs: Runs, draw: random.Random) -> None:
     """The clocks of all processes step by an hour, and after a while back."""
-    faulty_time.step(runs.folder, draw.choice([-3600.0, 3600.0]))
+    step_clock(runs.folder, draw.choice([-3600.0, 3600.0]))
     time.sleep(draw.uniform(1, 12))
-    faulty_time.step(runs.folder, 0.0)
+    step_clock(runs.folder, 0.0)
 
 
 def not_a_number(runs: Runs, draw: random.Random) -> None:

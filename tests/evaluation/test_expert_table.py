@@ -31,18 +31,3 @@ def test_a_row_has_the_answer_and_its_rivals(folder: Path, capsys: pytest.Captur
     assert list(expert_table.saved_rows([SMALL], folder)) == [row]
     expert_table.print_rows([row], markdown=True)
     assert f"| small model | 256 | {expert_table.answer_of(row)} | {row.microbatch} |" in capsys.readouterr().out
-
-
-def test_the_mixed_cluster_has_the_speed_of_the_model(folder: Path) -> None:
-    cluster = pipeplan.cluster(expert_table.cluster_of(SMALL, folder))
-    assert [cluster.speed_of([worker]) for worker in (0, 16)] == [1.0, 1.0]
-
-
-def test_what_cannot_be_solved_says_why(folder: Path) -> None:
-    row = expert_table.solved(expert_table.Question("small", "a100-8x1", 7), folder, 5, cpu=False)
-    assert row.problem.startswith("a batch of 7 samples cannot be cut")
-
-
-def test_all_questions_are_64_rows() -> None:
-    assert len(expert_table.questions([])) == 64
-    assert [one.name for one in expert_table.questions(["unet/mixed/*"])] == ["unet/mixed/512", "unet/mixed/4096"]

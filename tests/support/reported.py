@@ -101,7 +101,7 @@ def rows(columns: dict[str, list[Any]]) -> list[tuple[Any, ...]]:
 def write_run(folder: Path, source: ReportSource, *, slower: float = 1.25, timelines: bool = True) -> Path:
     """A run folder such as the executor would leave, of a straight plan that is so much slower than predicted.
 
-    Every worker computes six minibatches, one after the other.
+    Every worker passes six minibatches forward and back, one after the other.
     """
     digests = [source.root[name]["digest"].text() for name in ("profile", "cluster")]
     plan = source.plan.digest(*digests)
@@ -116,7 +116,7 @@ def write_run(folder: Path, source: ReportSource, *, slower: float = 1.25, timel
         own = {"wait_s": 0.001, "load_s": 0.002, "send_s": None}
         stages.append({"stage": index, "workers": list(load_.workers), "measured": own} | pairs)
         for replica, worker in enumerate(load_.workers) if timelines else ():
-            _timeline(folder, plan, worker, index, replica, slower * load_.forward_s)
+            _timeline(folder, plan, worker, index, replica, [slower * load_.forward_s, slower * load_.backward_s])
     summary = {
         "format": "pipeplan-summary",
         "version": 1,
@@ -133,10 +133,13 @@ def write_run(folder: Path, source: ReportSource, *, slower: float = 1.25, timel
     return folder
 
 
-def _timeline(folder: Path, plan: str, worker: int, stage: int, replica: int, forward_s: float) -> None:
-    ends = [0.0, *itertools.accumulate([forward_s] * 6)]
-    intervals = [["forward", number, *span] for number, span in enumerate(itertools.pairwise(ends))]
-    intervals.append(["all-reduce", 0, 0.0, ends[3]])
+def _timeline(folder: Path, plan: str, worker: int, stage: int, replica: int, passes_s: list[float]) -> None:
+    ends = [0.0, *itertools.accumulate(passes_s * 6)]
+    intervals = [
+        [("forward", "backward")[number % 2], number // 2, *span]
+        for number, span in enumerate(itertools.pairwise(ends))
+    ]
+    intervals.append(["all-reduce", 0, 0.0, ends[6]])
     document = {
         "format": "pipeplan-timeline",
         "version": 1,

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from literal import Recipe
+from schedule_shapes import depths_for
 
 from pipeplan_launch.plan.schedule import SCHEDULES, Action, ActionKind, Schedule, StageShape
 
@@ -146,14 +147,6 @@ def check(schedule: Schedule, pipeline: Sequence[StageShape], count: int, links:
         check_stream(stream, formula, stage, replica, count)
     if links:
         check_links(streams, pipeline)
-
-
-def depths_for(replicas: Sequence[int], more: Sequence[int]) -> list[int]:
-    """d_last = 1 and d_s = 1 + ⌈d_{s+1} r_{s+1} / r_s⌉, or as much more at each stage."""
-    depths: list[int] = []
-    for here, after, extra in reversed(list(zip(replicas, [*replicas[1:], 0], more, strict=True))):
-        depths.insert(0, 1 + extra + math.ceil((depths[0] if depths else 0) * after / here))
-    return depths
 
 
 def pipelines(schedule: Schedule, replicas: Sequence[int], more: Sequence[int] | int = 0) -> Iterator[list[StageShape]]:

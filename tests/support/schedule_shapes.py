@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pipeplan_launch.plan.schedule import (
-    SCHEDULES,
-    Schedule,
-    StageShape,
-)
+from collections.abc import Sequence
+
+from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
 from pipeplan_launch.plan.virtual_stages import most_held
 
 STASHING = SCHEDULES["1f1b-stashing"]
@@ -16,15 +14,21 @@ VIRTUAL = [schedule for schedule in SCHEDULES.values() if schedule.virtual is no
 ACCUMULATING = [schedule for schedule in TRAINING if schedule.accumulates]
 
 
+def depths_for(replicas: Sequence[int], more: Sequence[int] = ()) -> list[int]:
+    """The least depths that keep every stage fed, d_last = 1 and d_s = 1 + ⌈d_{s+1} r_{s+1} / r_s⌉, or as much more at
+    each stage as `more` says.
+    """
+    depths: list[int] = []
+    for here, after, extra in reversed(
+        list(zip(replicas, [*replicas[1:], 0], more or [0] * len(replicas), strict=True))
+    ):
+        depths.insert(0, 1 + extra - (-(depths[0] if depths else 0) * after // here))
+    return depths
+
+
 def shapes(replicas: tuple[int, ...], extra: int = 0) -> list[StageShape]:
-    """Shallow depths that do not deadlock: d_last = 1, d_s = 1 + ceil(d_{s+1} r_{s+1} / r_s)."""
-    result: list[StageShape] = []
-    depth = 1
-    for stage in reversed(range(len(replicas))):
-        if stage < len(replicas) - 1:
-            depth = 1 + -(-depth * replicas[stage + 1] // replicas[stage])
-        result.insert(0, StageShape(replicas[stage], depth + extra))
-    return result
+    """Shallow depths that do not deadlock, so much deeper at every stage."""
+    return [StageShape(count, depth + extra) for count, depth in zip(replicas, depths_for(replicas), strict=True)]
 
 
 def fitted(schedule: Schedule, replicas: tuple[int, ...], accumulate: int) -> list[StageShape]:

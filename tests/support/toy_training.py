@@ -7,12 +7,12 @@ from typing import Any
 
 import literal
 import torch
+from schedule_shapes import depths_for
 from torch import Tensor, nn
 from torch.nn import functional
 from toy_workers import (
     OPTIMIZERS,
     Toy,
-    depths,
     initial,
     initial_buffers,
     run_layer,
@@ -72,7 +72,7 @@ def train_literally(
 ) -> tuple[State, State]:
     """(weights, buffers) after the epochs, by the formula."""
     recipe = literal.Recipe(
-        schedule, tuple(replicas), tuple(depths(replicas)), accumulate or 1, 2, epochs, drops_last=not toy.dynamic
+        schedule, tuple(replicas), tuple(depths_for(replicas)), accumulate or 1, 2, epochs, drops_last=not toy.dynamic
     )
     cuts = [LAYERS[layers[0]] for layers in split_layers(len(replicas))[1:]]
     optimizer, data = OPTIMIZERS[toy.optimizer], toy_data(toy).train

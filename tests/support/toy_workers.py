@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from schedule_shapes import depths_for as depths
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
@@ -179,14 +180,6 @@ def toy_job(toy: Toy) -> Job:
         optimizer=OPTIMIZERS[toy.optimizer],
     )
     return FEATURES[toy.features](job)
-
-
-def depths(replicas: Sequence[int]) -> list[int]:
-    """As deep as keeps every stage fed."""
-    result = [1]
-    for stage in reversed(range(len(replicas) - 1)):
-        result.insert(0, 1 + -(-result[0] * replicas[stage + 1] // replicas[stage]))
-    return result
 
 
 def split_layers(stages: int) -> list[list[int]]:
