@@ -25,7 +25,7 @@ from pipeplan.planning.local_search import compact, improve, with_depths
 from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome, state_verdict
 from pipeplan.planning.run_solvers import Means, best_plan, certificate_of, refuse_contradiction, run_solvers
 from pipeplan.planning.settings import ProgressTracker, Report, Settings
-from pipeplan.planning.virtual_stages.solve_virtual import NO_PROOF, solve_with_virtual_stages
+from pipeplan.planning.virtual_stages.solve_virtual import solve_with_virtual_stages
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
@@ -63,7 +63,7 @@ def solve(
     tracker = ProgressTracker(report)
     deadline = deadline or Deadline.after(settings.time_limit_s)
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
-        return replace(_solve_virtual(problem, settings, deadline), choice=choice)
+        return replace(solve_with_virtual_stages(problem, settings, deadline), choice=choice)
     if problem.options.sharding.divides_weights:
         return _sharded_outcome(problem, settings, deadline, choice)
     search = _Search(problem, Means(settings, deadline, tracker), known, choice)
@@ -99,14 +99,6 @@ def _sharded_outcome(problem: Problem, settings: Settings, deadline: Deadline, c
         one.figure,
         choice,
     )
-
-
-def _solve_virtual(problem: Problem, settings: Settings, deadline: Deadline) -> Outcome:
-    """The outcome of a search for plans whose workers run several stages each, which has no certificate."""
-    found = solve_with_virtual_stages(problem, settings.maximum_cuts, deadline)
-    parts = found.plan, found.score, found.results, found.verdict, found.compared, found.phases_s
-    certificate = Certificate(None, NO_PROOF) if settings.certify else NO_CERTIFICATE
-    return Outcome(problem, *parts, found.bound_s, certificate, found.figure)
 
 
 @dataclass(frozen=True)
