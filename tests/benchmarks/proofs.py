@@ -34,8 +34,8 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, NotFoundInTimeError
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES, VIRTUAL
-from pipeplan.planning.candidates import Machines
-from pipeplan.planning.choose import Question, choose
+from pipeplan.planning.choose import choose
+from pipeplan.planning.question import Machines, Question
 from pipeplan.planning.settings import MAXIMUM_CUTS, Settings, SolveProgress
 from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import enumerate_cuts

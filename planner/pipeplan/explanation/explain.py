@@ -16,6 +16,7 @@ from pipeplan.planning.baselines import not_taken_because
 from pipeplan.planning.choose import Choice
 from pipeplan.planning.fast import reusing
 from pipeplan.planning.figure import figure_of
+from pipeplan.planning.infeasibility import Diagnosis
 from pipeplan.planning.outcome import TOLERANCE, Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -138,7 +139,7 @@ def _robustness(
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
     """The document that `pipeplan explain --json` prints."""
     score, second = explanation.evaluation, explanation.alternatives.second
-    return document_head(explanation.problem, feasible=True) | {
+    return _document_head(explanation.problem, feasible=True) | {
         "plan": explanation.plan.to_json() | {"config": explanation.plan.config},
         "minibatch_s": score.step_time_s,
         "step_s": explanation.step_s,
@@ -166,7 +167,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def document_head(problem: Problem, *, feasible: bool) -> dict[str, Any]:
+def _document_head(problem: Problem, *, feasible: bool) -> dict[str, Any]:
     """What the documents of all explanations begin with."""
     profile = problem.profile
     return {
@@ -175,6 +176,24 @@ def document_head(problem: Problem, *, feasible: bool) -> dict[str, Any]:
         "feasible": feasible,
         "profile": {"digest": profile.digest(), "model": profile.model_name, "minibatch": profile.minibatch},
         "cluster": problem.cluster.name,
+    }
+
+
+def diagnosis_json(problem: Problem, diagnosis: Diagnosis) -> dict[str, Any]:
+    """The document that `pipeplan explain --json` prints where there is no plan."""
+    enough, growth = diagnosis.enough, diagnosis.growth
+    return _document_head(problem, feasible=False) | {
+        "why": diagnosis.text,
+        "capacity_bytes": diagnosis.capacity_bytes if problem.options.memory else None,
+        "oversized": [
+            {"layers": list(group.layers), "needs_bytes": group.needs_bytes, "missing_bytes": group.missing_bytes}
+            for group in diagnosis.oversized
+        ],
+        "enough_memory": None
+        if enough is None
+        else {"bytes": enough.memory_bytes, "config": enough.plan.config, "stage": enough.stage},
+        "enough_machines": None if growth is None else {"unit": growth.unit, "count": growth.count, "now": growth.now},
+        "relaxed": list(diagnosis.relaxed),
     }
 
 

@@ -1,4 +1,4 @@
-"""The explanation that `pipeplan explain` prints, within 80 columns."""
+"""What `pipeplan explain` prints within 80 columns: the explanation of a plan, or why there is none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from pipeplan.explanation.explain import Explanation
 from pipeplan.explanation.sensitivity import ChangeEffect, Robustness
 from pipeplan.explanation.time_breakdown import TimeBreakdown
 from pipeplan.planning.baselines import UNIFORM_GRID
+from pipeplan.planning.infeasibility import Diagnosis
+from pipeplan.problem.problem import Problem
 from pipeplan.util.text import number_ranges, one_line
 from pipeplan.util.units import show_size, show_time
 
-MOST_LOADS = 6
+MOST_LOADS, MOST_LAYERS = 6, 8
 LONGEST_CONFIG = 19
 MATTERS = 1e-3
 """Relative gains below this count as none."""
@@ -198,3 +200,44 @@ def _robustness(robustness: Robustness | None) -> str:
         + (f" (else {rivals})" if rivals else "")
         + f". It is {robustness.median:.1%} behind the best in the median drawing, {robustness.worst:.1%} in the worst."
     )
+
+
+def diagnosis_parts(problem: Problem, diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    """Lines and a table on what does not fit, and on the changes that would make room for a plan."""
+    profile, cluster = problem.profile, problem.cluster
+    yield Text.assemble(
+        ("No plan", "bold"),
+        f" for {one_line(profile.model_name)}, minibatch {profile.minibatch}, on cluster "
+        f"{one_line(cluster.name)} ({describe_cluster(cluster)})",
+    )
+    if diagnosis.oversized:
+        yield _oversized(diagnosis)
+        left = len(diagnosis.oversized) - MOST_LAYERS
+        if left > 0:
+            yield f"and {left} more layers"
+    enough = diagnosis.enough
+    if enough is not None:
+        yield (
+            f"Least device memory that suffices: {show_size(enough.memory_bytes)} instead of "
+            f"{show_size(enough.now_bytes)}{'' if diagnosis.uniform else ' (the smallest; others alike)'}; "
+            f"stage {enough.stage} of {enough.plan.config} then needs all of it."
+        )
+    if diagnosis.growth is not None:
+        growth = diagnosis.growth
+        yield f"Fewest {growth.unit}s that would do: {growth.count} instead of {growth.now}."
+    elif not diagnosis.oversized and not diagnosis.unfinished:
+        yield "More workers alone would not do, as far as they were tried."
+    for flag in diagnosis.relaxed:
+        yield f"Without {flag} there is a plan."
+    if diagnosis.unfinished:
+        yield "There was no time to try everything that might help."
+
+
+def _oversized(diagnosis: Diagnosis) -> Table:
+    table = _table("too large for any device", "needs", f"of {show_size(diagnosis.capacity_bytes)}, missing")
+    for group in diagnosis.oversized[:MOST_LAYERS]:
+        name = (
+            group.name if len(group.layers) == 1 else f"{group.name} and {len(group.layers) - 1} that must be with it"
+        )
+        table.add_row(Text(one_line(name)), show_size(group.needs_bytes), show_size(group.missing_bytes))
+    return table

@@ -63,7 +63,7 @@ class Bounds:
         """For all plans of 1f1b-flush, by exact searches."""
         self.one_stage_s = float("inf")
         """Seconds per sample by the formulas of the fastest plan of one stage that keeps whole weights."""
-        self._relaxations: dict[bool, _Relaxation] = {}
+        self._relaxations: dict[bool, Relaxation] = {}
 
     def learn(self, size: int, sample_s: float) -> None:
         """Take over what an exact search has proven for 1f1b-flush."""
@@ -79,9 +79,9 @@ class Bounds:
         options = self._question.options
         if options.grid or options.stages == 1 or not (sizes and self._question.simulates):
             return
-        both = self._relaxations.setdefault(True, _Relaxation(self._question, splits=True))
+        both = self._relaxations.setdefault(True, Relaxation(self._question, splits=True))
         both.tighten(sizes, best_sample_s, deadline)
-        flush = self._relaxations.setdefault(False, _Relaxation(self._question, splits=False))
+        flush = self._relaxations.setdefault(False, Relaxation(self._question, splits=False))
         flush.main = both.main
         flush.bounds = {
             size: max(one.get(size, 0.0) for one in (flush.bounds, both.bounds, self.searched)) for size in sizes
@@ -97,7 +97,7 @@ class Bounds:
 
 
 @dataclass
-class _Relaxation:
+class Relaxation:
     """The bounds on the pipelines of one schedule."""
 
     question: Question

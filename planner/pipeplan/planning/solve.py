@@ -6,9 +6,8 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.cost.formulas import ROUNDING
@@ -19,15 +18,15 @@ from pipeplan.plan.schedules import VIRTUAL
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import UNIFORM_GRID, Baseline, listed_plan, satisfies_options, why_not_listed
 from pipeplan.planning.candidate_search import UNIFORM
+from pipeplan.planning.candidates import Candidate
 from pipeplan.planning.choose import Choice
 from pipeplan.planning.figure import Figure, FiguredPlan, figured, simplest_of
 from pipeplan.planning.local_search import compact, improve, with_depths
 from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome, state_verdict
 from pipeplan.planning.run_solvers import Means, best_plan, certificate_of, refuse_contradiction, run_solvers
 from pipeplan.planning.settings import ProgressTracker, Report, Settings
-from pipeplan.planning.virtual_stages.solve_virtual import NO_PROOF, solve_with_virtual_stages
+from pipeplan.planning.virtual_stages.solve_virtual import solve_with_virtual_stages
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
-from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.certificate import Certificate
 from pipeplan.solvers.result import Result, Status
@@ -63,7 +62,7 @@ def solve(
     tracker = ProgressTracker(report)
     deadline = deadline or Deadline.after(settings.time_limit_s)
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
-        return replace(_solve_virtual(problem, settings, deadline), choice=choice)
+        return replace(solve_with_virtual_stages(problem, settings, deadline), choice=choice)
     if problem.options.is_listed:
         return _listed_outcome(problem, settings, deadline, choice)
     search = _Search(problem, Means(settings, deadline, tracker), known, choice)
@@ -101,38 +100,6 @@ def _listed_outcome(problem: Problem, settings: Settings, deadline: Deadline, ch
         one.figure,
         choice,
     )
-
-
-def _solve_virtual(problem: Problem, settings: Settings, deadline: Deadline) -> Outcome:
-    """The outcome of a search for plans whose workers run several stages each, which has no certificate."""
-    found = solve_with_virtual_stages(problem, settings.maximum_cuts, deadline)
-    parts = found.plan, found.score, found.results, found.verdict, found.compared, found.phases_s
-    certificate = Certificate(None, NO_PROOF) if settings.certify else NO_CERTIFICATE
-    return Outcome(problem, *parts, found.bound_s, certificate, found.figure)
-
-
-@dataclass(frozen=True)
-class _Rival:
-    """A figured plan of the problem, as the rule of simplicity compares it."""
-
-    found: FiguredPlan
-    problem: Problem
-
-    @property
-    def plan(self) -> Plan:
-        return self.found.plan
-
-    @property
-    def cluster(self) -> Cluster:
-        return self.problem.cluster
-
-    @property
-    def sample_s(self) -> float:
-        return self.found.step_s
-
-    @property
-    def sharding(self) -> Sharding:
-        return self.problem.options.sharding
 
 
 class _Search:
@@ -213,10 +180,10 @@ class _Search:
         if settings.simplify:
             # A known plan may already be slower than the fastest of a wider search, by all that is tolerated.
             known_s = min((one.step_s for one in found if one.plan in self._known), default=math.inf)
-            rivals = [_Rival(one, problem) for one in found if one.step_s <= known_s]
-            self._figured = simplest_of(rivals).found
-        else:
-            self._figured = min(found, key=lambda one: one.step_s)
+            rivals = [Candidate("", problem, one.plan, one.figure) for one in found if one.step_s <= known_s]
+            simplest = simplest_of(rivals).plan
+            found = [one for one in found if one.plan == simplest]
+        self._figured = min(found, key=lambda one: one.step_s)
         self._compared = tuple(self._with_figure(one, ends) for one in self._baselines())
 
     def _figured_plan(self, plan: Plan, deadline: Deadline) -> FiguredPlan | None:

@@ -24,9 +24,9 @@ from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.updates import Updates
 from pipeplan.planning import figure
-from pipeplan.planning.candidates import Machines, problem_of, sizes_for
 from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.question import Machines, problem_of, sizes_for
 from pipeplan.planning.settings import Settings
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile

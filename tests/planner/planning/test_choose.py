@@ -14,9 +14,12 @@ from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.from_options.build_problem import Request, build_problem
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.planning import candidates
-from pipeplan.planning.candidates import Candidate, Machines, candidate_of, problem_of, sizes_for
-from pipeplan.planning.choose import ANY, DDP, ONE_SERVER, UNIFORM, ZERO_1, Choice, Question, choose
+from pipeplan.planning.candidate_search import DDP, ONE_SERVER, UNIFORM, ZERO_1
+from pipeplan.planning.candidates import Candidate, candidate_of
+from pipeplan.planning.choose import Choice, choose
 from pipeplan.planning.figure import TOLERANCE
+from pipeplan.planning.local_search import PlanSearch
+from pipeplan.planning.question import ANY, Machines, Question, problem_of, sizes_for
 from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.profile import Size
 from pipeplan.util.deadline import NO_DEADLINE
@@ -154,7 +157,7 @@ def test_ctrl_c_leaves_the_candidate_that_is_being_improved(monkeypatch: pytest.
     def stop(*_given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(candidates, "improve", stop)
+    monkeypatch.setattr(PlanSearch, "climb", stop)
     machines = Machines(pipeplan.read_profile("mnist-v100"), pipeplan.cluster("C"))
     choice = choose(Question(machines, options_for("cuda")))
     assert choice.taken.kind == DDP, "the first candidate"
@@ -163,9 +166,9 @@ def test_ctrl_c_leaves_the_candidate_that_is_being_improved(monkeypatch: pytest.
 
 def test_the_bounds_are_those_of_all_candidates() -> None:
     choice = _choice("vgg16-v100", "A")
-    slow, fast = 1.0, min(choice.bounds.values()) / 2
-    divided = replace(choice, sharded_sample_s=fast)
-    assert divided.bound_sample_s == fast
+    slow, fast = 1.0, min(choice.proven.flush.values()) / 2
+    divided = replace(choice, proven=replace(choice.proven, divided_s=fast))
+    assert divided.proven.sample_s == fast
     assert divided.bound_s(slow) == fast * choice.taken.problem.profile.minibatch
 
 

@@ -25,9 +25,9 @@ import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.plan.updates import Updates
 from pipeplan.planning import figure
-from pipeplan.planning.candidates import Machines, problem_of
 from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.question import Machines, problem_of
 from pipeplan.planning.settings import Settings
 from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.layers import Layer, Tensor

@@ -20,7 +20,7 @@ from pipeplan.drawing.answer import MOST_LINES, answer_lines
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.target import export_files, export_target
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.choose import FSDP, HSDP
+from pipeplan.planning.candidate_search import FSDP, HSDP
 from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings

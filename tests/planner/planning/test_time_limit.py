@@ -18,10 +18,10 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, NotFoundInTimeError
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan
 from pipeplan.planning import baselines, figure, run_solvers, solve
-from pipeplan.planning.candidates import Machines
-from pipeplan.planning.choose import Question, choose
+from pipeplan.planning.choose import choose
 from pipeplan.planning.infeasibility import diagnose, why_infeasible
 from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.question import Machines, Question
 from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options

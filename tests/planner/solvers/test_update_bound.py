@@ -10,9 +10,9 @@ from flush_plans import drawn_flush_plans
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.schedules import FLUSH, ZERO_BUBBLE
-from pipeplan.planning.candidates import Machines
-from pipeplan.planning.choose import Question, choose
+from pipeplan.planning.choose import choose
 from pipeplan.planning.prove import Relaxation
+from pipeplan.planning.question import Machines, Question
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
@@ -56,12 +56,13 @@ CASES = {
 
 @pytest.mark.parametrize(("machines", "options", "least"), CASES.values(), ids=CASES)
 def test_the_bound_is_between_the_work_and_the_best_plan(machines: Machines, options: Options, least: float) -> None:
-    choice = choose(Question(machines, options, batch=16))
+    question = Question(machines, options, batch=16)
+    choice = choose(question)
     fastest = min(one.sample_s for one in choice.rivals if len(one.plan.stages) > 1)
-    bound = Relaxation(machines, options, 16, splits=True)
+    bound = Relaxation(question, splits=True)
     bound.tighten([1], fastest, NO_DEADLINE)
     assert 6.0 * least <= bound.bounds[1] <= fastest
-    assert choice.bound_sample_s >= bound.bounds[1]
+    assert choice.proven.sample_s >= bound.bounds[1]
 
 
 def test_every_cut_has_a_cut_of_the_main_units_with_no_larger_totals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,9 @@ from pipeplan.cli.output import note, print_answer, print_json, print_warning, s
 from pipeplan.cli.problem_options import GroupedCommand, problem_options, solver_option
 from pipeplan.cli.solving import problem_of
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.explanation import infeasible
-from pipeplan.explanation.explain import RobustnessSettings, explain_plan, explanation_json
+from pipeplan.explanation.explain import RobustnessSettings, diagnosis_json, explain_plan, explanation_json
 from pipeplan.explanation.sensitivity import check_spread
-from pipeplan.explanation.terminal import explanation_parts
+from pipeplan.explanation.terminal import diagnosis_parts, explanation_parts
 from pipeplan.from_options.build_problem import BuiltProblem
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.infeasibility import Diagnosis, diagnose
@@ -130,8 +129,8 @@ def _refuse_problem_options(path: Path) -> None:
 def _explain_infeasible(problem: Problem, diagnosis: Diagnosis, as_json: bool) -> NoReturn:
     """Print why there is no plan, and raise an `InfeasibleError` with the diagnosis in one line."""
     if as_json:
-        print_json(infeasible.diagnosis_json(problem, diagnosis))
+        print_json(diagnosis_json(problem, diagnosis))
     else:
-        print_answer(infeasible.diagnosis_parts(problem, diagnosis), fold=True, narrow=True)
+        print_answer(diagnosis_parts(problem, diagnosis), fold=True, narrow=True)
     sys.stdout.flush()
     raise InfeasibleError(diagnosis.text)

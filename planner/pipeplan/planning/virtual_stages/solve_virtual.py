@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from pipeplan.cost.evaluate import Evaluation
-from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import FLUSH
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.figure import Figure
-from pipeplan.planning.outcome import Verdict, search_verdict
+from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome, search_verdict
+from pipeplan.planning.settings import Settings
 from pipeplan.planning.virtual_stages.virtual_search import search_virtual
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
+from pipeplan.solvers.dp.certificate import Certificate
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline, OutOfTime
 
@@ -23,22 +23,8 @@ BEST_FLUSH = "best plan of 1f1b-flush"
 NO_PROOF = "plans whose workers run several stages are searched for, not proven"
 
 
-@dataclass(frozen=True)
-class VirtualSolution:
-    """The parts of an outcome."""
-
-    plan: Plan
-    score: Evaluation
-    results: tuple[Result, ...]
-    verdict: Verdict
-    compared: tuple[Baseline, ...]
-    figure: Figure
-    bound_s: float
-    phases_s: dict[str, float]
-
-
-def solve_with_virtual_stages(problem: Problem, maximum_cuts: int, deadline: Deadline) -> VirtualSolution:
-    """The best plan of the problem's schedule that the search finds, and what it is compared with.
+def solve_with_virtual_stages(problem: Problem, settings: Settings, deadline: Deadline) -> Outcome:
+    """The best plan of the problem's schedule that the search finds, and what it is compared with, but no certificate.
 
     Raises `InfeasibleError` where none fits.
     """
@@ -46,21 +32,23 @@ def solve_with_virtual_stages(problem: Problem, maximum_cuts: int, deadline: Dea
     found = search_virtual(problem, deadline.share(0.6))
     searched_s = time.perf_counter() - began
     best = found.plans[0]
+    step_s, bound_s = best.score.step_time_s, min(found.bound_s, best.score.step_time_s)
     note = "" if best.simulated_s is not None else "no time was left to simulate it"
-    figure = Figure(best.score.step_time_s, best.simulated_s, best.minibatches, note)
+    figure = Figure(step_s, best.simulated_s, best.minibatches, note)
     flushing = replace(problem, options=replace(problem.options, schedule=FLUSH, virtual_stages=None, stages=None))
-    compared = _baselines(flushing, maximum_cuts, deadline)
-    status = Status.FEASIBLE if best.score.step_time_s > found.bound_s * (1 + 1e-6) else Status.OPTIMAL
-    result = Result("search", status, best.plan, best.score.step_time_s, found.bound_s, searched_s, charged=True)
-    return VirtualSolution(
+    compared = _baselines(flushing, settings.maximum_cuts, deadline)
+    status = Status.FEASIBLE if step_s > found.bound_s * (1 + 1e-6) else Status.OPTIMAL
+    return Outcome(
+        problem,
         best.plan,
         best.score,
-        (result,),
-        search_verdict(figure.step_s, min(found.bound_s, best.score.step_time_s)),
+        (Result("search", status, best.plan, step_s, found.bound_s, searched_s, charged=True),),
+        search_verdict(figure.step_s, bound_s),
         compared,
-        figure,
-        min(found.bound_s, best.score.step_time_s),
         {"search": searched_s, "baselines": time.perf_counter() - began - searched_s},
+        bound_s,
+        Certificate(None, NO_PROOF) if settings.certify else NO_CERTIFICATE,
+        figure,
     )
 
 
