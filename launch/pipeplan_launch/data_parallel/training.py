@@ -218,14 +218,14 @@ class DataParallelTraining(TrainingEngine):
         self._program = program
         if place.recomputes:
             recompute_blocks(program.model)
-        self._wrapper, self._hooks = _wrapped(program, group, mesh)
+        self._wrapper, hooks = _wrapped(program, group, mesh)
         passes = {
             ActionKind.FORWARD: self._forward,
             ActionKind.BACKWARD: self._backward,
             ActionKind.REDUCE: self._complete_rounds,
         }
         optimiser = StageOptimizer(place, flush, sharing=sharing)
-        super().__init__(place, transport, recorder, passes, group, optimiser)
+        super().__init__(place, transport, recorder, passes, group, optimiser, hooks)
         if mesh is not None:
             assert group is not None
             self.divided = DividedWeights(self.trained, dist.get_rank(group), dist.get_world_size(group))
@@ -244,10 +244,6 @@ class DataParallelTraining(TrainingEngine):
     def sharded_root(self) -> torch.nn.Module | None:
         """The module that runs a function of the model while it gathers weights; None where replicas hold them all."""
         return self._wrapper.module if isinstance(self._wrapper, Sharded) else None
-
-    def hooks(self) -> Mapping[str, Mapping[int, GradientHook]]:
-        """The user's hooks on the gradients of parameters, by parameter name."""
-        return self._hooks
 
     @contextmanager
     def running(self, segment: Segment) -> Iterator[None]:

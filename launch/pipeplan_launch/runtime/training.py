@@ -48,8 +48,10 @@ class TrainingEngine(Engine):
         passes: Mapping[ActionKind, ActionHandler],
         group: dist.ProcessGroup | None,
         optimiser: StageOptimizer,
+        hooks: Mapping[str, Mapping[int, GradientHook]] | None = None,
     ) -> None:
         """`passes`: the handlers of all actions but U. `group`: the replicas of this stage, None if there is only one.
+        `hooks`: the user's hooks on gradients, by parameter name; by default those of the parameters.
 
         Raises `LaunchError` for a job without a loss.
         """
@@ -64,6 +66,7 @@ class TrainingEngine(Engine):
         self.trained, self.optimizer = optimiser.trained, optimiser.optimizer
         self.rates = optimiser.rates
         self._versions = optimiser.versions
+        self._hooks = parameter_hooks(self.trained) if hooks is None else hooks
         self._group = group
         self._group_size = self.schedule.group_size(self.shapes[place.stage])
         self._fresh = False
@@ -127,10 +130,6 @@ class TrainingEngine(Engine):
         """Wait for the mean of the present group's gradients; returns it by parameter name."""
         raise NotImplementedError
 
-    def hooks(self) -> Mapping[str, Mapping[int, GradientHook]]:
-        """The user's hooks on the gradients of parameters, by parameter name."""
-        return parameter_hooks(self.trained)
-
     def wait_for_gradients(self, group: int, lap: Stopwatch) -> dict[str, Tensor]:
         """The averaged gradients of a group, by parameter name, once its all-reduce is done, as the hooks of their
         parameters return them.
@@ -143,7 +142,7 @@ class TrainingEngine(Engine):
         if own:
             self.step_of(own[-1]).sync_s += synchronised
         with self.calling("a hook on a parameter", own[-1] if own else group * self._group_size):
-            return hooked_gradients(averaged, self.hooks())
+            return hooked_gradients(averaged, self._hooks) if self._hooks else averaged
 
     def clip(self, averaged: Mapping[str, Tensor]) -> None:
         """Clip the gradients of an update, of all stages of this worker, in place."""

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.telemetry.run_folder import CauseFields
 
 AS_PREDICTED = 0.03
@@ -30,7 +31,6 @@ WORTH_SAYING = 0.1
 """Share of a worker's busy time above which a message mentions waiting for a core."""
 MOST_WAITING = 0.95
 """Largest share of a worker's busy time that counts as waiting for a core."""
-FLUSHING = ("gpipe", "1f1b-flush", "zb-h1")
 
 AT_UPDATES = ("update_s", "sync_s")
 OWN_WORK = ("load_s", "send_s", "other_s")
@@ -40,8 +40,6 @@ _IN_PASSES = ("forward_s", "backward_s", *OWN_WORK)
 """The terms that a calibrated profile predicts as one, because its passes include the executor's own time."""
 
 MACHINE, EXECUTOR, PROGRAMS, NETWORK, WAITING, LINK = "machine", "executor", "programs", "network", "waiting", "link"
-_SOURCES = {CORE: PROGRAMS, "sync_s": NETWORK, **dict.fromkeys(OWN_WORK, EXECUTOR)}
-_SOURCES |= dict.fromkeys(("forward_s", "backward_s", "update_s", PASSES), MACHINE)
 _LINES = {
     MACHINE: "this machine: passes and updates, beside those of the profile",
     EXECUTOR: "the executor: reading samples, sending, and all else that it does",
@@ -49,18 +47,18 @@ _LINES = {
     NETWORK: "the network: all-reduces, and messages that were waited for",
     WAITING: "waiting: no worker was busy, as times vary and minibatches are handed on late",
 }
-_SUBJECTS = {
-    "forward_s": ("forward", "stage {}'s forward"),
-    "backward_s": ("backward", "stage {}'s backward"),
-    "update_s": ("update", "stage {}'s update"),
-    "sync_s": ("all-reduce", "waiting for all-reduces at stage {}"),
-    "load_s": ("reading of samples", "reading samples at stage {}"),
-    "send_s": ("handing over of tensors", "handing tensors over at stage {}"),
-    "other_s": ("executor itself", "the executor's own work at stage {}"),
-    PASSES: (PASSES, "stage {}'s passes, with what the executor does besides,"),
-    CORE: (CORE, "waiting for a core at stage {}"),
+_TERMS = {
+    "forward_s": (MACHINE, "forward", "stage {}'s forward"),
+    "backward_s": (MACHINE, "backward", "stage {}'s backward"),
+    "update_s": (MACHINE, "update", "stage {}'s update"),
+    "sync_s": (NETWORK, "all-reduce", "waiting for all-reduces at stage {}"),
+    "load_s": (EXECUTOR, "reading of samples", "reading samples at stage {}"),
+    "send_s": (EXECUTOR, "handing over of tensors", "handing tensors over at stage {}"),
+    "other_s": (EXECUTOR, "executor itself", "the executor's own work at stage {}"),
+    PASSES: (MACHINE, PASSES, "stage {}'s passes, with what the executor does besides,"),
+    CORE: (PROGRAMS, CORE, "waiting for a core at stage {}"),
 }
-"""(kind of the cause, subject of its sentence) by term."""
+"""(source, kind of the cause, subject of its sentence) by term."""
 
 Terms = Mapping[str, float]
 """Seconds per minibatch for which a worker is busy, by term."""
@@ -137,7 +135,7 @@ def _model_of(summary: Mapping[str, Any]) -> StepTimeModel | None:
     known = [stage for stage in stages if stage is not None]
     if len(known) < len(stages):
         return None
-    batch = summary["accumulate"] if summary["schedule"] in FLUSHING else None
+    batch = summary["accumulate"] if SCHEDULES[summary["schedule"]].flushes else None
     return StepTimeModel(known, [0, *itertools.accumulate(summary["server_sizes"])], batch)
 
 
@@ -191,12 +189,12 @@ def difference(summary: Mapping[str, Any]) -> dict[str, float]:
         return {}
     predicted, measured = summary["minibatch_s"]["predicted"], summary["minibatch_s"]["measured"]
     step_time = _within(model, predicted, measured)
-    sources = sorted({_SOURCES[name] for name in model.stages[0].predicted})
+    sources = sorted({_TERMS[name][0] for name in model.stages[0].predicted})
 
     def exchanged(chosen: frozenset[str]) -> float:
         """The step time with the measured times of some sources, and the predicted ones of the others."""
         pairs = [(one.predicted, one.measured) for one in model.stages]
-        return step_time([{t: (new if _SOURCES[t] in chosen else old)[t] for t in old} for old, new in pairs])
+        return step_time([{t: (new if _TERMS[t][0] in chosen else old)[t] for t in old} for old, new in pairs])
 
     counts = range(len(sources) + 1)
     known = {frozenset(one): exchanged(frozenset(one)) for n in counts for one in itertools.combinations(sources, n)}
@@ -260,7 +258,7 @@ def first_cause(summary: Mapping[str, Any]) -> CauseFields | None:
     share, waiting = shares[index, name], 1.0 - explained(after)
     if waiting > share or not share:
         return _waiting(model, predicted, measured, waiting)
-    return CauseFields(_text(model.stages[index], index, name, share), _SUBJECTS[name][0], index, share)
+    return CauseFields(_text(model.stages[index], index, name, share), _TERMS[name][1], index, share)
 
 
 def _text(stage: StageBusyTimes, index: int, name: str, share: float) -> str:
@@ -271,7 +269,7 @@ def _text(stage: StageBusyTimes, index: int, name: str, share: float) -> str:
     if predicted > 0:
         verb = "take" if name == PASSES else "takes"
         took = f"{verb} {measured / predicted:.2f} times the predicted time ({figure}, predicted {_ms(predicted)})"
-    subject = _SUBJECTS[name][1].format(index)
+    subject = _TERMS[name][2].format(index)
     return f"{subject} {took}: {_reason(stage, name)} (this alone explains {share:.0%} of the difference)"
 
 
@@ -283,7 +281,7 @@ def _reason(stage: StageBusyTimes, name: str) -> str:
         why += f", and its weights are copied for the {stage.versions} versions that it may keep"
     elif name != "update_s" and stage.modelled:
         why = "its profile is an estimate, not measured"
-    if _SOURCES[name] == MACHINE:
+    if _TERMS[name][0] == MACHINE:
         return f"{why}; `pipeplan calibrate` predicts by what was measured"
     if name == "sync_s":
         return "their link, and the slowest of the replicas, decide" if slower else "they hide behind computing"
