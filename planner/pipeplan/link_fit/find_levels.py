@@ -19,6 +19,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeplan.errors import InputError
+from pipeplan.util.text import number_ranges
 
 GAP = 1.7
 """Least ratio of the slowest rate of a level to the fastest rate of the next one."""
@@ -179,10 +180,4 @@ def _check_order(partition: Partition, which: str, places: Sequence[Hashable]) -
 
 def _shown(partition: Partition) -> str:
     """A partition as text, `0-3 | 4-7`, with at most four components."""
-    shown = []
-    for component in partition[:4]:
-        if len(component) > 1 and component[-1] - component[0] == len(component) - 1:
-            shown.append(f"{component[0]}-{component[-1]}")
-        else:
-            shown.append(",".join(map(str, component)))
-    return " | ".join(shown) + (" | …" if len(partition) > 4 else "")
+    return " | ".join(map(number_ranges, partition[:4])) + (" | …" if len(partition) > 4 else "")

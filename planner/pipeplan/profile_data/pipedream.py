@@ -19,8 +19,6 @@ from pipeplan.profile_data.profile import LARGEST_MINIBATCH, Profile
 from pipeplan.util import graph
 from pipeplan.util.files import read_text
 
-TOOL = "the text format of PipeDream's profiler"
-
 _NUMBER = r"-?(?:[0-9.]+(?:[eE][+-]?[0-9]+)?|nan|inf)"
 _NODE = re.compile(
     rf"(?P<id>\S+) -- (?P<description>.*) -- forward_compute_time=(?P<forward>{_NUMBER}), "
@@ -124,7 +122,7 @@ def _profile(
         provenance=Provenance(
             kind="imported",
             device_name=device_name,
-            how=f"imported from {path.name}, {TOOL}",
+            how=f"imported from {path.name}, the text format of PipeDream's profiler",
             pipeplan=__version__,
             notes=tuple(notes),
         ),

@@ -80,7 +80,7 @@ def test_unequal_groups_of_servers_are_left_out_and_said() -> None:
 
     found = find_levels(pairs(8, rate), [rank // 2 for rank in range(8)])
     assert found.partitions == (runs(8, 2), runs(8, 8))
-    assert found.notes[0].startswith("0-5 | 6-7 are near each other")
+    assert found.notes[0].startswith("0-5 | 6,7 are near each other")
 
 
 def test_what_is_near_across_servers_is_left_out_and_said() -> None:
