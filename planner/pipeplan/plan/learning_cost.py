@@ -15,7 +15,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, VERTICAL
 
 SOURCE = "docs/evidence/learning.md, by tests/benchmarks/delays.py"
-ADAMW, MOMENTUM, NADAM = "AdamW", "SGD with momentum", "NAdam"
+ADAMW, MOMENTUM, NADAM, MUON = "AdamW", "SGD with momentum", "NAdam", "Muon"
 FALLING, UNIFORM, REPLICATED = "falling to the last stage", "the same at every stage", "with replicated stages"
 """How delays are spread over the stages: as in a straight pipeline with stashing, as in 2BW and vertical sync, and
 otherwise."""
@@ -30,12 +30,14 @@ def is_helped(optimizer: str, state_ratio: float) -> bool:
 
     It harms SGD without momentum, and slows NAdam down; of others nothing is known.
     """
-    return _measured_name(optimizer, state_ratio) in (ADAMW, MOMENTUM)
+    return _measured_name(optimizer, state_ratio) in (ADAMW, MOMENTUM, MUON)
 
 
 def _measured_name(optimizer: str, state_ratio: float) -> str:
     """The name under which an optimiser was measured, if it was: Adam counts as AdamW."""
-    return {"Adam": ADAMW, "SGD": MOMENTUM if state_ratio else "SGD without momentum"}.get(optimizer, optimizer)
+    return {"Adam": ADAMW, "MuonWithAdamW": MUON, "SGD": MOMENTUM if state_ratio else "SGD without momentum"}.get(
+        optimizer, optimizer
+    )
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,21 @@ CASES: tuple[LearningCase, ...] = (
         (UNIFORM, 4, "ef", 5, 5, 3.50, 0.83),
         (UNIFORM, 8, "none", 5, 5, 4.13, 0.98),
         (UNIFORM, 8, "ef", 5, 5, 5.15, 0.95),
+    ),
+    *_cases(
+        *("digits", MUON, Epochs(3.70, 1.45)),
+        (UNIFORM, 1, "none", 5, 5, 3.63, 0.90),
+        (UNIFORM, 1, "ef", 5, 5, 2.69, 0.78),
+        (UNIFORM, 2, "none", 5, 5, 5.12, 1.47),
+        (UNIFORM, 2, "ef", 5, 5, 4.02, 1.59),
+        (UNIFORM, 4, "none", 5, 5, 6.75, 0.91),
+        (UNIFORM, 4, "ef", 4, 5, 4.75, 1.38),
+        (UNIFORM, 8, "none", 1, 5, 9.60, 0),
+        (UNIFORM, 8, "ef", 4, 5, 9.26, 0.44),
+        (FALLING, 2, "none", 5, 5, 3.71, 0.64),
+        (FALLING, 2, "ef", 5, 5, 3.75, 0.93),
+        (REPLICATED, 2, "none", 5, 5, 5.65, 1.23),
+        (REPLICATED, 2, "ef", 5, 5, 4.32, 1.08),
     ),
 )
 """All cases of docs/evidence/learning.md whose seeds that reach the goal are recorded."""

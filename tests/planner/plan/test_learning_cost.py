@@ -14,6 +14,7 @@ from pipeplan.plan.learning_cost import (
     CASES,
     FALLING,
     MOMENTUM,
+    MUON,
     NADAM,
     REPLICATED,
     UNIFORM,
@@ -31,7 +32,7 @@ WAYS = {
     (FALLING, 2): "1f1b-stashing 1-1-1",
     (REPLICATED, 2): "1f1b-stashing 2-1",
 }
-OPTIMIZERS = {"AdamW": ADAMW, "SGD": MOMENTUM, "NAdam": NADAM}
+OPTIMIZERS = {"AdamW": ADAMW, "SGD": MOMENTUM, "NAdam": NADAM, "Muon": MUON}
 
 
 def _plan(replicas: tuple[int, ...], depths: tuple[int, ...], schedule: str, accumulate: int | None = None) -> Plan:
