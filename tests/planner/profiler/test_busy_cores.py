@@ -172,22 +172,19 @@ def test_a_profile_has_both(model: str) -> None:
     assert all((layer.loaded_update_s > 0) is (layer.update_s > 0) for layer in found.layers)
 
 
+def loses_all(self: BusyCores) -> None:
+    for copy in self._copies:
+        os.kill(copy, signal.SIGKILL)
+
+
 def test_times_under_less_load_than_wanted_are_left_out(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def loses_all(self: BusyCores) -> None:
-        for copy in self._copies:
-            os.kill(copy, signal.SIGKILL)
-
-    monkeypatch.setattr(BusyCores, "start", loses_all)
-    found = profile_model(model, ProfilerOptions(repeats=3, load=True))
-    assert found.provenance.load_processes == 0
-    assert any("has ended" in note for note in found.provenance.notes)
-
-
-def test_they_are_left_out_where_memory_is_short(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeplan.profiler.busy_cores.free_bytes", lambda: 1 << 20)
-    found = profile_model(model, ProfilerOptions(repeats=3, load=True))
-    assert found.provenance.load_processes == 0
-    assert any("1 MiB are free" in note for note in found.provenance.notes)
+    memory = "pipeplan.profiler.busy_cores.free_bytes"
+    for target, changed, said in ((memory, lambda: 1 << 20, "1 MiB are free"), (None, loses_all, "has ended")):
+        with monkeypatch.context() as patched:
+            patched.setattr(*([target, changed] if target else [BusyCores, "start", changed]))
+            found = profile_model(model, ProfilerOptions(repeats=3, load=True))
+        assert found.provenance.load_processes == 0
+        assert any(said in note for note in found.provenance.notes)
 
 
 def test_the_load_is_for_one_thread_on_a_cpu() -> None:

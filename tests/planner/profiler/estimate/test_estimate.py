@@ -53,9 +53,6 @@ def test_a_linear_layer_multiplies_once_forwards_and_twice_backwards_but_the_fir
     first, second = 2 * 64 * 100 * 200, 2 * 64 * 200 * 50
     assert flops("mlp", "0") == (first, first)
     assert flops("mlp", "2") == (second, 2 * second)
-
-
-def test_bytes_of_a_linear_layer() -> None:
     _, counts = counted("mlp")
     (work,) = counts.forward["2"]
     assert work.bytes == 4 * (64 * 200 + 200 * 50 + 50 + 64 * 50)
@@ -293,15 +290,11 @@ def test_bundled_profiles_are_what_their_script_makes(name: str) -> None:
     assert script.text_of(kept).count("\n") < 400
 
 
-def _job(**options: object) -> Job:
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    samples = [(torch.randn(8), torch.tensor(index % 4)) for index in range(12)]
-    return Job(model, loss=nn.functional.cross_entropy, data=lambda: Data(samples), **options)  # type: ignore[arg-type]
-
-
 def test_two_products_forward_and_three_backward() -> None:
     """The first product's input needs no gradient, so that the backward pass has one product less."""
-    job = _job(tokens_per_sample=8)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    samples = [(torch.randn(8), torch.tensor(index % 4)) for index in range(12)]
+    job = Job(model, loss=nn.functional.cross_entropy, data=lambda: Data(samples), tokens_per_sample=8)
     first, second = 2 * 8 * 16, 2 * 16 * 4
     flops = (SampleFlops("matmul", "float32", first + second, first + 2 * second),)
     assert counted_work(job, trace_job(job, 6, "layer"), 6) == SampleWork(flops, 8, 12)
