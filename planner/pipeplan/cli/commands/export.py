@@ -23,7 +23,6 @@ from pipeplan.errors import InputError
 from pipeplan.exports import TARGET_NAMES
 from pipeplan.exports.target import ExportTarget, export_files, export_lines, export_target, write_export
 from pipeplan.problem import plan_file
-from pipeplan.problem.plan_profile import profile_of_plan
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launcher import Launcher, LauncherSetting
 from pipeplan.rendering.launchers import LAUNCHERS
@@ -123,9 +122,8 @@ def _trainer_command(target: ExportTarget) -> click.Command:
     @plan_profile_option
     @quiet_option
     def run(plan: Path, output: Path | None, force: bool, profile_file: Path | None) -> None:
-        path, root = plan_file.plan_file(plan), plan_file.read_plan_document(plan)
-        solved = plan_file.plan_from_document(root, profile_of_plan(root, path, profile_file))
-        folder = output or path.parent / target.name
+        solved = plan_file.read_plan(plan, profile_file)
+        folder = output or plan_file.plan_file(plan).parent / target.name
         files = export_files(target, *solved)
         write_export(folder, files, force=force)
         for line in export_lines(target, folder, files, *solved):

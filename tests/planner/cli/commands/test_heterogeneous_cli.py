@@ -64,7 +64,7 @@ def test_a_plan_gives_every_worker_what_it_can_do(run: Run) -> None:
     explained = run("explain", "plan", "--samples", "0")
     rows = [line.split()[:3] for line in explained.out.splitlines()]
     assert ["1", "1", "0"] in rows
-    assert ["2", "4", "1-2"] in rows
+    assert ["2", "4", "1,2"] in rows
     plan = json.loads(Path("plan/plan.json").read_text())
     # One ninth of the speed is on the first server, and so one layer of nine.
     assert [len(stage["layers"]) for stage in plan["plan"]["stages"]] == [1, 8]
