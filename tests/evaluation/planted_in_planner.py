@@ -269,8 +269,8 @@ PLANNER = (
     ),
     (
         "old gradients without leave",
-        P + "planning/choose.py",
-        "tolerated = question.staleness if question.staleness > 0 else ANY",
+        P + "planning/candidate_search.py",
+        "tolerated = self.question.staleness if self.question.staleness > 0 else ANY",
         "tolerated = ANY",
         (T + "planning",),
     ),
