@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pipeplan_launch.link_benchmark import pair_schedule
+from pipeplan_measure import pair_schedule
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster, Device
