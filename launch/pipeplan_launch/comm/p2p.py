@@ -140,7 +140,7 @@ class Transport:
         stages: int = 1,
         gradients: dist.ProcessGroup | None = None,
     ) -> None:
-        """`stages`: the number of stages where `stage_transport` numbers messages by stage too, else 1. `gradients`: a
+        """`stages`: the number of stages where `StageTransport` numbers messages by stage too, else 1. `gradients`: a
         process group whose connections carry gradients; None where those of `group` carry all messages.
         """
         self._worker_name = f"stage {stage} (rank {rank})"

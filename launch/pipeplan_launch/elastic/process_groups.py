@@ -82,7 +82,7 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = GLOO) -> G
     """Join the other workers by torchrun's environment, assign ranks, and make the process groups.
 
     RANK in the environment is the worker's number in the plan from then on. `transport`: how messages travel between
-    stages, one of `transport_modes.MODES`. Raises `LaunchError` (`PeerLost` if some workers are missing) or
+    stages, one of `run_options.MODES`. Raises `LaunchError` (`PeerLost` if some workers are missing) or
     `LaunchOver`.
     """
     size = os.environ.get("WORLD_SIZE")

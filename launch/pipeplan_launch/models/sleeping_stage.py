@@ -81,7 +81,7 @@ class SleepingStage:
             gradient, clock = self._gradients[number], self._clock
             leaf: Tensor | None = weight
             if layer.weights_s > 0 and token is not None:
-                # A sum is an operation of torch's own, which `split_backward` may enter a second time for the weight.
+                # A sum is an operation of torch's own, which `SplitBackward` may enter a second time for the weight.
                 made = _SleepForWeights.apply(weight, layer.weights_s, gradient, clock)  # type: ignore[no-untyped-call]
                 token = _Enter.apply(token, returned) + made  # type: ignore[no-untyped-call]
                 leaf, returned = None, torch.zeros(1, 1)

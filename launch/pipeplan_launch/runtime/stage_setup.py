@@ -82,7 +82,7 @@ class RunOptions:
     staleness: StalenessOptions = AS_PLANNED
     """The options about gradients that are some updates old."""
     transport: str = AUTO
-    """How messages travel between stages: `auto`, or one of `transport_modes.MODES`."""
+    """How messages travel between stages: `auto`, or one of `run_options.MODES`."""
     compile_backend: str | None = None
     """The backend of torch.compile that compiles the stages; None for none."""
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pipeplan_measure import pair_schedule
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster, Device
@@ -17,6 +16,7 @@ from pipeplan.cluster_data.links import Links
 from pipeplan.link_fit.alpha_beta import LinkSeries
 from pipeplan.link_fit.find_levels import Nesting, find_levels
 from pipeplan.link_fit.to_cluster import ClusterFromLinks, build_cluster
+from pipeplan_measure import pair_schedule
 
 SIZES = [4096 * 4**step for step in range(7)]
 CPU = Device("core", "cpu", 2**30)
