@@ -63,11 +63,8 @@ def test_a_plan_is_that_of_the_command_line(words: dict[str, object], arguments:
 
 def test_a_written_plan_is_simulated_as_the_solved_one(tmp_path: Path) -> None:
     here = pipeplan.cluster("local", workers=2)
-    outcome = pipeplan.solve(
-        pipeplan.read_profile("mnist-v100"),
-        here,
-        settings=pipeplan.Settings(solver="dp", certify=False, simulate=False),
-    )
+    settings = pipeplan.Settings(solver="dp", certify=False, simulate=False)
+    outcome = pipeplan.solve(pipeplan.read_profile("mnist-v100"), here, settings=settings)
     folder = pipeplan.render(outcome, tmp_path / "plan")
     from_folder, solved = pipeplan.simulate(folder, 50), pipeplan.simulate(outcome, 50)
     assert from_folder.report == solved.report
@@ -141,10 +138,8 @@ def test_a_function_is_measured_as_the_file_that_it_stands_in_would_be(tmp_path:
 
 def test_asking_for_the_version_imports_nothing_else() -> None:
     code = "import sys, pipeplan; pipeplan.__version__; print([n for n in sys.modules if n.startswith('pipeplan.')])"
-    assert (
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-        == "['pipeplan._version']\n"
-    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed == "['pipeplan._version']\n"
 
 
 def test_the_typed_keywords_are_the_options() -> None:

@@ -41,10 +41,5 @@ def test_what_people_read() -> None:
     assert HeldLayers(("a", "b"), 0, 0).text() == (
         "'a' and 'b' have weights or memory in common and stay in one stage; there is no place to cut"
     )
-    assert (
-        HeldLayers(tuple("abcde"), 1, 7)
-        .text("the weights w")
-        .startswith(
-            "'a', 'b', 'c' and 2 more have the weights w in common and stay in one stage with the 1 layer between them"
-        )
-    )
+    said = "'a', 'b', 'c' and 2 more have the weights w in common and stay in one stage with the 1 layer between them"
+    assert HeldLayers(tuple("abcde"), 1, 7).text("the weights w").startswith(said)

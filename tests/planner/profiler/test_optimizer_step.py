@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from ticks import Ticks
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 
@@ -14,24 +15,6 @@ from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.optimizer_step import measure_steps, optimizer_state, split_step_time
 from pipeplan_launch import Job, StageInfo, muon
 from pipeplan_launch.errors import LaunchError
-
-
-class Ticks:
-    """A clock on which a call takes as long as the parameters that were stepped are large."""
-
-    how = "numbers stepped"
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def measure(self, call: Callable[[], None]) -> Callable[[], float]:
-        before = self.now
-        call()
-        took = self.now - before
-        return lambda: took
-
-    def settle(self) -> None:
-        pass
 
 
 def model() -> nn.Module:
@@ -54,15 +37,14 @@ def backward(made: nn.Module) -> Callable[[], None]:
 
 @pytest.fixture
 def ticks() -> tuple[Ticks, type[SGD]]:
-    clock = Ticks()
+    stepped: list[int] = []
 
     class Counting(SGD):
         def step(self, closure: Any = None) -> None:
-            stepped = [one.numel() for group in self.param_groups for one in group["params"]]
-            clock.now += 7 + 99 * len(stepped) + sum(stepped)
+            stepped.extend([7, *(99 + one.numel() for group in self.param_groups for one in group["params"])])
             super().step()
 
-    return clock, Counting
+    return Ticks(lambda: sum(stepped)), Counting
 
 
 def test_layers_get_their_shares_of_the_whole_step(ticks: tuple[Ticks, type[SGD]]) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from ticks import Ticks
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -34,22 +34,9 @@ class Counted(Dataset[Any]):
         return torch.zeros(1), torch.zeros(())
 
 
-class Ticks:
+def ticks(data: Counted) -> Ticks:
     """A clock by which a sample takes a second to read."""
-
-    how = "samples"
-
-    def __init__(self, data: Counted) -> None:
-        self.data = data
-
-    def measure(self, call: Callable[[], None]) -> Callable[[], float]:
-        before = len(self.data.read)
-        call()
-        taken = float(len(self.data.read) - before)
-        return lambda: taken
-
-    def settle(self) -> None:
-        """Nothing is under way."""
+    return Ticks(lambda: len(data.read))
 
 
 def job_of(data: Data) -> Job:
@@ -58,7 +45,7 @@ def job_of(data: Data) -> Job:
 
 def test_whole_minibatches_of_shuffled_samples_are_read() -> None:
     data, evictions = Counted(40), []
-    assert reading_s(job_of(Data(data)), 8, Ticks(data), lambda: evictions.append(len(data.read))) == 8.0
+    assert reading_s(job_of(Data(data)), 8, ticks(data), lambda: evictions.append(len(data.read))) == 8.0
     assert len(data.read) == 8 * len(evictions)
     assert evictions == sorted(evictions)
     assert sorted(data.read[:40]) == list(range(40)) != data.read[:40]
@@ -73,7 +60,7 @@ def test_nothing_is_charged_where_the_worker_reads_nothing(data: Data | None) ->
 def test_slow_data_is_not_read_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_checks, "MOST_S", 0.0)
     data = Counted(12)
-    assert reading_s(job_of(Data(data)), 4, Ticks(data), lambda: None) == 4.0
+    assert reading_s(job_of(Data(data)), 4, ticks(data), lambda: None) == 4.0
     assert len(data.read) == 4
 
 

@@ -29,14 +29,8 @@ def test_people_read_short_figures() -> None:
     assert [show_time(t) for t in (0, 20e-6, 0.0259, 0.825)] == ["0", "20 µs", "25.9 ms", "825 ms"]
     assert [show_size(s) for s in (0, 12, 2048, 8.75 * 2**30)] == ["0", "12 B", "2 KiB", "8.75 GiB"]
     assert show_rate(1.25e9) == "10 Gbit/s"
-    step_times = {
-        49.904: "49.9",
-        3193.6: "3194",
-        282784: "282800",
-        0.012346: "0.01235",
-        999.96: "1000",
-        25030.4: "25030",
-    }
+    step_times = {49.904: "49.9", 3193.6: "3194", 282784: "282800", 0.012346: "0.01235", 25030.4: "25030"}
+    step_times[999.96] = "1000"
     assert {per_s: show_step_time(per_s) for per_s in step_times} == step_times, "four digits and no exponent"
 
 
