@@ -16,11 +16,11 @@ from pipeplan.planning.baselines import not_taken_because
 from pipeplan.planning.choose import Choice
 from pipeplan.planning.fast import reusing
 from pipeplan.planning.figure import figure_of
-from pipeplan.planning.infeasibility import Diagnosis
 from pipeplan.planning.outcome import TOLERANCE, Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
+from pipeplan.problem.diagnosis import Diagnosis
 from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 

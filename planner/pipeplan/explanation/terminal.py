@@ -14,7 +14,7 @@ from pipeplan.explanation.explain import Explanation
 from pipeplan.explanation.sensitivity import ChangeEffect, Robustness
 from pipeplan.explanation.time_breakdown import TimeBreakdown
 from pipeplan.planning.baselines import UNIFORM_GRID
-from pipeplan.planning.infeasibility import Diagnosis
+from pipeplan.problem.diagnosis import Diagnosis
 from pipeplan.problem.problem import Problem
 from pipeplan.util.text import number_ranges, one_line
 from pipeplan.util.units import show_size, show_time

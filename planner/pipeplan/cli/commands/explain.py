@@ -19,8 +19,9 @@ from pipeplan.explanation.sensitivity import check_spread
 from pipeplan.explanation.terminal import diagnosis_parts, explanation_parts
 from pipeplan.from_options.build_problem import BuiltProblem
 from pipeplan.plan.plan import Plan
-from pipeplan.planning.infeasibility import Diagnosis, diagnose
+from pipeplan.planning.infeasibility import diagnose
 from pipeplan.problem import plan_file
+from pipeplan.problem.diagnosis import Diagnosis
 from pipeplan.problem.problem import Problem
 from pipeplan.questions import SEARCH, read_checked_plan
 from pipeplan.util import processes

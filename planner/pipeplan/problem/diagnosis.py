@@ -1,0 +1,138 @@
+"""The diagnosis of a problem without a plan: what does not fit, by how much, and which change would help."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeplan.plan.plan import Plan
+from pipeplan.util.units import show_size
+
+
+@dataclass(frozen=True)
+class OversizedLayers:
+    """Layers that must share a stage and fit on no device even alone."""
+
+    layers: tuple[str, ...]
+    needs_bytes: float
+    capacity_bytes: float
+    """Usable memory of the largest device."""
+
+    @property
+    def name(self) -> str:
+        """The first layer, which names the group."""
+        return self.layers[0]
+
+    @property
+    def missing_bytes(self) -> float:
+        """Bytes by which the group exceeds the device."""
+        return self.needs_bytes - self.capacity_bytes
+
+
+@dataclass(frozen=True)
+class SufficientMemory:
+    """The least memory of the smallest device for which a plan exists, and that plan.
+
+    Where devices differ, the memory of all of them grows in proportion.
+    """
+
+    memory_bytes: int
+    now_bytes: int
+    plan: Plan
+    stage: int
+    """Number, from 1, of the plan's stage that needs all of that memory."""
+
+
+@dataclass(frozen=True)
+class ClusterGrowth:
+    """The number of components of the outermost level that would be enough."""
+
+    unit: str
+    """The name of one component: server or worker."""
+    count: int
+    now: int
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why there is no plan. A field is None or empty where it does not apply or nothing was found."""
+
+    device: str
+    capacity_bytes: float
+    """Usable memory of the largest device if some layer fits on none, else the memory of the smallest."""
+    uniform: bool
+    """Whether all devices have the same memory."""
+    workers: int
+    oversized: tuple[OversizedLayers, ...]
+    """The groups of layers that fit on no device, largest first."""
+    enough: SufficientMemory | None
+    growth: ClusterGrowth | None
+    relaxed: tuple[str, ...]
+    """The options of which each alone, when left out, makes a plan possible."""
+    shared: bool = False
+    """Whether the workers share the memory of this machine."""
+    unfinished: bool = False
+    """Whether there was no time to try everything that might help."""
+    sharding: bool = False
+    """Whether a plan fits whose replicas divide the state of the optimiser."""
+    too_few: tuple[int, int] | None = None
+    """Under 2BW, the minibatches of an update and the fewest for which there is a plan, if only they are too few."""
+    minibatch: int = 1
+    """Samples of a minibatch."""
+    pinned: str = ""
+    """A clause about a layer that is pinned to a stage that cannot exist, or about two pins that contradict each other;
+    empty if there is neither."""
+
+    @property
+    def text(self) -> str:
+        """The diagnosis in one line."""
+        if self.oversized:
+            return self._oversized()
+        if self.too_few is not None:
+            now, count = self.too_few
+            return (
+                f"no plan satisfies the constraints on {self.workers} workers: {self.pinned}under 2bw no more "
+                f"minibatches are in flight than one update has, which are {now}; "
+                f"--batch {count * self.minibatch} would do"
+            )
+        if self.enough is None and self.unfinished:
+            helps = f"leaving out {' or '.join(self.relaxed)} helps" if self.relaxed else "a smaller minibatch may help"
+            if self.growth is not None:
+                helps = f"{self.growth.count} {self.growth.unit}s instead of {self.growth.now} would do"
+            return (
+                f"no plan satisfies the constraints and fits in memory on {self.workers} workers: {self.pinned}"
+                f"{helps}; there was no time to find out what else would do (give more with --time-limit)"
+            )
+        if self.enough is None:
+            # If no single option is to blame, name the two that are used most.
+            options = " or ".join(self.relaxed or ("--stages", "--max-replicas"))
+            return f"no plan satisfies the constraints on {self.workers} workers: {self.pinned}relax {options}"
+        more = self.enough.memory_bytes - self.capacity_bytes
+        line = (
+            f"nothing fits in memory: every layer fits alone, but no plan for {self.workers} workers fits in "
+            f"{show_size(self.capacity_bytes)} each{'' if self.uniform else ' (the smallest; others in proportion)'}; "
+            f"{show_size(more)} more ({show_size(self.enough.memory_bytes)}) would do, needed by stage "
+            f"{self.enough.stage} of {_brief(self.enough.plan)}"
+        )
+        if self.growth is not None:
+            line += f", or {self.growth.count} {self.growth.unit}s instead of {self.growth.now}"
+        elif self.relaxed:
+            line += f", or leaving out {' or '.join(self.relaxed)}"
+        if self.sharding:
+            line += ", or --shard-optimizer"
+        return f"{line}; or a smaller minibatch"
+
+    def _oversized(self) -> str:
+        """The line about the largest of the layers that fit on no device."""
+        first = self.oversized[0]
+        other_groups = len(self.oversized) - 1
+        others = f" (and {other_groups} other layer{'s' * (other_groups > 1)} more than it has)" if other_groups else ""
+        advice = "fewer workers, which share this machine's memory" if self.shared else "larger devices"
+        return (
+            f"nothing fits in memory: layer {first.name!r} alone needs {show_size(first.needs_bytes)}, "
+            f"{show_size(first.missing_bytes)} more than the {show_size(self.capacity_bytes)} of one {self.device}"
+            f"{others}; use a smaller minibatch or {advice}{', or --shard-optimizer' * self.sharding}"
+        )
+
+
+def _brief(plan: Plan) -> str:
+    return plan.config if len(plan.config) <= 30 else f"a plan of {len(plan.stages)} stages"
