@@ -37,6 +37,7 @@ WRITTEN_AS = {
     "model_file": "file",
     "optimizer_name": "name",
     "optimizer_state_ratio": "state_bytes_per_parameter_byte",
+    "optimizer_elementwise": "elementwise",
     "whole_forward_s": "whole",
     "whole_backward_s": "whole",
     "memory_bytes": "memory",

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from rich.console import RenderableType
 
-from pipeplan.cli.output import note, print_answer, print_json, print_warning
+from pipeplan.cli.output import note, print_answer, print_json, print_line, print_warning
 from pipeplan.cli.profile.links import cluster_of, measure_servers
 from pipeplan.errors import InputError
 from pipeplan.explanation.slow_servers import ServerFacts, diagnose_servers, servers_lines, with_others, with_speeds
@@ -121,7 +121,7 @@ def run_on_hosts(path: Path, arguments: Sequence[str]) -> None:
         said = [(Path(folder) / f"{number}.err").read_text(errors="replace").strip() for number in range(len(hosts))]
         answer = (Path(folder) / "0.out").read_text(errors="replace")
     if not failed:
-        sys.stdout.write(answer)
+        print_line(answer, newline=False)
         for line in said[0].splitlines():
             note(line)
         return

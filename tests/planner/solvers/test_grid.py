@@ -249,7 +249,7 @@ def _constraints(document: dict[str, Any], profile: Profile) -> bool | None:
 class _Told:
     """A trainer of uniform grids that drain, told by one file."""
 
-    name, title = "told", "Told 1.0"
+    name, title, orders_devices = "told", "Told 1.0", False
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         return replace(options, grid=True, schedule="1f1b-flush")
