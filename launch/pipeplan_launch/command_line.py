@@ -61,7 +61,7 @@ def _add_start_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan_folder", type=Path, metavar="PLAN_FOLDER", help="folder that `pipeplan solve` wrote")
     parser.add_argument(
         "--epochs",
-        type=_positive,
+        type=_whole(1),
         metavar="N",
         help="number of epochs in all (10); for inference, number of passes (1)",
     )
@@ -71,7 +71,7 @@ def _add_start_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run-dir", type=Path, metavar="D", help="run folder (PLAN_FOLDER/runs/<UTC time>)")
     parser.add_argument(
-        "--seed", type=_seed, metavar="N", help="seed of the weights, the order of samples and dropout (0)"
+        "--seed", type=_whole(0), metavar="N", help="seed of the weights, the order of samples and dropout (0)"
     )
     parser.add_argument("--weights", type=Path, metavar="D", help="begin with the weights of this checkpoint or run")
     parser.add_argument(
@@ -83,27 +83,29 @@ def _add_start_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_running_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--log-every", type=_natural, default=20, metavar="N", help="minibatches between two log lines; 0: none (20)"
+        "--log-every", type=_whole(0), default=20, metavar="N", help="minibatches between two log lines; 0: none (20)"
     )
-    parser.add_argument("--threads", type=_threads, metavar="N", help="torch threads per worker (OMP_NUM_THREADS)")
     parser.add_argument(
-        "--checkpoint-every", type=_positive, default=1, metavar="N", help="epochs between two checkpoints (1)"
+        "--threads", type=_whole(1, 4096), metavar="N", help="torch threads per worker (OMP_NUM_THREADS)"
+    )
+    parser.add_argument(
+        "--checkpoint-every", type=_whole(1), default=1, metavar="N", help="epochs between two checkpoints (1)"
     )
     parser.add_argument(
         "--checkpoint-minibatches",
-        type=_positive,
+        type=_whole(1),
         metavar="N",
         help="also write a checkpoint every N minibatches of an epoch (none)",
     )
     parser.add_argument(
         "--evaluate-every",
-        type=_positive,
+        type=_whole(1),
         default=1,
         metavar="N",
         help="epochs between two evaluations (1); the last epoch is always evaluated",
     )
     parser.add_argument(
-        "--max-minibatches", type=_positive, metavar="N", help="run only the first N minibatches of every epoch"
+        "--max-minibatches", type=_whole(1), metavar="N", help="run only the first N minibatches of every epoch"
     )
     parser.add_argument(
         "--on-nan",
@@ -112,7 +114,7 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         help="what to do after a loss that is not finite: stop, or warn and train on (stop)",
     )
     parser.add_argument(
-        "--restarts", type=_natural, default=3, metavar="N", help="maximum number of restarts after faults (3)"
+        "--restarts", type=_whole(0), default=3, metavar="N", help="maximum number of restarts after faults (3)"
     )
 
     parser.add_argument(
@@ -141,7 +143,7 @@ def _add_staleness_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--flush-epochs",
-        type=_natural,
+        type=_whole(0),
         default=0,
         metavar="N",
         help="drain the pipeline before every update in the first N epochs (0)",
@@ -229,32 +231,21 @@ def _parsed_by(parse: Callable[[str], T]) -> Callable[[str], T]:
     return parsed
 
 
-def _natural(text: str) -> int:
-    return _integer(text, 0)
+def _whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
+    """The type of an option that takes a whole number from `least` to `most`."""
 
+    def parsed(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of at least {least}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} is more than {most}")
+        return value
 
-def _positive(text: str) -> int:
-    return _integer(text, 1)
-
-
-def _seed(text: str) -> int:
-    return _integer(text, 0, 2**63 - 1)
-
-
-def _threads(text: str) -> int:
-    return _integer(text, 1, 4096)
-
-
-def _integer(text: str, least: int, most: int = 2**63 - 1) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number of at least {least}")
-    if value > most:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is more than {most}")
-    return value
+    return parsed
 
 
 def _seconds(text: str) -> float:

@@ -1,7 +1,7 @@
 """`python -m pipeplan_launch.launchers.slurm …`: runs a plan as a SLURM job. launch.slurm calls it on the first node.
 
 1. Find the plan folder, and refuse a plan other than the one that launch.slurm was rendered for.
-2. Choose where the workers meet (`slurm_nodes`) and the run folder (`slurm_run_folder`).
+2. Choose where the workers meet (`rendezvous_variables`) and the run folder (`choose_run`).
 3. Run launch.sh on all nodes, as one step. On a signal ask it to end at a checkpoint.
 4. After the time limit, have SLURM queue the job again.
 """

@@ -1,9 +1,9 @@
 """`python -m pipeplan_launch.launchers.ssh …`: starts a plan on hosts that are reached by ssh. launch-ssh.sh calls it.
 
-1. Read the options (`ssh_options`) and the hosts (`hosts_file`).
-2. With `--copy`, bring the plan to all hosts (`ssh_copy`).
-3. Check whether all hosts can take part (`ssh_check`). If one cannot, training does not start.
-4. Run launch.sh on all hosts and pass on requests to stop (`ssh_training`, and on each host `host_supervisor`).
+1. Read the options (`ssh_connection`) and the hosts (`hosts_file`).
+2. With `--copy`, bring the plan to all hosts (`ssh_requests`).
+3. Check whether all hosts can take part (`ssh_requests`). If one cannot, training does not start.
+4. Run launch.sh on all hosts and pass on requests to stop (`Training`, and on each host `host_supervisor`).
 """
 
 from __future__ import annotations

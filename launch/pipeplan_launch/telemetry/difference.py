@@ -1,7 +1,7 @@
 """Why a run's step time differs from its prediction: the difference divided among sources, and its main cause.
 
-The method is a what-if. A step time follows from the times for which the stages are busy (`StepTimeModel`). Exchange
-some predicted times for the measured ones, and compute the step time again.
+A step time follows from the times for which the stages are busy (`StepTimeModel`). So exchange some predicted times
+for the measured ones, and compute the step time again.
 
 - The parts: each source (this machine, the executor, other programs, the network) gets the mean, over all orders of
   the sources, of what exchanging its times changes. This is the Shapley value, so the parts add up.
@@ -36,9 +36,8 @@ AT_UPDATES = ("update_s", "sync_s")
 OWN_WORK = ("load_s", "send_s", "other_s")
 TERMS = ("forward_s", "backward_s", *AT_UPDATES, *OWN_WORK)
 PASSES, CORE = "passes", "core"
+"""All that a calibrated profile predicts as one, as its passes include it; waiting for a core that others use."""
 _IN_PASSES = ("forward_s", "backward_s", *OWN_WORK)
-"""The terms that a calibrated profile predicts as one, because its passes include the executor's own time."""
-
 MACHINE, EXECUTOR, PROGRAMS, NETWORK, WAITING, LINK = "machine", "executor", "programs", "network", "waiting", "link"
 _LINES = {
     MACHINE: "this machine: passes and updates, beside those of the profile",
@@ -60,17 +59,12 @@ _TERMS = {
 }
 """(source, kind of the cause, subject of its sentence) by term."""
 
-Terms = Mapping[str, float]
-"""Seconds per minibatch for which a worker is busy, by term."""
+Terms = Mapping[str, float]  # seconds per minibatch for which a worker is busy
 
 
 @dataclass(frozen=True)
 class StageBusyTimes:
-    """The busy times of one replica of a stage, in seconds per minibatch that it computes.
-
-    The terms are `TERMS` and `CORE`, which is waiting for a core that other programs use. With a calibrated profile,
-    `PASSES` stands for all terms that its passes include.
-    """
+    """The busy times of one replica of a stage, by the keys of `_TERMS`, in seconds per minibatch that it computes."""
 
     workers: Sequence[int]
     predicted: Terms
@@ -131,9 +125,8 @@ def _model_of(summary: Mapping[str, Any]) -> StepTimeModel | None:
         return None
     # On GPUs and in emulations, clock minus processor time does not show whether a worker waited for a core.
     computes = summary["device"] == "cpu" and not summary["emulated"]
-    stages = [_stage(entry, summary["profile"], computes) for entry in summary["stages"]]
-    known = [stage for stage in stages if stage is not None]
-    if len(known) < len(stages):
+    found = [_stage(entry, summary["profile"], computes) for entry in summary["stages"]]
+    if len(known := [stage for stage in found if stage is not None]) < len(found):
         return None
     batch = summary["accumulate"] if SCHEDULES[summary["schedule"]].flushes else None
     return StepTimeModel(known, [0, *itertools.accumulate(summary["server_sizes"])], batch)
@@ -209,9 +202,7 @@ def difference(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _within(model: StepTimeModel, one_s: float, other_s: float) -> Callable[[Sequence[Terms]], float]:
-    """The model's step time. Beyond the two that are compared it counts as the nearer one: what binds there is not in
-    the times.
-    """
+    """The model's step time, kept between the two that are compared: what binds beyond is not in the times."""
     low, high = sorted((one_s, other_s))
     return lambda terms: min(high, max(low, model.step_time(terms)))
 
@@ -227,12 +218,10 @@ def difference_lines(summary: Mapping[str, Any]) -> list[str]:
     parts = difference(summary)
     if not parts:
         return []
-    total = sum(parts.values())
-    chosen = sorted(parts.items(), key=lambda part: -abs(part[1]))
-    chosen = [(name, value) for name, value in chosen if abs(value) >= WORTH_A_LINE * abs(total)][:4]
-    more = "more" if total > 0 else "less"
-    lines = [f"{abs(total) * 1e3:.3g} ms {more} than predicted for each minibatch, of which"]
-    return lines + [f"  {value * 1e3:+.3g} ms  {_LINES[name]}" for name, value in chosen]
+    total, largest = sum(parts.values()), sorted(parts.items(), key=lambda part: -abs(part[1]))[:4]
+    lines = [f"{abs(total) * 1e3:.3g} ms {'more' if total > 0 else 'less'} than predicted for each minibatch, of which"]
+    worth = [(name, value) for name, value in largest if abs(value) >= WORTH_A_LINE * abs(total)]
+    return lines + [f"  {value * 1e3:+.3g} ms  {_LINES[name]}" for name, value in worth]
 
 
 def first_cause(summary: Mapping[str, Any]) -> CauseFields | None:
@@ -269,8 +258,8 @@ def _text(stage: StageBusyTimes, index: int, name: str, share: float) -> str:
     if predicted > 0:
         verb = "take" if name == PASSES else "takes"
         took = f"{verb} {measured / predicted:.2f} times the predicted time ({figure}, predicted {_ms(predicted)})"
-    subject = _TERMS[name][2].format(index)
-    return f"{subject} {took}: {_reason(stage, name)} (this alone explains {share:.0%} of the difference)"
+    why = f"{_reason(stage, name)} (this alone explains {share:.0%} of the difference)"
+    return f"{_TERMS[name][2].format(index)} {took}: {why}"
 
 
 def _reason(stage: StageBusyTimes, name: str) -> str:
@@ -295,9 +284,8 @@ def _waiting(model: StepTimeModel, predicted_s: float, measured_s: float, share:
     index, link = busy.index(max(busy)), _bound_link(model, predicted_s)
     if link is not None:
         text = (
-            f"the link from stage {link} to stage {link + 1} is busy for {_ms(model.stages[link].boundary_s)} a "
-            f"minibatch by the plan, and bounds its step time; the run took {_ms(measured_s)}, and no stage was busy "
-            f"for more than {_ms(busy[index])}"
+            f"by the plan the link behind stage {link} is busy for {_ms(model.stages[link].boundary_s)} a minibatch, "
+            f"and bounds the step time; the busiest stage took {_ms(busy[index])} of the {_ms(measured_s)} measured"
         )
         return CauseFields(text, LINK, link, share)
     text = (
@@ -309,5 +297,4 @@ def _waiting(model: StepTimeModel, predicted_s: float, measured_s: float, share:
 
 
 def _ms(seconds: float) -> str:
-    scaled = seconds * 1e3
-    return f"{scaled:.0f} ms" if scaled >= 100 else f"{scaled:.3g} ms"
+    return f"{seconds * 1e3:.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.3g} ms"
