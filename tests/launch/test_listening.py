@@ -90,7 +90,7 @@ def test_inference(tmp_path: Path) -> None:
 def test_torchrun_sh_of_one_server(tmp_path: Path) -> None:
     profiled = [*PIPEPLAN, "profile", "mnist", "--repeats", "2", "--halvings", "0"]
     assert_closed(observe(profiled, tmp_path), listens=False)
-    solved = [*PIPEPLAN, "solve", "profile.json", "--cluster", "local", "--workers", "2", "--jobs", "2", "--force"]
+    solved = [*PIPEPLAN, "solve", "profile.json", "--cluster", "local", "--workers", "2", "--force"]
     assert_closed(observe(solved, tmp_path), listens=False)
     assert_closed(observe([*PIPEPLAN, "export", "torchrun", "plan"], tmp_path), listens=False)
     script = tmp_path / "plan" / "torchrun.sh"
