@@ -104,7 +104,7 @@ REFUSED = {
     "solve --time-limit 0": "--time-limit must be above 0",
     "solve --solver magic": "--solver: there is no 'magic'; there are: dp, ilp, both",
     "solve -o profile.json": "profile.json is not a folder",
-    "import profile.json --microbatch 4 -o x.json": "is a profile of pipeplan already",
+    "import profile.json --microbatch 4 -o x.json": "neither a node nor an edge of PipeDream",
     "import nowhere.txt --microbatch 4 -o x.json": "cannot read nowhere.txt",
 }
 """Further mistakes than those of docs/mistakes.md."""
