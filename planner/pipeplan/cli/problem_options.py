@@ -193,20 +193,16 @@ class GroupedCommand(click.Command):
                     formatter.write_dl([records[name] for name in shown])
 
 
-def solver_option(default: str) -> Callable[[Function], Function]:
-    """The option `--solver`, with the solvers that run without it."""
-    return click.option(
-        "--solver",
-        type=click.Choice(["dp", "ilp", "both"]),
-        default=default,
-        help="Run these solvers; both check each other.",
-    )
-
-
 def search_options(function: Function) -> Function:
     """`--solver` and `--time-limit`, as `pipeplan.cli.solving.settings_of` reads them."""
     words = "Search for at most this many seconds; unless given, the second solver has 4 of them to confirm a proof."
-    return solver_option("both")(click.option("--time-limit", type=float, default=60.0, help=words)(function))
+    solvers = click.option(
+        "--solver",
+        type=click.Choice(["dp", "ilp", "both"]),
+        default="both",
+        help="Run these solvers; both check each other.",
+    )
+    return solvers(click.option("--time-limit", type=float, default=60.0, help=words)(function))
 
 
 def problem_options(*without: str) -> Callable[[Function], Function]:

@@ -61,6 +61,8 @@ GONE_ELSEWHERE = {
     ("simulate", "--transport"): "messages between GPUs are simulated as those of gloo",
     ("report", "--thorough"): "pipeplan explain PLAN finds the second-best plan",
     ("sweep", "--svg"): "--csv writes the figures",
+    ("sweep", "--solver"): "the dynamic program solves alone; pipeplan solve runs both solvers",
+    ("explain", "--solver"): "the dynamic program solves alone; pipeplan solve runs both solvers",
     ("export", "--list"): "pipeplan export --help lists the targets",
     ("export", "--for"): "write pipeplan export TARGET PLAN",
 }

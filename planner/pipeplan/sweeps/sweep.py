@@ -12,7 +12,7 @@ from concurrent.futures import Future, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 
-from pipeplan.errors import DisagreementError, PipeplanError
+from pipeplan.errors import PipeplanError
 from pipeplan.from_options.build_problem import build_problem
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.candidate_search import DDP
@@ -46,8 +46,6 @@ class PointAnswer:
     """The solvers that proved the plan optimal, or the remaining gap."""
     why: str = ""
     """The reason if there is no plan."""
-    contradiction: bool = False
-    """Whether the solvers contradicted each other."""
     minibatch: int = 0
     """Samples of a minibatch of the plan, which the choice of a schedule may have made smaller."""
     schedule: str = ""
@@ -65,7 +63,7 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
     try:
         outcome = _solved(point, replace(settings, compare=False))
     except PipeplanError as error:
-        return PointAnswer(why=str(error), contradiction=isinstance(error, DisagreementError))
+        return PointAnswer(why=str(error))
     gain, fits = _over_parallelism(outcome)
     return PointAnswer(
         step_time_s=outcome.predicted_s,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,7 +10,7 @@ import click
 
 from pipeplan.cli.options import PATH, json_option, quiet_option, seed_option
 from pipeplan.cli.output import note, print_answer, print_json, print_warning, status
-from pipeplan.cli.problem_options import GroupedCommand, problem_options, solver_option
+from pipeplan.cli.problem_options import GroupedCommand, problem_options
 from pipeplan.cli.solving import problem_of
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.explanation.explain import RobustnessSettings, diagnosis_json, explain_plan, explanation_json
@@ -37,7 +36,6 @@ from pipeplan.util.units import parse_share
 )
 @seed_option
 @click.option("--spread", metavar="5%", help="Assume this interquartile range of every time  [default: as measured]")
-@solver_option("dp")
 @json_option
 @quiet_option
 def command(
@@ -45,7 +43,6 @@ def command(
     samples: int,
     seed: int,
     spread: str | None,
-    solver: str,
     as_json: bool,
     **arguments: Any,
 ) -> None:
@@ -62,7 +59,7 @@ def command(
     robustness = RobustnessSettings(samples, seed, None if spread is None else parse_share(spread, "--spread"))
     if robustness.spread is not None:
         check_spread(robustness.spread)
-    settings = replace(SEARCH, solver=solver)
+    settings = SEARCH
     with status("choosing the schedule and the microbatch size …"):
         ends = Deadline.after(settings.time_limit_s)
         built, plan, proof, step_s, origin = _subject(profile_option, arguments, ends)
@@ -120,7 +117,7 @@ def _subject(
 def _refuse_problem_options(path: Path) -> None:
     """Raise an `InputError` where an option describes the problem, which the plan at `path` describes already."""
     context = click.get_current_context()
-    allowed = {"profile", "profile_option", "samples", "seed", "spread", "solver", "as_json"}
+    allowed = {"profile", "profile_option", "samples", "seed", "spread", "as_json"}
     for parameter in context.command.params:
         name = str(parameter.name)
         if name not in allowed and context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:

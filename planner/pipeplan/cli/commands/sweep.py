@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,9 +13,9 @@ import click
 from pipeplan.api import cluster
 from pipeplan.cli.options import PATH, NumberRange, force_option, json_option, quiet_option
 from pipeplan.cli.output import note, print_answer, print_json, print_warning, progress_bar
-from pipeplan.cli.problem_options import GroupedCommand, problem_options, solver_option
+from pipeplan.cli.problem_options import GroupedCommand, problem_options
 from pipeplan.cli.solving import checked_option_fields, positive_time_limit, read_profile
-from pipeplan.errors import DisagreementError, InputError
+from pipeplan.errors import InputError
 from pipeplan.planning.settings import Settings
 from pipeplan.questions import SEARCH
 from pipeplan.sweeps import rows
@@ -89,7 +88,6 @@ def _bandwidths(context: click.Context, parameter: click.Parameter, texts: tuple
 @click.option(
     "--price", type=NumberRange(min=0), help="Assume this price of a server for an hour  [default: that of the cluster]"
 )
-@solver_option("dp")
 @click.option(
     "--time-limit",
     type=float,
@@ -110,7 +108,6 @@ def command(
     microbatch: list[int],
     schedule: list[str],
     price: float | None,
-    solver: str,
     time_limit: float | None,
     jobs: int | None,
     csv_file: Path | None,
@@ -139,7 +136,7 @@ def command(
     if csv_file is not None:
         refuse_to_replace(csv_file, "--csv", force=force, mark=CSV_MARK, what="the table of a sweep")
     note(source.text, dim=True)
-    answers, finished = _run(grid, replace(SEARCH, solver=solver), jobs, time_limit)
+    answers, finished = _run(grid, SEARCH, jobs, time_limit)
     solved = [SweepRow(grid[i], answers[i], rows.hourly_price(grid[i], price)) for i in sorted(answers)]
     print_warning(source.profile, grid[0].cluster, as_json=as_json)
     # Written before the table is printed, so that `| head`, which closes our output early, keeps the files.
@@ -155,8 +152,6 @@ def command(
     sys.stdout.flush()
     if not finished:
         raise click.Abort
-    if any(row.answer.contradiction for row in solved):
-        raise DisagreementError("the solvers disagree about a point, which is a defect of pipeplan: see its line")
 
 
 def _run(
