@@ -106,6 +106,7 @@ def test_what_such_a_file_cannot_say(tmp_path: Path) -> None:
         server('devices = ["big", "bag"]'),
         server("devices = []"),
         mixed + mixed + LEVEL.replace("cluster", "server"),
+        server('device = "big"\ndevices = 2', count=2) + LEVEL.replace("cluster", "server"),
     ):
         with pytest.raises(InputError):
             written(tmp_path, servers)
