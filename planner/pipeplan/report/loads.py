@@ -79,7 +79,7 @@ def _stated_loads(source: ReportSource) -> Iterator[tuple[str, float]]:
         copies_s = source.stated.prediction.copies_synchronisation_s
         yield "synchronisation among the copies of the pipeline", copies_s
     for number, load in enumerate(scenario.stages, start=1):
-        yield f"compute of stage {number}", (load.forward_s + load.backward_s) / load.replicas
+        yield f"compute of stage {number}", (load.forward_s + load.backward_s) / load.at_once
         yield f"gradient synchronisation of stage {number}", load.sync_s / _group(source, number - 1)
     for number, hops in enumerate(scenario.hops, start=1):
         busy_s = max(max(hop.transmit_s, hop.back_s) / hop.links for hop in hops) / len(hops)
