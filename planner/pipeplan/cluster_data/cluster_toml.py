@@ -92,7 +92,7 @@ def _heterogeneous(file: ListedFile) -> Cluster:
         # Unless it states a count, the outermost level joins all components below it.
         rest = len(machines) // math.prod(max(1, level.count) for level in above)
         above.append(_level(number, level, rest if level is file.level[-1] else None))
-        if mixed is not None and level.name == mixed.name:
+        if level.name == "server":
             raise InputError(f"level[{number}]: name: 'server' stands for the [[server]] tables; name it otherwise")
     return uniform_if_equal(Cluster.of_servers(file.name, machines, above, file.costs))
 

@@ -29,6 +29,8 @@ class OptionKeywords(TypedDict, total=False):
     virtual_stages: int | None
     correction: str
     shard_optimizer: bool
+    unequal_shares: bool
+    """With `stages=1` and the schedule 1f1b-flush."""
     recompute: bool
     contention: bool
     boundary: str

@@ -71,6 +71,8 @@ def build_cluster(
     if machines:
         above = levels[nesting.server + 1 :]
         cluster = Cluster.of_servers(name, machines, [_carded(above[0], machines), *above[1:]])
+    elif len(levels) == 1:
+        cluster = Cluster.of_devices(name, devices, levels[0])
     else:
         cluster = Cluster(name, _least(devices), tuple(levels))
     return ClusterFromLinks(cluster, tuple(links), tuple(notes))

@@ -65,6 +65,14 @@ class StageLoad:
     relative: tuple[float, ...] = ()
     """With unequal shares the time of a pass on each replica, as a share of that on the slowest one, which is given."""
 
+    @property
+    def at_once(self) -> float:
+        """Minibatches that the replicas compute at once, on average: fewer than replicas where these are unequal."""
+        if not self.shares:
+            return self.replicas
+        busiest = max(share * time for share, time in zip(self.shares, self.relative, strict=True))
+        return sum(self.shares) / busiest
+
     def of_replica(self, replica: int) -> StageLoad:
         """The work of one replica at its own speed."""
         if not self.relative:

@@ -35,13 +35,13 @@ def test_training_is_that_of_one_process(tmp_path: Path, case: Case) -> None:
     assert_equal_to_one_process(case, case.train(tmp_path, "--epochs", "2"), 2)
 
 
-@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
-def test_training_goes_on_as_if_no_worker_had_been_lost(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "shares"), [("ddp", ()), ("fsdp", ()), ("ddp", (1, 3))])
+def test_training_goes_on_as_if_no_worker_had_been_lost(tmp_path: Path, mode: str, shares: tuple[int, ...]) -> None:
     """Bit by bit: after a death before the first checkpoint, in the middle of an epoch, and in an evaluation."""
-    case = Case("mortal", mode, 2, 4)
+    case = Case("mortal", mode, 2, 4, shares=shares)
     options = ["--epochs", "2", "--checkpoint-minibatches", "8", "--log-every", "0"]
     whole = case.train(tmp_path / "whole", *options)
-    folder, deaths = case.write(tmp_path / "broken"), ["1:2", "0:8", "1:8", ""]
+    folder, deaths = case.write(tmp_path / "broken"), ["1:2", "0:8", "1:5" if shares else "1:8", ""]
     (folder / "launcher").mkdir()
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for attempt, dies in enumerate(deaths):

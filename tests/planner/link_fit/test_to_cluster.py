@@ -147,6 +147,13 @@ def test_servers_that_are_alike_are_not_listed(tmp_path: Path) -> None:
     assert cluster.server_sizes == (2, 2, 2, 2)
 
 
+def test_a_server_whose_devices_differ(tmp_path: Path) -> None:
+    devices = [CPU, Device("half a core", "cpu", 2**29, speed=0.5)]
+    cluster = read_back(surveyed(Network((2,), (4e8,), (1e-4,)), 2, devices), tmp_path)
+    assert (cluster.servers, cluster.devices) == (1, tuple(devices))
+    assert cluster.levels[1].bandwidth == pytest.approx(4e8, rel=0.06)
+
+
 def test_servers_of_one_worker(tmp_path: Path) -> None:
     network = Network((1, 2, 4), (1.0, 4e8, 1e8), (0.0, 1e-4, 2e-4))
     rates = {(a, b): network.cards[network.level(a, b)] for a, b in itertools.combinations(range(4), 2)}

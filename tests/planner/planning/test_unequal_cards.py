@@ -31,6 +31,7 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_folder import write_plan
 from pipeplan.rendering.plan_json import stage_documents
+from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.util.deadline import NO_DEADLINE
 from pipeplan.util.files import read_document
 from pipeplan_launch.plan.stage_files import load_plan
@@ -106,6 +107,7 @@ def test_what_such_a_file_cannot_say(tmp_path: Path) -> None:
         server('devices = ["big", "bag"]'),
         server("devices = []"),
         mixed + mixed + LEVEL.replace("cluster", "server"),
+        server('device = "big"\ndevices = 2', count=2) + LEVEL.replace("cluster", "server"),
     ):
         with pytest.raises(InputError):
             written(tmp_path, servers)
@@ -198,6 +200,9 @@ def test_a_batch_is_divided_by_speed(tmp_path: Path) -> None:
     assert found.predicted_s * 8 == pytest.approx(6 * passes_s, rel=0.02)
     assert found.predicted_s * 8 > 6 * passes_s
     assert found.figure.simulated_s is not None
+    (load,) = scenario_of_plan(found.plan, found.problem, found.evaluation).stages
+    assert load.at_once == pytest.approx(8 / 3)
+    assert (load.of_replica(0).forward_s, load.of_replica(1).forward_s) == (load.forward_s, load.forward_s / 2)
     write_plan(found, tmp_path / "plan")
     runs = load_plan(tmp_path / "plan")
     assert (runs.pipeline[0].shares, runs.device_names, runs.data_parallel) == ((3, 5), ("small", "big"), "ddp")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +17,6 @@ from rich.table import Table
 from pipeplan.cli.options import force_option, json_option, output_file, quiet_option
 from pipeplan.cli.output import is_watched, note, print_answer, print_json, progress_bar
 from pipeplan.cluster_data import cluster_toml, local
-from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.link_fit.alpha_beta import AlphaBetaFit, LinkSeries
 from pipeplan.link_fit.find_levels import Nesting, find_levels
@@ -244,11 +243,10 @@ def cluster_of(measured: MeasuredLinks, name: str) -> ClusterFromLinks:
         for one, machine in zip(hardware, measured.machines, strict=True)
     ]
     series = [LinkSeries(timed.kind, timed.level, timed.ranks, timed.way, timed.samples) for timed in measured.timed]
-    built = build_cluster(name, nesting, series, devices, datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"))
-    gpus, cluster = local.local_gpus() if hardware[0].kind == "cuda" else [], built.cluster
-    if len({gpu.name for gpu in gpus}) > 1 and len(gpus) == cluster.workers and len(cluster.levels) == 1:
-        return replace(built, cluster=Cluster.of_devices(name, local.devices_of(gpus), cluster.levels[0]))
-    return built
+    gpus = local.local_gpus() if hardware[0].kind == "cuda" else []
+    if len(set(measured.machines)) == 1 and len(gpus) == len(devices):
+        devices = local.devices_of(gpus)
+    return build_cluster(name, nesting, series, devices, datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"))
 
 
 def _remarks(measured: MeasuredLinks, built: ClusterFromLinks) -> list[str]:
