@@ -26,7 +26,7 @@ _BESIDE = ROOT.parent / "shared"
 _LONGER = ROOT / "tests" / "longer.txt"
 """Names of test functions that take longer than `_QUICK_S`, and of modules of whose functions a third do."""
 _LONG = frozenset(_LONGER.read_text(encoding="utf-8").split())
-_QUICK_S = 0.15
+_QUICK_S = 0.1
 """CPU seconds of a case, with all processes that it starts."""
 
 
