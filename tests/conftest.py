@@ -24,9 +24,11 @@ os.environ["PIPEPLAN_EXECUTOR_COSTS"] = "off"
 
 _BESIDE = ROOT.parent / "shared"
 _LONGER = ROOT / "tests" / "longer.txt"
-"""Names of test functions that take longer than `_QUICK_S`, and of modules of whose functions a third do."""
-_LONG = frozenset(_LONGER.read_text(encoding="utf-8").split())
-_QUICK_S = 0.15
+"""A line for each module with tests that take longer than `_QUICK_S`: its name and theirs, or its name alone where a
+third of them do.
+"""
+_LONG = {line.split()[0]: line.split()[1:] for line in _LONGER.read_text(encoding="utf-8").splitlines()}
+_QUICK_S = 0.1
 """CPU seconds of a case, with all processes that it starts."""
 
 
@@ -48,8 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Import no module of which no test is quick, if only quick tests are asked for."""
-    long = collection_path.is_file() and collection_path.relative_to(ROOT).as_posix() in _LONG
-    return True if config.option.markexpr == "quick" and long else None
+    return True if config.option.markexpr == "quick" and _LONG.get(collection_path.name) == [] else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
@@ -57,9 +58,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark quick tests, and begin with the trainings of the gallery, each of a minute: at the end one would run while
     others wait for it."""
     for item in items:
-        name = item.nodeid.partition("[")[0]
         marked = any(item.get_closest_marker(kind) for kind in ("slow", "browser", "deploy", "site", "gallery"))
-        if not marked and not {name, name.partition("::")[0]} & _LONG:
+        module, function = _name(item)
+        long = module in _LONG and (not _LONG[module] or function in _LONG[module])
+        if not marked and not long:
             item.add_marker("quick")
     seed = config.getoption("--random-order-seed")
     if seed is not None:
@@ -67,8 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.get_closest_marker("gallery") is None)
 
 
-_taken_s: dict[str, float] = {}
-"""The most CPU seconds of a case, by test function."""
+_taken_s: dict[tuple[str, str], float] = {}
+"""The most CPU seconds of a case, by module and test function."""
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -76,9 +78,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Count the CPU seconds of a test."""
     before = _cpu_s()
     result = yield
-    name = item.nodeid.partition("[")[0]
-    _taken_s[name] = max(_taken_s.get(name, 0.0), _cpu_s() - before)
+    _taken_s[_name(item)] = max(_taken_s.get(_name(item), 0.0), _cpu_s() - before)
     return result
+
+
+def _name(item: pytest.Item) -> tuple[str, str]:
+    """The name of the file, without its folder, and of the function."""
+    return item.path.name, item.nodeid.partition("::")[2].partition("[")[0]
 
 
 def _cpu_s() -> float:
@@ -90,12 +96,12 @@ def _cpu_s() -> float:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the list of tests that are not quick, if asked for."""
     if session.config.getoption("--write-longer"):
-        modules = Counter(name.partition("::")[0] for name in _taken_s)
-        long = [name for name, seconds in _taken_s.items() if seconds > _QUICK_S]
-        most = Counter(name.partition("::")[0] for name in long)
-        whole = {module for module, count in most.items() if 3 * count >= modules[module]}
-        rest = {name for name in long if name.partition("::")[0] not in whole}
-        _LONGER.write_text("".join(f"{name}\n" for name in sorted(whole | rest)), encoding="utf-8")
+        counts = Counter(module for module, _ in _taken_s)
+        lines = []
+        for module, count in sorted(counts.items()):
+            long = sorted(name for (one, name), seconds in _taken_s.items() if one == module and seconds > _QUICK_S)
+            lines += [" ".join([module, *(long if 3 * len(long) < count else ())])] if long else []
+        _LONGER.write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def _shuffle(items: list[pytest.Item], drawn: random.Random) -> None:

@@ -153,7 +153,7 @@ CASES = (
 )
 
 
-def compare(case: Case, folder: Path, summary: Table, kinds: Table, plans: Table) -> None:
+def compare(case: Case, folder: Path, summary: Table, plans: Table) -> None:
     """Add a profile to the tables."""
     ours = profile_model(case.ref, Measure(batches=(case.minibatch,), device="v100"))
     theirs = published(folder / f"{case.name}.txt", case.minibatch)
@@ -162,16 +162,6 @@ def compare(case: Case, folder: Path, summary: Table, kinds: Table, plans: Table
         summary.add_row(case.name, case.fitted, label, *errors_of(pairs))
         for cluster in "AB":
             plans.add_row(case.name, cluster, label, *plan_by(ours, pairs, cluster))
-    kinds.add_row(case.name, *by_kind(case.correct(raw)))
-
-
-def by_kind(pairs: Sequence[Pair]) -> list[str]:
-    """For each kind of layer, the error of the sum of its times."""
-    found = []
-    for kind in dict.fromkeys(KINDS.values()):
-        theirs, ours = (sum(pair[side].time_s for pair in pairs if pair[0].kind == kind) for side in (0, 1))
-        found.append(f"{ours / theirs - 1:+.0%}" if theirs else "")
-    return found
 
 
 def errors_of(pairs: Sequence[Pair]) -> list[str]:
@@ -246,10 +236,9 @@ def main() -> None:
     headings = ("model", "fitted on it", "compared", "published ms", "estimated ms", "error", "shares in 25%", "worst")
     summary = Table(*headings, title="V100, forward and backward of one minibatch")
     plans = Table("model", "cluster", "compared", "by published times", "by the estimate", "loses", title="Plans")
-    kinds = Table("model", *dict.fromkeys(KINDS.values()), title="Errors of the sums by kind of layer, less the known")
     for case in CASES:
-        compare(case, folder, summary, kinds, plans)
-    for table in (summary, kinds, plans, whole_steps()):
+        compare(case, folder, summary, plans)
+    for table in (summary, plans, whole_steps()):
         Console(width=120).print(table)
 
 

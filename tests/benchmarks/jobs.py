@@ -148,7 +148,6 @@ class Subject:
 SUBJECTS: Mapping[str, Subject] = MappingProxyType(
     {
         "vgg": Subject("vgg", 16, ("conv6",), ("conv3", "conv6", "conv8"), ("conv4", "conv6", "conv8")),
-        "vgg16": Subject("vgg16", 16, ("conv7",), ("conv4", "conv7", "conv10"), ("conv4", "conv7", "conv10")),
         "gpt": Subject("gpt", 8, ("block5",), ("block3", "block5", "block7"), ("block2", "block5", "block7")),
         "digits": Subject("digits", DIGITS_BATCH, ("conv3",), ("conv2", "conv3", "conv4"), ("conv3", "conv4", "flat")),
     }
@@ -198,12 +197,6 @@ def vgg() -> Job:
     """Like VGG-16 (Simonyan and Zisserman, 2015) in small: 4/5 of 15.6 M weights are in fully connected layers."""
     model = _convolutional(3, 64, ((64, 64), (128, 128), (256, 256, 256), (256, 256)), (2740, 512), 100)
     return _job(model, _vectors(100, 3, 64, 64), "vgg", SUBJECTS["vgg"].batch)
-
-
-def vgg16() -> Job:
-    """The convolutions of VGG-16 for images of 64 x 64, which have nearly all of its 15.6 M weights."""
-    blocks = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-    return _job(_convolutional(3, 64, blocks, (400,), 100), _vectors(100, 3, 64, 64), "vgg16", SUBJECTS["vgg16"].batch)
 
 
 class Words(nn.Module):

@@ -108,18 +108,6 @@ def several(subject: str, microbatches: int, schedule: str, peer: str) -> Row:
     return Row(1.0, (ours,), (f"{peer}:{microbatches}",), exact=True)
 
 
-def synchronous(subject: str) -> Row:
-    """Our synchronous schedules against whatever schedule of the peer is fastest."""
-    one = SUBJECTS[subject]
-    ours = []
-    for count in (4, 8):
-        ours += [Ours(subject, one.batch // count, name, count, one.halves) for name in ("1f1b-flush", "zb-h1")]
-        ours.append(Ours(subject, one.batch // count, "interleaved-1f1b", count, one.looped))
-        ours.append(Ours(subject, one.batch // count, "zb-v", count, one.folded))
-    theirs = tuple(f"{name}:{count}" for name in EVERY for count in (4, 8))
-    return Row(1.05, tuple(ours), theirs, exact=False)
-
-
 def asynchronous(subject: str) -> Row:
     """Asynchronous 1F1B, as many samples per update, against whatever schedule of the peer is fastest."""
     one = SUBJECTS[subject]
@@ -149,9 +137,8 @@ ROWS: Mapping[str, Row] = {
         for count in (4, 8)
         for schedule, peer in (("interleaved-1f1b", "interleaved"), ("zb-v", "zbv"))
     },
-    **{f"sync-{subject}": synchronous(subject) for subject in ("vgg", "gpt")},
     **{f"async-{subject}": asynchronous(subject) for subject in ("vgg", "gpt")},
-    **{f"shaped-{subject}": over_link(subject) for subject in ("vgg", "vgg16")},
+    "shaped-vgg": over_link("vgg"),
     **{f"single-{subject}": single(subject) for subject in ("vgg", "gpt")},
 }
 
