@@ -11,12 +11,13 @@ that takes no options raises Python's own `TypeError`. Only `profile` needs torc
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cluster_data.cluster import Cluster
@@ -36,7 +37,6 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile, load_profile
 from pipeplan.profile_data.rescale import HALVINGS
 from pipeplan.profiler.options import check_torch
-from pipeplan.questions import explain, replan, sweep
 from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
 from pipeplan.rendering.plan_json import plan_document
@@ -45,6 +45,17 @@ from pipeplan.simulation.simulate import Simulated
 from pipeplan.simulation.simulate import simulate as simulate_scenario
 from pipeplan.util.deadline import Deadline
 from pipeplan.util.files import Node
+
+if TYPE_CHECKING:
+    from pipeplan.questions import explain, replan, sweep
+else:
+
+    def __getattr__(name: str) -> Any:
+        """`explain`, `sweep` and `replan`, whose modules a solve does not need."""
+        if name not in ("explain", "replan", "sweep"):
+            raise AttributeError(f"module 'pipeplan.api' has no attribute {name!r}")
+        return getattr(importlib.import_module("pipeplan.questions"), name)
+
 
 __all__ = [
     "Cluster",

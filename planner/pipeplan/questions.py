@@ -9,22 +9,20 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
+from pipeplan.explanation.explain import Explanation, RobustnessSettings, explain_plan
 from pipeplan.from_options.option_fields import OptionKeywords, checked_keywords
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
+from pipeplan.replanning.replan import RELAXED, ReplanReport
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.units import parse_rate, parse_size
-
-if TYPE_CHECKING:
-    from pipeplan.explanation.explain import Explanation
-    from pipeplan.replanning.replan import ReplanReport
 
 SEARCH = Settings(solver="dp", certify=False, simplify=True)
 """The dynamic program alone, and the simulation, as `explain` and `sweep` of the command line use it."""
@@ -46,8 +44,6 @@ def explain(
     `profile`. The layers' times are drawn at random `samples` times, with the interquartile range that was measured,
     or the relative one of `spread`. Raises `InputError`.
     """
-    from pipeplan.explanation.explain import RobustnessSettings, explain_plan
-
     robustness = RobustnessSettings(samples, seed, spread)
     if isinstance(plan, Outcome):
         proof, step_s = plan.verdict.text, plan.predicted_s
@@ -154,7 +150,6 @@ def replan(
     """
     from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
     from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, replanned_problem, solve_again
-    from pipeplan.replanning.replan import RELAXED, ReplanReport
     from pipeplan.run_data.run_folder import latest_checkpoint
 
     for name in relax:
