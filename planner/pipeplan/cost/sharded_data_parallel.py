@@ -7,13 +7,13 @@ unit before it computes. Two resources work side by side, the workers and the ne
     backward   root + g(n) + Σ over units i, from n down to 1, of max( b(i), r(i+1) + g(i-1) ) + r(1) + r(root)
     update     under HSDP, what of the all-reduces across servers is not done when the last backward pass ends
 
-Here f and b are the times of a unit's passes, g the all-gather of its weights and r the reduce-scatter of the gradients
-of its trained weights, each half of a ring all-reduce; `root` is the all-gather of the weights that belong to no unit.
-While a unit computes, the network reduces the gradients of the unit before it and gathers the weights of the next.
-Every microbatch gathers weights and reduces its gradients, so that a worker adds up gradients of its part alone. With an
-overlap ω below 1, max(c, g) becomes max(c, g) + (1-ω) min(c, g). Under HSDP gathers and reduce-scatters stay inside a
-server. The last microbatch of an update also reduces the parts across servers, by all workers of a server at a time
-over its one card.
+Here f and b are the times of a unit's passes, g the all-gather of its weights and r the reduce-scatter of the
+gradients of its trained weights, each half of a ring all-reduce; `root` is the all-gather of the weights that belong
+to no unit. While a unit computes, the network reduces the gradients of the unit before it and gathers the weights of
+the next. Every microbatch gathers weights and reduces its gradients, so that a worker adds up gradients of its part
+alone. With an overlap ω below 1, max(c, g) becomes max(c, g) + (1-ω) min(c, g). Under HSDP gathers and
+reduce-scatters stay inside a server. The last microbatch of an update also reduces the parts across servers, by all
+workers of a server at a time over its one card.
 
 Source: Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, VLDB 2023, and the documentation
 of torch.distributed.fsdp.fully_shard (FSDP2), whose order of prefetching this is.
@@ -164,10 +164,10 @@ def _backward_s(behind: Sequence[_Times], root: _Times, overlap: float) -> tuple
 def sharded_memory(plan: Plan, problem: Problem) -> tuple[float, float]:
     """Bytes of one worker without workspace, and the part of them for its microbatch: activations. Both at their most.
 
-    Weights, and gradients and optimiser state of those that are trained, are divided. The rest is at its most while some
-    unit runs backward. It is the gathered weights of the root, of the unit and of the next one; the whole gradients of
-    the unit, of the one that is being reduced, and of the root's layers from the unit on; and the activations that are
-    left.
+    Weights, and gradients and optimiser state of those that are trained, are divided. The rest is at its most while
+    some unit runs backward. It is the gathered weights of the root, of the unit and of the next one; the whole
+    gradients of the unit, of the one that is being reduced, and of the root's layers from the unit on; and the
+    activations that are left.
     """
     profile, units = problem.profile, fsdp_units(problem.profile.layers)
     (root, root_reduced), shards = _root_bytes(problem, units), len(shard_groups(plan, problem)[0])

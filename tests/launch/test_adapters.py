@@ -1,0 +1,56 @@
+"""Frozen weights with trained adapters: training in stages, sizes in a profile, and the export of adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from adapters import AdaptedChain, EightBits
+from beside_one_process import train_beside_one_process
+from safetensors.torch import load_file
+from saved import save
+
+from pipeplan.profiler.outcome import charged_parameters, layer_fields, tied_weights
+from pipeplan_launch import Job, export
+from pipeplan_launch.tracing.trace import trace_job
+
+WIDTH = 8
+MATRIX = 4 * WIDTH * WIDTH
+
+
+def job_of(**options: bool) -> Job:
+    torch.manual_seed(0)
+    return Job(AdaptedChain(WIDTH, **options), inputs=lambda n: torch.randn(n, WIDTH))
+
+
+def test_stages_train_adapters_as_one_process_does() -> None:
+    """Frozen weights in 32 or 8 bits, one of them at both ends, and with gradient checkpointing in the model."""
+    for options in ({}, {"eight_bits": True}, {"checkpoints": True}, {"eight_bits": True, "checkpoints": True}):
+        for seed in range(2):
+            traced = train_beside_one_process(job_of(**options), seed=seed, evaluates="checkpoints" not in options)
+            assert traced.tied == traced.together == ()
+
+
+def test_plain_tensors_take_the_place_of_frozen_tensor_subclasses() -> None:
+    torch.manual_seed(0)
+    model, inputs = AdaptedChain(WIDTH, eight_bits=True), torch.randn(2, WIDTH)
+    expected = model(inputs)
+    held = Job(model, inputs=lambda n: torch.randn(n, WIDTH)).model
+    assert torch.equal(held(inputs), expected)
+    assert not any(isinstance(parameter, EightBits) for parameter in held.parameters())
+
+
+def test_a_layer_has_trained_bytes_and_stored_bytes_of_frozen_weights() -> None:
+    for eight_bits in (False, True):
+        traced = trace_job(job_of(eight_bits=eight_bits), 2)
+        fields = {info.name: one for info, one in layer_fields(traced, {})}
+        own = charged_parameters(traced)
+        base, down = fields["blocks.0.base"], fields["blocks.0.down"]
+        assert (down["parameter_bytes"], down["frozen_bytes"], down["buffer_bytes"]) == (8 * WIDTH, 0, 0)
+        stored = MATRIX // 4 + 4 * WIDTH if eight_bits else MATRIX
+        assert base["frozen_bytes"] == base["buffer_bytes"] == stored + 4 * WIDTH  # and the bias
+        assert base["parameter_bytes"] == 0 and own["blocks.0.base"] == ()
+        readers = [one for one in fields.values() if one["frozen_bytes"] == MATRIX and "blocks" not in one["name"]]
+        assert len(readers) == 2, "every layer that reads a frozen weight is charged for it"
+        assert tied_weights(traced) == ()
