@@ -50,7 +50,51 @@ def test_a_layer_has_trained_bytes_and_stored_bytes_of_frozen_weights() -> None:
         assert (down["parameter_bytes"], down["frozen_bytes"], down["buffer_bytes"]) == (8 * WIDTH, 0, 0)
         stored = MATRIX // 4 + 4 * WIDTH if eight_bits else MATRIX
         assert base["frozen_bytes"] == base["buffer_bytes"] == stored + 4 * WIDTH  # and the bias
-        assert base["parameter_bytes"] == 0 and own["blocks.0.base"] == ()
+        assert (base["parameter_bytes"], own["blocks.0.base"]) == (0, ())
         readers = [one for one in fields.values() if one["frozen_bytes"] == MATRIX and "blocks" not in one["name"]]
         assert len(readers) == 2, "every layer that reads a frozen weight is charged for it"
         assert tied_weights(traced) == ()
+
+
+PEFT = """
+import torch
+from adapters import AdaptedChain
+from pathlib import Path
+from safetensors.torch import save_file
+from pipeplan_launch import Job
+
+
+class Wrapped(AdaptedChain):
+    peft_config = {"default": None}
+
+    def save_pretrained(self, folder):
+        Path(folder).mkdir()
+        trained = {name: one.data for name, one in self.named_parameters() if one.requires_grad}
+        save_file(trained, Path(folder, "adapter_model.safetensors"))
+
+
+def wrapped():
+    return Job(Wrapped(8), inputs=lambda n: torch.randn(n, 8))
+
+
+def bare():
+    return Job(AdaptedChain(8), inputs=lambda n: torch.randn(n, 8))
+"""
+"""A model with what peft's have: its configuration, and a method that saves adapters alone."""
+
+
+def test_adapters_are_exported_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tuned.py").write_text(PEFT)
+    state = {name: value + 1 for name, value in AdaptedChain(WIDTH).state_dict().items()}
+    named = {f"model.{name}": value for name, value in state.items()}
+    names = {name: name for name in state}
+    out = tmp_path / "adapter"
+    for function, status in (("wrapped", 0), ("bare", 2)):
+        run = tmp_path / function
+        save(run, named, state_dict=names, model_ref=f"{tmp_path}/tuned.py:{function}")
+        assert export.main([str(run), "-o", str(out), "--adapter", "--force"]) == status
+        written = load_file(out / "adapter_model.safetensors")
+        assert {name.rpartition(".")[0].rpartition(".")[2] for name in written} == {"down", "up"}
+        assert all(torch.equal(value, state[name]) for name, value in written.items())
+    assert export.main([str(tmp_path / "wrapped"), "-o", str(out), "--adapter"]) == 2
+    assert "has no adapters of peft" in capsys.readouterr().err
