@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import torch
+from adapters import AdaptedChain
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW
@@ -163,3 +164,21 @@ def all_used() -> Job:
     made = plain()
     del made.model.unused
     return made
+
+
+def points() -> Data:
+    """Points, and rotations of them."""
+    points = torch.randn(24, 8)
+    return Data(TensorDataset(points, points.roll(1, dims=1)))
+
+
+def adapted(eight_bits: bool = False) -> Job:
+    """Frozen weights with trained adapters."""
+    sgd = lambda parameters: SGD(parameters, lr=0.1)
+    model = AdaptedChain(eight_bits=eight_bits)
+    return Job(model, loss=functional.mse_loss, data=points, optimizer=sgd, minibatch=MINIBATCH)
+
+
+def adapted_in_eight_bits() -> Job:
+    """The same with frozen weights in 8 bits."""
+    return adapted(eight_bits=True)
