@@ -2,13 +2,17 @@
 
 The file is the same as from `torch.save(model.state_dict(), …)` for the user's own module. Read it with
 `model.load_state_dict(torch.load("model.pt", weights_only=True))`. Writing it runs none of the user's code. With
-`--loss` it is the state_dict of the job's loss.
+`--loss` it is the state_dict of the job's loss. `--adapter` builds the user's model, and has peft save its adapters in
+a folder, which `peft.PeftModel.from_pretrained` reads.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
@@ -19,8 +23,10 @@ from torch import Tensor
 from pipeplan_launch.checkpoint import checkpoint, tensor_store
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, Manifest
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.files import write_atomically
+from pipeplan_launch.files import explain_errors, write_atomically
+from pipeplan_launch.job.loading import load_job
 from pipeplan_launch.job.loss import LOSS_PREFIX
+from pipeplan_launch.job.user_code import user_code_errors
 
 
 def exported_state_dict(manifest: Manifest) -> dict[str, Tensor]:
@@ -52,8 +58,7 @@ def export_checkpoint(
     manifest = checkpoint.find_checkpoint(source)
     if output.is_dir():
         raise LaunchError(f"{output} is a folder: name the file to write")
-    if output.exists() and not force:
-        raise LaunchError(f"{output} exists; give another file with -o, or --force to replace it")
+    _check_free(output, force)
     content = exported_loss(manifest) if loss else exported_state_dict(manifest)
 
     def save(file: IO[bytes]) -> None:
@@ -67,6 +72,34 @@ def export_checkpoint(
     return manifest, len(content), write_atomically(output, save)
 
 
+def export_adapter(source: Path, output: Path, *, force: bool = False) -> tuple[Manifest, int, int]:
+    """(the checkpoint, tensors that it trained, bytes written). `source`: as of `export_checkpoint`.
+
+    Runs the user's code that builds the model, and peft. The folder `output` is written as a whole; an existing one is
+    replaced with `force` alone. Raises `LaunchError`.
+    """
+    manifest = checkpoint.find_checkpoint(source)
+    _check_free(output, force)
+    model = load_job(manifest.model_ref, manifest.seed).model
+    save = getattr(model, "save_pretrained", None)
+    if save is None or not hasattr(model, "peft_config"):
+        raise LaunchError(f"the model {manifest.model_ref!r} has no adapters of peft: leave out --adapter")
+    with explain_errors(output, "writing"), tempfile.TemporaryDirectory(dir=output.absolute().parent) as part:
+        with user_code_errors(f"saving the adapters of {manifest.model_ref!r}"):
+            model.load_state_dict(exported_state_dict(manifest))
+            save(str(folder := Path(part) / output.name))
+        if output.is_dir():
+            shutil.rmtree(output)
+        os.replace(folder, output)
+    trained = sum(parameter.requires_grad for parameter in model.parameters())
+    return manifest, trained, sum(path.stat().st_size for path in output.rglob("*") if path.is_file())
+
+
+def _check_free(output: Path, force: bool) -> None:
+    if output.exists() and not force:
+        raise LaunchError(f"{output} exists; give another path with -o, or --force to replace it")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit status: 0, or 2 after printing a one-line error."""
     parser = argparse.ArgumentParser(
@@ -76,12 +109,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("source", type=Path, metavar="RUN_OR_CHECKPOINT", help="a checkpoint, or a run folder")
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="file to write, e.g. model.pt")
     parser.add_argument("--force", action="store_true", help="replace the file if it exists")
-    parser.add_argument("--loss", action="store_true", help="write the state_dict of the job's loss instead")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--loss", action="store_true", help="write the state_dict of the job's loss instead")
+    kinds.add_argument("--adapter", action="store_true", help="write a folder with the adapters of a model of peft")
     options = parser.parse_args(arguments)
+    source, output, force = options.source, options.output, options.force
     try:
-        manifest, count, size = export_checkpoint(
-            options.source, options.output, force=options.force, loss=options.loss
-        )
+        if options.adapter:
+            manifest, count, size = export_adapter(source, output, force=force)
+        else:
+            manifest, count, size = export_checkpoint(source, output, force=force, loss=options.loss)
     except LaunchError as error:
         print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
         return 2

@@ -164,7 +164,7 @@ def test_an_existing_file_is_replaced_only_by_force(tmp_path: Path, capsys: pyte
     output = tmp_path / "model.pt"
     output.write_text("before")
     assert export.main([str(tmp_path / "run"), "-o", str(output)]) == 2
-    assert capsys.readouterr().err == f"error: {output} exists; give another file with -o, or --force to replace it\n"
+    assert capsys.readouterr().err == f"error: {output} exists; give another path with -o, or --force to replace it\n"
     assert output.read_text() == "before"
     assert export.main([str(tmp_path / "run"), "-o", str(output), "--force"]) == 0
     assert torch.load(output, weights_only=True)["w"].tolist() == [1.0, 1.0]

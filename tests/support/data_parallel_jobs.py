@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from functools import partial
 from typing import Any
 
 import torch
+from adapters import AdaptedChain
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW
@@ -163,3 +165,21 @@ def all_used() -> Job:
     made = plain()
     del made.model.unused
     return made
+
+
+def points() -> Data:
+    """Points, and rotations of them."""
+    points = torch.randn(24, 8)
+    return Data(TensorDataset(points, points.roll(1, dims=1)))
+
+
+def adapted(eight_bits: bool = False) -> Job:
+    """Frozen weights with trained adapters."""
+    model = AdaptedChain(eight_bits=eight_bits)
+    rate = partial(SGD, lr=0.1)
+    return Job(model, loss=functional.mse_loss, data=points, optimizer=rate, minibatch=MINIBATCH)
+
+
+def adapted_in_eight_bits() -> Job:
+    """The same with frozen weights in 8 bits."""
+    return adapted(eight_bits=True)

@@ -26,6 +26,7 @@ def save(
     minibatch_samples: int = 2,
     samples: int = 20,
     history: History | None = None,
+    model_ref: str = "toy",
 ) -> Path:
     """Write a checkpoint into a run folder, as one worker that holds everything would; returns its folder."""
     folder = checkpoint.begin_checkpoint(run)
@@ -38,7 +39,7 @@ def save(
         samples=samples,
         seed=7,
         plan="sha256:plan",
-        model_ref="toy",
+        model_ref=model_ref,
         graph_hash="sha256:toy",
         stages=(("layer0",), ("layer1",)),
         state_dict=dict(state_dict or {}),

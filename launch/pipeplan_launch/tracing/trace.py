@@ -64,7 +64,7 @@ def dimension_at(dimension: Dimension, batch: int) -> int:
 
 @dataclass(frozen=True)
 class TiedParameters:
-    """Parameters that several layers read."""
+    """Trained parameters that several layers read."""
 
     names: tuple[str, ...]
     """Their first names in the model."""
@@ -84,8 +84,8 @@ class TracedModel:
     """Groups of layers that must share a stage because of shared state, parameters that are views of one memory, or
     memory that is written in place."""
     tied: tuple[TiedParameters, ...]
-    """Parameters that several layers read. Where these are in different stages, each stage has a copy, and the stages
-    sum its gradients."""
+    """Trained parameters that several layers read. Where these are in different stages, each stage has a copy, and the
+    stages sum its gradients."""
     written_parameters: tuple[str, ...]
     """Trained parameters that the forward pass itself writes, such as weights that it clips."""
     graph_hash: str
@@ -176,7 +176,7 @@ def _trace(job: Job, minibatch: int, granularity: str, whole: Sequence[str]) -> 
         layers=infos,
         tensors=tensors,
         together=_together(graph_module, grouping, behaviour, infos, job.model),
-        tied=_tied(infos),
+        tied=_tied(infos, job.model, of_loss),
         written_parameters=_written_parameters(graph_module, behaviour),
         graph_hash=graph_hash,
         dynamic_batch=exported.dynamic_batch,
@@ -303,12 +303,14 @@ def _together(
     return tuple(sorted((tuple(group) for group in merged if len(group) > 1), key=lambda group: rank[group[0]]))
 
 
-def _tied(infos: tuple[LayerInfo, ...]) -> tuple[TiedParameters, ...]:
-    """The parameters that several layers read, those of the same layers together."""
+def _tied(infos: tuple[LayerInfo, ...], model: nn.Module, of_loss: LossState | None) -> tuple[TiedParameters, ...]:
+    """The trained parameters that several layers read, those of the same layers together."""
+    parameters = {**dict(model.named_parameters()), **({} if of_loss is None else of_loss.parameters())}
     readers: dict[str, list[str]] = defaultdict(list)
     for info in infos:
         for name in info.parameters:
-            readers[name].append(info.name)
+            if parameters[name].requires_grad:
+                readers[name].append(info.name)
     names_of: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for name, layers_ in readers.items():
         if len(layers_) > 1:

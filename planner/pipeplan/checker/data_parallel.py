@@ -104,6 +104,9 @@ class _Unit:
     forward_s: float
     backward_s: float
     weights: float
+    """Bytes of weights that it gathers."""
+    gradients: float
+    """Bytes of gradients that it reduces: those of trained weights."""
     saved: float
     wrapped: bool
 
@@ -112,8 +115,9 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
     """The figures of a plan of one stage. Raises an `InputError` where its workers cannot divide the weights."""
     groups = _groups(document)
     units = [_unit(document, model, *place) for place in model.units]
-    whole = float(model.parameters.sum())
-    rest = whole - sum(unit.weights for unit in units)
+    trained, frozen = float(model.parameters.sum()), float(model.frozen.sum())
+    rest = trained + frozen - sum(unit.weights for unit in units)
+    rest_gradients = trained - sum(unit.gradients for unit in units)
     inside = [document.network.among(group) for group in groups]
     ring = LinkRates(0.0, min(one.allreduce for one in inside), max(one.latency_s for one in inside))
     across = document.network.among([group[0] for group in groups])
@@ -122,8 +126,10 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
         return (members - 1) * (size / members / link.allreduce + link.latency_s) if size else 0.0
 
     gathers = [exchange_s(len(groups[0]), unit.weights, ring) for unit in units]
-    spread = [2 * exchange_s(len(groups), unit.weights, across) for unit in units]
-    root_s, root_spread_s = exchange_s(len(groups[0]), rest, ring), 2 * exchange_s(len(groups), rest, across)
+    scatters = [exchange_s(len(groups[0]), unit.gradients, ring) for unit in units]
+    spread = [2 * exchange_s(len(groups), unit.gradients, across) for unit in units]
+    root_s, root_scatter_s = (exchange_s(len(groups[0]), size, ring) for size in (rest, rest_gradients))
+    root_spread_s = 2 * exchange_s(len(groups), rest_gradients, across)
     overlap = document.options.overlap
     forward_s = root_s + gathers[0]
     for unit, exchanged_s in zip(units, [*gathers[1:], 0.0], strict=True):
@@ -132,17 +138,19 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
     for place in range(len(units) - 1, -1, -1):
         scattered_s = 0.0
         if place + 1 < len(units):
-            scattered_s = gathers[place + 1]
+            scattered_s = scatters[place + 1]
             done_s = max(done_s, backward_s + scattered_s) + spread[place + 1]
         exchanged_s = scattered_s + (gathers[place - 1] if place else 0.0)
         backward_s += float(overlapped_s(units[place].backward_s, exchanged_s, overlap))
-    for scatter_s, spread_s in ((gathers[0], spread[0]), (root_s, root_spread_s)):
+    for scatter_s, spread_s in ((scatters[0], spread[0]), (root_scatter_s, root_spread_s)):
         backward_s += scatter_s
         done_s = max(done_s, backward_s) + spread_s
     late_s, spread_all_s = max(0.0, done_s - backward_s), sum(spread) + root_spread_s
     busy_s = sum(unit.forward_s + unit.backward_s for unit in units)
     activations = _activations(document, model, units)
-    fixed = whole * (2 + model.state_ratio) / len(groups[0]) + float(model.buffers.sum())
+    exchanging_s = 2 * (sum(gathers) + root_s) + sum(scatters) + root_scatter_s
+    near = _whole_bytes(model, units, rest, rest_gradients)
+    divided = (trained * (2 + model.state_ratio) + frozen) / len(groups[0])
     return ShardedFigures(
         shards=len(groups[0]),
         forward_s=forward_s,
@@ -150,8 +158,8 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
         exposed_s=late_s + (spread_all_s - late_s) * (1 - overlap),
         across_s=spread_all_s,
         activations=max(activations),
-        memory=fixed + max(map(sum, zip(activations, _whole_bytes(model, units, rest), strict=True))),
-        bound=EXCHANGING if 3 * (sum(gathers) + root_s) > busy_s else "compute of stage 1",
+        memory=divided + float(model.buffers.sum()) - frozen + max(map(sum, zip(activations, near, strict=True))),
+        bound=EXCHANGING if exchanging_s > busy_s else "compute of stage 1",
     )
 
 
@@ -176,17 +184,19 @@ def _unit(document: PlanDocument, model: CheckedModel, start: int, stop: int, wr
     forward_s, backward_s = (float(times[start:stop].sum()) / speed for times in (model.forward_s, model.backward_s))
     if wrapped and document.stages[0].recompute:
         backward_s += forward_s
-    weights = float(model.parameters[start:stop].sum()) if wrapped else 0.0
-    return _Unit(forward_s, backward_s, weights, float(model.saved[start:stop].sum()), wrapped)
+    gradients = float(model.parameters[start:stop].sum()) if wrapped else 0.0
+    weights = gradients + (float(model.frozen[start:stop].sum()) if wrapped else 0.0)
+    return _Unit(forward_s, backward_s, weights, gradients, float(model.saved[start:stop].sum()), wrapped)
 
 
-def _whole_bytes(model: CheckedModel, units: Sequence[_Unit], root: float) -> Iterator[float]:
+def _whole_bytes(model: CheckedModel, units: Sequence[_Unit], root: float, root_gradients: float) -> Iterator[float]:
     """Bytes of gathered weights and of gradients that are not divided yet, while each unit runs backward."""
     for place, (start, _, _) in enumerate(model.units):
-        near = [unit.weights for unit in units[max(0, place - 1) : place + 2]]
+        near = [unit.weights for unit in units[max(0, place - 1) : place + 1]]
+        near += [unit.gradients for unit in units[place : place + 2]]
         begun = sum(float(model.parameters[first:stop].sum()) for first, stop, own in model.units[place:] if not own)
         begun += sum(size for sharers, _, size in model.ties if sharers >> start)
-        yield root + sum(near) + units[place].weights + min(root, begun)
+        yield root + sum(near) + min(root_gradients, begun)
 
 
 def _activations(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit]) -> list[float]:

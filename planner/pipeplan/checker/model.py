@@ -46,7 +46,9 @@ class CheckedModel:
     parameters: Floats
     """Bytes of parameters."""
     buffers: Floats
-    """Bytes of module buffers."""
+    """Bytes of frozen weights and of module buffers."""
+    frozen: Floats
+    """Bytes of frozen weights."""
     saved: Floats
     """Bytes saved for the backward pass."""
     workspace: Floats
@@ -151,6 +153,7 @@ def checked_model(profile: Profile, document: PlanDocument) -> CheckedModel:
         update_s=np.array([layer.update_s * training / update_every for layer in layers]),
         parameters=np.array([layer.parameter_bytes for layer in layers], dtype=float),
         buffers=np.array([layer.buffer_bytes for layer in layers], dtype=float),
+        frozen=np.array([layer.frozen_bytes for layer in layers], dtype=float),
         saved=np.array([layer.saved_bytes * kept for layer in layers], dtype=float),
         workspace=np.array([layer.workspace_bytes * training for layer in layers], dtype=float),
         edges=edges,

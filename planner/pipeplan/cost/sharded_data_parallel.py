@@ -7,12 +7,13 @@ unit before it computes. Two resources work side by side, the workers and the ne
     backward   root + g(n) + Σ over units i, from n down to 1, of max( b(i), r(i+1) + g(i-1) ) + r(1) + r(root)
     update     under HSDP, what of the all-reduces across servers is not done when the last backward pass ends
 
-Here f and b are the times of a unit's passes, g its all-gather and r its reduce-scatter, each half of a ring
-all-reduce; `root` is the all-gather of the weights that belong to no unit. While a unit computes, the network reduces
-the gradients of the unit before it and gathers the weights of the next. Every microbatch gathers weights and reduces
-its gradients, so that a worker adds up gradients of its part alone. With an overlap ω below 1, max(c, g) becomes
-max(c, g) + (1-ω) min(c, g). Under HSDP gathers and reduce-scatters stay inside a server. The last microbatch of an
-update also reduces the parts across servers, by all workers of a server at a time over its one card.
+Here f and b are the times of a unit's passes, g the all-gather of its weights and r the reduce-scatter of the
+gradients of its trained weights, each half of a ring all-reduce; `root` is the all-gather of the weights that belong
+to no unit. While a unit computes, the network reduces the gradients of the unit before it and gathers the weights of
+the next. Every microbatch gathers weights and reduces its gradients, so that a worker adds up gradients of its part
+alone. With an overlap ω below 1, max(c, g) becomes max(c, g) + (1-ω) min(c, g). Under HSDP gathers and
+reduce-scatters stay inside a server. The last microbatch of an update also reduces the parts across servers, by all
+workers of a server at a time over its one card.
 
 Source: Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, VLDB 2023, and the documentation
 of torch.distributed.fsdp.fully_shard (FSDP2), whose order of prefetching this is.
@@ -102,6 +103,7 @@ class _Times:
     forward_s: float
     backward_s: float
     gather_s: float
+    scatter_s: float
     across_s: float
 
 
@@ -113,10 +115,8 @@ def sharded_passes(plan: Plan, problem: Problem, links: Links) -> ShardedPasses:
     for unit in units:
         forward_s = sum(layer.forward_s for layer in unit.layers) / speed
         backward_s = sum(layer.backward_s for layer in unit.layers) / speed + again * unit.wrapped * forward_s
-        size = unit.gathered_bytes
-        times.append(_Times(forward_s, backward_s, groups.gather_s(size), groups.across_s(size)))
-    rest = root_bytes(problem, units)
-    root = _Times(0.0, 0.0, groups.gather_s(rest), groups.across_s(rest))
+        times.append(_times(groups, forward_s, backward_s, unit.gathered_bytes, unit.reduced_bytes))
+    root = _times(groups, 0.0, 0.0, *_root_bytes(problem, units))
     overlap = problem.options.overlap
     forward_s = root.gather_s + times[0].gather_s
     for one, following in zip(times, [*times[1:], None], strict=True):
@@ -125,14 +125,21 @@ def sharded_passes(plan: Plan, problem: Problem, links: Links) -> ShardedPasses:
     backward_s, exposed_s = _backward_s(times[::-1], root, overlap)
     across_s = sum(one.across_s for one in [*times, root])
     computes = sum(one.forward_s + one.backward_s for one in times)
-    exchanges = 3 * sum(one.gather_s for one in [*times, root])
+    exchanges = sum(2 * one.gather_s + one.scatter_s for one in [*times, root])
     bound = EXCHANGING if exchanges > computes else "compute of stage 1"
     return ShardedPasses(forward_s, backward_s, exposed_s, across_s, bound)
 
 
-def root_bytes(problem: Problem, units: Sequence[FsdpUnit]) -> float:
-    """Bytes of the weights that belong to no unit."""
-    return problem.parameter_bytes - sum(unit.gathered_bytes for unit in units)
+def _times(groups: ShardGroups, forward_s: float, backward_s: float, gathered: int, reduced: int) -> _Times:
+    """The times of a unit with these bytes of weights and of their gradients."""
+    return _Times(forward_s, backward_s, groups.gather_s(gathered), groups.gather_s(reduced), groups.across_s(reduced))
+
+
+def _root_bytes(problem: Problem, units: Sequence[FsdpUnit]) -> tuple[int, int]:
+    """Bytes of the weights that belong to no unit, and of their gradients."""
+    layers = problem.profile.layers
+    gathered, reduced = sum(layer.weight_bytes for layer in layers), sum(layer.parameter_bytes for layer in layers)
+    return gathered - sum(unit.gathered_bytes for unit in units), reduced - sum(unit.reduced_bytes for unit in units)
 
 
 def _backward_s(behind: Sequence[_Times], root: _Times, overlap: float) -> tuple[float, float]:
@@ -141,14 +148,14 @@ def _backward_s(behind: Sequence[_Times], root: _Times, overlap: float) -> tuple
     `behind` are the units in the order of the backward pass.
     """
     end_s, across_end_s = root.gather_s + behind[0].gather_s, 0.0
-    before = _Times(0.0, 0.0, 0.0, 0.0)
+    before = _Times(0.0, 0.0, 0.0, 0.0, 0.0)
     for unit, following in zip(behind, [*behind[1:], None], strict=True):
-        across_end_s = max(across_end_s, end_s + before.gather_s) + before.across_s
-        network_s = before.gather_s + (0.0 if following is None else following.gather_s)
+        across_end_s = max(across_end_s, end_s + before.scatter_s) + before.across_s
+        network_s = before.scatter_s + (0.0 if following is None else following.gather_s)
         end_s += float(formulas.overlapped(unit.backward_s, network_s, overlap))
         before = unit
     for last in (before, root):
-        end_s += last.gather_s
+        end_s += last.scatter_s
         across_end_s = max(across_end_s, end_s) + last.across_s
     late_s, across_s = max(0.0, across_end_s - end_s), sum(unit.across_s for unit in [*behind, root])
     return end_s, late_s + (1 - overlap) * (across_s - late_s)
@@ -157,24 +164,28 @@ def _backward_s(behind: Sequence[_Times], root: _Times, overlap: float) -> tuple
 def sharded_memory(plan: Plan, problem: Problem) -> tuple[float, float]:
     """Bytes of one worker without workspace, and the part of them for its microbatch: activations. Both at their most.
 
-    Weights, gradients and the optimiser's state are divided. The rest is at its most while some unit runs backward. It
-    is the gathered weights of the root, of the unit and of the next one; the whole gradients of the unit, of the one
-    that is being reduced, and of the root's layers from the unit on; and the activations that are left.
+    Weights, and gradients and optimiser state of those that are trained, are divided. The rest is at its most while
+    some unit runs backward. It is the gathered weights of the root, of the unit and of the next one; the whole
+    gradients of the unit, of the one that is being reduced, and of the root's layers from the unit on; and the
+    activations that are left.
     """
     profile, units = problem.profile, fsdp_units(problem.profile.layers)
-    root, shards = root_bytes(problem, units), len(shard_groups(plan, problem)[0])
+    (root, root_reduced), shards = _root_bytes(problem, units), len(shard_groups(plan, problem)[0])
     unit_of = {layer.name: number for number, unit in enumerate(units) for layer in unit.layers}
     started = [sum(layer.parameter_bytes for layer in unit.layers) * (not unit.wrapped) for unit in units]
     for tie in profile.tied:  # charged to the first of its layers, and the last one has its gradient first
         started[unit_of[tie.layers[-1]]] += tie.bytes
     activations = _activation_bytes(problem, units, unit_of, recompute=plan.stages[0].recompute)
-    sizes = [0, *(unit.gathered_bytes for unit in units), 0]
+    gathered = [0, *(unit.gathered_bytes for unit in units)]
+    reduced = [*(unit.reduced_bytes for unit in units), 0]
     peak = 0.0
     for number, kept in enumerate(activations):
-        before, own, behind = sizes[number : number + 3]
-        peak = max(peak, root + before + 2 * own + behind + min(root, sum(started[number:])) + kept)
-    divided = (2 + problem.state_ratio) * problem.parameter_bytes / shards
-    return divided + peak + sum(layer.buffer_bytes for layer in profile.layers), max(activations)
+        weights, gradients = root + sum(gathered[number : number + 2]), sum(reduced[number : number + 2])
+        peak = max(peak, weights + gradients + min(root_reduced, sum(started[number:])) + kept)
+    frozen = sum(layer.frozen_bytes for layer in profile.layers)
+    buffers = sum(layer.buffer_bytes for layer in profile.layers) - frozen
+    divided = ((2 + problem.state_ratio) * problem.parameter_bytes + frozen) / shards
+    return divided + peak + buffers, max(activations)
 
 
 def _activation_bytes(

@@ -142,8 +142,8 @@ def _longest_repeat(chains: Sequence[Chain], start: int, period: int) -> Repeate
 
 def _equal_chains(earlier: Chain, later: Chain, period: int) -> bool:
     """Whether two chains have equal operations and weights, and read the same chains, or ones as far before them."""
-    layers = [(layer.op, layer.parameter_bytes) for layer in earlier.layers]
-    later_layers = [(layer.op, layer.parameter_bytes) for layer in later.layers]
+    layers = [(layer.op, layer.weight_bytes) for layer in earlier.layers]
+    later_layers = [(layer.op, layer.weight_bytes) for layer in later.layers]
     return layers == later_layers and (
         len(earlier.reads) == len(later.reads)
         and all(after - before in (0, period) for before, after in zip(earlier.reads, later.reads, strict=True))

@@ -275,7 +275,7 @@ def _rows(
                 y,
                 sum(layer.forward_s for layer in group.layers),
                 sum(layer.backward_s for layer in group.layers),
-                sum(layer.parameter_bytes for layer in group.layers),
+                sum(layer.weight_bytes for layer in group.layers),
                 made[group.layers[0].name] if len(inside) == 1 else _outgoing_bytes(profile, inside),
             )
         )

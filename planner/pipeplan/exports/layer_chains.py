@@ -215,7 +215,7 @@ class _Cuts:
         self._layers = profile.layers
         place = {layer.name: index for index, layer in enumerate(profile.layers)}
         read = {name for tensor in profile.tensors for name in tensor.consumers}
-        weighty = [index for index, layer in enumerate(profile.layers) if layer.parameter_bytes]
+        weighty = [index for index, layer in enumerate(profile.layers) if layer.weight_bytes]
         self.last_weighty = weighty[-1] if weighty else len(profile.layers) - 1
         """Index of the last layer with weights. The loss comes after it, and reads the targets."""
         groups = [*profile.together, *(tie.layers for tie in profile.tied)]

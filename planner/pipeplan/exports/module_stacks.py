@@ -49,7 +49,7 @@ def stack_of(profile: Profile) -> BlockStack:
     path, blocks = next(iter(alike.items()))
     before, after = _around(profile, blocks)
     for side, names in (("before", before), ("after", after)):
-        if not any(layer.parameter_bytes for layer in profile.layers if layer.name in names):
+        if not any(layer.weight_bytes for layer in profile.layers if layer.name in names):
             raise InputError(f"{_no_stack(profile)}: {side} the blocks of {path} no layer has weights")
     return BlockStack(path, before, tuple(tuple(layer.name for layer in block) for block in blocks), after)
 
@@ -91,7 +91,7 @@ def _why_not(profile: Profile, path: str, blocks: list[list[Layer]]) -> str:
     if len(set(shapes)) > 1:
         place = next(place for place, shape in enumerate(shapes) if shape != shapes[0])
         return f"{path}.{place} is not like {path}.0"
-    if not any(layer.parameter_bytes for layer in blocks[0]):
+    if not any(layer.weight_bytes for layer in blocks[0]):
         return "without weights"
     for layer in blocks[0]:
         if _FOREIGN.match(layer.op):

@@ -236,7 +236,7 @@ def _balanced(problem: Problem, shape: Sequence[range], *, recomputes: bool) -> 
     """The number of units before the end of each stage, for the shortest longest stage that bisection finds."""
     count, cluster = problem.options.accumulate or 1, problem.cluster
     times = [unit.forward_s * (1 + recomputes) + unit.backward_s - unit.update_s for unit in problem.units]
-    state = [unit.parameter_bytes * (2 + problem.state_ratio) for unit in problem.units]
+    state = [unit.parameter_bytes * (2 + problem.state_ratio) + unit.buffer_bytes for unit in problem.units]
     rates = [count / float(formulas.rounds(count, len(workers))) * cluster.speed_of(workers) for workers in shape]
     capacities = [problem.memory_of(workers) if problem.options.memory else float("inf") for workers in shape]
 

@@ -28,6 +28,11 @@ class FsdpUnit:
     @property
     def gathered_bytes(self) -> int:
         """Bytes of the weights that the unit gathers."""
+        return self.wrapped * sum(layer.weight_bytes for layer in self.layers)
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Bytes of the gradients that the unit reduces: those of its trained weights."""
         return self.wrapped * sum(layer.parameter_bytes for layer in self.layers)
 
 
@@ -65,7 +70,7 @@ def _runs(layers: Sequence[Layer]) -> tuple[FsdpUnit, ...]:
     units, run, filled = [], list[Layer](), 0
     for layer in layers:
         run.append(layer)
-        filled += layer.parameter_bytes
+        filled += layer.weight_bytes
         if filled >= LEAST_BYTES:
             units.append(FsdpUnit(tuple(run)))
             run, filled = [], 0
@@ -81,15 +86,13 @@ def _starts_of_blocks(layers: Sequence[Layer]) -> list[int]:
     alike = [members for members in lists.values() if _are_alike(layers, members)]
     if not alike:
         return []
-    members = max(
-        alike, key=lambda one: sum(layers[place].parameter_bytes for places in one.values() for place in places)
-    )
+    members = max(alike, key=lambda one: sum(layers[place].weight_bytes for places in one.values() for place in places))
     return [*(places[0] for places in members.values()), list(members.values())[-1][-1] + 1]
 
 
 def _are_alike(layers: Sequence[Layer], members: dict[int, list[int]]) -> bool:
     """Whether there are several members, one after another, that have weights and, as single layers, the same class."""
-    weights = all(any(layers[place].parameter_bytes for place in places) for places in members.values())
+    weights = all(any(layers[place].weight_bytes for place in places) for places in members.values())
     kinds = {len(places) == 1 and layers[places[0]].op.partition("(")[0] for places in members.values()}
     ends = [(places[0], places[-1]) for places in members.values()]
     apart = all(before[1] < behind[0] for before, behind in itertools.pairwise(ends))

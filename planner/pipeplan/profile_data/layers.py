@@ -28,6 +28,7 @@ class Layer:
     backward_s: Amount
     """Median time of the backward pass."""
     parameter_bytes: Bytes
+    """Bytes of the parameters that are trained."""
     saved_bytes: Bytes
     """Bytes kept from the forward pass until the backward pass."""
     module: str = ""
@@ -39,7 +40,7 @@ class Layer:
     backward_spread_s: Amount = 0.0
     """Interquartile range of the measured backward times."""
     buffer_bytes: Bytes = 0
-    """Bytes of state that is not a parameter, such as running statistics."""
+    """Bytes of state that is not trained: frozen weights, and buffers such as running statistics."""
     update_s: Amount = 0.0
     """Median time of the optimiser's step over the layer's parameters."""
     workspace_bytes: Bytes = 0
@@ -55,6 +56,8 @@ class Layer:
     """The time of the backward pass with all cores busy."""
     loaded_update_s: Amount = 0.0
     """The time of the optimiser's step with all cores busy."""
+    frozen_bytes: Bytes = 0
+    """Of `buffer_bytes`, those of frozen weights."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -66,10 +69,15 @@ class Layer:
             changed[name] = (1 - share) * getattr(self, name) + share * getattr(self, f"loaded_{name}")
         return replace(self, **changed)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights, trained or frozen."""
+        return self.parameter_bytes + self.frozen_bytes
+
     def to_json(self) -> dict[str, Any]:
         """All fields, without the times under load where there are none."""
         loaded = any(getattr(self, name) for name in LOADED_TIMES)
-        return json_fields(self, *(() if loaded else LOADED_TIMES))
+        return json_fields(self, "frozen_bytes", *(() if loaded else LOADED_TIMES))
 
 
 @dataclass(frozen=True)

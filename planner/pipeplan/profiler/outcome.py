@@ -86,6 +86,7 @@ def layer_fields(traced: TracedModel, saved_bytes: Mapping[str, int]) -> Iterato
     """Every layer with the fields of its record that do not depend on its times."""
     own, buffers, parameters = charged_parameters(traced), traced.buffers_by_name(), traced.parameters_by_name()
     for info in traced.layers:
+        frozen = sum(parameters[name].nbytes for name in info.parameters if not parameters[name].requires_grad)
         yield (
             info,
             {
@@ -93,19 +94,20 @@ def layer_fields(traced: TracedModel, saved_bytes: Mapping[str, int]) -> Iterato
                 "module": info.module,
                 "op": info.op,
                 "parameter_bytes": sum(parameters[name].nbytes for name in own[info.name]),
-                "buffer_bytes": sum(buffers[name].nbytes for name in info.buffers),
+                "buffer_bytes": frozen + sum(buffers[name].nbytes for name in info.buffers),
+                "frozen_bytes": frozen,
                 "saved_bytes": saved_bytes.get(info.name, 0),
             },
         )
 
 
 def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
-    """Names of the parameters that each layer is charged for.
+    """Names of the trained parameters that each layer is charged for.
 
     The first of the layers that read a tied parameter is charged for it. `tied_weights` has the cost of a copy in
-    another stage.
+    another stage. Every layer is charged for the frozen parameters that it reads, as for buffers.
     """
-    charged: set[str] = set()
+    charged = {name for name, parameter in traced.parameters_by_name().items() if not parameter.requires_grad}
     own = {}
     for info in traced.layers:
         own[info.name] = tuple(name for name in info.parameters if name not in charged)

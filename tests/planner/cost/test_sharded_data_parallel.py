@@ -218,3 +218,22 @@ def test_weights_outside_of_blocks_are_gathered_for_the_whole_pass() -> None:
     found = _passes(replace(problem, profile=profile))
     assert found.forward_s == pytest.approx(1 + 2 + 2 + 3), "the first block is gathered beside the embedding"
     assert found.backward_s == pytest.approx(1 + 2 + 6 + max(2, 2) + 4 + 1)
+
+
+def test_frozen_weights_are_gathered_and_divided_but_have_no_gradients() -> None:
+    """Weights of the second unit are frozen: 12 GB in place of 12 GB of parameters.
+
+    Backward: gather 0.5, then max(6, 3), max(2, 0.5 + 1.5), 4 with nothing to reduce, and 1.5 for the first unit. In
+    memory the second unit has 12 / 2 GB of weights, and 16 + 6 GB are divided. The peak is in the third unit's backward
+    pass: weights of 12 + 2 GB, gradients of 2 GB, and all activations.
+    """
+    problem = _problem()
+    layers = list(problem.profile.layers)
+    layers[1] = replace(layers[1], parameter_bytes=0, frozen_bytes=12 * GB, buffer_bytes=12 * GB + 7)
+    problem = Problem(replace(problem.profile, layers=tuple(layers)), problem.cluster, problem.options)
+    assert _passes(problem).forward_s == pytest.approx(1.5 + 3 + 1 + 3)
+    assert _passes(problem).backward_s == pytest.approx(0.5 + 6 + 2 + 4 + 1.5)
+    (cost,) = evaluate(_plan(problem), problem).stages
+    assert cost.memory_bytes == pytest.approx(16 * GB + 6 * GB + 14 * GB + 2 * GB + 30 * GB + GB + 3 * 7)
+    slow = replace(problem, cluster=replace(TWO, levels=(Level("server", 2, 1.0 * GB),)))
+    assert _passes(slow).backward_s == pytest.approx(1 + 6 + (1 + 3) + 4 + 3)

@@ -90,7 +90,7 @@ def _columns(profile: Profile) -> dict[str, Callable[[Sequence[Layer]], str]]:
         columns[f"{heading}\n{name}"] = lambda part: f"{total(map(size, part)) / unit:.2f}"
 
     add_sizes("output", lambda layer: output_bytes[layer.name])
-    add_sizes("weights", lambda layer: layer.parameter_bytes)
+    add_sizes("weights", lambda layer: layer.weight_bytes)
     add_sizes("kept", lambda layer: layer.saved_bytes)
     if any(layer.workspace_bytes for layer in profile.layers):
         add_sizes("work", lambda layer: layer.workspace_bytes, max)
@@ -132,7 +132,11 @@ def profile_totals(profile: Profile) -> list[str]:
     lines += _reading(profile)
     if profile.peak_bytes:
         lines.append(f"Peak memory of a pass and update of the whole model: {show_size(profile.peak_bytes)}.")
-    buffers = sum(layer.buffer_bytes for layer in profile.layers)
+    frozen = sum(layer.frozen_bytes for layer in profile.layers)
+    if frozen:
+        trained = sum(layer.parameter_bytes for layer in profile.layers)
+        lines.append(f"Trained weights: {show_size(trained)}; frozen weights: {show_size(frozen)}.")
+    buffers = sum(layer.buffer_bytes for layer in profile.layers) - frozen
     if buffers:
         lines.append(f"Buffers (state that is not a weight): {show_size(buffers)}.")
     if profile.sizes:

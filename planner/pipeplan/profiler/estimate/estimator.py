@@ -21,7 +21,7 @@ from pipeplan.profiler.estimate.flops import OPAQUE, WorkCounts, count_work, sam
 from pipeplan.profiler.estimate.work import Work, total_seconds
 from pipeplan.profiler.optimizer_step import optimizer_state
 from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
-from pipeplan.profiler.outcome import boundary_tensors, charged_parameters, layer_fields, profile_from
+from pipeplan.profiler.outcome import boundary_tensors, layer_fields, profile_from
 from pipeplan.profiler.passes import training_loss
 from pipeplan.profiler.remarks import lacking_remarks, tie_remarks
 from pipeplan_launch.errors import LaunchError
@@ -175,16 +175,14 @@ def _remedy(model: nn.Module) -> str:
 
 
 def _size(traced: TracedModel, counts: WorkCounts, minibatch: int, device: DeviceFile, state_ratio: float) -> Size:
-    own, parameters = charged_parameters(traced), traced.parameters_by_name()
     layers = []
     for info, fields in layer_fields(traced, counts.saved_bytes):
-        trained_bytes = sum(parameters[name].nbytes for name in own[info.name] if parameters[name].requires_grad)
         layers.append(
             Layer(
                 **fields,
                 forward_s=_rounded(total_seconds(counts.forward[info.name], device)),
                 backward_s=_rounded(total_seconds(counts.backward[info.name], device)),
-                update_s=_rounded(_update_s(trained_bytes, state_ratio, device)),
+                update_s=_rounded(_update_s(fields["parameter_bytes"], state_ratio, device)),
             )
         )
     return Size(minibatch, tuple(layers), boundary_tensors(traced, lambda spec: counts.tensor_bytes[spec.name]))
