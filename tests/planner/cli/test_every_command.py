@@ -19,13 +19,15 @@ import click
 import pytest
 from commandline import Run, refused
 from foreign import PIPEDREAM
-from reported import source_of, write_run
+from reported import write_run
 
 import pipeplan
 from pipeplan import cli as commands
 from pipeplan.cli import options
 from pipeplan.cli.problem_options import GroupedCommand
 from pipeplan.first_steps import init
+from pipeplan.problem import plan_file
+from pipeplan.report.source import read_report_source
 
 SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}
 EXPORTS = "-o --force -q"
@@ -67,7 +69,7 @@ TOO_LONG = (
     "pipeplan explain --cluster A",
 )
 """Minutes, several servers, or much computing: these examples are only parsed here."""
-OF_TRANSFORMERS = re.compile("megatron")
+OF_TRANSFORMERS = re.compile("megatron|torchtitan")
 """Of these the tests of exports have models."""
 
 
@@ -173,7 +175,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     here, quick = pipeplan.cluster("local", workers=3), pipeplan.Settings(solver="dp", simulate=False)
     made = pipeplan.solve(profile, here, settings=quick, allow_copies=False, max_replicas=1, stages=3)
     pipeplan.render(made, folder / "plan")
-    write_run(folder / RUN, source_of(profile, here, made.problem.options))
+    write_run(folder / RUN, read_report_source(plan_file.read_plan_document(folder / "plan"), made.problem.profile))
     _add_what_calibration_needs(folder / RUN / "summary.json")
     for name, (cluster, more) in OTHERS.items():
         other = Path(shutil.copytree(folder, folder.with_name(name)))
@@ -185,7 +187,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "large": ("A", {"schedule": "1f1b-stashing"}),
-    "flush": ("B", {"schedule": "gpipe", "accumulate": 4, "grid": True, "stages": 2}),
+    "flush": ("B", {"schedule": "1f1b-flush", "accumulate": 4, "grid": True, "stages": 2}),
 }
 """Folders with another plan, for commands that go with such a plan alone."""
 
