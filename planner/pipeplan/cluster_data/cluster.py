@@ -143,14 +143,18 @@ class Cluster:
         servers = ((first, stop, self.device_of(first).cores) for first, stop in bounds)
         return [(first, stop, cores) for first, stop, cores in servers if 0 < cores < stop - first]
 
-    @cached_property
+    @property
     def workers(self) -> int:
         """D, the number of devices."""
         return self.span(len(self.levels)) if self.uniform else self._starts[0][-1]
 
-    @cached_property
+    @property
     def server_level(self) -> int:
         """The number of levels inside one server: up to the one named `server`, or 1 where none has that name."""
+        return self._server_level
+
+    @cached_property
+    def _server_level(self) -> int:
         names = [level.name for level in self.levels]
         return names.index("server") + 1 if "server" in names else 1
 

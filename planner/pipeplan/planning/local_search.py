@@ -33,7 +33,7 @@ MISSED = 0.08
 """Relative. The steady state may be so much faster than the first two updates."""
 MOST_FULL = 4
 """The most full simulations among the neighbours of one plan."""
-MOST_SCORED, MOST_LISTED, MOST_STARTS, MOST_CLIMBS = 200, 48, 6, 3
+MOST_SCORED, MOST_LISTED, MOST_STARTS, MOST_CLIMBS = 100, 48, 6, 3
 """The most listed plans that are scored by the formulas, simulated for two updates, improved by these simulations,
 and then improved by their figures."""
 

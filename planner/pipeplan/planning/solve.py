@@ -147,12 +147,12 @@ class _Search:
             yield grid
 
     def _chosen_grid(self) -> Baseline | None:
-        """The uniform pipeline that the choice has found, if it is a plan of this problem and was not taken.
+        """The uniform pipeline that the choice has found, if it is a plan of this problem with a flush, and not taken.
 
         One that was taken may have better cuts under the schedule of this problem, which a search finds.
         """
         choice, problem = self._choice, self._problem
-        rival = None if choice is None else choice.rival(UNIFORM)
+        rival = None if choice is None or not problem.options.flushes else choice.rival(UNIFORM)
         if rival is None or (rival.cluster, rival.problem.profile) != (problem.cluster, problem.profile):
             return None
         if not problem.options.flushes:
