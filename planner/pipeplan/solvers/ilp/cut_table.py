@@ -1,8 +1,8 @@
 """The cuts of a model, with what the layers inside each take: sets of units that have with every unit all before it.
 
 A stage holds the units between two cuts of which the second has all units of the first, and more. What adds up over
-units is the difference of two totals. This table shares no code with the one of the dynamic program
-(`pipeplan.problem.cuts`), so that a mistake in either shows as a disagreement.
+units is the difference of two totals. The cuts, their totals and what crosses them are found without the
+code of the dynamic program (`pipeplan.problem.cuts`), so that a mistake in either shows as a disagreement.
 """
 
 from __future__ import annotations

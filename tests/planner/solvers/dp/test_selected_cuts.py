@@ -111,8 +111,10 @@ def test_selected_stages_have_the_terms_of_the_same_stages_alone(latency_s: floa
     assert np.array_equal(taken.allowed(1.0).least(at_least), alone.allowed(1.0).least(at_least))
     for replicated in (False, True):
         assert np.array_equal(taken.deepest(replicated=replicated), alone.deepest(replicated=replicated))
-        for one, other in zip(taken.memory(replicated=replicated), alone.memory(replicated=replicated), strict=True):
-            assert np.array_equal(one, other)
+    for replicas in (1, 3):
+        fixed, of_alone = (one.fixed_bytes(np.full(3, replicas)) for one in (taken, alone))
+        assert np.array_equal(fixed, of_alone)
+    assert np.array_equal(taken.growing_bytes, alone.growing_bytes)
 
 
 def test_a_model_of_many_layers_only_gets_better_and_begins_with_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

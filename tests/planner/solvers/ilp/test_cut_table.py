@@ -1,4 +1,4 @@
-"""The integer program's table of cuts, compared with the one of the dynamic program, with which it shares no code."""
+"""The integer program's table of cuts, compared with that of the dynamic program, which finds cuts in another way."""
 
 from __future__ import annotations
 
