@@ -174,9 +174,13 @@ def points() -> Data:
 
 def adapted(eight_bits: bool = False) -> Job:
     """Frozen weights with trained adapters."""
-    sgd = lambda parameters: SGD(parameters, lr=0.1)
-    model = AdaptedChain(eight_bits=eight_bits)
-    return Job(model, loss=functional.mse_loss, data=points, optimizer=sgd, minibatch=MINIBATCH)
+    return Job(
+        AdaptedChain(eight_bits=eight_bits),
+        loss=functional.mse_loss,
+        data=points,
+        optimizer=lambda parameters: SGD(parameters, lr=0.1),
+        minibatch=MINIBATCH,
+    )
 
 
 def adapted_in_eight_bits() -> Job:
