@@ -10,13 +10,13 @@ from adapters import AdaptedChain, EightBits
 from beside_one_process import train_beside_one_process
 from data_parallel_jobs import MINIBATCH
 from data_parallel_runs import Case, reference
-from pipeplan_launch.job.seeds import mix_seed
 from safetensors.torch import load_file
 from saved import model_of, save
 
 from pipeplan.profiler.outcome import charged_parameters, layer_fields, tied_weights
 from pipeplan_launch import Job, export, load_job
 from pipeplan_launch.checkpoint.checkpoint import find_checkpoint
+from pipeplan_launch.job.pass_conditions import mix_seed
 from pipeplan_launch.tracing.trace import trace_job
 
 WIDTH = 8

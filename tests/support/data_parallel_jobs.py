@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from functools import partial
 from typing import Any
 
 import torch
@@ -175,9 +174,13 @@ def points() -> Data:
 
 def adapted(eight_bits: bool = False) -> Job:
     """Frozen weights with trained adapters."""
-    model = AdaptedChain(eight_bits=eight_bits)
-    rate = partial(SGD, lr=0.1)
-    return Job(model, loss=functional.mse_loss, data=points, optimizer=rate, minibatch=MINIBATCH)
+    return Job(
+        AdaptedChain(eight_bits=eight_bits),
+        loss=functional.mse_loss,
+        data=points,
+        optimizer=lambda parameters: SGD(parameters, lr=0.1),
+        minibatch=MINIBATCH,
+    )
 
 
 def adapted_in_eight_bits() -> Job:

@@ -215,6 +215,6 @@ def refuse_indivisible(program: ModuleProgram) -> None:
             what, remedy = (
                 ("is complex", "hold its parts as two real ones")
                 if parameter.ndim
-                else ("has no dimensions", "give it one, as in torch.ones(1)")
+                else ("has no dimensions", "give it one, as in torch.ones(1), or solve for a plan without FSDP")
             )
             raise LaunchError(f"the parameter {name!r} {what}, which FSDP cannot divide: {remedy}")

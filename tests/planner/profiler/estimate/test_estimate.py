@@ -145,7 +145,7 @@ def test_sizes_are_those_that_are_measured() -> None:
     # A frozen layer has neither gradients nor an update.
     frozen = next(layer for layer in estimated.layers if layer.name == "stem")
     assert (frozen.backward_s, frozen.update_s) == (0.0, 0.0)
-    assert frozen.parameter_bytes > 0
+    assert frozen.parameter_bytes == 0 < frozen.frozen_bytes == frozen.buffer_bytes
 
 
 def test_a_model_larger_than_memory_is_estimated() -> None:
