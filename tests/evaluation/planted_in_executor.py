@@ -40,8 +40,8 @@ EXECUTOR = (
     (
         "minibatches go to the wrong replica",
         L + "plan/schedule.py",
-        "return minibatch % replicas",
-        "return (minibatch + 1) % replicas",
+        "if shares else minibatch % replicas",
+        "if shares else (minibatch + 1) % replicas",
         (PLAN, RUNTIME),
     ),
     (

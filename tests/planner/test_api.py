@@ -144,6 +144,6 @@ def test_asking_for_the_version_imports_nothing_else() -> None:
 
 def test_the_typed_keywords_are_the_options() -> None:
     fields = {field.name for field in dataclasses.fields(pipeplan.Options)}
-    assert set(OptionKeywords.__annotations__) == fields - {"sharding", "unequal_shares"} | set(FLAGS) | {"pin"}, (
-        "--shard-optimizer asks for sharding; unequal shares are a candidate of the choice"
+    assert set(OptionKeywords.__annotations__) == fields - {"sharding"} | set(FLAGS) | {"pin"}, (
+        "--shard-optimizer asks for sharding"
     )

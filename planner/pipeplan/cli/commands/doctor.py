@@ -36,7 +36,7 @@ STYLES = {OK: "green", WARNING: "yellow", MISSING: "bold red"}
     "--servers",
     type=int,
     metavar="N",
-    help="Do the same as one of N servers, each of which has NODE_RANK, MASTER_ADDR and MASTER_PORT set.",
+    help="Measure as one of N servers, each of which has NODE_RANK, MASTER_ADDR and MASTER_PORT set.",
 )
 @click.option(
     "--workers", type=int, metavar="N", help="Start this number of workers on each  [default: one for each device]"

@@ -62,7 +62,10 @@ def test_what_is_wrong_is_said_before_anything_is_measured(
     for variables, said in (
         ({"NODE_RANK": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "NODE_RANK is '2': it must be this server's"),
         ({"NODE_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "x"}, "MASTER_PORT is 'x': it must be a port number"),
-        ({"MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"}, "--links starts the workers itself"),
+        (
+            {"MASTER_PORT": "1", "RANK": "0", "WORLD_SIZE": "2"},
+            "workers are started by pipeplan: run it once on each server",
+        ),
     ):
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
