@@ -42,7 +42,7 @@ STYLES = {OK: "green", WARNING: "yellow", MISSING: "bold red"}
     "--workers", type=int, metavar="N", help="Start this number of workers on each  [default: one for each device]"
 )
 @click.option(
-    "--profile", type=PATH, help="Predict for this profile's model  [default: ./profile.json, or a bundled VGG-16]"
+    "--profile", type=PATH, help="Use the model of this profile  [default: ./profile.json, or a bundled VGG-16]"
 )
 @json_option
 @quiet_option
