@@ -6,12 +6,13 @@ named by what data parallelism would gain without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster, Server
-from pipeplan.cluster_data.variants import with_faster_links
+from pipeplan.cluster_data.variants import with_faster_devices, with_faster_links
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InfeasibleError, NotFoundInTimeError
@@ -104,18 +105,28 @@ class SlowServers:
         return found | shown | {"others": dict(self.others)}
 
 
-def with_speeds(cluster: Cluster, speeds: tuple[float, ...]) -> Cluster:
-    """The cluster with the speed of each server's devices multiplied by what was measured of them."""
-    if max(speeds) - min(speeds) < SAME_SPEED * max(speeds):
+def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
+    """The cluster with the speed of each server's devices multiplied by what was measured of them.
+
+    Islands inside servers cannot be described beside servers that differ: then the slowest server stands for all.
+    """
+    if not _differ(speeds):
         return cluster
-    inside = cluster.levels[0]
-    machines = cluster.machines or tuple(Server(cluster.device, inside) for _ in speeds)
+    if cluster.uniform and cluster.server_level > 1:
+        return with_faster_devices(cluster, max(speeds, key=lambda speed: abs(speed - 1)))
+    machines = cluster.machines or tuple(Server(cluster.device, cluster.levels[0]) for _ in speeds)
+    firsts = itertools.accumulate((machine.inside.count for machine in machines), initial=0)
     changed = []
-    for machine, speed in zip(machines, speeds, strict=True):
+    for machine, first in zip(machines, firsts, strict=False):
+        speed = speeds[cluster.server_of(first)]
         device = replace(machine.device, speed=machine.device.speed * speed)
         named = replace(device, name=f"{device.name} at {speed:.0%}") if speed < 1 - SAME_SPEED else device
         changed.append(replace(machine, device=named))
     return Cluster.of_servers(cluster.name, changed, cluster.levels[1:], cluster.executor)
+
+
+def _differ(speeds: Sequence[float]) -> bool:
+    return max(speeds) - min(speeds) >= SAME_SPEED * max(speeds)
 
 
 def diagnose_servers(profile: Profile, cluster: Cluster, facts: ServerFacts, deadline: Deadline) -> SlowServers:
@@ -189,11 +200,9 @@ def _causes(
 
     profile, cluster = machines.profile, machines.cluster
     found: list[Cause] = []
-    if not cluster.uniform and max(facts.speeds) - min(facts.speeds) >= SAME_SPEED:
+    if _differ(facts.speeds):
         slowest = min(range(len(facts.speeds)), key=facts.speeds.__getitem__)
-        fastest = max((machine.device for machine in cluster.machines), key=lambda device: device.speed)
-        equal = [replace(machine, device=fastest) for machine in cluster.machines]
-        even = Cluster.of_servers(cluster.name, equal, cluster.levels[1:], cluster.executor)
+        even = with_speeds(cluster, [1 / speed for speed in facts.speeds])
         text = f"{facts.names[slowest]} computes at {facts.speeds[slowest]:.0%} of the fastest server"
         found.append(Cause(SLOW_SERVER, text, without(profile, even)))
     if profile.read_s:

@@ -42,6 +42,7 @@ GBIT = 1.25e8
 VGG = pipeplan.read_profile("vgg16-v100")
 DEVICE = Device("V100", "cuda", 16 << 30)
 NAMES = ("one", "two")
+CARDS = (("large", 1.0), ("small", 0.5))
 
 
 def cluster(gbit_s: float, cards: tuple[float, ...] = (), workers: int = 4) -> Cluster:
@@ -110,6 +111,21 @@ def test_alternatives_are_those_of_the_planner() -> None:
     assert per_s["FSDP"] is not None
     assert max(value for value in per_s.values() if value is not None) > max(found.one_per_s or 0, found.all_per_s or 0)
     assert "HSDP" in per_s
+
+
+def test_a_slow_server_of_unequal_devices_or_of_islands_is_named() -> None:
+    """Two servers of two unequal cards, which are a level of machines; and servers with islands inside."""
+    one, other = (Server(Device(name, "cuda", 16 << 30, speed=speed), Level("one", 1, 0.0)) for name, speed in CARDS)
+    inside, between = Level("server", 2, 12e9, 1e-5), Level("cluster", 2, 100 * GBIT, 5e-5)
+    mixed = Cluster.of_servers("two", [one, other, one, other], [inside, between])
+    speeds = [device.speed for device in with_speeds(mixed, (1.0, 0.6)).devices]
+    assert speeds == pytest.approx([1.0, 0.5, 0.6, 0.3])
+    islands = Cluster("two", DEVICE, (Level("island", 2, 24e9, 1e-5), inside, between))
+    assert {device.speed for device in with_speeds(islands, (1.0, 0.6)).devices} == {0.6}
+    for machines in (mixed, islands):
+        found = diagnosed(machines, facts(speeds=(1.0, 0.6)))
+        assert found.bottleneck is not None
+        assert found.bottleneck.kind == SLOW_SERVER
 
 
 def test_a_model_that_does_not_fit_is_said() -> None:

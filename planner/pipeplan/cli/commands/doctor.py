@@ -74,7 +74,10 @@ def command(
     pipeplan doctor --hosts hosts.txt --profile profile.json
     """
     if hosts is not None or servers is not None:
-        return _examine_servers(plan, selftest, hosts, servers, workers, profile, as_json)
+        if plan is not None or selftest:
+            raise InputError("--hosts and --servers measure servers: leave out the plan and --selftest")
+        _examine_servers(hosts, servers, workers, profile, as_json)
+        return 0
     if workers is not None or profile is not None:
         raise InputError("--workers and --profile go with --hosts or --servers")
     findings = examine_machine(plan) + (run_self_test() if selftest else [])
@@ -86,16 +89,8 @@ def command(
 
 
 def _examine_servers(
-    plan: Path | None,
-    selftest: bool,
-    hosts: Path | None,
-    servers: int | None,
-    workers: int | None,
-    profile: Path | None,
-    as_json: bool,
-) -> int:
-    if plan is not None or selftest:
-        raise InputError("--hosts and --servers measure servers: leave out the plan and --selftest")
+    hosts: Path | None, servers: int | None, workers: int | None, profile: Path | None, as_json: bool
+) -> None:
     if hosts is not None and servers is not None:
         raise InputError("give --hosts, which starts the servers by ssh, or --servers on each of them, not both")
     if servers is not None and servers < 2:
@@ -104,13 +99,12 @@ def _examine_servers(
     if hosts is None:
         assert servers is not None
         examine_servers(source.profile, servers, workers, as_json)
-        return 0
+        return
     # A bundled profile has the same name on all hosts.
     path = profile.resolve() if profile is not None and profile.exists() else profile
     named = {"--workers": workers, "--profile": path}
     words = [word for name, value in named.items() if value is not None for word in (name, str(value))]
     run_on_hosts(hosts, [*words, *["--json"] * as_json])
-    return 0
 
 
 def _finding_lines(findings: list[DoctorFinding]) -> Iterator[RenderableType]:
