@@ -84,7 +84,7 @@ class OneWay:
 
 @dataclass(frozen=True)
 class ServerCheck:
-    """What was measured of the servers."""
+    """Measurements of the servers themselves, beside those of their links."""
 
     compute_s: tuple[float, ...]
     """By rank, seconds of the same work on every worker, with all of them busy."""
@@ -107,7 +107,7 @@ class MeasuredLinks:
     timed: tuple[TimedOperation, ...]
     """Times of the messages and all-reduces of every level."""
     servers: ServerCheck | None = None
-    """What was measured of the servers themselves; None where that was not asked for."""
+    """Measurements of the servers themselves; None where nobody asked for them."""
 
 
 Partition = tuple[tuple[int, ...], ...]

@@ -82,7 +82,7 @@ class CheckedPlan:
         return f"{self.shown.text}, as the certificate in plan.json shows"
 
     def document(self, plan: str) -> CheckDocument:
-        """What `pipeplan check --json` prints about the plan.json at this path."""
+        """The document that `pipeplan check --json` prints about the plan.json at this path."""
         claims = [Claim(result.what, result.holds, result.text) for result in self.results]
         shown = ShownGap(self.shown.step_s, self.shown.bound_s, self.shown.gap) if self.shown is not None else None
         return CheckDocument(FORMAT, VERSION, plan, self.wrong is None, shown, claims)
@@ -102,7 +102,7 @@ class Claim(Struct, frozen=True):
 
 
 class ShownGap(Struct, frozen=True):
-    """What the certificate shows, in seconds per microbatch."""
+    """The bound that the certificate shows, in seconds per microbatch."""
 
     step_s: float
     bound_s: float

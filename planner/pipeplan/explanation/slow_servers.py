@@ -44,7 +44,7 @@ LINK, DIRECTION, CARD, SWITCH, SLOW_SERVER, LOADER = "link", "direction", "card"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What was measured of the servers of a cluster, beside its links."""
+    """Measurements of the servers of a cluster, beside its links."""
 
     names: tuple[str, ...]
     speeds: tuple[float, ...]
@@ -146,7 +146,7 @@ def diagnose_servers(profile: Profile, cluster: Cluster, facts: ServerFacts, dea
 
 
 def with_others(found: SlowServers, profile: Profile, deadline: Deadline) -> SlowServers:
-    """The same with what else could be run."""
+    """The same, with the throughput of what else could be run."""
     return replace(found, others=tuple(_others(Machines(profile, found.cluster), found.batch, deadline)))
 
 
