@@ -1,5 +1,6 @@
-"""docs/replan.md shows what the command prints and describes all that it says; `python tests/docs/test_replan_page.py`
-writes the transcript anew.
+"""docs/running.md shows what `pipeplan replan` prints, and docs/file-formats.md describes its JSON document.
+
+`python tests/docs/test_replan_page.py` writes the transcript anew.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from transcripts import DOCS, printed_here
 from pipeplan.replanning.replan import RELAXED
 from pipeplan_launch.checkpoint.manifest import Position
 
-PAGE = DOCS / "replan.md"
+PAGE = DOCS / "running.md"
 BLOCK = re.compile(r"(```console\n\$ (pipeplan solve [^\n]*)\n…\n\$ (pipeplan replan [^\n]*)\n…\n)(.*?)```", re.DOTALL)
 BEGINS = "Without "
 """Of the answer, what is the same every time: above it stand seconds that the solvers took."""
@@ -64,7 +65,7 @@ def test_every_field_is_described() -> None:
     text = PAGE.read_text(encoding="utf-8")
     small = "pipeplan solve mnist-v100 --cluster A --servers 2 --solver dp"
     answer = json.loads(_replanned(small, "pipeplan replan plan --lost server1.worker3 --json"))
-    described = text.partition("## `--json`")[2]
+    described = (DOCS / "file-formats.md").read_text(encoding="utf-8").partition("## `replan --json`")[2]
     for name in _names({name: value for name, value in answer.items() if name != "plan"} | {"plan": None}):
         assert f"`{name}`" in described, name
     assert not [name for name in RELAXED if f"`{name}`" not in text]
