@@ -24,8 +24,9 @@ from pipeplan.first_steps import init
 from pipeplan_launch import supervisor
 
 PAGE = ROOT / "docs" / "errors.md"
+TEXT = PAGE.read_text(encoding="utf-8") + (ROOT / "tests" / "support" / "more_mistakes.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| ([^|`]+?) +\| `([^`]*launch\.sh[^`]*)` +\| `([^`]+)` +\|$", re.MULTILINE)
-ROWS = {mistake: (typed, said) for mistake, typed, said in ROW.findall(PAGE.read_text(encoding="utf-8"))}
+ROWS = {mistake: (typed, said) for mistake, typed, said in ROW.findall(TEXT)}
 CHANGED, FULL, GPUS = (
     "a model changed since it was profiled",
     "a full disk for the run",
@@ -91,7 +92,7 @@ def test_every_row_on_launch_sh_has_a_test() -> None:
     assert {"torch is missing for launch.sh", "torch is old for launch.sh", "a full disk for the run", CHANGED} < set(
         ROWS
     )
-    assert len(ROWS) == PAGE.read_text(encoding="utf-8").partition("## Running a plan")[2].count("/launch.sh")
+    assert len(ROWS) == TEXT.partition("## Running a plan")[2].count("/launch.sh")
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,9 @@ from pipeplan.profile_data.layers import Layer, Provenance, Tensor
 from pipeplan.profile_data.profile import Profile
 
 PAGE = ROOT / "docs" / "errors.md"
+TEXT = PAGE.read_text(encoding="utf-8") + (ROOT / "tests" / "support" / "more_mistakes.md").read_text(encoding="utf-8")
 ROW = re.compile(r"^\| ([^|`]+?) +\| `([^`]+)` +\| `([^`]+)` +\|$", re.MULTILINE)
-ROWS = {mistake: (typed, said) for mistake, typed, said in ROW.findall(PAGE.read_text(encoding="utf-8"))}
+ROWS = {mistake: (typed, said) for mistake, typed, said in ROW.findall(TEXT)}
 HERE = [name for name, (typed, _) in ROWS.items() if typed.startswith("pipeplan ") and "Ctrl-C" not in name]
 ELSEWHERE = {"torch is missing", "torch is old", "torch cannot be imported", "a full disk"}
 QUICK = {"the answer over the job"}
@@ -225,8 +226,8 @@ def content(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_page_has_a_row_for_every_kind_of_mistake() -> None:
-    assert len(ROWS) == len(ROW.findall(PAGE.read_text(encoding="utf-8"))) >= 35
-    _, _, messages = PAGE.read_text(encoding="utf-8").partition("## Files")
+    assert len(ROWS) == len(ROW.findall(TEXT)) >= 35
+    _, _, messages = TEXT.partition("## Files")
     tables = [line for line in messages.splitlines() if line.startswith("| ")]
     assert len(tables) == len(ROWS) + sum(line.startswith("| mistake ") for line in tables), "a row was not understood"
 
