@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SHORTEST = 5
 """Words of the shortest sentence that is worth reading."""
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*])")
-_NO_PROSE = re.compile(r"(?s:```.*?```|<!--.*?-->)|^(?:\||#| {4})[^\n]*$|^\s*(?:[-*]|\d+\.) ", re.MULTILINE)
+_NO_PROSE = re.compile(r"(?s:```.*?```|<!-- (\w+) -->.*?<!-- /\1 -->|<!--.*?-->)|^(?:\||#| {4})[^\n]*$|^\s*(?:[-*]|\d+\.) ", re.MULTILINE)
 
 
 def of_pages() -> Iterator[tuple[str, str]]:
-    """(place, sentence) for the prose of every page that a person wrote."""
+    """(place, sentence) for the prose of every page that a person wrote, without the tables that a script writes."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for page in pages:
         if "reference" not in page.parts:
