@@ -16,7 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SHORTEST = 5
 """Words of the shortest sentence that is worth reading."""
 _END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*])")
-_NO_PROSE = re.compile(r"(?s:```.*?```|<!-- (\w+) -->.*?<!-- /\1 -->|<!--.*?-->)|^(?:\||#| {4})[^\n]*$|^\s*(?:[-*]|\d+\.) ", re.MULTILINE)
+_NO_PROSE = re.compile(
+    r"(?s:```.*?```|<!-- (\w+) -->.*?<!-- /\1 -->|<!--.*?-->)|^(?:\||#| {4})[^\n]*$|^\s*(?:[-*]|\d+\.) ", re.MULTILINE
+)
 
 
 def of_pages() -> Iterator[tuple[str, str]]:
