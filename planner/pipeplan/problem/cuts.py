@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 _SELECTED_SHARE = 5
-"""Number of cuts to select if not all can be listed, as a share of the limit. It suffices for plans within 1% of the
+"""Divisor of the limit on cuts if not all can be listed. The smaller selection suffices for plans within 1% of the
 bound."""
 
 
