@@ -46,7 +46,7 @@ class FlushSearch(UniformSearch):
 
     @property
     def counts_depths(self) -> bool:
-        """False under GPipe: there a stage holds all minibatches of a replica, so its depth follows from the replicas."""
+        """False under GPipe, where a replica holds all its minibatches, so the depth follows from the replicas."""
         return self.limits.memory and not self.batch.holds_all
 
     def _quick(self, cut: int, level: int) -> bool:
@@ -151,7 +151,7 @@ class FlushSearch(UniformSearch):
         depth = self._depth(stage, candidates, replicas)
         kept = depth <= stage.max_depth_of(candidates.target, replicas)
         if self._drops_spare:
-            # If a stage with one replica less and at most the same depth is as fast, it needs no more memory, so it is better.
+            # A stage with one replica less is better if it is as fast with at most the same depth.
             fewer = np.maximum(replicas - 1, 1)
             count = self.batch.minibatches
             spare = formulas.rounds(count, fewer) == formulas.rounds(count, replicas)
@@ -201,7 +201,7 @@ class PlacementFlushSearch(PlacementSearch):
 
     @property
     def counts_depths(self) -> bool:
-        """False under GPipe: there a stage holds all minibatches of a replica, so its depth follows from the replicas."""
+        """False under GPipe, where a replica holds all its minibatches, so the depth follows from the replicas."""
         return self.limits.memory and not self.batch.holds_all
 
     def _quick_boundary(self, cut: int, bandwidth: Floats, links: Ints) -> Flags:
