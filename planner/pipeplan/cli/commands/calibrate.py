@@ -44,9 +44,9 @@ from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
 DISTURBED = 0.05
-"""Share of a worker's time spent waiting for a core, above which a note says so."""
+"""Share of a worker's time spent waiting for a core above which a note reports it."""
 MOST_SLACK = 1.25
-"""Factor on the times of all layers, above which a note says so."""
+"""Factor on the times of all layers above which a note reports it."""
 _REMARK = "written by pipeplan calibrate"
 
 
@@ -164,7 +164,7 @@ def _shape(cluster: Cluster) -> tuple[object, ...]:
 
 
 def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> None:
-    """Refuse to replace any file but calibrated ones, and the profile that the plan was made from in any case."""
+    """Refuse to replace a file that `pipeplan calibrate` did not write, or the profile that the plan was made from."""
     if profile == cluster:
         raise InputError(f"the profile and the cluster cannot both be {profile}: give another file with -o")
     for path in (profile, cluster):
