@@ -176,7 +176,7 @@ def solve(
     gradients in updates, by default 0; `math.inf` allows any age. Every candidate trains the same global batch, and the
     simplest plan within 3% of the fastest is taken. `outcome.choice` has the best plan of every kind.
 
-    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model. They may also be
+    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model. Other options are
     `ignore_memory`, `no_recompute`, `no_contention`, and `pin="conv1=1"`, as on the command line. A `schedule` among
     them replaces the choice. If the overlap is not given, it is 1 on GPUs and 0 on CPUs. `settings` selects the solvers
     and their limits.

@@ -1,6 +1,6 @@
 """The functions of the Python API that ask more than one question of the solvers: `explain`, `sweep`, `replan`.
 
-`pipeplan.api` has these functions under the same names. They import most modules only when they are called.
+`pipeplan.api` has these functions under the same names. The functions import most modules only when they are called.
 """
 
 from __future__ import annotations

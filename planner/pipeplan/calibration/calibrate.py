@@ -64,7 +64,7 @@ def calibrate(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -
     The efficiency of all-reduces is fitted first. The layers' times are then set so that each stage, including the
     predicted all-reduces, is as busy as measured, in the mean over the runs. If a boundary then bounds a step time, its
     efficiency is fitted to that time. The remaining difference is time in which no stage is busy, such as bubbles and
-    jitter. One factor on all layers' times accounts for it, which does not change which plan is best. Raises
+    jitter. One factor on all layers' times accounts for this difference, and does not change which plan is best. Raises
     `InputError` for a mixture of training and inference runs, and for a plan whose depths are too small.
     """
     inference = runs[0].plan.inference

@@ -155,8 +155,8 @@ def _exposed_s(plan: Plan, problem: Problem, index: int, links: Links) -> float:
 def _solve(exposed_s: Callable[[float], float], measured: float) -> float:
     """The efficiency, from `LEAST` to 1, at which the exposed time is as measured.
 
-    The exposed time falls as the efficiency grows. It has a kink wherever one more bucket is hidden, so bisection is
-    used.
+    The exposed time falls as the efficiency grows. The function has a kink wherever one more bucket is hidden, so
+    bisection is used.
     """
     if exposed_s(1.0) >= measured:
         return 1.0

@@ -162,8 +162,8 @@ def live_line(text: Callable[[], str]) -> Iterator[None]:
 def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, int, str], None]]:
     """Show a progress bar on standard error, in terminals only.
 
-    Yields the function that updates the bar. Its arguments are the steps done, the total of steps (0 if unknown), and
-    the text beside the bar.
+    Yields the function that updates the bar. The function's arguments are the steps done, the total of steps (0 if
+    unknown), and the text beside the bar.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -158,7 +158,7 @@ def _started(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The processes of ssh, whose output goes to `N.out` and `N.err` in a folder.
 
-    Each process gets a line of input every few seconds. Its command on the host ends when these lines stop.
+    Each process gets a line of input every few seconds. The command on the host ends when these lines stop.
     """
     started: list[subprocess.Popen[bytes]] = []
     over = threading.Event()

@@ -5,8 +5,8 @@ that every component of every level holds consecutive numbers: with servers of 4
 In a uniform cluster all servers are the same. In a heterogeneous cluster they may differ in the kind and number of
 their devices, in links and in price, and each server is listed.
 
-A server with unequal devices is a component of level 2, named `server`. It joins one machine for each device. So its
-devices are treated like servers that differ; for example, their orders are tried:
+A server with unequal devices is a component of level 2, named `server`. This component joins one machine for each
+device. So its devices are treated like servers that differ; for example, their orders are tried:
 
     levels     level 1: device     level 2: server          level 3: cluster
     machines   [4090] [4060 Ti]    {[4090] [4060 Ti]}       …
@@ -51,8 +51,8 @@ class Cluster:
     """The levels, innermost first. In a heterogeneous cluster, the innermost level summarises the servers: it has the
     largest number of devices and the slowest links of any server."""
     machines: tuple[Server, ...] = ()
-    """The servers of a heterogeneous cluster in order, or their devices if the devices of one server differ. They form
-    the innermost level. Empty in a uniform cluster."""
+    """The servers of a heterogeneous cluster in order, or their devices if the devices of one server differ. These
+    machines form the innermost level. Empty in a uniform cluster."""
     server_price: float | None = None
     """Price of one server of a uniform cluster for one hour; None if unknown."""
     executor: ExecutorCosts = NO_COSTS
@@ -109,8 +109,8 @@ class Cluster:
         return self.device if self.uniform else self.devices[worker]
 
     def speed_of(self, workers: Iterable[int]) -> float:
-        """The slowest speed among some workers. It is the speed of a stage on them, because they take minibatches in
-        turn."""
+        """The slowest speed among some workers. A stage on these workers has this speed, because they take minibatches
+        in turn."""
         return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
 
     def relative_times(self, workers: Iterable[int]) -> tuple[float, ...]:

@@ -31,7 +31,7 @@ LEAST_RATE = 1e3
 """Smallest rate of a memory, in bytes/s."""
 LONGEST_KERNEL_S = 3600.0
 LOCAL_DEVICES = ("cpu", "cuda")
-"""Values of `--device` that stand for a device of this machine. Its times are measured, not estimated."""
+"""Values of `--device` that stand for a device of this machine. Times of such a device are measured, not estimated."""
 _COMMON_WORDS = {
     *("nvidia", "tesla", "geforce", "amd", "intel", "r", "tm", "cpu", "gpu", "gb", "gib", "core", "processor"),
     *("pcie", "sxm", "sxm2", "sxm3", "sxm4", "sxm5"),

@@ -1,6 +1,6 @@
 """The measured costs of the executor on this machine: a file in the user's cache folder, read without torch.
 
-The file is a JSON object. Its fields `machine`, `torch` and `pipeplan` identify the measured system. If one of them has
+The file is a JSON object. The fields `machine`, `torch` and `pipeplan` identify the measured system. If one of them has
 changed, the figures are not used, and `pipeplan profile` measures again.
 """
 
@@ -77,7 +77,8 @@ class MachineCosts:
     def together(self, workers: int) -> float:
         """Throughput of `workers` workers while all cores compute, relative to a single worker.
 
-        It is linear between measured numbers of workers, and constant beyond the largest measured number."""
+        The throughput is linear between measured numbers of workers, and constant beyond the largest measured
+        number."""
         below = max((count for count in self.throughput if count <= workers), default=0)
         above = min((count for count in self.throughput if count >= workers), default=below)
         if not below:

@@ -82,7 +82,7 @@ class Server:
     price_per_hour: Amount | None = None
     """Price of this server for one hour, in any currency; None if unknown."""
     name: str = ""
-    """A name of this server for people, such as its host name. It has no effect on planning."""
+    """A name of this server for people, such as its host name. The name has no effect on planning."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)

@@ -51,8 +51,8 @@ class CardLoads:
 
     cluster: Cluster
     busy_s: tuple[Floats, ...]
-    """One array for each level below the outermost, beginning with the workers' ports (level 0). Its shape is (2,
-    components), with outgoing traffic before incoming."""
+    """One array for each level below the outermost, beginning with the workers' ports (level 0). Each array has the
+    shape (2, components), with outgoing traffic before incoming."""
     cores_s: tuple[tuple[float, str], ...] = ()
     """(busy seconds of the cores, name of the cores in messages) for each server whose workers share cores."""
 

@@ -95,8 +95,8 @@ def sustained_s(
 def _flush_depths(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> list[float]:
     """The depths under a flush.
 
-    They hide transfers at the step time of the slowest resource if memory allows it, otherwise at a slower step time.
-    No depth is below `formulas.flush_depth`, for which the solvers reserve memory.
+    The depths hide transfers at the step time of the slowest resource if memory allows it, otherwise at a slower step
+    time. No depth is below `formulas.flush_depth`, for which the solvers reserve memory.
     """
     count = minibatches_per_copy(plan)
     caps = [float(formulas.rounds(count, stage.replicas)) for stage in times]
@@ -149,7 +149,7 @@ def _deepest(plan: Plan, problem: Problem, index: int, most: int) -> int:
 def weights_s(plan: Plan, problem: Problem, index: int) -> float:
     """The part of a stage's backward pass that action W takes, in seconds; 0 where the stage defers nothing.
 
-    A profile does not measure this time. It is taken as half of the backward pass of layers that have parameters.
+    A profile does not measure this time. The time is taken as half of the backward pass of layers that have parameters.
     """
     stage = plan.stages[index]
     splits = not stage.recompute if plan.virtual else stage.deferred

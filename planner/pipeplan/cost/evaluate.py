@@ -79,8 +79,8 @@ class Evaluation:
     """Seconds per minibatch: the time of the slowest resource in the steady state, or, under a flush, the time of a
     batch divided by its minibatches."""
     alone_s: float
-    """The step time that the solvers minimise, at most `step_time_s`. It has no contention: each transfer has its links
-    to itself, and no forward pass waits for an update.
+    """The step time that the solvers minimise, at most `step_time_s`. This step time has no contention: each transfer
+    has its links to itself, and no forward pass waits for an update.
     """
     bound: str
     """The resource that determines the step time, in words."""

@@ -78,8 +78,8 @@ def tail_s(plan: Plan, stage: StageTimes) -> float:
 def exposed_s(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], index: int) -> float:
     """Lower bound on the time from a stage's last backward pass before an update to its next forward pass, in seconds.
 
-    It adds up the exposed part of the all-reduce among all replicas in all copies of the pipeline, the exchange of the
-    gradients of shared weights with at least one other stage, and the optimiser's step.
+    The bound adds up the exposed part of the all-reduce among all replicas in all copies of the pipeline, the exchange
+    of the gradients of shared weights with at least one other stage, and the optimiser's step.
     """
     allreduce, stage = group_allreduce_time(plan, problem, links, index), times[index]
     if problem.options.sharding.divides_weights:

@@ -230,7 +230,7 @@ def fixed_memory(parameters: Any, buffers: Any, boundary: Any, optimizer_ratio: 
 def replica_memory(parameters: Any, replicas: Any, lag: Any = 0) -> Any:
     """Memory that replication adds in training, in bytes.
 
-    It counts flat buckets for the all-reduce of gradients and `lag` more copies of the weights, for further weight
+    The sum counts flat buckets for the all-reduce of gradients and `lag` more copies of the weights, for further weight
     versions."""
     return parameters * (np.greater(replicas, 1) + lag)
 
@@ -263,7 +263,7 @@ def memory_per_depth(
 ) -> Any:
     """Memory in training for each minibatch in flight, in bytes.
 
-    It counts the activations saved for backward, the stage's input (`received`) and output (`sent`), and `stashes`
+    The sum counts the activations saved for backward, the stage's input (`received`) and output (`sent`), and `stashes`
     copies of the weights. A stage that recomputes keeps only its input and the version.
 
     Tensors that cross a boundary are held by both stages until the backward pass. A profile counts each of these

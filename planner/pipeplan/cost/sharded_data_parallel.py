@@ -165,7 +165,7 @@ def sharded_memory(plan: Plan, problem: Problem) -> tuple[float, float]:
     """Peak memory of one worker without workspace, and the part of it for activations of its microbatch, in bytes.
 
     Workers divide the weights, and the gradients and optimiser state of trained weights. Other memory peaks while some
-    unit runs backward. It then consists of the gathered weights of the root, of this unit and of the next one; the
+    unit runs backward. The peak consists of the gathered weights of the root, of this unit and of the next one; the
     whole gradients of this unit, of the unit that is being reduced, and of the root's layers from this unit on; and the
     activations that are left.
     """

@@ -1,7 +1,7 @@
 """Work, bytes and memory of stages before workers are assigned to them.
 
-A `StageTable` describes many stages as arrays, or one stage as numbers. It computes the figures of stages from those of
-layers. The subclasses say which layers a stage has, and what crosses its boundaries:
+A `StageTable` describes many stages as arrays, or one stage as numbers. The class computes the figures of stages from
+those of layers. The subclasses say which layers a stage has, and what crosses its boundaries:
 
     CutStages                    the stages between two cuts: both solvers and the grids (`Cuts` or `CutTable`)
     LayersAlone                  layers without boundaries, which bound every stage that holds them

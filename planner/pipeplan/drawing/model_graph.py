@@ -1,4 +1,4 @@
-"""The drawing of a model as a DAG. It runs from left to right, and wraps like lines of text.
+"""The drawing of a model as a DAG. The drawing runs from left to right, and wraps like lines of text.
 
 Layers are drawn in groups: chains if a model has many layers, equal blocks if it has very many. The layers of a group
 are consecutive in a topological order and in one stage, so no arrow can point backwards.

@@ -33,7 +33,7 @@ class OrderChoice:
     """For every server in this order, its index in the cluster as listed."""
     step_time_s: float | None
     """The step time of the best plan, in seconds per minibatch: the figure, or the formulas' time if some order has no
-    figure. None if no plan fits."""
+    figure. The value is None if no plan fits."""
     config: str
     in_time: bool = True
     """Whether there was enough time to find a plan, or to show that there is none."""

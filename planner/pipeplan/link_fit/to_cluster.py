@@ -1,9 +1,9 @@
 """A cluster from link measurements.
 
-The bandwidth of a level is the rate of one component's link. It is the largest of three rates: that of all workers of a
-component together, that of one pair, and that of an all-reduce. The efficiency of messages is the rate of a single pair
-divided by this bandwidth. The efficiency of all-reduces is the rate by the ring's formula, divided by this bandwidth.
-The latency is the latency of messages.
+The bandwidth of a level is the rate of one component's link. This rate is the largest of three: that of all workers of
+a component together, that of one pair, and that of an all-reduce. The efficiency of messages is the rate of a single
+pair divided by this bandwidth. The efficiency of all-reduces is the rate by the ring's formula, divided by this
+bandwidth. The latency is the latency of messages.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _cards_of(nesting: Nesting, series: Sequence[LinkSeries], level: int) -> lis
 
 
 def _carded(level: Level, machines: Sequence[Server]) -> Level:
-    """The level above servers that have their own cards. Its efficiencies are those of the slowest card."""
+    """The level above servers that have their own cards. The level's efficiencies are those of the slowest card."""
     slowest, fastest = (choose(machine.card for machine in machines) for choose in (min, max))
     lift = max(1.0, level.bandwidth / slowest)
     return replace(

@@ -21,8 +21,9 @@ class ScheduleTraits:
     """The properties of a schedule that formulas, searches and the simulation depend on."""
 
     phases: int = 0
-    """Number of phases of a batch, each with its own slowest resource; 0 without a flush. It is 1 if forward and
-    backward passes alternate, as in 1F1B, and 2 if all forward passes come before all backward passes, as in GPipe."""
+    """Number of phases of a batch, each with its own slowest resource; 0 without a flush. The number is 1 if forward
+    and backward passes alternate, as in 1F1B, and 2 if all forward passes come before all backward passes, as in
+    GPipe."""
     common_update: bool = False
     """Whether all stages update together, after `accumulate` minibatches."""
     versions: int = 0
@@ -90,8 +91,8 @@ def update_lag(replicas: Any, single_stage: Any) -> Any:
     """Update lag of a stage, 0 or 1: by how many updates its weights are older because it waits for its all-reduce
     later.
 
-    The lag is 1 for a replicated stage of a pipeline. It is 0 for a stage without replicas, which has no all-reduce,
-    and for plain data parallelism (`single_stage`), which stays synchronous.
+    The lag is 1 for a replicated stage of a pipeline. The lag is 0 for a stage without replicas, which has no
+    all-reduce, and for plain data parallelism (`single_stage`), which stays synchronous.
     """
     return np.logical_and(np.greater(replicas, 1), np.logical_not(single_stage)).astype(int)
 

@@ -26,7 +26,7 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 def listed_plan(problem: Problem) -> tuple[Plan, Evaluation] | None:
     """The best plan of a problem whose plans are listed (`Options.is_listed`), with its score; None if it has no plan.
 
-    The plan's workers divide the weights, or take unequal shares of the batch. They recompute only where memory
+    The plan's workers divide the weights, or take unequal shares of the batch. The workers recompute only if memory
     requires it.
     """
     if problem.options.unequal_shares:

@@ -16,9 +16,9 @@ candidate trains that global batch in each update. The candidates are
 Each candidate has its own best microbatch size, recomputation and depth. Candidates are compared by their figure, the
 simulated time of the schedule. The simplest candidate within 3% of the fastest is taken (`figure.py`).
 
-Plans of 1f1b-stashing and 2bw have old gradients. They are candidates only up to the delay that the question allows,
-and are taken only if they are more than 3% faster. The best such plan is always searched for, so that the answer can
-say what it would gain.
+Plans of 1f1b-stashing and 2bw have old gradients. Such plans are candidates only up to the delay that the question
+allows, and are taken only if they are more than 3% faster. The best such plan is always searched for, so that the
+answer can say what it would gain.
 """
 
 from __future__ import annotations

@@ -213,7 +213,7 @@ def _scored(result: Result, problem: Problem, cuts: Cuts) -> ScoredPlan | None:
 def _solved(
     problem: Problem, cuts: Cuts, deadline: Deadline, gap: float, useful_s: float, *, near: bool = False
 ) -> Result:
-    """The result of the DP. Its plan is None only if the DP proves that there is none."""
+    """The result of the DP. The result's plan is None only if the DP proves that there is none."""
     result = dynamic_program.solve(problem, cuts, deadline.left_s, gap, useful_s=useful_s, near=near)
     if result.interrupted:
         raise KeyboardInterrupt

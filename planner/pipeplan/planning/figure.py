@@ -7,9 +7,9 @@ cached. So a plan has the same figure wherever it appears.
 
 The simplest plan within 3% of the fastest is taken. Data parallelism is simplest: plain, then with a divided optimiser,
 then with divided weights. A uniform pipeline has the same number of replicas in every stage, or in all stages on one
-kind of device. It is simpler than a pipeline of unequal replicas. Of two plans of one kind the one with fewer busy
-workers is simpler, then the one with fewer stages, then the one whose stages lie in fewer servers, then the one whose
-idle workers come last.
+kind of device. Such a pipeline is simpler than one of unequal replicas. Of two plans of one kind the one with fewer
+busy workers is simpler, then the one with fewer stages, then the one whose stages lie in fewer servers, then the one
+whose idle workers come last.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _remember(key: _Key, figure: Figure) -> None:
 def affordable(scenario: Scenario, plan: Plan) -> int | None:
     """Number of microbatches to simulate: the number of `pipeplan simulate`, or what `USUAL_PASSES` allows.
 
-    The result is None if a steady state takes more than `MOST_PASSES` passes. It depends on the plan alone.
+    The result is None if a steady state takes more than `MOST_PASSES` passes. The result depends on the plan alone.
     """
     count, length, group = enough_minibatches(scenario), round_length(scenario), scenario.accumulate
     if scenario.drains and group:

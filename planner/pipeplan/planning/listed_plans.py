@@ -4,8 +4,8 @@ The dynamic program finds the plan that is best by the formulas. The plan that i
 number of stages or workers, so a local search may not reach it. For a small problem all plans are listed. For a large
 one, plans with few stages and cuts at equal shares of the work are listed.
 
-A stage lies on consecutive workers. It begins at the next free worker, or at the next server if it then lies on fewer
-servers.
+A stage lies on consecutive workers. The stage begins at the next free worker, or at the next server if it then lies on
+fewer servers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The solvers find the plan that is best by the formulas. The plan that is fastest by the figure lies near it, or has
 another number of stages or workers. A plan is simulated only if its time by the formulas, a lower bound, is below the
-best figure so far. It is first simulated for two updates. A full simulation takes five times as long, and follows only
-if the plan seems to be faster.
+best figure so far. The first simulation covers two updates. A full simulation takes five times as long, and follows
+only if the plan seems to be faster.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class PlanSearch:
     _passes: int = 0
 
     def begun(self, deadline: Deadline) -> PlanSearch:
-        """This search, restarted with a new deadline. It keeps the times of plans that earlier searches simulated."""
+        """This search, restarted with a new deadline. The restarted search keeps the times of plans that were simulated
+        before."""
         self.deadline, self.found, self._passes = deadline, {}, 0
         return self
 

@@ -45,7 +45,7 @@ class Proven:
         """Lower bound on every synchronous plan of the question, in seconds per microbatch of a size.
 
         `splits` includes the plans of zb-h1. `solved_s` is the bound that the solvers have proven for the problem of
-        the taken plan. It counts if that problem contains all plans of its schedule and size (`solved_all`).
+        the taken plan. This bound counts if that problem contains all plans of its schedule and size (`solved_all`).
         """
         bounds = dict(self.split if splits else self.flush)
         if not bounds:

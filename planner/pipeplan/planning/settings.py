@@ -111,4 +111,5 @@ class Settings:
     """Whether to take the simplest plan within the tolerance of the fastest (`figure.py`), as the commands do."""
     compare: bool = True
     """Whether to search for the best uniform pipeline even if the plan is proven optimal by the formulas. The uniform
-    pipeline is shown, and taken if its figure is better. Its search may take longer than that of the plan."""
+    pipeline is shown, and taken if its figure is better. The search for the uniform pipeline may take longer than that
+    for the plan."""

@@ -49,8 +49,8 @@ def solve(
     """Find the best plan for a problem by its figure, cross-check the solvers, and compare the plan with the baselines.
 
     `known` has plans of the problem, such as the plan of a choice; the answer is at least as fast as these. `choice` is
-    the choice that led to the problem, if there was one. It becomes part of the outcome, whose bound then covers every
-    plan of the question (`Choice.bound_s`), and not only plans of the problem.
+    the choice that led to the problem, if there was one. The choice becomes part of the outcome, whose bound then
+    covers every plan of the question (`Choice.bound_s`), and not only plans of the problem.
 
     The time limit, or Ctrl-C at any moment, ends the search with the best plan so far. Parts of the outcome that are
     missing then say so. `report` is called with every change of phase, best plan and bound. A `deadline` that began
@@ -149,8 +149,8 @@ class _Search:
     def _chosen_grid(self) -> Baseline | None:
         """The uniform pipeline that the choice has found, as a baseline; None if a search must find one.
 
-        It must be a plan of this problem with a flush. If the choice took a uniform pipeline, a search may find better
-        cuts under the schedule of this problem.
+        The pipeline must be a plan of this problem with a flush. If the choice took a uniform pipeline, a search may
+        find better cuts under the schedule of this problem.
         """
         choice, problem = self._choice, self._problem
         rival = None if choice is None or not problem.options.flushes else choice.rival(UNIFORM)

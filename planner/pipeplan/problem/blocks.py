@@ -3,8 +3,8 @@
 Units repeat with a period where their sizes repeat: bytes of parameters, of buffers, and of tensors saved for the
 backward pass. Times are not compared, because measurements of equal layers differ. Within each repetition, the cuts
 that the fewest bytes cross are kept. In a transformer only the residual stream crosses these cuts. A search over the
-kept cuts is much faster than one over all cuts. Its plans are nearly as fast where a stage has several blocks. A bound
-from these cuts holds only for plans with these cuts.
+kept cuts is much faster than one over all cuts. The plans that it finds are nearly as fast if a stage has several
+blocks. A bound from these cuts holds only for plans with these cuts.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class PredictedStage:
     """Time of one all-reduce of a group of minibatches among all replicas."""
     exposed_sync_s: Amount | None = None
     """The part of `sync_s` that remains after the backward pass that overlaps with the all-reduce, in plain data
-    parallelism and under a flush. None where the all-reduce starts after the pass."""
+    parallelism and under a flush. The value is None if the all-reduce starts after the pass."""
     receive_bytes: Bytes = 0
     """Bytes of activations that a minibatch brings from the previous stage."""
     send_bytes: Bytes

@@ -35,8 +35,8 @@ class PlanProfile(Struct, frozen=True):
 def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profile:
     """The profile that the plan.json at `plan` was made from, identified by its digest.
 
-    It has the plan's minibatch size, and the times under the load of the plan's workers. If `named` is None, the
-    profile is searched for at its path relative to the plan folder, at its absolute path, in the plan's folder, its
+    The profile has the plan's minibatch size, and the times under the load of the plan's workers. If `named` is None,
+    the profile is searched for at its path relative to the plan folder, at its absolute path, in the plan's folder, its
     parent and the current folder, and among the bundled profiles. Raises `InputError` if no profile has that digest, or
     if the profile at `named` has another digest.
     """

@@ -58,8 +58,8 @@ class Problem:
     flows: tuple[Flow, ...] = field(init=False)
     """The tensors between the units."""
     shared: tuple[SharedWeight, ...] = field(init=False)
-    """The weights that units share, and of which stages may hold copies. It is empty unless the schedule is synchronous
-    and several stages are allowed."""
+    """The weights that units share, and of which stages may hold copies. The tuple is empty unless the schedule is
+    synchronous and several stages are allowed."""
 
     def __post_init__(self) -> None:
         rings = SHARDED_RINGS if self.options.shard_optimizer else 1.0
@@ -141,7 +141,7 @@ class Problem:
         """Lower bound on the optimiser's state that the workers of one copy hold together, in bytes per byte of
         parameters.
 
-        It is `state_ratio` less the part that the other copies hold where replicas divide the state."""
+        The bound is `state_ratio` less the part that the other copies hold where replicas divide the state."""
         return self.state_ratio - self.divided_ratio * (1 - 1 / self.copies)
 
     @property

@@ -40,7 +40,8 @@ class Unit:
 
 @dataclass(frozen=True)
 class Flow:
-    """A tensor that one unit sends to others. It crosses every cut with its producer inside and a consumer outside."""
+    """A tensor that one unit sends to others. The tensor crosses every cut with its producer inside and a consumer
+    outside."""
 
     producer: int
     """Index of the unit that computes the tensor."""
@@ -124,7 +125,7 @@ def _contract(profile: Profile, wanted: Iterable[tuple[str, ...]]) -> list[list[
 def user_groups(profile: Profile, options: Options) -> list[tuple[str, ...]]:
     """The groups of layers that the options keep in one stage.
 
-    They come from `together` and `no_cut_after`, and, unless the schedule is synchronous, from layers that share
+    The groups come from `together` and `no_cut_after`, and, unless the schedule is synchronous, from layers that share
     weights.
 
     Raises an `InputError` if the options name a layer that the profile does not have.

@@ -61,8 +61,8 @@ class TemplateContext:
     digest: str
     """Digest of the plan, its profile and its cluster, as in the field `plan` of stage files."""
     folder: str
-    """Absolute path of the plan folder if the file is written to another folder. It is empty if the file is written
-    into the plan folder, so that the folder can be moved."""
+    """Absolute path of the plan folder if the file is written to another folder. The path is empty if the file is
+    written into the plan folder, so that the folder can be moved."""
 
     @classmethod
     def of(
@@ -166,8 +166,8 @@ class Launcher:
     mode: int = 0o644
     settings: tuple[LauncherSetting, ...] = ()
     more: Callable[[TemplateContext, Mapping[str, Any]], Mapping[str, Any]] = lambda context, settings: {}
-    """Function that derives further variables of the template from the plan and the settings. It raises `InputError` if
-    the plan or the settings cannot be rendered."""
+    """Function that derives further variables of the template from the plan and the settings. The function raises
+    `InputError` if the plan or the settings cannot be rendered."""
 
     def text(self, context: TemplateContext, settings: Mapping[str, Any]) -> str:
         """The text of the file. Raises `InputError` for settings that this launcher does not have."""

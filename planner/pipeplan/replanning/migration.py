@@ -88,7 +88,7 @@ class PlanChanges:
 def plan_changes(
     old: Plan, new: Plan, remaining: RemainingCluster, profile: Profile, minibatch_was: int
 ) -> PlanChanges:
-    """The changes from `old` to `new`, on the workers of `remaining`. Their old indices may be unknown."""
+    """The changes from `old` to `new`, on the workers of `remaining`. The workers' old indices may be unknown."""
     layers = {layer.name: layer for layer in profile.layers}
     return PlanChanges(
         workers=tuple(_workers(old, new, remaining, layers, profile.optimizer_state_ratio)),

@@ -133,7 +133,7 @@ class PlanReport:
     comparisons: list[Comparison]
     certificate: dict[str, Any]
     words: dict[str, list[str]]
-    """Sentences on the sections, by the section's name. They say what the figures do not show."""
+    """Sentences on the sections, by the section's name. The sentences say what the figures do not show."""
     notes: list[str]
     """Notes on the report as a whole."""
 

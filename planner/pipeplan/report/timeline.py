@@ -94,8 +94,9 @@ def shown_lanes(scenario: Scenario) -> ShownLanes:
 def pipeline_timeline(simulated: ReportSimulation, run: MeasuredRun | None = None) -> PipelineTimeline:
     """The predicted timeline, and that of a run.
 
-    The predicted timeline begins with the first minibatch. It ends after as many minibatches as the run recorded, or,
-    without a run, after a few rounds of the steady state. Raises `InputError` if the run is a run of another plan.
+    The predicted timeline begins with the first minibatch. The timeline ends after as many minibatches as the run
+    recorded, or, without a run, after a few rounds of the steady state. Raises `InputError` if the run is a run of
+    another plan.
     """
     scenario, shown = simulated.scenario, shown_lanes(simulated.scenario)
     began = steady_start(simulated)

@@ -159,7 +159,7 @@ class _Engine:
         self._advance(worker.seat)
 
     def _send(self, sender: Worker, receivers: list[Worker], action: Action) -> None:
-        """Queue a message on its link. It arrives at the receiver after the transfer and the latency.
+        """Queue a message on its link. The message arrives at the receiver after the transfer and the latency.
 
         The executor posts the receives of activations a few minibatches ahead. Activations leave when their receive is
         posted. Receives of gradients are posted before the activations leave, so gradients never wait.

@@ -44,8 +44,8 @@ class SimulatedEvents:
     """All events of a simulation: actions and transfers, each in order of their starts."""
 
     actions: tuple[Pass, ...]
-    """The actions of all workers. Those of one worker are in the order of its stream. Starts of all-reduces are left
-    out, because they take no time."""
+    """The actions of all workers. The actions of one worker are in the order of its stream. Starts of all-reduces are
+    left out, because they take no time."""
     transfers: tuple[Transfer, ...]
     end_s: float
     """Time of the last event."""

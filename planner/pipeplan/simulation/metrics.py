@@ -20,8 +20,8 @@ that case a round of the stage where minibatches leave is used."""
 LEAST_WINDOW = 100
 """Smallest number of minibatches in the steady part."""
 WARM_UP, LEAST_WARM_UP = 20, 3
-"""Usual and smallest length of the warm-up, as a multiple of the minibatches in flight. It is long because a first
-stage slightly faster than the step time runs ahead, and takes long to use up its depth."""
+"""Usual and smallest length of the warm-up, as a multiple of the minibatches in flight. The warm-up is long because a
+first stage slightly faster than the step time runs ahead, and takes long to use up its depth."""
 WINDOW, SHORTEST_WINDOW = 10, 2
 """Usual and smallest length of the steady part, as a multiple of the minibatches in flight."""
 LARGE_SIMULATION = 10_000

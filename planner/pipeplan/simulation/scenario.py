@@ -51,7 +51,7 @@ class StageLoad:
     """Average number of minibatches that a replica computes for one update."""
     left_s: float | None = None
     """Time of an all-reduce that remains after the backward pass during which it starts, in plain data parallelism and
-    under a flush. None if the all-reduce starts after the pass."""
+    under a flush. The value is None if the all-reduce starts after the pass."""
     update_share: float = 0.0
     """Share of `backward_s` that is the optimiser's step."""
     step_s: float = 0.0

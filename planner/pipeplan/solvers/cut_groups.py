@@ -52,7 +52,7 @@ class MainUnits:
         return None
 
     def cuts(self, problem: Problem) -> Cuts:
-        """The cuts of the main units of a problem. Their totals count only main units."""
+        """The cuts of the main units of a problem. The totals of these cuts count only main units."""
         number = {unit: index for index, unit in enumerate(self.units)}
         sent, returned = np.zeros((2, len(self.ideals)))
         members = np.ascontiguousarray(self.inside.T != 0)

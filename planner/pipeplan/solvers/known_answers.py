@@ -9,7 +9,7 @@ similar if they differ only in the cluster. Then
             more memory (docs/cost-model.md, "More is never worse");
   an answer that is proven holds for the same question, also if plans must be faster.
 
-Known answers only make a search faster. It finds the best plan in any case.
+Known answers only make a search faster. The search finds the best plan in any case.
 """
 
 from __future__ import annotations

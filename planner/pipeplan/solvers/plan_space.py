@@ -84,8 +84,8 @@ class PlanSpace:
     def floor(self, problem: Problem) -> float:
         """Lower bound on the step time in this space, in seconds per minibatch.
 
-        It is the time of all work on all workers of the space, or that of the synchronisation among copies, if no flush
-        hides it.
+        The bound is the time of all work on all workers of the space, or that of the synchronisation among copies, if
+        no flush hides it.
         """
         options, machines = problem.options, problem.cluster.inner(self.level, self.first)
         inner_s = problem.work_s / machines.total_speed
@@ -95,8 +95,8 @@ class PlanSpace:
         return self.step_time(problem, inner_s)
 
     def synchronisation(self, problem: Problem) -> float:
-        """Time of the gradient all-reduce among the copies, in seconds per minibatch. It is a lower bound on the step
-        time.
+        """Time of the gradient all-reduce among the copies, in seconds per minibatch. This time is a lower bound on the
+        step time.
         """
         if problem.options.schedule in ACCUMULATING and problem.options.accumulate is not None:
             return float(formulas.buffered_synchronisation(self._allreduce(problem), problem.options.accumulate))

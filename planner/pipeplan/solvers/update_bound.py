@@ -160,7 +160,8 @@ class Stages:
 
 @dataclass
 class UpdateBound:
-    """The bound for one problem. Its options give the minibatches of an update. Times are seconds per update."""
+    """The bound for one problem. The problem's options give the minibatches of an update. Times are seconds per
+    update."""
 
     problem: Problem
     cuts: Cuts

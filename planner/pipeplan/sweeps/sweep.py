@@ -54,7 +54,7 @@ class PointAnswer:
 
 
 LEAST_S = 0.1
-"""Smallest time for a point in seconds. It may be enough for a small problem."""
+"""Smallest time for a point in seconds. This time may be enough for a small problem."""
 OnAnswer = Callable[[int, PointAnswer], None]
 
 

@@ -72,8 +72,8 @@ class SearchLimits:
     """Whether a search for batches on equal servers tries only powers of two as numbers of replicas, in order to find
     some plan soon."""
     fitting: bool = False
-    """Whether a search for batches accepts any pipeline that fits in memory, however slow. It then ignores the times of
-    states."""
+    """Whether a search for batches accepts any pipeline that fits in memory, however slow. Such a search ignores the
+    times of states."""
 
     def step(self, rows: float = 0) -> None:
         """Count a step through `rows` rows. Raises `OutOfTime` after the deadline or if the effort is exceeded."""

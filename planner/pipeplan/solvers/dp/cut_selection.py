@@ -1,8 +1,8 @@
 """Selects the cuts to search: leaves out cuts that provably do not matter, and finds small selections of good cuts.
 
 Let v be a unit without cost: no work, no parameters of its own or shared, and, if memory is limited, nothing saved, no
-buffers and no workspace. It may move across a cut, which only changes the bytes that cross. Let c(I) be these bytes,
-separately for each direction. The cut I is left out in two cases:
+buffers and no workspace. Such a unit may move across a cut, which only changes the bytes that cross. Let c(I) be these
+bytes, separately for each direction. The cut I is left out in two cases:
 
   later    v ∈ I, nothing in I reads v, and c(I - v) ≤ c(I). Every plan with the cut I is matched by a plan without it:
            take v out of I and out of all smaller cuts I' that hold it. Removing v adds the bytes of tensors that v

@@ -2,9 +2,9 @@
 
 Under vertical sync with a memory limit, every stage's memory depends on the input stage. The number of weight versions
 (`schedules.vertical_versions`) grows with the replicas r and with the depth and lag of the input stage, which the
-search reaches last. So both are assumed: for every r, the search looks for the smallest sum of depth and lag for which
-it finds a pipeline whose input stage needs no larger sum. It approaches that sum from below. A search with too small a
-sum gives a lower bound on the sum, because more versions leave less memory for everything else.
+search reaches last. So depth and lag are assumed: for every r, the search looks for the smallest sum of depth and lag
+for which it finds a pipeline whose input stage needs no larger sum. The search approaches that sum from below. A search
+with too small a sum gives a lower bound on the sum, because more versions leave less memory for everything else.
 
 Two kinds of search come first, because they usually decide. If one of them finds no pipeline, there is none. If it
 finds a pipeline that fits with all its versions, that is the answer.
@@ -157,7 +157,8 @@ def _with_input_stage(
 
 
 MOST_WORKERS = 1024
-"""Largest number of workers for a search over all candidate placements. Their number is about half its square."""
+"""Largest number of workers for a search over all candidate placements. The number of placements is about half its
+square."""
 
 
 def terms_of(problem: Problem, cuts: Cuts) -> CostTerms:

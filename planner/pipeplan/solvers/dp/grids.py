@@ -6,9 +6,9 @@ from the time of the boundary before it:
 
     V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
 
-In the steady state V is the best step time of the grid. With a flush it is a lower bound on the time of a batch. It
-counts the work of the layers before each stage, the work of the stage, and its exposed all-reduce together with its own
-work or the path to the last stage.
+In the steady state V is the best step time of the grid. With a flush it is a lower bound on the time of a batch. The
+bound counts the work of the layers before each stage, the work of the stage, and its exposed all-reduce together with
+its own work or the path to the last stage.
 
 The shapes of a task are searched one by one, the most promising first.
 """

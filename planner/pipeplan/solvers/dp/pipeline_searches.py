@@ -59,7 +59,7 @@ class FoundPipeline:
         return [replace(step, start=cut_of[step.start], end=cut_of[step.end]) for step in self.steps]
 
     def stages(self) -> list[Stage]:
-        """The stages of one copy with the names of their layers. Their weight versions are not set yet."""
+        """The stages of one copy with the names of their layers. The stages' weight versions are not set yet."""
         units, cuts = self.terms.problem.units, self.terms.cuts
         return [
             Stage(
@@ -109,7 +109,7 @@ class PipelineSearches:
         below: float = float("inf"),
         without_memory: BisectionResult[FoundPipeline] | None = None,
     ) -> PipelineSearches:
-        """Searches for a uniform grid of this shape only. They share the cost terms with these searches."""
+        """Searches for a uniform grid of this shape only. The new searches share the cost terms with these searches."""
         searches = replace(self, shape=shape, above=above, below=below, without_memory=without_memory)
         searches.__dict__.update({"unlimited": self.unlimited, "limited": self.limited})
         return searches
@@ -183,8 +183,8 @@ class PipelineSearches:
     def _refined(
         self, known: tuple[float, FoundPipeline], low: float, deadline: float | None
     ) -> tuple[float, FoundPipeline]:
-        """A pipeline that fits in memory and is at least as fast as the `known` one. Its stages end near those of
-        `known`."""
+        """A pipeline that fits in memory and is at least as fast as the `known` one. The stages of this pipeline end
+        near those of `known`."""
         limits = replace(self.limits(memory=True), deadline=deadline)
 
         def masks(around: FoundPipeline) -> list[Flags]:

@@ -152,7 +152,8 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
 
 
 class _AbandonedError(Exception):
-    """HiGHS did not stop when asked. It checks for interrupts and its limit during its search, but not in presolve."""
+    """HiGHS did not stop when asked. HiGHS checks for interrupts and its limit during its search, but not in
+    presolve."""
 
 
 class _Interruptible:

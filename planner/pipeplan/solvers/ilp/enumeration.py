@@ -1,9 +1,9 @@
 """Enumerates the columns that a plan within a limit on its step time may have.
 
 A plan is a path of columns, from no layers at the first worker to all layers at the last worker. A column is left out
-if it takes longer than the limit by itself, or does not fit in memory. It is also left out if it is on no path within
-the limit that fits in memory with the fewest minibatches in flight behind each stage. If no columns remain, there is no
-plan. The columns within a limit are a subset of those within a larger limit.
+if it takes longer than the limit by itself, or does not fit in memory. A column is also left out if it is on no path
+within the limit that fits in memory with the fewest minibatches in flight behind each stage. If no columns remain,
+there is no plan. The columns within a limit are a subset of those within a larger limit.
 """
 
 from __future__ import annotations

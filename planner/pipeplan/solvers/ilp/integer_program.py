@@ -2,13 +2,12 @@
 
 The program shares the cost formulas and the spaces of plans with the dynamic program, but neither cuts nor a search.
 
-Columns
--------
-A column i is one choice for a stage: the cuts at which its layers begin and end, its place (r consecutive workers from
-s), whether it recomputes, and its depth d, the minibatches in flight. Its coefficients come from the evaluator's
-formulas (`columns`). A column is left out if it takes longer than the limit U on the step time, does not fit in memory,
-or is on no path from the input to the output (`enumeration`). If no columns remain, there is no plan within U, and no
-program. A boundary is a pair of places that meet at a cut, with the idle workers between them.
+Columns ------- A column i is one choice for a stage: the cuts at which its layers begin and end, its place (r
+consecutive workers from s), whether it recomputes, and its depth d, the minibatches in flight. The coefficients of a
+column come from the evaluator's formulas (`columns`). A column is left out if it takes longer than the limit U on the
+step time, does not fit in memory, or is on no path from the input to the output (`enumeration`). If no columns remain,
+there is no plan within U, and no program. A boundary is a pair of places that meet at a cut, with the idle workers
+between them.
 
     y[i] ∈ {0,1}     the column is chosen
     x[c,j] ∈ [0,1]   the boundary j is in use at cut c
@@ -231,7 +230,8 @@ def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
 def _slowest_step_time(problem: Problem) -> float:
     """Upper bound on the step time of a good plan of one pipeline, in seconds per minibatch.
 
-    It counts all work on the slowest worker, with forward passes twice, and all synchronisation and traffic as exposed.
+    The bound counts all work on the slowest worker, with forward passes twice, and all synchronisation and traffic as
+    exposed.
     """
     links, workers = Links.of(problem.cluster), problem.cluster.workers
     rate = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]

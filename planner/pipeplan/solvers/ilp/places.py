@@ -114,8 +114,8 @@ class Places:
     def own_cards(self) -> list[tuple[Floats, ...]]:
         """The cards around every place that its stage loads by itself. Each entry has four arrays over the places.
 
-        They are: seconds per byte of parameters, seconds per byte of messages, whether the next stage is outside the
-        card's component, and whether the previous stage is outside.
+        The arrays are: seconds per byte of parameters, seconds per byte of messages, whether the next stage is outside
+        the card's component, and whether the previous stage is outside.
         """
         rows = [sorted(self._cards_of(run)) for run in self.runs]
         most = max(map(len, rows), default=0)

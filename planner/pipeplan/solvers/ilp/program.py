@@ -40,7 +40,7 @@ class ProgramLimits:
 
 
 class ColumnProgram:
-    """The program with given columns. It has depths if the columns have them."""
+    """The program with given columns. The program has depths if the columns have them."""
 
     def __init__(
         self, factory: ColumnFactory, columns: Columns, limits: ProgramLimits, deadline: Deadline, *, deep: bool

@@ -275,7 +275,7 @@ class SpaceSearch:
     def _take(self, stages: list[Stage], limit_s: float) -> Evaluation:
         """The score of a plan with these stages. The plan is kept if it is the best one so far.
 
-        Its depths are the smallest for its own step time, or, if these do not fit, for the limit.
+        The plan's depths are the smallest for its own step time, or, if these do not fit, for the limit.
         """
         plan = self.space.plan(self.problem, stages)
         deepest = self._with_depths(plan, limit_s)

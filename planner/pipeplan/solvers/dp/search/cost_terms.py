@@ -138,7 +138,8 @@ class CostTerms:
     def floor(self) -> float:
         """Lower bound on the step time.
 
-        It is the larger of all work on all usable workers, and the costliest unit on as many workers as it may have.
+        The bound is the larger of all work on all usable workers, and the costliest unit on as many workers as it may
+        have.
         """
         units = self.problem.units
         most = max(unit.forward_s + unit.backward_s for unit in units) / min(self.workers, self.most_replicas)

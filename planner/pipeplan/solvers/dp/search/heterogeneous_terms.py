@@ -19,7 +19,7 @@ placements_of, levels_of = lru_cache(maxsize=4)(PlacementTable.of), lru_cache(ma
 
 @dataclass(frozen=True)
 class HeterogeneousTerms(CostTerms):
-    """The terms of the cost model on a heterogeneous cluster. They do not depend on the threshold."""
+    """The terms of the cost model on a heterogeneous cluster. The terms do not depend on the threshold."""
 
     @cached_property
     def runs(self) -> PlacementTable:
@@ -82,8 +82,8 @@ class HeterogeneousTerms(CostTerms):
     def floor(self) -> float:
         """Lower bound on the step time.
 
-        It is the larger of all work on all usable workers, and the costliest unit on the fastest workers that it may
-        have.
+        The bound is the larger of all work on all usable workers, and the costliest unit on the fastest workers that it
+        may have.
         """
         most = max(unit.forward_s + unit.backward_s for unit in self.problem.units)
         alone = most / (max(1, self.most_replicas) * self.fastest)

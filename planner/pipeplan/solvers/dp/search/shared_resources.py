@@ -1,8 +1,8 @@
 """Charges contention (network cards, ports, cores) stage by stage, for the search over candidate placements.
 
 The formulas are those of `pipeplan.cost.contention`. The search adds stages in front of one another, from the output
-end. It knows the load of a component as soon as no further stage can use it. Let a new stage on workers s … e-1,
-between cuts I and J, be added in front of a stage that begins at worker p. Then at every level
+end. The load of a component is known as soon as no further stage can use the component. Let a new stage on workers s …
+e-1, between cuts I and J, be added in front of a stage that begins at worker p. Then at every level
 
     the component of p        receives the traffic of cut J; unless the new stage also uses it, its load is complete
     the component of e-1      sends that traffic, in addition to its earlier load if it is also the component of p

@@ -258,8 +258,8 @@ class UniformSearch(StageSizing):
         """Drop the stages from a cut I (rows, for every end position) if a stage from I - v needs no more replicas.
 
         This is valid if no more bytes cross I - v than I. Any stages that can be in front of I can, without v, be in
-        front of I - v. They have less work, and no more bytes cross each of their cuts I'. The reason is that the bytes
-        c of each direction are submodular: c(I' - v) + c(I) ≤ c(I') + c(I - v) for cuts I' ⊂ I.
+        front of I - v. These stages have less work, and no more bytes cross each of their cuts I'. The reason is that
+        the bytes c of each direction are submodular: c(I' - v) + c(I) ≤ c(I') + c(I - v) for cuts I' ⊂ I.
         """
         large, small = self.terms.cuts.downhill
         row = np.full(self.last + 1, -1)
