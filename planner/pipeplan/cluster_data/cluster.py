@@ -109,8 +109,10 @@ class Cluster:
         return self.device if self.uniform else self.devices[worker]
 
     def speed_of(self, workers: Iterable[int]) -> float:
-        """The slowest speed among some workers. A stage on these workers has this speed, because they take minibatches
-        in turn."""
+        """The slowest speed among some workers.
+
+        A stage on these workers has this speed, because they take minibatches in turn.
+        """
         return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
 
     def relative_times(self, workers: Iterable[int]) -> tuple[float, ...]:

@@ -77,8 +77,10 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def _heterogeneous(file: ListedFile) -> Cluster:
-    """The cluster of a file that lists its servers. If all servers are the same, the result equals that of a file with
-    one [device]."""
+    """The cluster of a file that lists its servers.
+
+    If all servers are the same, the result equals that of a file with one [device].
+    """
     devices = _devices(file.devices)
     tables = [_checked(number, table, devices) for number, table in enumerate(file.server)]
     mixed = _mixed_server(tables)
@@ -124,8 +126,10 @@ def _devices(tables: Sequence[DeviceTable]) -> dict[str, Device]:
 
 
 def _checked(number: int, table: ServerTable, devices: dict[str, Device]) -> ServerTable:
-    """A checked [[server]] table: its devices are known, and no figure is missing. Devices of one name become a
-    number."""
+    """A checked [[server]] table: its devices are known, and no figure is missing.
+
+    Devices of one name become a number.
+    """
     where, count = f"server[{number}]", table.count
     if isinstance(table.devices, int) == (table.device is None):
         raise InputError(f"{where}: devices: give the name of each device, or one `device` and their number")
@@ -241,8 +245,10 @@ def _device_table(header: str, device: Device) -> list[str]:
 
 
 def _server_table(machines: Sequence[Server], count: int, inside: Level | None) -> list[str]:
-    """The lines of `count` equal servers. A server is one machine, or several machines with unequal devices, which
-    `inside` joins."""
+    """The lines of `count` equal servers.
+
+    A server is one machine, or several machines with unequal devices, which `inside` joins.
+    """
     machine, price = machines[0], math.fsum(one.price_per_hour or 0.0 for one in machines)
     names = [one.device.name for one in machines]
     return _table(

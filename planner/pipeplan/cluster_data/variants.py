@@ -15,8 +15,10 @@ OPERATIONS = ("all-reduce", "send/recv")
 
 
 def level_index(cluster: Cluster, name: str) -> int:
-    """Index of the level of that name. Raises an `InputError` that suggests existing names if there is no such
-    level."""
+    """Index of the level of that name.
+
+    Raises an `InputError` that suggests existing names if there is no such level.
+    """
     names = [level.name for level in cluster.levels]
     if name not in names:
         raise InputError(f"cluster {cluster.name} has no level {name!r}; {did_you_mean(name, names)}")

@@ -57,8 +57,10 @@ class CardLoads:
     """(busy seconds of the cores, name of the cores in messages) for each server whose workers share cores."""
 
     def busiest(self) -> tuple[float, str]:
-        """The longest busy time and the name of its resource. Among equal times the outermost level comes first, then
-        the first component."""
+        """The longest busy time and the name of its resource.
+
+        Among equal times the outermost level comes first, then the first component.
+        """
         level = max(range(len(self.busy_s)), key=lambda k: (float(self.busy_s[k].max()), k))
         times = self.busy_s[level]
         direction, component = (int(index) for index in np.unravel_index(int(times.argmax()), times.shape))

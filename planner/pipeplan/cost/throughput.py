@@ -51,8 +51,10 @@ class RunSize:
 
 @dataclass(frozen=True)
 class Throughput:
-    """A plan's step time in the units of a training run. None stands for a figure that is unknown or was not asked
-    for."""
+    """A plan's step time in the units of a training run.
+
+    None stands for a figure that is unknown or was not asked for.
+    """
 
     samples_per_s: float
     tokens_per_s: float | None = None

@@ -85,8 +85,10 @@ def fold_chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:
 
 
 def _in_order(profile: Profile, before: dict[str, list[str]], after: dict[str, list[str]]) -> list[Layer]:
-    """The layers in a topological order. The profile's order is taken, unless it breaks the rule of the file format
-    that it is topological."""
+    """The layers in a topological order.
+
+    The profile's order is taken, unless it breaks the rule of the file format that it is topological.
+    """
     position = {layer.name: number for number, layer in enumerate(profile.layers)}
     left = {name: len(before[name]) for name in position}
     ready = [position[name] for name, count in left.items() if not count]

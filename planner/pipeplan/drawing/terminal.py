@@ -87,8 +87,10 @@ def _name(chain: Chain, room: int) -> str:
 
 
 def _cut(name: str, room: int) -> str:
-    """A name in at most `room` characters. The beginning of a long name is cut off, because the end is more
-    informative."""
+    """A name in at most `room` characters.
+
+    The beginning of a long name is cut off, because the end is more informative.
+    """
     return name if len(name) <= room else "…" + name[len(name) - room + 1 :]
 
 

@@ -102,8 +102,10 @@ def find_alternatives(
 
 
 def with_figures(alternatives: Alternatives, problem: Problem, deadline: Deadline) -> Alternatives:
-    """The alternatives with their figures. The alternatives stay in the order of the formulas, by which they were
-    found."""
+    """The alternatives with their figures.
+
+    The alternatives stay in the order of the formulas, by which they were found.
+    """
     found = []
     for one in alternatives.found:
         figure = figure_of(one.plan, evaluate(one.plan, problem), problem, deadline)

@@ -225,8 +225,10 @@ def _chosen_in_order(request: Request, orders: Sequence[tuple[int, ...]]) -> Bui
 
 
 def _chosen(charged: Request, request: Request) -> BuiltProblem:
-    """The problem of the plan that is chosen for a request. `charged` is the request with times beside other busy
-    workers."""
+    """The problem of the plan that is chosen for a request.
+
+    `charged` is the request with times beside other busy workers.
+    """
     options = charged.checked_options()
     alone = None
     if charged.profile is not request.profile:

@@ -160,8 +160,10 @@ def _inner_orders(parts: Sequence[_Component], *, grouped: bool) -> Iterator[tup
 
 
 def _arrangements(parts: Sequence[_Component], *, grouped: bool) -> Iterator[list[_Component]]:
-    """The permutations of the parts that differ in kind at some position. The given order comes first, unless
-    `grouped`."""
+    """The permutations of the parts that differ in kind at some position.
+
+    The given order comes first, unless `grouped`.
+    """
     kinds = {part.kind: [other for other in parts if other.kind == part.kind] for part in parts}
     if grouped:
         for permuted in itertools.permutations(kinds.values()):

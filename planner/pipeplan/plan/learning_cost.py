@@ -89,8 +89,11 @@ class LearningCase:
 def _cases(
     task: str, optimizer: str, alone: Epochs | None, *rows: tuple[str, int, str, int, int, float, float]
 ) -> Iterator[LearningCase]:
-    """The cases of a task. A row is (spread, delay, correction, seeds that reach the goal, seeds, epochs, deviation);
-    epochs are 0 if not recorded."""
+    """The cases of a task.
+
+    A row is (spread, delay, correction, seeds that reach the goal, seeds, epochs, deviation); epochs are 0 if not
+    recorded.
+    """
     for spread, delay, correction, reached, seeds, mean, deviation in rows:
         epochs = Epochs(mean, deviation) if mean else None
         yield LearningCase(task, optimizer, spread, delay, correction, reached, seeds, epochs, alone)

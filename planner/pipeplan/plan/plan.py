@@ -131,8 +131,10 @@ class Plan:
         return tuple(stage.workers[index :: self.copies] for stage in self.stages)
 
     def digest(self, profile: str, cluster: str) -> str:
-        """A SHA-256 hash of the plan and the digests of its profile and cluster. A run identifies its plan by this
-        hash."""
+        """A SHA-256 hash of the plan and the digests of its profile and cluster.
+
+        A run identifies its plan by this hash.
+        """
         identity = json.dumps([self.to_json(), profile, cluster], sort_keys=True)
         return "sha256:" + hashlib.sha256(identity.encode()).hexdigest()
 

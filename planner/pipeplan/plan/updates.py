@@ -59,8 +59,10 @@ class Updates:
 
 
 def _by_stage(values: Sequence[int], unit: str) -> str:
-    """The value that all stages have, or the values by stage. If there are many stages, only the first ones and the
-    last are shown."""
+    """The value that all stages have, or the values by stage.
+
+    If there are many stages, only the first ones and the last are shown.
+    """
     if len(set(values)) == 1:
         return f"{values[0]} {unit}"
     listed = [str(value) for value in values]

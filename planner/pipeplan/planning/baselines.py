@@ -229,8 +229,10 @@ def not_taken_because(baseline: Baseline, plan: Plan, step_s: float, problem: Pr
 
 
 def satisfies_options(plan: Plan, problem: Problem) -> bool:
-    """Whether a plan satisfies the constraints of the options. Limits on replicas apply to each copy of the
-    pipeline."""
+    """Whether a plan satisfies the constraints of the options.
+
+    Limits on replicas apply to each copy of the pipeline.
+    """
     options, count = problem.options, len(plan.stages)
     stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
     return (

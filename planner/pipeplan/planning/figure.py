@@ -150,8 +150,10 @@ class FiguredPlan:
 def figured(
     plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline, *, simulates: bool = True
 ) -> FiguredPlan:
-    """A plan with its figure. The figure is that of the formulas if `simulates` is False or a simulation takes too
-    long."""
+    """A plan with its figure.
+
+    The figure is that of the formulas if `simulates` is False or a simulation takes too long.
+    """
     return FiguredPlan(
         plan, score, figure_of(plan, score, problem, deadline) if simulates else Figure(score.step_time_s)
     )

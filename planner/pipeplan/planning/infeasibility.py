@@ -61,8 +61,10 @@ def diagnose(problem: Problem, maximum_cuts: int, deadline: Deadline = NO_DEADLI
 
 
 class _Attempts:
-    """Runs the searches of a diagnosis, each for a share of the time that is left. Ctrl-C ends all remaining
-    searches."""
+    """Runs the searches of a diagnosis, each for a share of the time that is left.
+
+    Ctrl-C ends all remaining searches.
+    """
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline, self.unfinished = deadline, False
@@ -229,8 +231,10 @@ def _most_components(cluster: Cluster) -> int:
 
 
 def _least_count(none: int, feasible: Callable[[int], bool], most: int) -> int | None:
-    """The smallest feasible count above `none` and up to `most`, by doubling and bisection. `none` is known to be too
-    few."""
+    """The smallest feasible count above `none` and up to `most`, by doubling and bisection.
+
+    `none` is known to be too few.
+    """
     low, high = none, none
     while high < most:
         high = min(2 * high, most)

@@ -52,8 +52,10 @@ class PlanSearch:
     _passes: int = 0
 
     def begun(self, deadline: Deadline) -> PlanSearch:
-        """This search, restarted with a new deadline. The restarted search keeps the times of plans that were simulated
-        before."""
+        """This search, restarted with a new deadline.
+
+        The restarted search keeps the times of plans that were simulated before.
+        """
         self.deadline, self.found, self._passes = deadline, {}, 0
         return self
 

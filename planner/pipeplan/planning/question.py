@@ -62,8 +62,10 @@ class Question:
 
 
 def microbatches(batch: int, size: int) -> int:
-    """The number of microbatches of a size in a global batch. Raises `InputError` if the size does not divide the
-    batch."""
+    """The number of microbatches of a size in a global batch.
+
+    Raises `InputError` if the size does not divide the batch.
+    """
     if batch < 1 or batch % size:
         raise InputError(f"a batch of {batch} samples cannot be cut into microbatches of {size}: give a multiple")
     return batch // size
@@ -95,8 +97,10 @@ def sized(profile: Profile, size: int) -> Profile:
 
 
 def problem_of(machines: Machines, options: Options, size: int, batch: int, **changes: Any) -> Problem:
-    """The problem of training a global batch in microbatches of a size. The schedule is 1f1b-flush unless `changes` has
-    another."""
+    """The problem of training a global batch in microbatches of a size.
+
+    The schedule is 1f1b-flush unless `changes` has another.
+    """
     chosen: dict[str, Any] = {
         "schedule": FLUSH,
         "accumulate": batch // size,

@@ -44,8 +44,10 @@ class Disagreement(DisagreementError):
 
 
 def run_solvers(problem: Problem, cuts: Cuts, means: Means, known: Sequence[Plan]) -> tuple[Result, ...]:
-    """The results of the solvers that the settings name, the DP's first. The DP ignores plans slower than the best of
-    `known`."""
+    """The results of the solvers that the settings name, the DP's first.
+
+    The DP ignores plans slower than the best of `known`.
+    """
     settings, tracker = means.settings, means.tracker
     results: list[Result] = []
     if settings.solver != "ilp":

@@ -25,8 +25,10 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class SharedWeight:
-    """Weights that several units share. Units are indices. The parameter bytes of the first unit include the
-    weights."""
+    """Weights that several units share.
+
+    Units are indices. The parameter bytes of the first unit include the weights.
+    """
 
     units: tuple[int, ...]
     bytes: int

@@ -88,8 +88,10 @@ class BatchTime:
         return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.order_s
 
     def cause(self, stages: int) -> str:
-        """The part that takes longest, as text. In a plan of one stage all passes count as compute, because it has no
-        pipeline to fill."""
+        """The part that takes longest, as text.
+
+        In a plan of one stage all passes count as compute, because it has no pipeline to fill.
+        """
         first_s, steady_s = self.work_s + self.transfers_s, self.steady_s
         parts = (
             (steady_s + (first_s if stages == 1 else 0.0), self.bound),
@@ -182,8 +184,10 @@ class PlanFile(Struct, frozen=True, kw_only=True):
 
     @property
     def step_s(self) -> float:
-        """The step time that the answer shows, in seconds per minibatch. Older files have only the step time of the
-        formulas."""
+        """The step time that the answer shows, in seconds per minibatch.
+
+        Older files have only the step time of the formulas.
+        """
         return (self.stated or self.prediction).minibatch_s
 
     def to_cluster(self) -> Cluster:

@@ -40,8 +40,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Flow:
-    """A tensor that one unit sends to others. The tensor crosses every cut with its producer inside and a consumer
-    outside."""
+    """A tensor that one unit sends to others.
+
+    The tensor crosses every cut with its producer inside and a consumer outside.
+    """
 
     producer: int
     """Index of the unit that computes the tensor."""

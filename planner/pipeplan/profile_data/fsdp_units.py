@@ -91,8 +91,10 @@ def _starts_of_blocks(layers: Sequence[Layer]) -> list[int]:
 
 
 def _are_alike(layers: Sequence[Layer], members: dict[int, list[int]]) -> bool:
-    """Whether there are several consecutive members with weights. Members that are single layers must have the same
-    class."""
+    """Whether there are several consecutive members with weights.
+
+    Members that are single layers must have the same class.
+    """
     weights = all(any(layers[place].weight_bytes for place in places) for places in members.values())
     kinds = {len(places) == 1 and layers[places[0]].op.partition("(")[0] for places in members.values()}
     ends = [(places[0], places[-1]) for places in members.values()]

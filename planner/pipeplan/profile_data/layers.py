@@ -83,8 +83,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Tensor:
-    """An output of a layer that other layers read. The tensor crosses a cut once, however many consumers lie behind the
-    cut."""
+    """An output of a layer that other layers read.
+
+    The tensor crosses a cut once, however many consumers lie behind the cut.
+    """
 
     name: str
     producer: str

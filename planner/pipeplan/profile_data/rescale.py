@@ -70,8 +70,10 @@ def describe_rescaling(known: Sequence[Size], minibatch: int) -> str:
 
 
 def _neighbours(known: Sequence[Size], minibatch: int) -> tuple[Size, Size]:
-    """The two known sizes around a size, or the two nearest if it lies beyond all of them. If only one size is known,
-    it is returned twice."""
+    """The two known sizes around a size, or the two nearest if it lies beyond all of them.
+
+    If only one size is known, it is returned twice.
+    """
     above = next((index for index, size in enumerate(known) if size.minibatch > minibatch), len(known) - 1)
     above = min(max(1, above), len(known) - 1)
     return known[max(0, above - 1)], known[above]

@@ -21,8 +21,10 @@ from pipeplan_launch.job_reference import located_reference
 
 @dataclass(frozen=True)
 class TemplateContext:
-    """The variables of every template. Texts are unquoted, as in the user's files. A template must quote all that a
-    shell reads."""
+    """The variables of every template.
+
+    Texts are unquoted, as in the user's files. A template must quote all that a shell reads.
+    """
 
     title: str
     """Description of the plan for comments, on one line and without control characters."""

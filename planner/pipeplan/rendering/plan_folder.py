@@ -53,8 +53,10 @@ def holds_unused_plan(folder: Path) -> bool:
 
 
 def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
-    """Write the plan folder. With `force`, an existing plan is replaced; other files in the folder stay. Raises
-    `InputError`."""
+    """Write the plan folder.
+
+    With `force`, an existing plan is replaced; other files in the folder stay. Raises `InputError`.
+    """
     refuse_to_overwrite_plan(folder, force)
     is_new = not folder.exists()
     try:

@@ -19,8 +19,10 @@ MOST_COMMANDS = 16
 
 
 def changes_table(report: ReplanReport) -> Iterator[RenderableType]:
-    """Lines on the rest of the cluster and the change of throughput, and a table of the workers. The lines may be
-    wrapped."""
+    """Lines on the rest of the cluster and the change of throughput, and a table of the workers.
+
+    The lines may be wrapped.
+    """
     yield ""
     yield _left(report)
     yield _step_time(report)

@@ -83,8 +83,10 @@ def read_run(folder: Path) -> MeasuredRun:
 
 
 def read_run_of_plan(plan_folder: Path, folder: Path | None = None) -> MeasuredRun:
-    """Read a run of a plan: `folder`, or the latest one. Raises `InputError` for a missing run, or for a run of another
-    plan."""
+    """Read a run of a plan: `folder`, or the latest one.
+
+    Raises `InputError` for a missing run, or for a run of another plan.
+    """
     run = read_run(plan_folder if folder is None else folder)
     stage = read_document(plan_folder / "stages" / "stage-0.json", "pipeplan-stage", 1)
     if run.plan != stage["plan"].text():

@@ -114,8 +114,10 @@ def _played(scenario: Scenario, stage: int, replica: int, passes: Sequence[Pass]
 
 
 def measured_lanes(scenario: Scenario, run: MeasuredRun) -> list[Lane]:
-    """The lanes of a run of the plan. Raises an `InputError` if the run recorded no timelines, or is a run of another
-    plan."""
+    """The lanes of a run of the plan.
+
+    Raises an `InputError` if the run recorded no timelines, or is a run of another plan.
+    """
     if not run.recorded:
         raise InputError(f"{run.folder} has no timelines: it is of an older executor, so run the plan again")
     places = {

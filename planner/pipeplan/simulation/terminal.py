@@ -1,5 +1,7 @@
-"""Prints a simulation: a timeline of the workers, and the summary. `pipeplan report` draws a simulation beside a
-run."""
+"""Prints a simulation: a timeline of the workers, and the summary.
+
+`pipeplan report` draws a simulation beside a run.
+"""
 
 from __future__ import annotations
 

@@ -99,8 +99,10 @@ def _units_beside(problem: Problem) -> Ints:
 
 
 def _edges_among(problem: Problem, main: list[int]) -> list[tuple[int, int]]:
-    """The order of the main units, as edges. Two units have an edge if a path joins them that passes only through other
-    units."""
+    """The order of the main units, as edges.
+
+    Two units have an edge if a path joins them that passes only through other units.
+    """
     number = {unit: index for index, unit in enumerate(main)}
     sources: list[set[int]] = [set() for _ in problem.units]
     edges: set[tuple[int, int]] = set()
@@ -165,8 +167,10 @@ class CutGroups:
 
 
 def _groups(work: Floats, parameters: Floats) -> Ints:
-    """The group of every cut. A cut is never in an earlier group than a cut that it contains. The empty and the full
-    cut are groups by themselves."""
+    """The group of every cut.
+
+    A cut is never in an earlier group than a cut that it contains. The empty and the full cut are groups by themselves.
+    """
     count = len(work)
     if count <= MOST_GROUPS:
         return np.arange(count)

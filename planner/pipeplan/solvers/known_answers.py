@@ -159,8 +159,10 @@ def question_of(problem: Problem, cuts: Cuts, gap: float, most_effort: float) ->
 
 
 def is_no_better(cluster: Cluster, other: Cluster) -> bool:
-    """Whether every plan on a cluster is also a plan on the other, and no slower there. Only uniform clusters are
-    comparable."""
+    """Whether every plan on a cluster is also a plan on the other, and no slower there.
+
+    Only uniform clusters are comparable.
+    """
     devices = cluster.device, other.device
     return (
         _same_shape(cluster, other)

@@ -95,8 +95,9 @@ class PlanSpace:
         return self.step_time(problem, inner_s)
 
     def synchronisation(self, problem: Problem) -> float:
-        """Time of the gradient all-reduce among the copies, in seconds per minibatch. This time is a lower bound on the
-        step time.
+        """Time of the gradient all-reduce among the copies, in seconds per minibatch.
+
+        This time is a lower bound on the step time.
         """
         if problem.options.schedule in ACCUMULATING and problem.options.accumulate is not None:
             return float(formulas.buffered_synchronisation(self._allreduce(problem), problem.options.accumulate))

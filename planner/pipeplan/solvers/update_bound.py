@@ -160,8 +160,10 @@ class Stages:
 
 @dataclass
 class UpdateBound:
-    """The bound for one problem. The problem's options give the minibatches of an update. Times are seconds per
-    update."""
+    """The bound for one problem.
+
+    The problem's options give the minibatches of an update. Times are seconds per update.
+    """
 
     problem: Problem
     cuts: Cuts

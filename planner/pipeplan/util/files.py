@@ -167,8 +167,10 @@ def read_bytes(path: Path, most: int = LARGEST_FILE) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, without a byte order mark, and with plain line ends. Raises the same errors as
-    `read_bytes`."""
+    """The text of a file, without a byte order mark, and with plain line ends.
+
+    Raises the same errors as `read_bytes`.
+    """
     try:
         return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
@@ -289,8 +291,10 @@ class Node:
         return self.value
 
     def number(self, *, minimum: float = 0.0) -> float:
-        """This value as a finite number of at least `minimum`. The default is 0, because times, sizes and rates are
-        never negative."""
+        """This value as a finite number of at least `minimum`.
+
+        The default is 0, because times, sizes and rates are never negative.
+        """
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.fail(f"expected a number, found {shortened(value)}")

@@ -55,8 +55,10 @@ def path_word(path: object) -> str:
 
 
 def program_word(path: object) -> str:
-    """The path of a program to run. The result has a slash, because a shell would search PATH for a name without
-    one."""
+    """The path of a program to run.
+
+    The result has a slash, because a shell would search PATH for a name without one.
+    """
     word = path_word(path)
     return word if "/" in word else f"./{word}"
 

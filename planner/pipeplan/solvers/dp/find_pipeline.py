@@ -140,8 +140,10 @@ def _with_input_stage(
     least: AnyInputStage,
     once: Callable[[CostTerms], list[Step] | None],
 ) -> list[Step] | None:
-    """A pipeline whose input stage has `replicas` replicas, or None. Every input stage needs at least the versions of
-    `least`."""
+    """A pipeline whose input stage has `replicas` replicas, or None.
+
+    Every input stage needs at least the versions of `least`.
+    """
     delay = max(
         AnyInputStage.least_delay(terms, step_time_s, replicas), least.delay_with(replicas, terms.problem.copies)
     )

@@ -1,8 +1,7 @@
-"""The fastest uniform grid without a memory limit. The shape gives every stage's workers, so only the cuts are
-searched.
+"""The fastest uniform grid without a memory limit.
 
-The smallest time over stages s and cuts J follows from the time of a stage from cut I to cut J on the workers of s, and
-from the time of the boundary before it:
+The shape gives every stage's workers, so only the cuts are searched. The smallest time over stages s and cuts J follows
+from the time of a stage from cut I to cut J on the workers of s, and from the time of the boundary before it:
 
     V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
 
@@ -67,8 +66,10 @@ class UniformGrids:
 
     @property
     def exact(self) -> bool:
-        """Whether `least_step_time` finds a plan, and not only a bound. This is so if no layer is pinned and depths do
-        not matter."""
+        """Whether `least_step_time` finds a plan, and not only a bound.
+
+        This is so if no layer is pinned and depths do not matter.
+        """
         options = self.terms.problem.options
         return not options.pins and not options.flushes and self.terms.accumulate is None
 

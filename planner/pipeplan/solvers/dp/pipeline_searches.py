@@ -127,8 +127,10 @@ class PipelineSearches:
         return terms_of(self.problem, self.cuts)
 
     def feasible(self) -> bool:
-        """Whether any pipeline satisfies the constraints, however slow. Raises `OutOfTime` if the answer is not known
-        in time."""
+        """Whether any pipeline satisfies the constraints, however slow.
+
+        Raises `OutOfTime` if the answer is not known in time.
+        """
         return self.fitting(self.deadline) is not None
 
     def best(self) -> BisectionResult[FoundPipeline]:
@@ -183,8 +185,10 @@ class PipelineSearches:
     def _refined(
         self, known: tuple[float, FoundPipeline], low: float, deadline: float | None
     ) -> tuple[float, FoundPipeline]:
-        """A pipeline that fits in memory and is at least as fast as the `known` one. The stages of this pipeline end
-        near those of `known`."""
+        """A pipeline that fits in memory and is at least as fast as the `known` one.
+
+        The stages of this pipeline end near those of `known`.
+        """
         limits = replace(self.limits(memory=True), deadline=deadline)
 
         def masks(around: FoundPipeline) -> list[Flags]:

@@ -1,7 +1,6 @@
-"""Mixed-integer linear programs, stated through PuLP and solved by HiGHS or CBC. This module knows nothing of
-pipelines.
+"""Mixed-integer linear programs, stated through PuLP and solved by HiGHS or CBC.
 
-PuLP's wrapper does not report the proven bound, so it is read from the solver.
+This module knows nothing of pipelines. PuLP's wrapper does not report the proven bound, so it is read from the solver.
 
 HiGHS runs inside this process, in a separate thread, so that Ctrl-C reaches Python at once. HiGHS is then asked to
 stop, and its findings are read as after a time limit. CBC is a separate process; Ctrl-C ends it and loses its findings.
@@ -152,8 +151,10 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
 
 
 class _AbandonedError(Exception):
-    """HiGHS did not stop when asked. HiGHS checks for interrupts and its limit during its search, but not in
-    presolve."""
+    """HiGHS did not stop when asked.
+
+    HiGHS checks for interrupts and its limit during its search, but not in presolve.
+    """
 
 
 class _Interruptible:

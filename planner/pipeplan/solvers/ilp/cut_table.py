@@ -22,8 +22,10 @@ MOST_CUTS = 2_000
 
 
 class CutTable:
-    """Arrays over the cuts, subsets first. Times are seconds for one minibatch on a device of speed 1, sizes are
-    bytes."""
+    """Arrays over the cuts, subsets first.
+
+    Times are seconds for one minibatch on a device of speed 1, sizes are bytes.
+    """
 
     def __init__(self, problem: Problem, cuts: list[int]) -> None:
         """Compute the totals. `cuts` are bit sets of units, from the empty set to the set of all units."""

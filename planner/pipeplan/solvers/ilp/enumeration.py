@@ -169,8 +169,10 @@ class ColumnEnumeration:
     # -- conditions on paths --
 
     def _on_paths(self, columns: Columns, limit_s: float) -> Columns:
-        """The columns on paths within the limit. Leaving out columns leaves fewer paths for the others, so this is
-        repeated."""
+        """The columns on paths within the limit.
+
+        Leaving out columns leaves fewer paths for the others, so this is repeated.
+        """
         older = np.zeros(self.places.workers + 1)
         while True:
             self.deadline.check()

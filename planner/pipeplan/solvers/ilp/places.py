@@ -222,8 +222,10 @@ class CardShares:
         return self._rings(place)
 
     def messages(self, before: int, behind: int) -> dict[Card, float]:
-        """Seconds for one byte that a stage sends to the next stage, by card. For a byte sent back, the directions are
-        swapped."""
+        """Seconds for one byte that a stage sends to the next stage, by card.
+
+        For a byte sent back, the directions are swapped.
+        """
         return self._messages(before, behind)
 
     def _find_rings(self, place: int) -> dict[Card, float]:

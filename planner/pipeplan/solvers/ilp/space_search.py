@@ -114,8 +114,10 @@ class SpaceSearch:
         self.enumeration = ColumnEnumeration(self.factory, self.deadline)
 
     def run(self) -> None:
-        """Search the space, and put the result into `answer`. Raises `OutOfTime`; `answer` then has the result so
-        far."""
+        """Search the space, and put the result into `answer`.
+
+        Raises `OutOfTime`; `answer` then has the result so far.
+        """
         self.narrow()
         try:
             if not self.answer.refusal:

@@ -194,8 +194,10 @@ class CostTerms:
 
     @cached_property
     def most(self) -> float:
-        """A step time so large that it excludes no plan. At it, transfers and waits together take at most one
-        minibatch."""
+        """A step time so large that it excludes no plan.
+
+        At it, transfers and waits together take at most one minibatch.
+        """
         options = self.problem.options
         counts = np.arange(1, self.workers + 1)
         bandwidth, latency = self.links.allreduce_bandwidth[-1], self.links.allreduce_latency[-1]

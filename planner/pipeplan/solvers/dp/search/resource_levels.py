@@ -113,10 +113,10 @@ def card_levels(inner: Cluster, table: PlacementTable) -> list[ResourceLevel]:
 
 
 def core_level(whole: Problem, space: PlanSpace, inner: Cluster, table: PlacementTable) -> ResourceLevel | None:
-    """The servers whose workers share cores; None if no cores are shared. A server may contain several copies of the
-    pipeline.
+    """The servers whose workers share cores; None if no cores are shared.
 
-    `inner` is the component of the whole problem's cluster that contains one copy.
+    A server may contain several copies of the pipeline. `inner` is the component of the whole problem's cluster that
+    contains one copy.
     """
     size, shared, copies = inner.workers, whole.cluster.shared_cores, space.copies
     if not shared:

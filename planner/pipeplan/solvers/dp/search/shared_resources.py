@@ -117,8 +117,10 @@ class SharedResources:
 
     @property
     def has_rings(self) -> bool:
-        """Whether all-reduces are charged here. With a flush, the formulas of a batch charge their exposed part
-        instead."""
+        """Whether all-reduces are charged here.
+
+        With a flush, the formulas of a batch charge their exposed part instead.
+        """
         return self.whole.training and not self.whole.options.flushes
 
     @property
