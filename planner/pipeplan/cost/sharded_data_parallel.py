@@ -33,7 +33,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.fsdp_units import FsdpUnit, fsdp_units
 
 EXCHANGING = "gathering weights and reducing gradients"
-"""Name of the limiting resource where the network is busier than the workers."""
+"""Name of the limiting resource if the network is busier than the workers."""
 Rate = tuple[float, float]
 """Bandwidth in bytes/s and latency in seconds of a ring."""
 

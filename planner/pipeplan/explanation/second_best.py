@@ -155,7 +155,7 @@ def search_parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator
 def _parts_are_exhaustive(problem: Problem, best: Plan) -> bool:
     """Whether every configuration other than the best plan's lies in one of the parts.
 
-    This holds for a single stage on as many workers as the options allow, and if no stage may be replicated.
+    This is the case for a single stage on as many workers as the options allow, and if no stage may be replicated.
     """
     options, everyone = problem.options, problem.cluster.workers
     if options.stages is None and min(len(problem.units), everyone, options.max_stages or everyone) > MOST_STAGES:

@@ -186,8 +186,8 @@ def _effects(effects: tuple[ChangeEffect, ...]) -> Table:
 def _robustness(robustness: Robustness | None) -> str:
     if robustness is None:
         return (
-            "The profile's times have no spread: nothing can be said. Measure it on your machine, or assume a spread "
-            "with --spread 5%."
+            "The profile's times have no spread, so robustness is unknown. Measure it on your machine, or assume a "
+            "spread with --spread 5%."
         )
     count = len(robustness.samples)
     if not count:

@@ -257,7 +257,7 @@ def _ask() -> dict[str, Any]:
 def _answer(module: str, patience_s: float) -> dict[str, Any]:
     """The JSON document on the last line that a module prints.
 
-    Without such a line it has an entry `error`, and `ended` if the module ended."""
+    If there is no such line, the result has an entry `error`, and `ended` if the module ended."""
     done = _run(["-m", module], patience_s=patience_s)
     if done is None:
         return {"error": f"no answer within {patience_s:g} s"}

@@ -26,11 +26,12 @@ _DEVICES = (
     "to the device of the profile. `pipeplan profile` on each, with another CUDA_VISIBLE_DEVICES, measures the ratio.",
 )
 _SERVER = (
-    "One server whose devices differ. bandwidth: of one device's link, each way.",
+    "One server whose devices differ. bandwidth: of one device's link in each direction.",
     "`pipeplan profile --links` measures the links and writes a cluster file.",
 )
 _WORKERS = (
-    "The links between the workers of one server. count: number of workers. bandwidth: of one worker's link, each way.",
+    "The links between the workers of one server. count: number of workers. bandwidth: of one worker's link,",
+    "in each direction.",
     "`pipeplan profile --links` measures these figures and writes a cluster file.",
 )
 _EXECUTOR = "Costs of the executor itself, besides the layers, as `pipeplan profile` measures them on this machine."

@@ -48,7 +48,7 @@ class ClusterFromLinks:
 
     cluster: Cluster
     links: tuple[MeasuredLink | None, ...]
-    """Measurements by level; None for a level that joins nothing."""
+    """Measurements by level; None for a level of a single component."""
     notes: tuple[str, ...]
 
 

@@ -1,4 +1,4 @@
-"""Plans that need hardly any search: data parallelism, plain or with divided weights, and the best uniform grid."""
+"""Plans that need little search: data parallelism, plain or with divided weights, and the best uniform grid."""
 
 from __future__ import annotations
 
@@ -152,8 +152,7 @@ class Baseline:
 
 
 def unsearched_baselines(problem: Problem, remark: str, others: Sequence[str] = ()) -> list[Baseline]:
-    """The baselines if none is searched for: data parallelism, and the names of the grid and of `others` with a
-    remark."""
+    """The baselines if no search is made: data parallelism, and the names of the grid and of `others` with a remark."""
     names = (*(() if problem.options.grid else (UNIFORM_GRID,)), *others)
     return [data_parallelism(problem), *(Baseline(name, None, "", remark) for name in names)]
 

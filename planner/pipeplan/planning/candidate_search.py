@@ -266,7 +266,7 @@ class CandidateSearch:
     def old_gradients(self) -> None:
         """Search for the fastest plan with old gradients, up to the allowed delay.
 
-        If no delay is allowed, gradients may have any age, so that the answer can say what they would gain."""
+        If no delay is allowed, gradients may have any age, so that the answer can say what old gradients would gain."""
         tolerated = self.question.staleness if self.question.staleness > 0 else ANY
         profile = self.question.machines.profile
         corrects = is_helped(profile.optimizer_name, profile.optimizer_state_ratio)

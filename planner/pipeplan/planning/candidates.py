@@ -141,8 +141,8 @@ def improved(one: Candidate, search: PlanSearch) -> Candidate:
 
 
 def _never_fits(problem: Problem) -> bool:
-    """Whether a worker with the whole model exceeds the largest device, even if all workers divide what can be
-    divided."""
+    """Whether a worker with the whole model exceeds the largest device, even if all workers divide the state that they
+    can."""
     whole = plain_data_parallel(problem, problem.cluster.workers)
     again = replace(whole, stages=(replace(whole.stages[0], recompute=True),))
     ways = (whole, again) if problem.options.recompute else (whole,)

@@ -96,8 +96,7 @@ def choose(question: Question, deadline: Deadline = NO_DEADLINE) -> Choice:
     """Choose the plan that answers a question.
 
     After Ctrl-C the choice is among the candidates found so far. Raises `InputError` for a batch that cannot be cut
-    into microbatches, `InfeasibleError` where no candidate fits, and `NotFoundInTimeError` where none was found in
-    time.
+    into microbatches, `InfeasibleError` if no candidate fits, and `NotFoundInTimeError` if none was found in time.
     """
     search, interrupted = CandidateSearch(question, deadline), False
     try:

@@ -28,7 +28,7 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 @contextmanager
 def reusing() -> Iterator[None]:
-    """Context in which searches keep their answers and use known ones. Nested contexts share the answers."""
+    """Context in which searches keep their answers and use known answers. Nested contexts share the answers."""
     token = KNOWN.set(KNOWN.get() or KnownAnswers(step_time_of))
     try:
         yield
@@ -37,7 +37,7 @@ def reusing() -> Iterator[None]:
 
 
 def keep_answers() -> None:
-    """Make all later searches of this process keep their answers and use known ones."""
+    """Make all later searches of this process keep their answers and use known answers."""
     KNOWN.set(KnownAnswers(step_time_of))
 
 
@@ -104,7 +104,7 @@ def best_plan(
     The search may stop at a plan within the relative `gap` of the best. If no plan has a step time below `useful_s`, in
     seconds per minibatch, the result is None or any plan; `near` says that the best plan is about that fast.
 
-    Raises `OutOfTime` where no plan is found before the deadline.
+    Raises `OutOfTime` if no plan is found before the deadline.
     """
     if problem.options.is_listed:
         return _listed(problem)

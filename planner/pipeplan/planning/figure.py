@@ -1,7 +1,7 @@
 """The figure of a plan: the simulated time of its schedule, in seconds per microbatch.
 
-Plans are compared, chosen and printed by this figure. The solvers' formulas are a lower bound of it, and replace it
-where a simulation takes too long. A plan that divides the weights has the time of its recurrence instead
+Plans are compared, chosen and printed by this figure. The solvers' formulas are a lower bound of the figure, and
+replace it if a simulation takes too long. A plan that divides the weights has the time of its recurrence instead
 (`cost/sharded_data_parallel.py`). The number of simulated microbatches depends on the plan alone, and the result is
 cached. So a plan has the same figure wherever it appears.
 
@@ -76,7 +76,7 @@ def _rank(one: Comparable) -> int:
 
 
 def _uniform_by_device(plan: Plan, cluster: Cluster) -> bool:
-    """Whether devices differ, and all stages on devices of one kind have the same number of replicas."""
+    """Whether devices differ, but all stages on devices of the same kind have the same number of replicas."""
     replicas: dict[Device, set[int]] = {}
     for stage in plan.stages:
         devices = {cluster.devices[worker] for worker in stage.workers}
@@ -112,7 +112,7 @@ class Figure:
     formula_s: float
     """Seconds per microbatch by the formulas: a lower bound."""
     simulated_s: float | None = None
-    """Simulated seconds per microbatch; None where the plan was not simulated."""
+    """Simulated seconds per microbatch; None if the plan was not simulated."""
     minibatches: int = 0
     """Number of microbatches that were simulated."""
     note: str = ""
@@ -212,7 +212,7 @@ def _remember(key: _Key, figure: Figure) -> None:
 
 
 def affordable(scenario: Scenario, plan: Plan) -> int | None:
-    """Number of microbatches to simulate: the number of `pipeplan simulate`, or what `USUAL_PASSES` allows.
+    """Number of microbatches to simulate: as many as `pipeplan simulate` takes, or as `USUAL_PASSES` allows.
 
     The result is None if a steady state takes more than `MOST_PASSES` passes. The result depends on the plan alone.
     """

@@ -99,7 +99,7 @@ def search_verdict(step_s: float, bound_s: float) -> Verdict:
 
 
 def gap_of(step_s: float, bound_s: float) -> float:
-    """Relative gap between a step time and its lower bound, at least 0. No plan is faster by more than this."""
+    """Relative gap between a step time and its lower bound, at least 0. No plan is faster by more than this gap."""
     return max(0.0, step_s / bound_s - 1.0) if bound_s > 0 else math.inf
 
 
@@ -203,7 +203,7 @@ class Outcome:
     def gap(self) -> float:
         """Upper bound on how much faster a better plan could be: the step time over the bound, minus 1.
 
-        Infinite where the bound is 0.
+        The gap is infinite if the bound is 0.
         """
         return gap_of(self.predicted_s, self.bound_s)
 

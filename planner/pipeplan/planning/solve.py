@@ -54,9 +54,9 @@ def solve(
 
     The time limit, or Ctrl-C at any moment, ends the search with the best plan so far. Parts of the outcome that are
     missing then say so. `report` is called with every change of phase, best plan and bound. A `deadline` that began
-    earlier replaces the time limit. Raises `InfeasibleError` where no plan satisfies the constraints, `Disagreement`
-    where the solvers contradict each other, `InputError` for settings that do not fit the problem, and
-    `KeyboardInterrupt` if Ctrl-C came before there was a plan.
+    earlier replaces the time limit. Raises `InfeasibleError` if no plan satisfies the constraints, `Disagreement` if
+    the solvers contradict each other, `InputError` for settings that do not fit the problem, and `KeyboardInterrupt` if
+    Ctrl-C came before there was a plan.
     """
     settings = settings or Settings()
     tracker = ProgressTracker(report)

@@ -106,7 +106,8 @@ class Workspaces:
     masks: NDArray[np.uint64]
     """The units with a workspace of each size, as words."""
     ranges: Floats
-    """Row k, column I: the largest workspace between cut I and the cut 2^k later. Used only in a chain of cuts."""
+    """Row k, column I: the largest workspace between cut I and the cut 2^k later. This table is used only in a chain of
+    cuts."""
 
     @staticmethod
     def of(words: NDArray[np.uint64], unit_bytes: Sequence[int], *, chain: bool) -> Workspaces:

@@ -76,7 +76,7 @@ class Cuts:
 
     @cached_property
     def downhill(self) -> tuple[Ints, Ints]:
-        """Pairs of cuts that differ by one unit, where the smaller cut sends and returns no more bytes than the larger.
+        """Pairs of cuts that differ by one unit. The smaller cut sends and returns at most as many bytes as the larger.
 
         Returns the indices of the larger cuts, in order, and of the smaller cuts. No pair contains the empty or the
         full cut.
@@ -87,7 +87,7 @@ class Cuts:
 
     @property
     def _pairs_in_a_row(self) -> tuple[Ints, Ints]:
-        """The result of `_pairs` where every cut contains the previous cut."""
+        """The result of `_pairs` if every cut contains the previous cut."""
         grown = [after & ~before for before, after in itertools.pairwise(self.ideals)]
         large = np.array([index for index in range(2, len(grown)) if grown[index - 1].bit_count() == 1], dtype=np.intp)
         return large, large - 1

@@ -44,12 +44,12 @@ class Sharding(StrEnum):
 
 @dataclass(frozen=True)
 class Options:
-    """Choices of the cost model and constraints on the plan. Raises an `InputError` where they are inconsistent."""
+    """Choices of the cost model and constraints on the plan. Raises an `InputError` if options are inconsistent."""
 
     inference: bool = False
     """Whether the plan is for inference: no backward passes, no gradients, no weight versions."""
     overlap: Amount = 1.0
-    """Share of gradient synchronisation that hides behind compute: 1 is all of it, 0 none."""
+    """Share of gradient synchronisation that hides behind compute: with 1 all of it, with 0 none."""
     memory: bool = True
     """Whether the device's memory limits the plan."""
     stages: Positive | None = None

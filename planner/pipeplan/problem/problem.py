@@ -35,8 +35,8 @@ class CopyWays:
 class Problem:
     """A planning problem: find the best plan of a profile on a cluster under the user's options.
 
-    Raises an `InputError` where the problem has no solution for a reason that is clear at once: an unknown layer name,
-    layers that take no time, more stages than units or workers.
+    Raises an `InputError` if the problem obviously has no solution: an unknown layer name, layers that take no time,
+    more stages than units or workers.
     """
 
     profile: Profile
@@ -124,8 +124,8 @@ class Problem:
     def state_ratio(self) -> float:
         """Bytes of the optimiser's state per byte of parameters, corrected for `Options.copies_per_version`.
 
-        That option charges an optimiser step for every version, but none is kept for the newest. This ratio subtracts
-        that step.
+        That option charges an optimiser step for every version, but no step is kept for the newest. This ratio
+        subtracts that step.
         """
         return self.profile.optimizer_state_ratio - (self.options.copies_per_version - 1)
 

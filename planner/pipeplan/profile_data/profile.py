@@ -68,9 +68,9 @@ class Profile:
     tied: tuple[TiedWeights, ...] = ()
     """Weights that several layers share. Under a synchronous schedule these layers may be in different stages."""
     whole_forward_s: float | None = None
-    """Forward time of the whole model in one piece; None where it was not measured."""
+    """Forward time of the whole model in one piece; None if it was not measured."""
     whole_backward_s: float | None = None
-    """Backward time of the whole model in one piece; None where it was not measured."""
+    """Backward time of the whole model in one piece; None if it was not measured."""
     peak_bytes: int = 0
     """Peak memory of one forward and backward pass and update of the whole model, in bytes; 0 if it was not
     measured."""
@@ -95,7 +95,7 @@ class Profile:
     taken_whole: tuple[str, ...] = ()
     """Paths of submodules that are not traced inside, because stages would train them differently from the model."""
     unchecked: str = ""
-    """Why there was no self-check; empty if it passed, and for profiles that have none."""
+    """The reason why there was no self-check; empty if the check passed, and for profiles without one."""
     file: str = field(default="", compare=False)
     """Absolute path of the file that the profile was read from; empty if there is none. The file itself does not
     contain it."""
@@ -161,8 +161,8 @@ class Profile:
         """This profile with the times that layers take while `busy` workers of one machine compute at the same time.
 
         With one worker, the layers have the times without load. With at least as many workers as when the times under
-        load were measured, they have those times. Between the two numbers the times are linear. A profile without times
-        under load is returned unchanged.
+        load were measured, the layers have those times. Between the two numbers the times are linear. A profile without
+        times under load is returned unchanged.
         """
         most = self.provenance.load_processes
         if busy < 2 or most < 2:

@@ -52,7 +52,7 @@ SETTINGS = (
     ),
 )
 TIME_LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
-"""A time limit of sbatch: minutes, with seconds or hours around them, or days and hours."""
+"""Time limit of sbatch: minutes, minutes:seconds, hours:minutes:seconds, or days-hours[:minutes[:seconds]]."""
 COMPONENT_OPTIONS = ("partition", "time")
 """Options that every component of a heterogeneous job must repeat."""
 

@@ -87,7 +87,7 @@ def _write_files(outcome: Outcome, scratch: Path, folder: Path) -> None:
 
 
 def _move_in(scratch: Path, folder: Path) -> None:
-    """Replace the files of an older plan by those in `scratch`.
+    """Replace the files of an older plan by the files in `scratch`.
 
     The old launch.sh is removed first and the new one added last, so that after an interruption no script starts a
     mixture.

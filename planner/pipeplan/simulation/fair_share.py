@@ -74,7 +74,7 @@ def reduced_kinds(kinds: Sequence[FlowKind]) -> list[FlowKind]:
     """The kinds without cards that affect no speed, if there is at most one flow of each kind at a time.
 
     A card slows no flow if it cannot be full, or if another card that all its flows cross is always full earlier. The
-    same holds for the order of messages. So kinds that differ at first often become equal.
+    same is true for the order of messages. So kinds that differ at first often become equal.
     """
     crossing: dict[Card, dict[int, float]] = defaultdict(dict)
     meeting: dict[Card, dict[int, float]] = defaultdict(dict)

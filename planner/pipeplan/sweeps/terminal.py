@@ -77,7 +77,7 @@ def _points_by_cluster(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
 
 
 def _shown(rows: Sequence[SweepRow]) -> list[str]:
-    """The settings that get a column: those that vary, except the workers if the servers determine them."""
+    """The settings that get a column: all varying settings, except the workers if the servers determine them."""
     names = varying_settings(rows)
     clusters = [row.point.cluster for row in rows]
     if (

@@ -77,7 +77,7 @@ def _read_written(kind: type[Any], value: Any) -> Any:
 
 
 def json_fields(record: Any, *optional: str) -> dict[str, Any]:
-    """The fields of a dataclass as JSON values; those in `optional` only if they are not empty, zero or false."""
+    """The fields of a dataclass as JSON values; fields in `optional` only if they are not empty, zero or false."""
     stated = {name: value for name, value in asdict(record).items() if value or name not in optional}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in stated.items()}
 

@@ -157,7 +157,7 @@ def command(
 def _run(
     grid: list[SweepPoint], settings: Settings, jobs: int | None, time_limit: float | None
 ) -> tuple[dict[int, PointAnswer], bool]:
-    """(answers by number of the point, whether every point has an answer). After Ctrl-C some have none."""
+    """(answers by number of the point, whether every point has an answer). After Ctrl-C some points have no answer."""
     answers: dict[int, PointAnswer] = {}
     with progress_bar("solving") as update:
         update(0, len(grid), "solving")

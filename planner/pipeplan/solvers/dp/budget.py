@@ -65,7 +65,7 @@ class SearchLimits:
     effort: SearchEffort = field(default_factory=SearchEffort)
     """The effort that this and other searches share."""
     every_cut: bool = False
-    """Whether the caller needs the states of all cuts, including cuts that are superfluous beside others."""
+    """Whether the caller needs the states of all cuts, including superfluous cuts."""
     shape: GridShape | None = None
     """The shape of the uniform grid to search for, which fixes the workers of every stage; None for any plan."""
     coarse: bool = False

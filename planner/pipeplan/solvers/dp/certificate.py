@@ -52,7 +52,7 @@ class Certificate:
 def make_certificate(problem: Problem, cuts: Cuts, step_time_s: float, deadline: Deadline = NO_DEADLINE) -> Certificate:
     """The certificate that no plan of a problem is faster than `step_time_s`, in seconds per minibatch.
 
-    Making the certificate takes at most `PATIENCE_S` seconds. At the deadline there is none.
+    Making the certificate takes at most `PATIENCE_S` seconds. If the deadline comes first, there is no certificate.
     """
     if reason := _unfit(problem, cuts):
         return Certificate(None, reason)

@@ -30,7 +30,7 @@ from pipeplan.solvers.dp.budget import OutOfTime
 
 
 def prune_cuts(problem: Problem, cuts: Cuts) -> Cuts:
-    """The cuts without those that some best plan does not need."""
+    """The cuts that remain after leaving out superfluous cuts."""
     options = problem.options
     if options.stages is not None or options.pins:
         return cuts

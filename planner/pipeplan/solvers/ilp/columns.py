@@ -156,7 +156,7 @@ class ColumnFactory:
         return replace(columns, charged_s=found)
 
     def _card_s(self, place: Ints, begin: Ints, end: Ints) -> Floats:
-        """Load that each stage by itself puts on the busiest card around its workers, in seconds.
+        """Load of each stage alone on the busiest card around its workers, in seconds.
 
         The load consists of the stage's rings and of the messages of boundaries whose other stage is outside the card's
         component."""

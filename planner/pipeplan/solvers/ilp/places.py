@@ -112,7 +112,8 @@ class Places:
 
     @cached_property
     def own_cards(self) -> list[tuple[Floats, ...]]:
-        """The cards around every place that its stage loads by itself. Each entry has four arrays over the places.
+        """The cards around every place that the place's stage loads without other stages. Each entry has four arrays
+        over the places.
 
         The arrays are: seconds per byte of parameters, seconds per byte of messages, whether the next stage is outside
         the card's component, and whether the previous stage is outside.

@@ -386,7 +386,8 @@ class ColumnProgram:
 
 @dataclass
 class _Boundary:
-    """A boundary behind stages that end at worker `stop`. Times are for one minibatch, `busy_s` as those of columns."""
+    """A boundary behind stages that end at worker `stop`. Times are for one minibatch, except `busy_s`, which is like
+    `time_s` of columns."""
 
     taken: Variable
     stop: int

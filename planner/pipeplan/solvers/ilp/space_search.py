@@ -148,7 +148,7 @@ class SpaceSearch:
         return columns
 
     def _is_possible(self, step_time_s: float) -> bool:
-        """Whether columns make a pipeline within a step time. If none do, the step time is a lower bound."""
+        """Whether columns make a pipeline within a step time. If no columns do, the step time is a lower bound."""
         if self._columns(step_time_s) is not None:
             return True
         self._raise_low(step_time_s)

@@ -196,7 +196,7 @@ class CostTerms:
     def most(self) -> float:
         """A step time so large that it excludes no plan.
 
-        At it, transfers and waits together take at most one minibatch.
+        At this step time, transfers and waits together take at most one minibatch.
         """
         options = self.problem.options
         counts = np.arange(1, self.workers + 1)

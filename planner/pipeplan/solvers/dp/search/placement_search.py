@@ -8,8 +8,8 @@ component that joins the two is no larger. The links from the stage of p' up to 
 also be no slower than those from the stage of p (`PlacementTable.no_slower`).
 
 If contention is charged, a state also has the pending loads of the components in which its first stage begins
-(`shared_resources`). A state then dominates another only if, at every level that charges something, one of two
-conditions holds for the component of the dominated state's first worker. Either that worker is the first of its
+(`shared_resources`). With contention, a state dominates another only if, at every level that charges something, one of
+two conditions holds for the component of the dominated state's first worker. Either that worker is the first of its
 component, so that the component is closed. Or both states have the same component, the dominating state has no more
 pending load there, and the receivers in it are the same share of their stage.
 

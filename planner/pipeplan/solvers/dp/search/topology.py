@@ -122,8 +122,8 @@ class ComponentLayout:
     spans: Ints
     """For each level 0 … L, the number of workers in one of its components."""
     joins: Ints
-    """For each p from 0 to D, level(p-1, p): the lowest level that joins the two workers. At both ends, where only one
-    of them exists, it is L."""
+    """For each p from 0 to D, level(p-1, p): the lowest level that joins the two workers. The value is L at both ends,
+    where only one of the two workers exists."""
 
     @staticmethod
     def of(cluster: Cluster) -> ComponentLayout:

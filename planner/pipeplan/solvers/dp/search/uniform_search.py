@@ -213,7 +213,7 @@ class UniformSearch(StageSizing):
         yield from self._states(stage, states, rows, *sized, recompute=recompute)
 
     def _short_enough(self, stage: StageTerms, places: EndPositions) -> StageTerms:
-        """The stages that have room at some end position. On thousands of workers, most stages have room at none."""
+        """The stages that have room at some end position. On thousands of workers, most stages have room nowhere."""
         room = places.room.max(axis=1)[:, None]
         most = np.minimum(room, int(places.end.max()) - self.need[stage.begin])
         if not self.limits.memory:
