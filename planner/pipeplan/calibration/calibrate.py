@@ -160,7 +160,8 @@ def _parts(total: float, *measures: Times) -> Times:
 
 
 def _stretch(slack: float, inference: bool) -> Times:
-    """The factors on the three times. A run of inference measures only the first."""
+    """The factors on the times of forward passes, backward passes and steps. A run of inference measures only forward
+    passes."""
     return np.array([slack, *((1.0, 1.0) if inference else (slack, slack))])
 
 

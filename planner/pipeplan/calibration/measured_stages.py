@@ -96,7 +96,7 @@ class BusyTimes(NamedTuple):
         return math.fsum(self)
 
     def scaled(self, factor: float) -> BusyTimes:
-        """These times multiplied by a factor."""
+        """Every time of this object multiplied by a factor."""
         return BusyTimes(*(time_s * factor for time_s in self))
 
 

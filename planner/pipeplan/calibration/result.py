@@ -91,7 +91,7 @@ def profile_of(calibrated: Calibrated, runs: Sequence[ObservedRun], before: Prof
 
 
 def cluster_of(calibrated: Calibrated, runs: Sequence[ObservedRun]) -> Cluster:
-    """The new cluster. The sources of its levels name the fitted efficiencies."""
+    """The new cluster. The field `source` of its levels names the fitted efficiencies."""
     levels = []
     for level in calibrated.cluster.levels:
         sources = [level.source.partition(MARK)[0].removesuffix("; ")]

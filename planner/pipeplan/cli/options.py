@@ -28,7 +28,7 @@ PATH = click.Path(path_type=Path)
 FORCE = "Replace existing files."
 JSON = "Print the answer as one JSON document."
 QUIET = "Print nothing but errors and what --json asks for."
-SEED = "Seed the random numbers with this."
+SEED = "Seed the random numbers with this number."
 PLAN_PROFILE = "Read the plan's profile from this file  [default: beside the plan, here, or a bundled profile]"
 
 

@@ -83,7 +83,7 @@ def print_line(text: str, *, newline: bool = True) -> None:
 def print_warning(profile: Profile, cluster: Cluster | None = None, *, as_json: bool = False) -> None:
     """Print warnings if the profile leaves work out, or was made for none of the cluster's devices.
 
-    Warnings come before the answer. Beside a JSON document they go to standard error.
+    Warnings come before the answer. If the answer is a JSON document, the warnings go to standard error.
     """
     if profile.provenance.warning:
         (note if as_json else print_line)(one_line(profile.provenance.warning))

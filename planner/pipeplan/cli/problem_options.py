@@ -201,7 +201,7 @@ def search_options(function: Function) -> Function:
         "--solver",
         type=click.Choice(["dp", "ilp", "both"]),
         default="both",
-        help="Run these solvers; both check each other.",
+        help="Run this solver; `both` compares the results of the two.",
     )
     return solvers(click.option("--time-limit", type=float, default=60.0, help=words)(function))
 

@@ -56,8 +56,8 @@ class ProfileSource:
 def problem_of(arguments: dict[str, Any], deadline: Deadline) -> tuple[BuiltProblem, str]:
     """The problem that the arguments describe, and a line on the origin of its profile.
 
-    If the arguments leave the choice between synchronous and asynchronous plans open, it may take a share of the time
-    until the deadline.
+    If the arguments leave the choice between synchronous and asynchronous plans open, the choice may take a share of
+    the time until the deadline.
     """
     source = read_profile(arguments.get("profile"))
     machines = cluster(arguments["cluster_name"], servers=arguments.get("servers"), workers=arguments.get("workers"))

@@ -94,7 +94,7 @@ class Cluster:
 
     @property
     def uniform(self) -> bool:
-        """Whether all servers are the same. If so, the cluster does not list them."""
+        """Whether all servers are the same. A uniform cluster does not list its servers."""
         return not self.machines
 
     @cached_property
@@ -133,7 +133,7 @@ class Cluster:
 
     @property
     def total_speed(self) -> float:
-        """The sum of the speeds of all workers. Total work divided by it is a lower bound on every step time."""
+        """The sum of the speeds of all workers. Total work divided by this sum is a lower bound on every step time."""
         if self.uniform:
             return self.workers * self.device.speed
         return math.fsum(machine.inside.count * machine.device.speed for machine in self.machines)

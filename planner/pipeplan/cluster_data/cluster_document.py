@@ -18,7 +18,7 @@ from pipeplan.util.typed import Amount, Natural, Positive, WrittenRate, WrittenS
 CLUSTER_FORMAT = "pipeplan-cluster"
 CLUSTER_VERSION = 1
 LEAST_MEMORY = 2**20
-"""Smallest memory in bytes. If a device has less, its unit is probably missing."""
+"""Smallest memory of a device, in bytes. A smaller number probably lacks its unit."""
 
 
 class DeviceTable(Struct, forbid_unknown_fields=True):
@@ -60,7 +60,8 @@ class LevelTable(_LinkFields, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     count: Natural | None = None
-    """Number of joined components. The outermost level above servers may omit it, and then joins all of them."""
+    """Number of joined components. The outermost level above servers may omit this number, and then joins all
+    servers."""
 
 
 class ServerTable(_LinkFields, kw_only=True, forbid_unknown_fields=True):

@@ -128,7 +128,7 @@ def _devices(tables: Sequence[DeviceTable]) -> dict[str, Device]:
 def _checked(number: int, table: ServerTable, devices: dict[str, Device]) -> ServerTable:
     """A checked [[server]] table: its devices are known, and no figure is missing.
 
-    Devices of one name become a number.
+    A list of devices that have one name is replaced by their number.
     """
     where, count = f"server[{number}]", table.count
     if isinstance(table.devices, int) == (table.device is None):
@@ -151,7 +151,8 @@ def _checked(number: int, table: ServerTable, devices: dict[str, Device]) -> Ser
 def _mixed_server(tables: Sequence[ServerTable]) -> Level | None:
     """The level that joins the devices of a server, if the devices of some server differ; else None.
 
-    In this case all servers are divided into their devices. So all need equally many devices and the same links.
+    If there is such a level, all servers are divided into their devices. Therefore all servers need equally many
+    devices and the same links.
     """
     if all(isinstance(table.devices, int) for table in tables):
         return None

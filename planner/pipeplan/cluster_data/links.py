@@ -105,7 +105,7 @@ class Links:
     def card(self, level: int, worker: int) -> tuple[float, float]:
         """Rates of the network card of a component: its link to the other components of the level above.
 
-        The component is that of `level` with the given worker. Returns (bandwidth of messages, bandwidth of
+        The component is the one at `level` that holds the given worker. Returns (bandwidth of messages, bandwidth of
         all-reduces) in bytes/s for each direction; both are infinite if the component has no neighbours.
         """
         alone = float("inf"), float("inf")

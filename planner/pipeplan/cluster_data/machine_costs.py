@@ -154,7 +154,7 @@ def machine_costs() -> MachineCosts | None:
 
 
 def save(measured: MachineCosts) -> None:
-    """Write the file. Raises an `InputError` if it cannot be written."""
+    """Write the file of the measurements. Raises an `InputError` if the file cannot be written."""
     write_json(cache_file(), measured.to_json())
 
 

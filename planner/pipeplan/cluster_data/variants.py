@@ -31,7 +31,7 @@ def joining_levels(cluster: Cluster) -> list[int]:
 
 
 def with_bandwidth(cluster: Cluster, index: int, bandwidth: float) -> Cluster:
-    """The cluster with links of `bandwidth` bytes/s at one level. Servers with slower cards keep them."""
+    """The cluster with links of `bandwidth` bytes/s at one level. A server whose own card is slower keeps that card."""
     return _with_level(cluster, index, lambda level: replace(level, bandwidth=bandwidth))
 
 

@@ -1,7 +1,7 @@
 """Computes the cost of a plan from the plan's own lists of layers and workers.
 
-This evaluator scores the plans that the solvers return, the plans that users write, and the baselines. No solver
-searches with it. docs/cost-model.md has the formulas; `pipeplan.cost.formulas` implements them.
+This evaluator scores the plans that the solvers return, the plans that users write, and the baselines. No solver uses
+this evaluator in its search. docs/cost-model.md has the formulas; `pipeplan.cost.formulas` implements them.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def ways_s(plan: Plan, stage: StageTimes) -> float:
 def tail_s(plan: Plan, stage: StageTimes) -> float:
     """Upper bound on the time of the last minibatch's gradients of weights, in seconds.
 
-    Under zb-h1 they fill the time of draining, together with the deferred gradients."""
+    Under zb-h1 these gradients fill the time of draining, together with the deferred gradients."""
     return (stage.backward_s - stage.update_s) / 2 if plan.schedule in SPLITTING else 0.0
 
 

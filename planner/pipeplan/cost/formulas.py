@@ -267,7 +267,7 @@ def memory_per_depth(
     copies of the weights. A stage that recomputes keeps only its input and the version.
 
     Tensors that cross a boundary are held by both stages until the backward pass. A profile counts each of these
-    tensors once, with the first layer that saves it. Here both stages are charged for it, so one stage may count it
-    twice. "Memory of one worker".
+    tensors once, with the first layer that saves it. Here both stages at a boundary are charged for the tensor, so one
+    stage may count it twice. "Memory of one worker".
     """
     return parameters * stashes + received + np.where(recompute, 0, saved + sent)

@@ -85,7 +85,7 @@ class StageTable:
 
     @property
     def splits(self) -> bool:
-        """Whether gradients of weights have a pass of their own. If so, only forward passes delay later stages."""
+        """Whether gradients of weights have a pass of their own, so that only forward passes delay later stages."""
         return TRAITS[self.problem.options.schedule].splits
 
     # -- time --
@@ -249,7 +249,8 @@ class CutStages(StageTable):
 
 @dataclass(frozen=True, eq=False)
 class LayersAlone(StageTable):
-    """Layers without boundaries and workspace: a lower bound for every stage that holds them."""
+    """Layers as a stage without boundaries and workspace: its figures are lower bounds for every stage with these
+    layers."""
 
     problem: Problem
     sums: Any

@@ -176,15 +176,15 @@ class StageTimes:
     update_s: float
     """The part of `backward_s` that is the optimiser's step."""
     executor_s: float
-    """The executor's own work per minibatch. Half of it is included in `forward_s` and half in `backward_s`; in
-    inference `forward_s` includes all of it."""
+    """The executor's own work per minibatch. In training, `forward_s` and `backward_s` each include half of this time;
+    in inference, `forward_s` includes all of it."""
     allreduce_s: float
     """Time of one all-reduce among the replicas of one copy of the pipeline, in the slowest copy."""
     synchronisation_s: float
     """Time of all-reduces per minibatch."""
     stage_s: float
-    """Compute and synchronisation per minibatch, combined according to their overlap. Under a flush it is only the
-    compute time, because `BatchTime` counts synchronisation."""
+    """Compute and synchronisation per minibatch, combined according to their overlap. Under a flush the value is only
+    the compute time, because `BatchTime` counts synchronisation."""
     links: int
     """Number of messages to the next stage that may be under way at once, each at the full rate of its link."""
     boundary_bytes: int

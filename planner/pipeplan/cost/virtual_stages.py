@@ -95,9 +95,9 @@ def memory_of_device(plan: Plan, problem: Problem, workers: tuple[int, ...]) -> 
 def virtual_batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> BatchTime:
     """The parts of one batch, by the slowest device, stage, link, or path through the passes of all devices.
 
-    A device has the work of all its minibatches. Under interleaved-1f1b it also waits while the first minibatch comes
-    through the stages before the device's first stage, and while the last gradient goes back through them. Under zb-v
-    gradients of weights may fill that time, also while the next batch begins. The path ends where the next batch
+    A device has the work of all its minibatches. Under interleaved-1f1b the device also waits while the first minibatch
+    comes through the stages before the device's first stage, and while the last gradient goes back through them. Under
+    zb-v gradients of weights may fill that time, also while the next batch begins. The path ends where the next batch
     begins.
     """
     count = int(formulas.rounds(minibatches_per_copy(plan), plan.stages[0].replicas))

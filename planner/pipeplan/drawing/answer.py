@@ -1,6 +1,6 @@
 """The answer of `pipeplan solve` in at most twenty lines: RUN, ALSO, WHY, TRUST and NEXT.
 
-This file has all words of the answer. `pipeplan explain` prints more, and plan.json has everything.
+All texts of the answer are in this file. `pipeplan explain` prints more, and plan.json has everything.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ LABEL, MARGIN = 6, " " * 6
 LEAST_WIDTH, MOST_WIDTH = 60, 100
 MOST_LINES = 20
 DETAILS = ((6, 5), (4, 5), (4, 3), (2, 2), (2, 1))
-"""Pairs (most stages, most rivals) that are listed. Of longer pipelines, the first stages and the last stage are
-listed. The first pair for which the answer has at most `MOST_LINES` lines is used."""
+"""Pairs (most stages, most rivals) that an answer may list. The first pair with which the answer has at most
+`MOST_LINES` lines is used. If a pipeline has more stages, its first stages and its last stage are listed."""
 USUAL = (DDP, BY_SPEED, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM)
 """Kinds of plans that a user would run without a planner. Of FSDP and HSDP, the faster one is shown."""
 LONGEST_CONFIG = 20

@@ -26,7 +26,7 @@ MAX_SINGLE_LAYERS, MAX_NODES = 120, 400
 NODE_SIZE = (150.0, 34.0)
 """Width and height of a node."""
 NODE_DISTANCE = (182.0, 50.0)
-"""Distance between ranks, and between the nodes of a rank."""
+"""Distance between two ranks, and between two nodes of a rank."""
 LINE_GAP = 44.0
 """Distance between two lines of ranks."""
 _SWEEPS = 8

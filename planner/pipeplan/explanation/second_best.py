@@ -116,7 +116,7 @@ def with_figures(alternatives: Alternatives, problem: Problem, deadline: Deadlin
 def _contended(plan: Plan, problem: Problem) -> bool:
     """Whether shared network cards slow down a plan.
 
-    If so, the plan is not proven to be the best, and its step time is no bound for other plans.
+    A plan that they slow down is not proven to be the best, and its step time is no bound for other plans.
     """
     score = evaluate(plan, problem)
     return score.step_time_s > score.alone_s * (1 + TOLERANCE)

@@ -27,8 +27,8 @@ from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_rate, show_step_time, show_time
 
 SAME_SPEED, SAME_RATE = 0.05, 1.5
-"""Share by which speeds of servers must differ, and factor by which rates of directions or cards must differ, to count
-as unequal."""
+"""Speeds of servers count as unequal above this relative difference; rates of directions or cards, above this
+factor."""
 LEAST_GAIN = 0.05
 """Smallest relative gain in throughput for which something counts as a cause."""
 MOST_OF = 0.5
@@ -76,9 +76,9 @@ class SlowServers:
     batch: int
     """Samples of an update: one microbatch on every worker."""
     one_per_s: float | None
-    """Throughput of data parallelism on the workers of one server; None if it does not fit."""
+    """Throughput of data parallelism on the workers of one server; None if the model does not fit in memory."""
     all_per_s: float | None
-    """Throughput of data parallelism on all workers; None if it does not fit."""
+    """Throughput of data parallelism on all workers; None if the model does not fit in memory."""
     needed_rate: float | None
     """Rate between servers in bytes/s at which scaling reaches `GOAL`; None if it already does, or does so at no
     rate."""

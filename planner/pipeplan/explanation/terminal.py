@@ -226,7 +226,7 @@ def diagnosis_parts(problem: Problem, diagnosis: Diagnosis) -> Iterator[Renderab
         growth = diagnosis.growth
         yield f"Fewest {growth.unit}s that would do: {growth.count} instead of {growth.now}."
     elif not diagnosis.oversized and not diagnosis.unfinished:
-        yield "More workers alone would not do, as far as they were tried."
+        yield "More workers alone are not enough, for all numbers of workers that were tried."
     for flag in diagnosis.relaxed:
         yield f"Without {flag} there is a plan."
     if diagnosis.unfinished:

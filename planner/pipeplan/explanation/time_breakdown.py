@@ -93,8 +93,8 @@ def _traffic(plan: Plan, problem: Problem, score: Evaluation) -> tuple[float, fl
     """Bytes sent for one minibatch by all workers together: between stages, and for gradients and gathered weights.
 
     In a ring of m members each sends 2 (m-1)/m of the gradient bytes, so all members together send 2 (m-1) times these
-    bytes. A gather or a reduce-scatter sends half of that. Workers that divide the weights run three of these per
-    minibatch.
+    bytes. A gather or a reduce-scatter sends half of that. Workers that divide the weights run three gathers or
+    reduce-scatters per minibatch.
     """
     boundary = sum(stage.boundary_bytes + stage.boundary_gradient_bytes for stage in score.stages)
     if plan.inference:

@@ -18,7 +18,8 @@ class OptionKeywords(TypedDict, total=False):
 
     inference: bool
     overlap: float | None
-    """Share of the overlap; None for the default of the device (`default_overlap`)."""
+    """Share of gradient synchronisation that hides behind compute; None for the default of the device
+    (`default_overlap`)."""
     memory: bool
     stages: int | None
     max_replicas: int | None
@@ -30,7 +31,7 @@ class OptionKeywords(TypedDict, total=False):
     correction: str
     shard_optimizer: bool
     unequal_shares: bool
-    """Allowed only with `stages=1` and the schedule 1f1b-flush."""
+    """Whether shares of the batch may be unequal; allowed only with `stages=1` and the schedule 1f1b-flush."""
     recompute: bool
     contention: bool
     boundary: str

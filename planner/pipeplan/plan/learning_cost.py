@@ -23,8 +23,8 @@ and in pipelines with replicated stages."""
 
 
 CORRECTED_DELAY = 2
-"""The largest delay, in updates, at which measurements show that the correction helps. At larger delays it costs memory
-and gains little."""
+"""The largest delay, in updates, at which measurements show that the correction helps. At larger delays the correction
+costs memory and gains little."""
 
 
 def is_helped(optimizer: str, state_ratio: float) -> bool:

@@ -117,7 +117,7 @@ MOST_CELLS, MOST_WORKERS = 20_000, 1024
 most workers for which there is a search at all."""
 ON_SELECTION = "among a selection of the cuts; --grid searches all"
 MOST_EFFORT = 1_000_000
-"""Most effort of the search for a grid, in rows as `SearchEffort` counts them. A row takes about a microsecond."""
+"""Most effort of the search for a grid, in rows of tables (`SearchEffort`). A row takes about a microsecond."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Baseline:
     plan: Plan | None = None
     """The stages of the baseline."""
     fits: bool = True
-    """Whether the baseline fits in memory. If not, there is no gain over it."""
+    """Whether the baseline fits in memory. If it does not fit, no gain over it is given."""
     figure: Figure | None = None
     """The figure (simulated step time) of the baseline; None without a plan, or if it was not asked for."""
 

@@ -43,7 +43,7 @@ class Candidate:
     extrapolated: bool = False
     """Whether the profile has neither times for this microbatch size, nor for both a smaller and a larger size."""
     allowed: bool = True
-    """Whether the candidate satisfies the user's constraints. A candidate that does not is only shown for
+    """Whether the candidate satisfies the user's constraints. A candidate that violates a constraint is only shown for
     comparison."""
 
     @property

@@ -67,7 +67,7 @@ class Choice:
 
         `solved_s` is the bound that the solvers have proven for the problem of the taken plan. That problem may be a
         part of the question: one stage, another schedule, one microbatch size. If the taken plan has old gradients, the
-        bound covers plans of its schedule only. If it is a plan of zb-h1, the bound also covers 1f1b-flush.
+        bound covers plans of its schedule only. If the taken plan is a plan of zb-h1, the bound also covers 1f1b-flush.
         """
         size, schedule = self.taken.problem.profile.minibatch, self.taken.problem.options.schedule
         if self.taken.delay > 0:

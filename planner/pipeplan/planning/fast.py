@@ -1,6 +1,6 @@
 """Finds the best plan with the DP alone, for callers that solve many problems: no second solver, no baselines.
 
-Sweeps and explanations solve many similar problems. The solvers can keep their answers for them
+Sweeps and explanations solve many similar problems, so the solvers can keep their answers and use them again
 (`solvers.known_answers`). The evaluator, which no solver uses, gives the step time of a known plan under another
 problem.
 """

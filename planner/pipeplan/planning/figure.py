@@ -55,7 +55,7 @@ Some = TypeVar("Some", bound=Comparable)
 
 
 def simplest_of(found: Iterable[Some]) -> Some:
-    """The simplest of the plans within the tolerance of the fastest one. There must be at least one."""
+    """The simplest of the plans within the tolerance of the fastest one. `found` must not be empty."""
     plans: Sequence[Some] = list(found)
     limit_s = min(one.sample_s for one in plans) * (1 + TOLERANCE)
     return min((one for one in plans if one.sample_s <= limit_s), key=_effort)
@@ -91,7 +91,7 @@ USUAL_PASSES = 1_000
 """Passes (microbatches through stages, forward and backward) up to which a simulation is as long as that of `pipeplan
 simulate`. With shared cards a thousand passes take 0.1 to 0.6 seconds."""
 MOST_PASSES = 4_000
-"""Most passes of one simulation of the steady state. A plan that needs more is simulated for two updates."""
+"""Most passes of one simulation of the steady state. A plan that needs more passes is simulated for two updates."""
 MOST_PASSES_OF_UPDATES = 48_000
 """Most passes of simulations of two updates, which take one to two seconds. A larger plan has the formula's figure."""
 LEAST_TURNS = 5
@@ -231,13 +231,13 @@ def affordable(scenario: Scenario, plan: Plan) -> int | None:
 
 
 def lengths_of_updates(scenario: Scenario, plan: Plan) -> tuple[int, ...]:
-    """Lengths, in microbatches, of updates to simulate in order to learn the time of one update of a large plan with a
-    flush.
+    """Microbatches of the short updates to simulate, from which the time of one update of a large plan with a flush
+    follows.
 
     Once the pipeline is full, a schedule repeats after a number of microbatches that all replica counts divide. So two
     short updates show the time of every further round, if they leave the same remainder as the plan's own update. If
-    the two are not shorter than the plan's own update, only that one is returned. The result is empty if even that
-    takes more than `MOST_PASSES_OF_UPDATES`.
+    the two are not shorter than the plan's own update, only that one is returned. The result is empty if that update
+    alone takes more than `MOST_PASSES_OF_UPDATES`.
     """
     group = scenario.accumulate
     if not (scenario.drains and group):

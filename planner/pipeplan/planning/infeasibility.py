@@ -34,7 +34,8 @@ _MOST_GROWTH = 64
 _MOST_WORKERS = 4096
 """Most workers of an enlarged cluster."""
 _MOST_CUTS = 2000
-"""Most cuts to enumerate after a constraint was relaxed. If a graph has more, a selection is searched."""
+"""Most cuts to enumerate after a constraint was relaxed. If a graph has more cuts, only a selection of them is
+searched."""
 
 # The constraints that a user may set: option, field of `Options`, and the value that stands for no constraint.
 _CONSTRAINTS = (

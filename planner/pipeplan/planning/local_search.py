@@ -125,7 +125,7 @@ class PlanSearch:
         return best
 
     def _quickly(self, plan: Plan, score: Evaluation) -> FiguredPlan:
-        """The plan with the time of its first two updates as its figure."""
+        """The plan with its figure, which is simulated for the first two updates only."""
         return FiguredPlan(plan, score, Figure(score.step_time_s, self._quick_s(plan, score)))
 
     @property

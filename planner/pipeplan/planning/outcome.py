@@ -37,7 +37,7 @@ class Verdict:
     agree: bool
     """Whether the solvers' answers are free of contradictions. A plan with contradictions is not written."""
     proven: bool
-    """Whether two solvers show the bound on faster plans, or a reason shows it that needs no solver."""
+    """Whether the bound on faster plans is shown by two solvers, or by an argument that needs no solver."""
     text: str
     """One sentence for the user."""
     provers: tuple[str, ...] = ()

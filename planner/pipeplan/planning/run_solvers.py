@@ -85,8 +85,8 @@ def run_solvers(problem: Problem, cuts: Cuts, means: Means, known: Sequence[Plan
 def charge_result(result: Result, problem: Problem) -> Result:
     """The result with its plan's full step time as the objective, contention included.
 
-    The bound still holds, because contention makes no plan faster. A result that the solver itself has charged stays as
-    it is.
+    The bound still holds, because contention makes no plan faster. A result whose solver has already charged contention
+    is returned unchanged.
     """
     if result.charged or result.plan is None or not problem.options.contention:
         return result

@@ -52,11 +52,11 @@ def solve(
     the choice that led to the problem, if there was one. The choice becomes part of the outcome, whose bound then
     covers every plan of the question (`Choice.bound_s`), and not only plans of the problem.
 
-    The time limit, or Ctrl-C at any moment, ends the search with the best plan so far. Parts of the outcome that are
-    missing then say so. `report` is called with every change of phase, best plan and bound. A `deadline` that began
-    earlier replaces the time limit. Raises `InfeasibleError` if no plan satisfies the constraints, `Disagreement` if
-    the solvers contradict each other, `InputError` for settings that do not fit the problem, and `KeyboardInterrupt` if
-    Ctrl-C came before there was a plan.
+    The time limit, or Ctrl-C at any moment, ends the search with the best plan so far. Remarks in the outcome then name
+    the parts that are missing. `report` is called with every change of phase, best plan and bound. A `deadline` that
+    began earlier replaces the time limit. Raises `InfeasibleError` if no plan satisfies the constraints, `Disagreement`
+    if the solvers contradict each other, `InputError` for settings that do not fit the problem, and `KeyboardInterrupt`
+    if Ctrl-C came before there was a plan.
     """
     settings = settings or Settings()
     tracker = ProgressTracker(report)

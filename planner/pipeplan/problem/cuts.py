@@ -292,5 +292,6 @@ class _CrossingBytes:
     def added(self, unit: int, grown: int) -> int:
         """The change in bytes when `unit` joins and makes the ideal `grown`.
 
-        The unit's outputs begin to cross the cut. Tensors whose consumers are now all inside no longer cross it."""
+        The unit's outputs begin to cross the cut. Tensors whose consumers are now all inside no longer cross the
+        cut."""
         return self._produced[unit] - sum(size for needed, size in self._read[unit] if needed & ~grown == 0)

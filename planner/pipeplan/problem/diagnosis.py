@@ -54,7 +54,8 @@ class ClusterGrowth:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why there is no plan. A field is None or empty if it does not apply, or if nothing was found."""
+    """Why there is no plan. A field of the diagnosis is None or empty if the field does not apply, or if nothing was
+    found."""
 
     device: str
     capacity_bytes: float

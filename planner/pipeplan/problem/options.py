@@ -76,9 +76,9 @@ class Options:
     """Whether the workers of plain data parallelism divide the microbatches of an update in proportion to their
     speed."""
     contention: bool = True
-    """Whether contention counts. If so, a network card is charged with the sum of the traffic that crosses it, shared
-    cores with the sum of the work on them, and plain data parallelism with the wait for its all-reduce. Otherwise each
-    use of a resource is charged as if it were the only one."""
+    """Whether contention counts. With contention, a network card is charged with the sum of the traffic that crosses
+    it, shared cores with the sum of the work on them, and plain data parallelism with the wait for its all-reduce.
+    Otherwise each use of a resource is charged as if it were the only one."""
     boundary: str = "single"
     """Model of the traffic between two stages. `single` uses one link at a time. `parallel` uses as many links as the
     stage with fewer replicas has replicas."""

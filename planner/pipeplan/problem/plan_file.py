@@ -41,8 +41,8 @@ class PredictedStage:
     weights_s: Amount = 0.0
     """The part of `backward_s` that gradients of the weights take, where they have a pass of their own; else 0."""
     executor_s: Amount = 0.0
-    """The executor's own work. Half of it is included in `forward_s` and half in `backward_s`; in inference `forward_s`
-    includes all of it."""
+    """The executor's own work. In training, `forward_s` and `backward_s` each include half of this time; in inference,
+    `forward_s` includes all of it."""
     sync_s: Amount
     """Time of one all-reduce of a group of minibatches among all replicas."""
     exposed_sync_s: Amount | None = None
@@ -63,7 +63,7 @@ class PredictedStage:
 
 @dataclass(frozen=True)
 class BatchTime:
-    """The parts of the time from one update to the next, in seconds. The time is their sum."""
+    """The parts of the time from one update to the next, in seconds. This time is the sum of its parts."""
 
     minibatches: Positive
     """Minibatches of one update, in one copy of the pipeline."""

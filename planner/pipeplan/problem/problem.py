@@ -124,8 +124,8 @@ class Problem:
     def state_ratio(self) -> float:
         """Bytes of the optimiser's state per byte of parameters, corrected for `Options.copies_per_version`.
 
-        That option charges an optimiser step for every version, but no step is kept for the newest. This ratio
-        subtracts that step.
+        That option charges a copy of the optimiser's step for every version, but the newest version has no such copy.
+        The ratio subtracts this copy.
         """
         return self.profile.optimizer_state_ratio - (self.options.copies_per_version - 1)
 

@@ -77,15 +77,15 @@ class Profile:
     batch_norm: bool = False
     """Whether the model has BatchNorm, also inside of layers."""
     lacks: tuple[TrainingNeed, ...] = ()
-    """What the job lacks for training: `loss` or `data`; empty if nothing is known to be missing. No plan for a job
-    that lacks one of them can be trained."""
+    """What the job lacks for training: `loss` or `data`; empty if nothing is known to be missing. A plan for a job that
+    lacks its loss or its data cannot be trained."""
     work: SampleWork = field(default_factory=SampleWork)
     """FLOPs and tokens of a sample, and samples of an epoch, as far as they are known."""
     sizes: tuple[Size, ...] = ()
     """Other minibatch sizes that were measured in the same run."""
     step_s: float = 0.0
-    """The part of an optimiser's step that does not depend on its parameters, in seconds. Each stage spends it in
-    addition to `update_s` of its layers. 0 if `update_s` includes the whole step."""
+    """The part of an optimiser's step that does not depend on its parameters, in seconds. Each stage spends this time
+    in addition to `update_s` of its layers; 0 if `update_s` includes the whole step."""
     read_s: float = 0.0
     """Time of reading the samples of one minibatch from the job's data in the worker process, in seconds; 0 if the job
     has no data, or reads them in other processes."""
@@ -98,7 +98,7 @@ class Profile:
     """The reason why there was no self-check; empty if the check passed, and for profiles without one."""
     file: str = field(default="", compare=False)
     """Absolute path of the file that the profile was read from; empty if there is none. The file itself does not
-    contain it."""
+    contain this path."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -135,7 +135,7 @@ class Profile:
     def rescaled(self, minibatch: int, *, pessimistic: bool = False) -> Profile:
         """This profile for minibatches of `minibatch` samples, as measured at this size, otherwise interpolated.
 
-        Times and activations change with the size. Parameters and the optimiser's step do not
+        Times and activations change with the size; parameters and the optimiser's step stay the same
         (`pipeplan.profile_data.rescale`). With `pessimistic`, times that can only be extrapolated are upper bounds.
         Raises an `InputError` unless the size lies between 1 and `LARGEST_MINIBATCH`.
         """
@@ -240,7 +240,8 @@ class Profile:
         write_text(Path(path), self.text_for(Path(path)))
 
     def text_for(self, path: Path) -> str:
-        """The text of the profile's file at this path. The path of the job is relative to it."""
+        """The text of the profile's file at this path. In the text, the path of the job is relative to the file's
+        folder."""
         document = self.to_json()
         document["model"] |= located_fields(self.model_ref, self.model_file, Path(os.path.realpath(path)).parent)
         return json_text(document)

@@ -130,7 +130,7 @@ class LauncherSetting:
     """Type of the value. A `count` is a whole number of at least 1."""
     default: str | int | bool | None = None
     many: bool = False
-    """Whether the option may be given more than once. If so, the template gets a tuple."""
+    """Whether the option may be given more than once, so that the template gets a tuple of values."""
     metavar: str | None = None
 
     def checked(self, value: Any) -> Any:

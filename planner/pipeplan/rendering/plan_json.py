@@ -1,6 +1,6 @@
 """The contents of a plan folder's files: plan.json for people and tools, stages/*.json for the executor.
 
-Stage files contain the link rates that the plan was made for. The executor compares them with measured rates.
+Stage files contain the link rates that the plan was made for. The executor compares these rates with measured rates.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pipeplan.replanning.remaining_cluster import RemainingCluster
 
 @dataclass(frozen=True)
 class WorkerChange:
-    """A worker of the new plan."""
+    """The changes for one worker of the new plan."""
 
     number: int
     server: int

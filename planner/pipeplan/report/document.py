@@ -63,7 +63,7 @@ class StageRow:
     capacity_bytes: int | None
     """Smallest device memory of the stage's workers; None if memory does not limit the plan."""
     memory_parts: list[tuple[str, int]]
-    """Names and bytes of the parts of `memory_bytes`. The parts add up to it."""
+    """Names and bytes of the parts of `memory_bytes`, which add up to that total."""
 
 
 @dataclass(frozen=True)

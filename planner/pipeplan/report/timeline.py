@@ -156,7 +156,7 @@ def _predicted_end_s(simulated: ReportSimulation, began: float | None, run: Meas
 
 
 def beat(scenario: Scenario) -> int:
-    """The beat: number of minibatches after which a pipeline repeats itself, a round of all replicas.
+    """The beat: number of minibatches after which a pipeline's schedule repeats, which is a round of all replicas.
 
     If such a round is long, the beat is the number of minibatches between two updates, or a round of the replicas of
     the largest stage.

@@ -99,9 +99,9 @@ def _repeats_exactly(scenario: Scenario) -> bool:
 def _last_round_s(scenario: Scenario, rounds: int, deadline: Deadline, limit_s: float = math.inf) -> float | None:
     """Seconds of the last of the first `rounds` rounds, if all further rounds take as long; else None.
 
-    Further rounds take as long if the last round leaves the pipeline in the state in which it began. The first stage
-    ends an update last, except for all-reduces of other stages. So the state consists of the seconds by which other
-    workers end the update later.
+    Further rounds take as long as the last one if that round leaves the pipeline in the state in which the round began.
+    The first stage ends an update last, except for all-reduces of other stages. So the state consists of the seconds by
+    which other workers end the update later.
     """
     length, group = round_length(scenario), scenario.accumulate or 1
     replayed = simulate_schedule(scenario, rounds * length, deadline, limit_s)

@@ -165,7 +165,7 @@ def make_seats(scenario: Scenario, workers: list[list[Worker]], minibatches: int
 def _stream(
     scenario: Scenario, workers: list[list[Worker]], worker: Worker, minibatches: int
 ) -> Iterator[tuple[Worker, Action]]:
-    """The actions of a worker in order. If it has several stages, they are those of all its stages."""
+    """The actions of a worker in order, over all stages that the worker runs."""
     schedule, shapes, replica = scenario.schedule, scenario.shapes, worker.replica
     device = shapes[worker.stage].device
     if device is None:

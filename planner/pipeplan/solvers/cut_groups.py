@@ -17,7 +17,8 @@ from pipeplan.util import graph
 from pipeplan.util.deadline import Deadline
 
 LOOSEST = (1.0, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02)
-"""Shares of all units, tried in this order. A unit that may run in parallel with more than the share is left out."""
+"""Shares of all units, tried in this order. A unit that may run in parallel with a larger share of the units is left
+out."""
 MOST_LEFT_OUT = 0.15
 """The largest share of the whole work that may be left out."""
 MOST_CUTS = 12_000

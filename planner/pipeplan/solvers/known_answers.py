@@ -3,8 +3,8 @@
 If `planning.fast` asks for it, `dynamic_program.solve` keeps its results, and starts from earlier ones. Problems are
 similar if they differ only in the cluster. Then
 
-  a plan    of one problem is a plan of the other if both clusters have the same components. Evaluated there, it is an
-            upper bound, so that one search right below it is often enough;
+  a plan    of one problem is a plan of the other if both clusters have the same components. Its step time there is an
+            upper bound, and one search right below this bound is often enough;
   a bound   of one problem holds for the other on every cluster that is no better: with links that are no faster and no
             more memory (docs/cost-model.md, "More is never worse");
   an answer that is proven holds for the same question, also if plans must be faster.

@@ -69,7 +69,7 @@ class PlanSpace:
         """The step time of one copy if all copies together have the given step time; None if no step time is slow
         enough.
 
-        This is the inverse of `step_time`. With a flush, it is the time from one update to the next.
+        This function is the inverse of `step_time`. With a flush, the result is the time from one update to the next.
         """
         if problem.options.flushes and problem.options.accumulate is not None:
             return step_time_s * problem.options.accumulate

@@ -36,7 +36,8 @@ from pipeplan.solvers.cut_groups import CutGroups
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 GRID = 2
-"""On unequal devices, the sum of workers' speeds is rounded down to a multiple of the slowest speed divided by this."""
+"""Number of grid steps in the slowest speed: on unequal devices, sums of workers' speeds are rounded down to
+this grid."""
 SLACK = 1 + 1e-9
 AT_ONCE = 16
 """Number of groups of cuts between deadline checks."""

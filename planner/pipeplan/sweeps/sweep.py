@@ -54,7 +54,7 @@ class PointAnswer:
 
 
 LEAST_S = 0.1
-"""Smallest time for a point in seconds. This time may be enough for a small problem."""
+"""Smallest time limit of one point, in seconds. A small problem may need no more."""
 OnAnswer = Callable[[int, PointAnswer], None]
 
 

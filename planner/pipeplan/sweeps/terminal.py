@@ -15,7 +15,7 @@ from pipeplan.util.units import show_time
 
 LONGEST_CONFIG = 14
 MANY = 5
-"""Number of settings in columns from which on columns that follow from others are left out."""
+"""Number of columns of settings from which on a column is left out if its values follow from other columns."""
 PARETO = "*"
 EXPENDABLE = ("proven\nby", "a micro-\nbatch", "over\nDP", "plan")
 """Columns that are left out if a terminal is too narrow, in this order."""

@@ -22,7 +22,7 @@ from pipeplan_launch.typed_document import LARGEST as LARGEST
 from pipeplan_launch.typed_document import refuse_half_characters, shortened
 
 LARGEST_FILE = 2**28
-"""Most bytes of a file that is read."""
+"""Largest size of a file that is read, in bytes."""
 HEAD = 2**12
 """Number of bytes at the beginning of a file that are searched for the mark of its kind."""
 
@@ -62,7 +62,7 @@ def _umask() -> int:
 
 
 def refuse_unwritable(path: Path, option: str = "-o") -> None:
-    """Raise an `InputError` for a path that `write_text` could not write. Call it before long work.
+    """Raise an `InputError` for a path that `write_text` could not write. Call this function before long work.
 
     `option` is the option that gave the path.
     """
@@ -82,7 +82,8 @@ def refuse_unwritable(path: Path, option: str = "-o") -> None:
 def refuse_to_replace(
     path: Path, option: str = "-o", *, force: bool = False, mark: bytes | None = None, what: str = ""
 ) -> None:
-    """Raise an `InputError` if a file cannot be written, or, without `force`, must not be. Call it before long work.
+    """Raise an `InputError` if a file cannot be written, or, without `force`, must not be. Call this function before
+    long work.
 
     An empty file, and a file with `mark` in its first bytes, may be replaced without `force`. `what` describes files
     with the mark in the error message. Without a mark, every existing file is refused.

@@ -27,19 +27,19 @@ from pipeplan_launch.typed_document import whole_number as whole_number
 
 
 class WrittenRate(float):
-    """Bytes per second. In a file it is text such as `10 Gbit/s`; only 0 needs no unit."""
+    """Bytes per second. In a file, a rate is text such as `10 Gbit/s`; only 0 needs no unit."""
 
 
 class WrittenTime(float):
-    """Seconds. In a file it is text such as `50 us`; only 0 needs no unit."""
+    """Seconds. In a file, a time is text such as `50 us`; only 0 needs no unit."""
 
 
 class WrittenSize(int):
-    """Bytes. In a file it is a number, or text such as `16 GiB`."""
+    """Bytes. In a file, a size is a number, or text such as `16 GiB`."""
 
 
 class WrittenShare(float):
-    """A share of 1. In a file it is a number such as 0.05, or text such as `5%`."""
+    """A share of 1. In a file, a share is a number such as 0.05, or text such as `5%`."""
 
 
 _WRITTEN: dict[Any, Any] = {

@@ -31,7 +31,8 @@ def command(plan: Path, profile_file: Path | None, require_proof: bool, within: 
     """Check PLAN, a plan.json or a folder with one (default: ./plan), without the solvers that made it.
 
     Every figure in plan.json is derived again from the profile and the cluster. Only a certificate in plan.json can
-    show that no plan of the searched space is faster. Without a certificate this is stated, not shown.
+    show that no plan of the searched space is faster. Without a certificate, plan.json only states that the plan is the
+    best.
 
     \b
     pipeplan check

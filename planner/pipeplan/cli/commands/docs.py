@@ -22,7 +22,7 @@ def _pages() -> dict[str, Path]:
 
 
 def _shown(text: str) -> str:
-    """A page without the comments before its title, which are for its editors."""
+    """A page without the comments before its title, which only editors of the page need."""
     return text.partition("-->")[2].lstrip() if text.startswith("<!--") else text
 
 

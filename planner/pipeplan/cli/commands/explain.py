@@ -32,7 +32,10 @@ from pipeplan.util.units import parse_share
 @problem_options()
 @click.option("--profile", "profile_option", type=PATH, help="Read the plan's profile from this file.")
 @click.option(
-    "--samples", type=click.IntRange(0, 10_000), default=20, help="Draw the layers' times at random this many times."
+    "--samples",
+    type=click.IntRange(0, 10_000),
+    default=20,
+    help="Draw the layers' times at random in this many samples.",
 )
 @seed_option
 @click.option("--spread", metavar="5%", help="Assume this interquartile range of every time  [default: as measured]")

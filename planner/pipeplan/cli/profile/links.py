@@ -105,7 +105,8 @@ def measure_servers(workers: int | None, servers: int, settings: BenchmarkSettin
     """Measure between `workers` workers on each of `servers` servers; this machine is one of them.
 
     If `settings.device` is empty, a GPU is used if there is one. The first server returns the result, the others return
-    None. Raises `InputError`. On several servers a `settings.refusal` is raised after all workers have come.
+    None. Raises `InputError`. On several servers, an error in `settings.refusal` is raised once all workers have
+    connected.
     """
     share = _share(servers)
     if workers is not None and workers * servers < 2:

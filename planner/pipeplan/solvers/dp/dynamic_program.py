@@ -7,7 +7,7 @@ limit, and with recomputation if that is allowed.
 
 For a large problem there is a first plan and a bound within a second. The plan is one pipeline on the whole cluster,
 within 10% of the best on a few of the cuts. The bound is all work on all workers. The search for the best plan uses
-neither, so its result does not depend on them.
+neither this plan nor this bound, so its result does not depend on them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def solve(
     plan is faster, the result has no plan, or one that is not faster; `near` says that the best plan is probably about
     that fast. `options.contention` says whether contention is charged. `report` is called with the bound and the step
     time of the best plan, in seconds per minibatch, as they improve. `price` is a function that gives the step time of
-    a plan with contention. Without it no first plan is reported if contention is charged.
+    a plan with contention. Without `price` no first plan is reported if contention is charged.
     """
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
         raise InputError(f"plans of {problem.options.schedule} are found by `pipeplan solve` alone")

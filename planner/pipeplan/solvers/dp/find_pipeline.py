@@ -196,8 +196,9 @@ def find_pipeline(
     """A pipeline within the limit, input to output, or None. Raises `OutOfTime`.
 
     In the steady state the result is any pipeline that has every resource within the limit, in seconds per minibatch.
-    With a flush it is the pipeline with the fastest batch, if that is within the limit, in seconds from one update to
-    the next. With `shared`, which needs terms of all placements, shared resources stay within their limit as well.
+    With a flush the result is the pipeline with the fastest batch, if that is within the limit, in seconds from one
+    update to the next. With `shared`, which needs terms of all placements, shared resources stay within their limit as
+    well.
     """
     if terms.problem.options.flushes:
         if isinstance(terms, HeterogeneousTerms):
@@ -217,7 +218,7 @@ def find_pipeline(
 def pipeline_step_time(terms: CostTerms, steps: list[Step], *, depths: bool) -> float:
     """Seconds per minibatch of one copy, by the slowest stage or boundary, and with `depths` also by the depths.
 
-    With a flush it is the time from one update to the next, which does not depend on depths.
+    With a flush the result is the time from one update to the next, which does not depend on depths.
     """
     if terms.problem.options.flushes:
         return placed_steps.batch_s(terms, steps)

@@ -5,7 +5,7 @@ from the time of a stage from cut I to cut J on the workers of s, and from the t
 
     V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
 
-In the steady state V is the best step time of the grid. With a flush it is a lower bound on the time of a batch. The
+In the steady state V is the best step time of the grid. With a flush V is a lower bound on the time of a batch. The
 bound counts the work of the layers before each stage, the work of the stage, and its exposed all-reduce together with
 its own work or the path to the last stage.
 
@@ -61,14 +61,14 @@ class UniformGrids:
 
     @property
     def has_few_cuts(self) -> bool:
-        """Whether there are few enough cuts to try all pairs."""
+        """Whether there are few enough cuts to try all pairs of cuts."""
         return len(self.terms.cuts.ideals) <= MOST_CUTS
 
     @property
     def exact(self) -> bool:
         """Whether `least_step_time` finds a plan, and not only a bound.
 
-        This is so if no layer is pinned and depths do not matter.
+        A plan is found if no layer is pinned and depths do not matter.
         """
         options = self.terms.problem.options
         return not options.pins and not options.flushes and self.terms.accumulate is None
@@ -159,7 +159,7 @@ def minibatches_of(problem: Problem) -> int:
 
 
 def steps_of(shape: GridShape, choices: list[Ints]) -> list[Step]:
-    """The steps of a shape.
+    """The steps (stages with their cuts) of a shape of a grid.
 
     For each stage except the first, `choices` gives the cut where the stage begins, by the cut where it ends."""
     ends = [-1]

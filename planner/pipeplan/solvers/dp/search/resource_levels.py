@@ -44,7 +44,7 @@ class ResourceLevel:
     """For each placement, the number of its workers in the component of its first worker."""
     in_last: Ints
     middle: tuple[tuple[int, Flags], ...]
-    """Pairs for each kind of component: one such component, and which placements fill a component of this kind without
+    """For each kind of component: one such component, and whether each placement fills a component of this kind without
     beginning or ending in it."""
 
     @staticmethod

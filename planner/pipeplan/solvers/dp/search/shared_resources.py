@@ -119,7 +119,7 @@ class SharedResources:
     def has_rings(self) -> bool:
         """Whether all-reduces are charged here.
 
-        With a flush, the formulas of a batch charge their exposed part instead.
+        With a flush they are not: the formulas of a batch charge the exposed part of the all-reduces.
         """
         return self.whole.training and not self.whole.options.flushes
 

@@ -325,7 +325,7 @@ class UniformSearch(StageSizing):
             yield targets, new_states
 
     def completable(self, targets: Ints, states: SearchStates) -> tuple[Ints, SearchStates]:
-        """The states that may still become a pipeline, each with its cut."""
+        """The states that can still be completed to a whole pipeline, each with its cut."""
         completable = self.can_complete(targets, states)
         if self.bounds is not None:
             completable &= states.first >= self.bounds.at(targets, states.demand)

@@ -28,8 +28,8 @@ _FIRST_ROWS = 16
 _TOGETHER, _TOGETHER_LINEAR = 16, 64
 """Number of rows that are computed together, if stages may recompute and if they may not."""
 EXACT_DEMANDS = 64
-"""Largest demand up to which every whole number has its own entry. Above it, there are this many entries for every
-doubling."""
+"""Largest demand up to which every whole number has its own entry. Above this demand, every doubling has this many
+entries."""
 _LARGEST_MATRIX = 4_000_000
 """Largest number of cuts times units for which the units inside each cut are kept as a matrix."""
 
