@@ -69,7 +69,7 @@ def calibrate(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -
     """
     inference = runs[0].plan.inference
     if any(run.plan.inference != inference for run in runs):
-        raise InputError("some of these runs trained and others did not: calibrate by either")
+        raise InputError("some of these runs trained and others did not: name runs of one kind")
     cluster, fitted = links.fit_allreduce(cluster, runs, [_with_measured_passes(run, profile, cluster) for run in runs])
     times = np.mean([_times_of(run, profile, cluster) for run in runs], axis=0)
     cluster, more = links.fit_messages(cluster, runs, _scores(runs, with_times(profile, times), cluster))

@@ -133,7 +133,7 @@ def observe_run(run: MeasuredRun, path: Path, plan: Plan, options: Options, shar
     summary = run.summary
     if summary.emulated:
         raise InputError(
-            f"{run.folder} is a run of emulated stages, which take the times of their plan: run the plan itself"
+            f"{run.folder} is a run of emulated stages, which repeat the times of their plan: run the plan itself"
         )
     step_time_s, steady = summary.minibatch_s.measured, summary.steady_minibatches
     if step_time_s is None or summary.includes_fill or steady < FEWEST:

@@ -40,7 +40,7 @@ from pipeplan.util.deadline import Deadline
 from pipeplan.util.files import refuse_to_overwrite
 from pipeplan.util.text import shell_path, shell_program
 
-_EXAMPLE_HEADING = "An example: there is no profile.json here, so this is VGG-16 on V100, which pipeplan has with it."
+_EXAMPLE_HEADING = "An example: there is no profile.json here, so this is VGG-16 on V100, which comes with pipeplan."
 BUSY_MACHINE = (
     "note: other programs used this machine while the executor's costs were measured: the prediction, which leaves "
     "them out, is less exact; a run's table states their share, and the next pipeplan profile measures again"

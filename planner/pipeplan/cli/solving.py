@@ -171,4 +171,4 @@ def written_lines(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()
     older = [name for name in makeable if name not in fresh and (folder / name).exists()]
     if not older:
         return line
-    return f"{line}\nstill of the older plan, to be made anew: {', '.join(older)} in {folder}"
+    return f"{line}\nfiles of the older plan, to be written again: {', '.join(older)} in {folder}"

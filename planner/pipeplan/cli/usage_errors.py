@@ -40,8 +40,8 @@ GONE = {
     "--server-order": "the best order is always found",
     "--fewest-workers": "of plans within 3% the one with fewer workers is taken; --max-workers limits them",
     "--epochs": "launch.sh takes --epochs",
-    "--dataset-size": "the job's data say it",
-    "--tokens-per-sample": "the job's `tokens_per_sample` says it",
+    "--dataset-size": "the job's data state this number",
+    "--tokens-per-sample": "the job's `tokens_per_sample` states this number",
     "--report": "pipeplan report PLAN writes it",
 }
 """Options of the planning commands of earlier versions, each with its replacement."""

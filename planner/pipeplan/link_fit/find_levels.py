@@ -146,7 +146,9 @@ def _regular_inside(chain: Sequence[Partition], servers: Partition, notes: list[
         if len(sizes) == 1 and len(per_server) == 1 and sizes != {1}:
             kept.append(partition)
         elif sizes != {1}:
-            notes.append(f"{_shown(partition)} are near each other, which is not said of servers that differ")
+            notes.append(
+                f"{_shown(partition)} are near each other, which a cluster file cannot state for servers that differ"
+            )
     return kept
 
 
@@ -158,7 +160,7 @@ def _regular_outside(chain: Sequence[Partition], notes: list[str]) -> list[Parti
         if len(joined) == 1:
             kept.append(partition)
         else:
-            why = "faster cards, or a level of unequal numbers of servers, which a cluster file cannot say"
+            why = "faster cards, or a level of unequal numbers of servers, which a cluster file cannot state"
             notes.append(f"{_shown(partition)} are near each other: {why}")
     return kept
 

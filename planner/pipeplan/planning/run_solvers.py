@@ -93,7 +93,7 @@ def charge_result(result: Result, problem: Problem) -> Result:
     step_time = evaluate(result.plan, problem).step_time_s
     if step_time <= result.objective_s * (1 + fast.TOLERANCE):
         return replace(result, charged=True)
-    note = result.note or f"{result.solver} leaves out what the workers share"
+    note = result.note or f"{result.solver} leaves out the contention for shared resources"
     return replace(result, charged=True, objective_s=step_time, status=Status.FEASIBLE, note=note)
 
 

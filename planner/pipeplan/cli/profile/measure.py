@@ -148,7 +148,7 @@ def _measure_with_executor(model: str, options: dict[str, Any], output: Path) ->
             )
             return measured
     busy = ", ".join(f"{count} workers {found.done_by(count):.2f}" for count in found.throughput if count > 1)
-    note(f"executor: {show_time(found.costs.pass_s)} a pass; busy together, in one worker's worth: {busy}")
+    note(f"executor: {show_time(found.costs.pass_s)} a pass; throughput relative to one worker: {busy}")
     if found.disturbed:
         note("note: other programs use this machine: the next `pipeplan profile` measures the executor again")
     return measured

@@ -267,7 +267,7 @@ class SpaceSearch:
             self._deep = True
             return True
         if not score.fits or not score.step_time_s <= limit_s * (1 + PRECISION):
-            self.answer.refusal = "its plan does not keep to its own constraints"
+            self.answer.refusal = "its plan violates its own constraints"
             return False
         # The depths at this step time may be too small for a faster plan.
         self.is_bounded = True
