@@ -1,19 +1,19 @@
 """The simulator: a deterministic discrete-event simulation of a plan's schedule, independent of the real clock.
 
-The rules:
+A worker runs the actions of its stream in order, one at a time. F and B wait for their message.
 
-worker   A worker runs the actions of its stream in order, one at a time. F and B wait for their message.
-link     A link carries one message at a time, first come, first served. It is busy for transmit_s (for gradients
-         back_s), and the message arrives latency_s later. With cards, every pair of workers has a link in each
-         direction, and activations wait until their receive is posted. Without cards, a boundary has links that the
-         minibatches of a copy take in turn.
-R        R joins the all-reduce of the group, which starts when all replicas have joined and the previous one has ended.
-U        U keeps the worker busy for exposed_s, and for the optimiser's step if B does not include it. The rest of the
-         all-reduce, hidden_s, overlaps with computing. If U directly follows its R, the hidden part runs after the
-         exposed part. If other actions come between them, the hidden part runs first, and U waits for its end.
-card     With `Scenario.cards`, a message or the hidden part of an all-reduce is a flow that shares the network cards
-         that it crosses (`fair_share`), and takes as long as these allow. Under a flush, such a flow is the whole
-         all-reduce, or the part of it that remains after the last backward pass.
+A link carries one message at a time, first come, first served. The link is busy for transmit_s (for gradients back_s),
+and the message arrives latency_s later. With cards, every pair of workers has a link in each direction, and activations
+wait until their receive is posted. Without cards, a boundary has links that the minibatches of a copy take in turn.
+
+Action R joins the all-reduce of the group, which starts when all replicas have joined and the previous one has ended.
+Action U keeps the worker busy for exposed_s, and for the optimiser's step if B does not include it. The rest of the
+all-reduce, hidden_s, overlaps with computing. If U directly follows its R, the hidden part runs after the exposed part.
+If other actions come between them, the hidden part runs first, and U waits for its end.
+
+With `Scenario.cards`, a message or the hidden part of an all-reduce is a flow that shares the network cards that it
+crosses (`fair_share`), and takes as long as these cards allow. Under a flush, such a flow is the whole all-reduce, or
+the part of it that remains after the last backward pass.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) ->
     """Strongly connected components, in a topological order of the condensation.
 
     The members of a component keep the order of `nodes`. Components without edges between them also keep it, if
-    possible. Source: Tarjan, Depth-first search and linear graph algorithms, SIAM J. Computing 1972, implemented
-    without recursion.
+    possible. Source: Tarjan, Depth-first search and linear graph algorithms, SIAM Journal on Computing,
+    1972, implemented without recursion.
     """
     position = {node: index for index, node in enumerate(nodes)}
     successors: dict[Key, list[Key]] = {node: [] for node in nodes}

@@ -2,14 +2,14 @@
 
 Let v be a unit without cost: no work, no parameters of its own or shared, and, if memory is limited, nothing saved, no
 buffers and no workspace. Such a unit may move across a cut, which only changes the bytes that cross. Let c(I) be these
-bytes, separately for each direction. The cut I is left out in two cases:
+bytes, separately for each direction. The cut I is left out in two cases.
 
-  later    v ∈ I, nothing in I reads v, and c(I - v) ≤ c(I). Every plan with the cut I is matched by a plan without it:
-           take v out of I and out of all smaller cuts I' that hold it. Removing v adds the bytes of tensors that v
-           reads and that nothing outside has read so far. A smaller cut has fewer of these, so c(I' - v) ≤ c(I') as
-           well.
-  earlier  v ∉ I, all that v reads is in I, c(I + v) ≤ c(I), and c is smaller in one direction. The same argument
-           applies to v and all larger cuts.
+In the first case, v moves later: v ∈ I, nothing in I reads v, and c(I - v) ≤ c(I). Every plan with the cut I is matched
+by a plan without it: take v out of I and out of all smaller cuts I' that hold it. Removing v adds the bytes of tensors
+that v reads and that nothing outside has read so far. A smaller cut has fewer of these, so c(I' - v) ≤ c(I') as well.
+
+In the second case, v moves earlier: v ∉ I, all that v reads is in I, c(I + v) ≤ c(I), and c is smaller in one
+direction. The same argument applies to v and all larger cuts.
 
 Both kinds of moves end, because the sum of all c falls, or stays the same while units move later. So some best plan has
 no such cut. A stage may become empty and vanish. Therefore no cut is left out if the number of stages is fixed or

@@ -2,12 +2,11 @@
 
 The program shares the cost formulas and the spaces of plans with the dynamic program, but neither cuts nor a search.
 
-Columns ------- A column i is one choice for a stage: the cuts at which its layers begin and end, its place (r
-consecutive workers from s), whether it recomputes, and its depth d, the minibatches in flight. The coefficients of a
-column come from the evaluator's formulas (`columns`). A column is left out if it takes longer than the limit U on the
-step time, does not fit in memory, or is on no path from the input to the output (`enumeration`). If no columns remain,
-there is no plan within U, and no program. A boundary is a pair of places that meet at a cut, with the idle workers
-between them.
+A column i is one choice for a stage: the cuts at which its layers begin and end, its place (r consecutive workers from
+s), whether it recomputes, and its depth d, the minibatches in flight. The coefficients of a column come from the
+evaluator's formulas (`columns`). A column is left out if it takes longer than the limit U on the step time, does not
+fit in memory, or is on no path from the input to the output (`enumeration`). If no columns remain, there is no plan
+within U, and no program. A boundary is a pair of places that meet at a cut, with the idle workers between them.
 
     y[i] ∈ {0,1}     the column is chosen
     x[c,j] ∈ [0,1]   the boundary j is in use at cut c
@@ -18,8 +17,8 @@ between them.
 
 Let t be the time of a column or the time for which a boundary is busy, and L a lower bound on T.
 
-Constraints
------------
+The constraints are:
+
 (1) One chosen column begins with no layers.
 (2) At every cut and place, as many columns end as boundaries begin, and as many boundaries end as columns begin.
 (3) C is at least T, joined with the synchronisation of the copies by the overlap, and at least the wait of plain data
