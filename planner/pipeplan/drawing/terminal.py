@@ -2,8 +2,9 @@
 
 The drawing is like that of commits by `git log --graph`: one line per node, and a lane per output with consumers below.
 
-● a        a has an output that b and c read ├─● b      b reads a's output, and c will read it too ●─╯ c      c reads
-the outputs of a and b, as their last consumer
+● a        a has an output that b and c read
+├─● b      b reads a's output, and c will read it too
+●─╯ c      c reads the outputs of a and b, as their last consumer
 """
 
 from __future__ import annotations
