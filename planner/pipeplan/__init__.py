@@ -1,7 +1,7 @@
 """pipeplan: provably best pipeline-parallel training plans.
 
-The names of `pipeplan.api` are names of this package. They are imported on first use, so that the command line starts
-quickly.
+All names of `pipeplan.api` are also names of this package. The names are imported on first use, so that the command
+line starts quickly.
 """
 
 from __future__ import annotations

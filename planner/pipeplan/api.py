@@ -1,4 +1,4 @@
-"""The Python API, which names things as the command line does. `import pipeplan` has all of these names.
+"""The Python API, with the same names as the command line. `import pipeplan` provides all of these names.
 
     profile = pipeplan.profile("my_model.py:build")
     outcome = pipeplan.solve(profile, pipeplan.cluster("local", workers=3))
@@ -6,7 +6,7 @@
     pipeplan.render(outcome, "plan")
 
 Errors in a file, a name or an option raise `PipeplanError`, whose message is one line. An unknown keyword of a function
-that takes no options raises Python's own `TypeError`. Only `profile` needs torch. Nothing here prints.
+that takes no options raises Python's own `TypeError`. Only `profile` needs torch. No function prints.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        """`explain`, `sweep` and `replan`, whose modules a solve does not need."""
+        """Import `explain`, `sweep` and `replan` on first use, because a solve does not need their modules."""
         if name not in ("explain", "replan", "sweep"):
             raise AttributeError(f"module 'pipeplan.api' has no attribute {name!r}")
         return getattr(importlib.import_module("pipeplan.questions"), name)
@@ -104,12 +104,12 @@ def profile(
 
     `model` is a bundled name, `path/to/file.py:callable`, `package.module:callable`, or such a callable itself: a
     function defined in a file or module that takes no arguments and returns an `nn.Module` or a `pipeplan_launch.Job`.
-    `microbatch` is in samples; of several sizes the first is the profile's own, and these alone are measured. Of one
-    size its `halvings` (by default 3, down to an eighth) are measured as well, briefly. `device` is `cpu`, `cuda`, or a
-    device to estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`. Before
-    measuring, the model is compared with its stages in two training steps, unless `self_check` is false. `progress` is
-    called with the steps done, the steps in all (0: not known) and the next step. `Profile.save(path)` writes the
-    result. Raises `InputError`, also if torch is missing.
+    `microbatch` is in samples. If it has several sizes, these are measured, and the first becomes the profile's own
+    size. If it is one size, its `halvings` (by default 3, down to an eighth) are also measured, briefly. `device` is
+    `cpu`, `cuda`, or a device to estimate for: `v100`, `a100`, a TOML file. `granularity` is `module`, `layer` or `op`.
+    Before measuring, the model is compared with its stages in two training steps, unless `self_check` is false.
+    `progress` is called with the number of steps done, the total number (0 if unknown) and the name of the next step.
+    `Profile.save(path)` writes the result. Raises `InputError`, also if torch is missing.
     """
     check_torch()
     from pipeplan.profiler.options import ProfilerOptions
@@ -131,7 +131,7 @@ def profile(
 
 
 def read_profile(name: str | os.PathLike[str]) -> Profile:
-    """Read the profile in a file, or the bundled one of that name, such as `vgg16-v100`. Raises `InputError`."""
+    """Read the profile in a file, or the bundled profile of that name, such as `vgg16-v100`. Raises `InputError`."""
     return load_profile(os.fspath(name))
 
 
@@ -169,30 +169,31 @@ def solve(
     progress: Callable[[SolveProgress], None] | None = None,
     **options: Unpack[OptionKeywords],
 ) -> Outcome:
-    """Find the best plan of a profile on a cluster, how good it is, and its gain over data parallelism.
+    """Find the best plan of a profile on a cluster, a bound on how good it is, and its gain over data parallelism.
 
-    `batch` is the global batch in samples, by default one microbatch on every worker; `microbatch` the size of a
-    microbatch, by default the best of those that the profile knows. Gradients are never old unless `staleness` allows
-    it: the age of the oldest gradients in updates, `math.inf` for any. Every candidate trains the same global batch,
-    and the simplest plan within 3% of the fastest is taken; `outcome.choice` has the best of every kind.
+    `batch` is the global batch in samples, by default one microbatch on every worker. `microbatch` is the size of a
+    microbatch in samples, by default the best of the profile's sizes. `staleness` is the largest allowed age of
+    gradients in updates, by default 0; `math.inf` allows any age. Every candidate trains the same global batch, and the
+    simplest plan within 3% of the fastest is taken. `outcome.choice` has the best plan of every kind.
 
-    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model; also
+    `options` are the fields of `Options`: constraints on the plan, and choices of the cost model. Other options are
     `ignore_memory`, `no_recompute`, `no_contention`, and `pin="conv1=1"`, as on the command line. A `schedule` among
-    them takes the place of the choice. If the overlap is not given, it is 1 on GPUs and 0 on CPUs. `settings` selects
-    the solvers and says when they stop.
+    them replaces the choice. If the overlap is not given, it is 1 on GPUs and 0 on CPUs. `settings` selects the solvers
+    and their limits.
 
-    A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes its
-    files. Servers that differ are put in the best order, which `outcome.problem.cluster` has then.
+    A `target`, such as `megatron`, restricts plans to those that this trainer can express; `export` writes the
+    trainer's files. Servers that differ are put into the best order; `outcome.problem.cluster` has this order.
 
-    `outcome.throughput` has samples and tokens per second, the share of the peak, prices, and the time of `epochs` over
-    `dataset_size` samples of `tokens_per_sample`, by default those of the profile, as far as all this is known.
+    `outcome.throughput` has samples and tokens per second, the share of the peak, prices, and the time of `epochs`
+    epochs, as far as they are known. `dataset_size` (samples of an epoch) and `tokens_per_sample` are by default those
+    of the profile.
 
     `progress` is called whenever the phase, the best plan or the bound changes. The search ends with the best plan so
     far after `settings.time_limit_s` seconds, or at Ctrl-C.
 
     The figure of the plan is `outcome.predicted_s`, its simulated step time in seconds per microbatch.
-    `outcome.bound_s` is a lower bound for all plans of the searched space, `outcome.gap` by how much one could be
-    faster, and `outcome.verdict.proven` says whether two solvers show that. Raises `InputError`, `InfeasibleError` if
+    `outcome.bound_s` is a lower bound for all plans of the searched space. `outcome.gap` says how much faster another
+    plan could be, and `outcome.verdict.proven` whether two solvers show this. Raises `InputError`, `InfeasibleError` if
     no plan fits, `NotFoundInTimeError` if none was found in time, and `DisagreementError` if the two solvers contradict
     each other, which is a defect of pipeplan.
     """
@@ -225,8 +226,8 @@ def solve(
 def simulate(plan: Outcome | str | os.PathLike[str], microbatches: int | None = None) -> Simulated:
     """Replay a plan, given as an outcome or a folder, in simulated time, with the schedule that the executor runs.
 
-    The default number of `microbatches` is enough for a steady state. The result's `report` holds the step time and
-    more. Raises `InputError` if the folder holds no valid plan.
+    The default number of `microbatches` is enough for a steady state. The result's `report` has the step time and other
+    figures. Raises `InputError` if the folder has no valid plan.
     """
     if isinstance(plan, Outcome):
         played = scenario.scenario_from_document(Node(plan_document(plan), "plan.json"))
@@ -254,7 +255,7 @@ def render_launcher(
 ) -> Path:
     """Render a script that launches the plan of a folder: `ssh`, `slurm`, `kubernetes`, `torchrun`. Returns its path.
 
-    The script lies in the plan folder unless `output` names another file. `settings` are the options that
+    The script is written into the plan folder unless `output` names another file. `settings` are the options that
     `pipeplan export TARGET --help` lists, such as `partition="gpu"`. Raises `InputError`.
     """
     plan, launcher = Path(folder), launcher_by_name(kind)
@@ -267,7 +268,7 @@ def export(target: str, outcome: Outcome, folder: str | os.PathLike[str] | None 
 
     `target` is `torch-pipelining`, `torchtitan`, `megatron`, `deepspeed` or `diffusion-pipe`. Either all files are
     written or none. Raises `InputError` for a plan that the trainer cannot express; `solve(..., target=...)` finds the
-    best that it can.
+    best plan that it can express.
     """
     output = Path("plan") / target if folder is None else Path(folder)
     files = export_files(export_target(target), outcome.problem, outcome.plan)
@@ -276,7 +277,7 @@ def export(target: str, outcome: Outcome, folder: str | os.PathLike[str] | None 
 
 
 def _reference(build: Callable[[], object]) -> str:
-    """A reference to a function by its file and name, with which other processes can load it."""
+    """A reference to a function by its file and name, so that other processes can load it."""
     name, module = getattr(build, "__qualname__", ""), inspect.getmodule(build)
     source = getattr(module, "__file__", None)
     if source is None or not name.isidentifier():

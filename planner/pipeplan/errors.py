@@ -16,7 +16,7 @@ class PipeplanError(Exception):
 
 
 class InputError(PipeplanError):
-    """A file, a name or an option that cannot be used as it is."""
+    """A file, a name or an option is unusable."""
 
 
 class TooFewLayersError(InputError):
@@ -32,4 +32,4 @@ class NotFoundInTimeError(PipeplanError):
 
 
 class DisagreementError(PipeplanError):
-    """The solvers disagree, so one of them is wrong. This error must never be suppressed."""
+    """The solvers disagree, so at least one of them is wrong. This error must never be suppressed."""

@@ -1,6 +1,6 @@
 """The functions of the Python API that ask more than one question of the solvers: `explain`, `sweep`, `replan`.
 
-`pipeplan.api` has them under the same names. They import much of what they need when they are called.
+`pipeplan.api` has these functions under the same names. The functions import most modules only when they are called.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeplan.util.text import did_you_mean
 from pipeplan.util.units import parse_rate, parse_size
 
 SEARCH = Settings(solver="dp", certify=False, simplify=True)
-"""The dynamic program alone, and the simulation, as `explain` and `sweep` of the command line use it."""
+"""Settings for the dynamic program alone, with simulation, as the commands `explain` and `sweep` use them."""
 
 
 def explain(
@@ -40,9 +40,9 @@ def explain(
 ) -> Explanation:
     """Explain a plan: what bounds its step time, the second best plan, and what other machines would gain.
 
-    The plan is an outcome, or a plan folder or plan.json, whose profile is searched for, or read from the file
-    `profile`. The layers' times are drawn at random `samples` times, with the interquartile range that was measured,
-    or the relative one of `spread`. Raises `InputError`.
+    `plan` is an outcome, a plan folder or a plan.json. The profile of a plan file is read from the file `profile`, or
+    searched for. The layers' times are drawn at random `samples` times, with the measured interquartile range, or with
+    `spread` as the relative range. Raises `InputError`.
     """
     robustness = RobustnessSettings(samples, seed, spread)
     if isinstance(plan, Outcome):
@@ -64,7 +64,7 @@ def explain(
 
 
 def read_checked_plan(path: Path, profile: Path | None) -> tuple[Problem, Plan, str, float]:
-    """The problem and the plan of a plan folder or plan.json, what is proven of it, and its step time in seconds."""
+    """(problem, plan, clause on its proof, step time in seconds per minibatch) of a plan folder or plan.json."""
     from pipeplan.checker.verify import check_readable_plan
     from pipeplan.problem import plan_file
 
@@ -88,16 +88,15 @@ def sweep(
     jobs: int = 1,
     **options: Any,
 ) -> list[dict[str, Any]]:
-    """The best plan for every combination of the values given, as rows that go into a data frame.
+    """The best plan for every combination of the given values, as rows for a data frame.
 
-    `clusters` is one or several, as in `[pipeplan.cluster("A", servers=n) for n in (1, 2, 4)]`. `bandwidth` has rates
-    by the name of a level, as text (`25 Gbit/s`) or in bytes/s, `memory` sizes of a device, as text or in bytes.
-    `batch` and `staleness` are as for `solve`. Without a `schedule` every point has the plan that `solve` takes. The
-    `price` of a server for an hour is by default that of the cluster. `options` are those of `solve`. Rows
-    have the names of `pipeplan sweep --csv`, in seconds, bytes and bytes/s; a point without a plan has the reason in
-    `why`.
-    Several `jobs` are processes, which need the script's own code under `if __name__ == "__main__":`. Raises
-    `InputError`, and `KeyboardInterrupt` for Ctrl-C.
+    `clusters` has one cluster or several, as in `[pipeplan.cluster("A", servers=n) for n in (1, 2, 4)]`. `bandwidth`
+    has rates by the name of a level, as text (`25 Gbit/s`) or in bytes/s. `memory` has memory sizes of a device, as
+    text or in bytes. `batch` and `staleness` are as for `solve`. Without a `schedule` every point gets the plan that
+    `solve` takes. `price` is the price of a server for an hour, by default that of the cluster. `options` are those of
+    `solve`. Rows have the names of `pipeplan sweep --csv`, in seconds, bytes and bytes/s. If a point has no plan, `why`
+    has the reason. With several `jobs`, points are solved in that many processes, and the script's own code must be
+    under `if __name__ == "__main__":`. Raises `InputError`, and `KeyboardInterrupt` for Ctrl-C.
     """
     from pipeplan.sweeps.points import SweepAxes, SweptQuestion, sweep_points
     from pipeplan.sweeps.rows import SweepRow, hourly_price, row_records
@@ -140,13 +139,13 @@ def replan(
     force: bool = False,
     **options: Unpack[OptionKeywords],
 ) -> ReplanReport:
-    """Solve again for what is left of a plan's cluster, with the options of the old plan but for those given here.
+    """Solve again for the rest of a plan's cluster, with the options of the old plan except for those given here.
 
-    `lost` names servers and workers (`server2`, `worker5`, `server1.worker0`); a new `cluster` takes the place of the
-    old one instead. `relax` drops constraints of the old plan. Training resumes from the last checkpoint of the latest
-    `run`. The new plan is `report.outcome`; it is written to the folder `output`, if that is given, and
-    `report.commands` are then the commands that resume training. `settings` are as for `solve`. Raises
-    `InputError`, and `InfeasibleError` if no plan fits.
+    `lost` names servers and workers (`server2`, `worker5`, `server1.worker0`); a new `cluster` replaces the old one
+    instead. `relax` drops constraints of the old plan. Training resumes from the last checkpoint of the latest `run`.
+    The new plan is in `report.outcome`. If `output` is given, the plan is written to this folder, and `report.commands`
+    has the commands that resume training. `settings` are as for `solve`. Raises `InputError`, and `InfeasibleError` if
+    no plan fits.
     """
     from pipeplan.rendering.plan_folder import refuse_to_overwrite_plan, write_plan
     from pipeplan.replanning.old_plan import read_old_plan, remaining_cluster, replanned_problem, solve_again

@@ -1,4 +1,4 @@
-"""`pipeplan calibrate`: a profile and a cluster that predict the measured step times of runs. docs/estimate.md.
+"""`pipeplan calibrate`: a profile and a cluster that predict the measured step times of runs.
 
-Reading a run folder is the task of `pipeplan.run_data`.
+`pipeplan.run_data` reads run folders.
 """

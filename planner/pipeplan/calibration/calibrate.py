@@ -4,12 +4,12 @@ A stage's measured times are distributed over its layers in proportion to the ti
 forward f, backward b and step u in the profile, and F, B, U measured:
 
     forward of a layer   its own · (F + o F / (F + B)) / f    plus, at one layer, the time of reading samples: at the
-                                                              first of a stage, at the last of the last of several
+                                                              stage's first layer, or the last layer of the last stage
     backward             its own · (B + o B / (F + B)) / b
     step                 its own · U / u
 
-o is all other busy time of a replica (sending tensors, the executor itself, being held up by all-reduces) less the
-predicted exposed time of all-reduces. Plans are charged for it through the layers of their stages.
+Here o is all other busy time of a replica (sending tensors, the executor itself, waiting for all-reduces) less the
+predicted exposed time of all-reduces. Plans are charged for o through the layers of their stages.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from pipeplan.profile_data.profile import Profile
 Times = NDArray[np.float64]
 """The times of all layers (rows) in seconds per minibatch on a worker of speed 1: forward, backward and step."""
 LEAST = 0.2
-"""Least share of a stage's measured passes that its layers get, however large the predicted all-reduces are."""
+"""Smallest share of a stage's measured passes that its layers get, however large the predicted all-reduces are."""
 ROUNDS = 20
 CLOSE = 1e-9
 EXPLAINED = 0.01
-"""Relative difference of the step times that may remain after the fit."""
+"""Relative difference between step times that may remain after the fit."""
 
 
 @dataclass(frozen=True)
@@ -50,32 +50,33 @@ class Calibrated:
     cluster: Cluster
     fitted: tuple[FittedEfficiency, ...]
     slack: float
-    """Factor on all layers' times for the time in which no stage is busy and the stages wait for each other."""
+    """Factor on all layers' times that accounts for the time in which all stages wait for each other."""
     step_times_s: tuple[float, ...]
-    """Predicted seconds per minibatch of every run's plan, with the new times."""
+    """Predicted seconds per minibatch of the plan of every run, with the new times."""
     unexplained: str
-    """The resource that bounds the step time, so that no factor on the layers' times explains it; empty for none."""
+    """The resource that bounds the step time, if a factor on the layers' times cannot explain the step time; else
+    empty."""
 
 
 def calibrate(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> Calibrated:
-    """Fit the times of `profile` and the efficiencies of `cluster` to the runs, all of plans of both.
+    """Fit the times of `profile` and the efficiencies of `cluster` to runs of plans of both.
 
-    The efficiency of all-reduces is fitted first. The layers' times follow such that each stage is as busy as it was
-    measured, including the predicted all-reduces, in the mean over the runs. Where a boundary then bounds a step time,
-    its efficiency follows from that time. The remaining difference is time in which no stage is busy, such as bubbles
-    and jitter. All layers are stretched by one factor for it, which does not change which plan is best. Raises
+    The efficiency of all-reduces is fitted first. The layers' times are then set so that each stage, including the
+    predicted all-reduces, is as busy as measured, in the mean over the runs. If a boundary then bounds a step time, its
+    efficiency is fitted to that time. The remaining difference is time in which no stage is busy, such as bubbles and
+    jitter. One factor on all layers' times accounts for this difference, and does not change which plan is best. Raises
     `InputError` for a mixture of training and inference runs, and for a plan whose depths are too small.
     """
     inference = runs[0].plan.inference
     if any(run.plan.inference != inference for run in runs):
-        raise InputError("some of these runs trained and others did not: calibrate by either")
+        raise InputError("some of these runs trained and others did not: name runs of one kind")
     cluster, fitted = links.fit_allreduce(cluster, runs, [_with_measured_passes(run, profile, cluster) for run in runs])
     times = np.mean([_times_of(run, profile, cluster) for run in runs], axis=0)
     cluster, more = links.fit_messages(cluster, runs, _scores(runs, with_times(profile, times), cluster))
     slack = 1.0
     for _ in range(ROUNDS):
         scores = _scores(runs, with_times(profile, times * _stretch(slack, inference)), cluster)
-        # Measured over predicted step time: the geometric mean over the runs.
+        # Geometric mean over the runs of measured divided by predicted step time.
         logs = [math.log(run.step_time_s / score.step_time_s) for run, score in zip(runs, scores, strict=True)]
         off = math.exp(math.fsum(logs) / len(logs))
         if abs(off - 1) < CLOSE:
@@ -99,7 +100,7 @@ def _scores(runs: Sequence[ObservedRun], profile: Profile, cluster: Cluster) -> 
 def _times_of(run: ObservedRun, profile: Profile, cluster: Cluster) -> Times:
     """The times of all layers by one run.
 
-    The predicted exposed time of an all-reduce depends on the layers' times, so that the two are iterated.
+    The predicted exposed time of an all-reduce depends on the layers' times, so both are computed by iteration.
     """
     exposed = [busy.sync_s for busy in run.stages]
     for _ in range(3):
@@ -113,7 +114,7 @@ def _times_of(run: ObservedRun, profile: Profile, cluster: Cluster) -> Times:
 
 
 def _with_measured_passes(run: ObservedRun, profile: Profile, cluster: Cluster) -> Profile:
-    """The profile with the passes as a run measured them, without all other time of its workers."""
+    """The profile with the times of passes as a run measured them, without the other time of the workers."""
     others = [busy.own_s + busy.sync_s for busy in run.stages]
     return with_times(profile, layer_times(run, profile, cluster, others))
 
@@ -131,17 +132,17 @@ def layer_times(run: ObservedRun, profile: Profile, cluster: Cluster, exposed_s:
         rest = max(busy.own_s + busy.sync_s - exposed, (LEAST - 1.0) * passes)
         grown = 1.0 + rest / passes
         forward, backward = busy.forward_s * grown * speed, busy.backward_s * grown * speed
-        if stage.recompute:  # its backward pass runs forward again
+        if stage.recompute:  # the backward pass includes a forward pass
             backward = max(backward - forward, LEAST * backward)
         share = run.options.update_share
         update = busy.update_s * speed / share if share else 0.0
         times[rows, 0] = _parts(forward, old[rows, 0])
         times[rows, 1] = _parts(backward, old[rows, 1])
         times[rows, 2] = _parts(update, old[rows, 2], parameters[rows])
-        # The last stage reads for the targets, which the loss needs, its last layer.
+        # The last stage reads the targets, which the loss after its last layer needs.
         reader = rows[-1 if stage is run.plan.stages[-1] and len(run.plan.stages) > 1 else 0]
         times[reader, 0] += busy.load_s * speed
-    if run.plan.inference:  # an inference measures forward passes only
+    if run.plan.inference:  # a run of inference measures only forward passes
         times[:, 1:] = old[:, 1:]
     return times
 
@@ -151,7 +152,7 @@ def _profiled(layers: Sequence[Layer]) -> Times:
 
 
 def _parts(total: float, *measures: Times) -> Times:
-    """A total in parts proportional to the first measure that is not zero for all layers, else in equal parts."""
+    """A total divided in proportion to the first measure that is not zero for all layers, else in equal parts."""
     for weights in (*measures, np.ones_like(measures[0])):
         if weights.sum() > 0:
             break
@@ -159,12 +160,13 @@ def _parts(total: float, *measures: Times) -> Times:
 
 
 def _stretch(slack: float, inference: bool) -> Times:
-    """The factors on the three times; an inference measures the first alone."""
+    """The factors on the times of forward passes, backward passes and steps. A run of inference measures only forward
+    passes."""
     return np.array([slack, *((1.0, 1.0) if inference else (slack, slack))])
 
 
 def with_times(profile: Profile, times: Times) -> Profile:
-    """The profile with these times. Spreads, and times at other minibatch sizes, change by the same factors."""
+    """The profile with these times. Spreads and times at other minibatch sizes change by the same factors."""
     old = _profiled(profile.layers)
     factors = np.divide(times, old, out=np.ones_like(times), where=old > 0)
 

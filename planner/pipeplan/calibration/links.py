@@ -1,4 +1,4 @@
-"""Link efficiencies of all-reduces and messages, by level, as far as runs determine them."""
+"""Fits the link efficiencies of all-reduces and messages, by level, as far as runs determine them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeplan.profile_data.profile import Profile
 UNSURE = 0.01
 """Measurement error of an all-reduce's exposed time, as a share of the stage's backward pass."""
 TELLING = 2.0
-"""An efficiency counts as determined if that error changes it by at most this factor."""
+"""An efficiency counts as determined if the measurement error changes it by at most this factor."""
 LEAST = 1e-4
 """Smallest efficiency of a link."""
 CLOSE = 1e-9
@@ -38,11 +38,11 @@ class FittedEfficiency:
 
     level: str
     operation: str
-    """`all-reduce` or `send/recv`."""
+    """Name of the operation: `all-reduce` or `send/recv`."""
     before: float
     after: float
     why: str
-    """The source of the new value, or the reason why the old one stays."""
+    """The source of the new value, or the reason why the old value stays."""
 
 
 def fit_allreduce(
@@ -50,7 +50,7 @@ def fit_allreduce(
 ) -> tuple[Cluster, list[FittedEfficiency]]:
     """The cluster with the efficiencies of all-reduces that the runs determine.
 
-    `profiles`, by run, have the measured times of the passes behind which all-reduces hide.
+    `profiles` has a profile for each run, with the measured times of the passes that hide all-reduces.
     """
     samples: dict[int, list[float]] = {}
     reasons: dict[int, str] = {}
@@ -77,7 +77,7 @@ def fit_messages(
 ) -> tuple[Cluster, list[FittedEfficiency]]:
     """The cluster with the efficiencies of messages, for levels whose boundary bounds the step time of a run.
 
-    `scores` are those of the runs' plans with the measured times, so that no stage takes longer than the boundary.
+    `scores` has the scores of the runs' plans with the measured times, so that no stage takes longer than the boundary.
     """
     samples: dict[int, list[float]] = {}
     for run, score in zip(runs, scores, strict=True):
@@ -96,7 +96,9 @@ def fit_messages(
 def _with_efficiencies(
     cluster: Cluster, operation: str, field: str, samples: Mapping[int, Sequence[float]], reasons: Mapping[int, str]
 ) -> tuple[Cluster, list[FittedEfficiency]]:
-    """The cluster with the median of the samples of every level, by its index, and what became of each level."""
+    """The cluster with the median of the samples of every level, and the fit of each level.
+
+    `samples` and `reasons` are keyed by the index of a level."""
     levels, fitted = [], []
     for number, level in enumerate(cluster.levels):
         before = getattr(level, field)
@@ -122,7 +124,7 @@ def _efficiency(cluster: Cluster, run: ObservedRun, index: int, profile: Profile
         return "workers share cores, so that waiting for a core and for a link cannot be told apart"
     if not any(layer.parameter_bytes for layer in profile.layers if layer.name in stage.layers):
         return "its stages have no parameters"
-    per_replica = update_group(plan, index) / stage.replicas  # minibatches of a replica for one all-reduce
+    per_replica = update_group(plan, index) / stage.replicas  # minibatches of a replica per all-reduce
     transfer = run.transfers_s[index] if run.transfers_s else None
     measured = busy.sync_s * per_replica if transfer is None else transfer
     problem = Problem(profile, cluster, run.options)
@@ -142,18 +144,19 @@ def _efficiency(cluster: Cluster, run: ObservedRun, index: int, profile: Profile
 
 
 def _exposed_s(plan: Plan, problem: Problem, index: int, links: Links) -> float:
-    """Seconds for which one all-reduce of a stage without late updates holds its workers up."""
+    """Exposed seconds of one all-reduce of a stage whose updates do not lag."""
     whole = group_allreduce_time(plan, problem, links, index)
-    if plan.schedule in FLUSHING:  # no computing hides the all-reduce
+    if plan.schedule in FLUSHING:  # the all-reduce does not overlap with computing
         return whole
     exposed = ddp_exposed_allreduce_s(plan, problem, links)
     return exposed + (1.0 - problem.options.overlap) * max(0.0, whole - exposed)
 
 
 def _solve(exposed_s: Callable[[float], float], measured: float) -> float:
-    """The efficiency, from `LEAST` to 1, at which the exposed time is as measured. It falls with the efficiency.
+    """The efficiency, from `LEAST` to 1, at which the exposed time is as measured.
 
-    Bisection is used because the exposed time has a kink wherever one more bucket hides.
+    The exposed time falls as the efficiency grows. The function has a kink wherever one more bucket is hidden, so
+    bisection is used.
     """
     if exposed_s(1.0) >= measured:
         return 1.0

@@ -1,8 +1,8 @@
 """The measured times of a run's stages, read from its summary and its workers' metrics, and checked against its plan.
 
-An all-reduce holds a stage up for the time of its transfer. The last replica to join waits only for the transfer, so
-that time is the least waiting time of the replicas at an update. The other replicas also wait for slower replicas,
-which is not due to a link.
+An all-reduce delays a stage by the time of its transfer. The last replica to join waits only for the transfer. So the
+transfer time is the shortest waiting time among the replicas at an update. The other replicas also wait for slower
+replicas, which no link causes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pipeplan.problem.options import Options
 from pipeplan.run_data.run_folder import MeasuredRun, StageSummary
 
 FILLING = 2
-"""Updates at the beginning of an epoch that are left out."""
+"""Number of updates at the beginning of an epoch that are left out."""
 FEWEST = 10
-"""Fewest steady-state minibatches of the last stage for which a step time counts as measured."""
+"""Smallest number of steady-state minibatches of the last stage for which a step time counts as measured."""
 LONGEST_LINE = 1 << 16
-"""Most bytes of a line of metrics, which has a few hundred."""
+"""Most bytes that are read of a line of metrics. A valid line has a few hundred."""
 
 
 def hides_allreduce(plan: Plan, index: int) -> bool:
@@ -44,7 +44,7 @@ def update_group(plan: Plan, index: int) -> int:
 
 
 def transfers_s(folder: Path, plan: Plan) -> tuple[float | None, ...]:
-    """By stage: the median over its updates, in seconds; None where it is not known."""
+    """Transfer time of one all-reduce of each stage, in seconds, as the median over updates; None if unknown."""
     return tuple(_transfer_s(folder, plan, index) for index in range(len(plan.stages)))
 
 
@@ -63,7 +63,7 @@ def _transfer_s(folder: Path, plan: Plan, index: int) -> float | None:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, float]]:
-    """Epoch, minibatch and all-reduce time of every complete line; nothing if the path is no regular file."""
+    """(epoch, minibatch, all-reduce time) of every complete line; empty if the path is not a regular file."""
     if not path.is_file():
         return
     with suppress(OSError), path.open("rb") as file:
@@ -84,11 +84,11 @@ class BusyTimes(NamedTuple):
     backward_s: float
     update_s: float
     sync_s: float
-    """Waiting for all-reduces."""
+    """Time spent waiting for all-reduces."""
     load_s: float
-    """Reading samples."""
+    """Time spent reading samples."""
     own_s: float
-    """Sending tensors, and the remaining work of the executor."""
+    """Time spent sending tensors and on the remaining work of the executor."""
 
     @property
     def total_s(self) -> float:
@@ -96,7 +96,7 @@ class BusyTimes(NamedTuple):
         return math.fsum(self)
 
     def scaled(self, factor: float) -> BusyTimes:
-        """All times multiplied by a factor."""
+        """Every time of this object multiplied by a factor."""
         return BusyTimes(*(time_s * factor for time_s in self))
 
 
@@ -114,26 +114,26 @@ class ObservedRun:
     minibatches: int
     """Number of measured minibatches."""
     stages: tuple[BusyTimes, ...]
-    """Busy times by stage. Where workers share cores, without waiting for a core."""
+    """Busy times by stage. If workers share cores, waiting for a core is excluded."""
     shares: tuple[float, ...]
-    """Share of the measured times that remains without waiting for a core, by stage; 1 where no cores are shared."""
+    """Share of the measured times that remains without waiting for a core, by stage; 1 if no cores are shared."""
     shared: bool = False
     """Whether workers share cores."""
     transfers_s: tuple[float | None, ...] = ()
-    """Seconds for which an all-reduce holds up the last replica to join it, by stage; None where unknown."""
+    """Seconds that the last replica to join an all-reduce waits for it, by stage; None if unknown."""
     disturbed: float = 0.0
-    """Largest share of a worker's time that it waited for a core, where none are shared."""
+    """Largest share of a worker's time that it waited for a core, if no cores are shared; else 0."""
 
 
 def observe_run(run: MeasuredRun, path: Path, plan: Plan, options: Options, shared: bool) -> ObservedRun:
-    """Read the measurements of a run of the plan in the plan.json at `path`. `shared`: whether workers share cores.
+    """Read the measurements of a run of the plan in the plan.json at `path`; `shared` says whether workers share cores.
 
-    Raises `InputError` where the run is too short, incomplete, or of another plan.
+    Raises `InputError` if the run is too short, incomplete, or a run of another plan.
     """
     summary = run.summary
     if summary.emulated:
         raise InputError(
-            f"{run.folder} is a run of emulated stages, which take the times of their plan: run the plan itself"
+            f"{run.folder} is a run of emulated stages, which repeat the times of their plan: run the plan itself"
         )
     step_time_s, steady = summary.minibatch_s.measured, summary.steady_minibatches
     if step_time_s is None or summary.includes_fill or steady < FEWEST:

@@ -19,19 +19,19 @@ _NEW = 1e-9
 
 @dataclass(frozen=True)
 class CalibratedStage:
-    """One stage of one run. Factors are measured over old times, and None where the old time was zero."""
+    """One stage of one run. Factors are measured times divided by old times; None if the old time was zero."""
 
     run: str
     stage: int
-    """Number of the stage, from 0."""
+    """Index of the stage, from 0."""
     layers: tuple[str, ...]
     forward: float | None
     backward: float | None
     update: float | None
     own_s: float
-    """Other busy time per minibatch of a replica: reading samples, messages, the executor, all-reduces."""
+    """Other busy seconds of a replica per minibatch: reading samples, messages, the executor, all-reduces."""
     cpu_share: float
-    """Share of the measured times in which the workers computed, where they share cores; else 1."""
+    """Share of the measured times in which the workers computed, if they share cores; else 1."""
 
 
 def calibrated_stages(runs: Sequence[ObservedRun], profile: Profile) -> list[CalibratedStage]:
@@ -91,7 +91,7 @@ def profile_of(calibrated: Calibrated, runs: Sequence[ObservedRun], before: Prof
 
 
 def cluster_of(calibrated: Calibrated, runs: Sequence[ObservedRun]) -> Cluster:
-    """The new cluster. The sources of its levels name the fitted efficiencies."""
+    """The new cluster. The field `source` of its levels names the fitted efficiencies."""
     levels = []
     for level in calibrated.cluster.levels:
         sources = [level.source.partition(MARK)[0].removesuffix("; ")]

@@ -1,6 +1,6 @@
 """The command line. Each command is imported only when it is called, so that `--help` and `solve` start quickly.
 
-`main` alone prints errors and decides the exit code; docs/errors.md lists the codes.
+Only `main` prints errors and decides the exit code; docs/errors.md lists the codes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ pipeplan {__version__}: the best pipeline for training your model, proven, and r
 pipeplan --help lists every command; pipeplan COMMAND --help has examples; pipeplan docs lists the documentation.
 """
 
-# By name: the module of `pipeplan.cli`, and the help text, which stands here so that listing the commands imports none.
+# By name: the command's module in `pipeplan.cli`, and its help text. The text is here so that the list imports no
+# command.
 _COMMANDS = {
     "init": ("commands.init", "Write a starter job file and a cluster file for this machine."),
     "doctor": ("commands.doctor", "Say in plain words what is installed and what is missing."),
@@ -127,7 +128,7 @@ def cli(context: click.Context) -> None:
 
 def main() -> None:
     """Run the command line and exit."""
-    # A stream that the caller has closed is None; what goes there goes nowhere.
+    # A stream that the caller has closed is None. Output to it is discarded.
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
@@ -144,7 +145,7 @@ def main() -> None:
         status = FIXABLE
     except (click.Abort, KeyboardInterrupt, _Interrupted) as interrupt:
         if sys.stderr.isatty():
-            click.echo(err=True)  # below the ^C
+            click.echo(err=True)  # begin a line below the ^C
         _print_error(f"interrupted: {interrupt}" if str(interrupt) else "interrupted")
         status = INTERRUPTED
     except OSError as error:
@@ -160,6 +161,6 @@ def main() -> None:
 def _print_error(message: str) -> None:
     line = one_line(" ".join(message.split()))
     if len(line) > LONGEST:
-        # The message quotes a very long input; the error and the remedy stand before and after the quotation.
+        # The message quotes a very long input. The error comes before the quotation, and the remedy after it.
         line = f"{line[: LONGEST // 2]} … {line[-LONGEST // 2 :]}"
     click.echo(f"error: {line}", err=True)

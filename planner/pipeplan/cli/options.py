@@ -28,12 +28,12 @@ PATH = click.Path(path_type=Path)
 FORCE = "Replace existing files."
 JSON = "Print the answer as one JSON document."
 QUIET = "Print nothing but errors and what --json asks for."
-SEED = "Seed the random numbers with this."
-PLAN_PROFILE = "Read the plan's profile here  [default: beside the plan, in this folder, or among the bundled ones]"
+SEED = "Seed the random numbers with this number."
+PLAN_PROFILE = "Read the plan's profile from this file  [default: beside the plan, here, or a bundled profile]"
 
 
 class NumberRange(click.FloatRange):
-    """A range of numbers without NaN, which lies inside of every range of click's."""
+    """A range of numbers that refuses NaN, which every range of click accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number that a text stands for."""
@@ -49,9 +49,9 @@ def _output(text: str, metavar: str, default: Path | None = None, *, note: str =
 
 
 output_file = functools.partial(_output, FILE, "FILE")
-"""`-o FILE`, a Path named `output`; `note` describes a default that is no fixed name."""
+"""`-o FILE`, a Path named `output`; `note` describes a default that is not a fixed name."""
 output_folder = functools.partial(_output, FOLDER, "FOLDER")
-"""The same for a folder."""
+"""`-o FOLDER`, a Path named `output`; `note` is as for `output_file`."""
 force_option = click.option("--force", is_flag=True, help=FORCE)
 no_write_option = click.option("--no-write", is_flag=True, help="Print the answer without writing files.")
 json_option = click.option("--json", "as_json", is_flag=True, help=JSON)
@@ -60,9 +60,9 @@ seed_option = click.option("--seed", type=int, default=0, metavar="N", help=SEED
 
 
 def quiet_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`-q`, which silences the command but for the JSON document of `--json` and a file that goes to standard output.
+    """`-q`, which silences the command except for the JSON document of `--json` and a file printed on standard output.
 
-    The command itself has no parameter for it. Errors are printed all the same, because the command raises them and
+    The command itself gets no parameter for `-q`. Errors are still printed, because the command raises them and
     `pipeplan.cli.main` prints them.
     """
 
@@ -77,11 +77,12 @@ def quiet_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def complete_names(names: Callable[[], Iterable[str]], suffix: str = "") -> Complete:
-    """A completion to names and files; those files that end in `suffix` are listed before the shell adds others."""
+    """A completion of names and files. Files that end in `suffix` are listed before the shell adds others."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         matching_names = [name for name in names() if name.startswith(incomplete)]
-        # The item of type "file" makes shells add files, but bash only if nothing else matches: so list likely ones.
+        # The item of type "file" makes shells add files, but bash does so only if nothing else matches. So list likely
+        # files.
         files = sorted(str(path) for path in Path().glob(f"*{suffix}") if path.is_file()) if suffix else []
         matching = [name for name in files if name.startswith(incomplete) and name not in matching_names]
         return [CompletionItem(incomplete, type="file"), *map(CompletionItem, [*matching_names, *matching])]
@@ -118,7 +119,7 @@ def device_names() -> list[str]:
 
 
 def complete_words(*names: str) -> Complete:
-    """A completion to the given words alone."""
+    """A completion of only the given words."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]

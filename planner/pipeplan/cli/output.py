@@ -1,6 +1,6 @@
 """Everything that the command line prints: answers on standard output, notes and progress on standard error.
 
-Errors alone are printed elsewhere, in `pipeplan.cli`, which also decides the exit code.
+Only errors are printed elsewhere: in `pipeplan.cli`, which also decides the exit code.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from pipeplan.profile_data.profile import Profile
 
 PIPED_WIDTH = 80
-"""Columns of explanations, sweeps and drawings that go into a file or a pipe."""
+"""Width in columns of explanations, sweeps and drawings that go into a file or a pipe."""
 LINE_EVERY_S = 10.0
 """Seconds between two lines of progress outside of terminals."""
 _UNLIMITED = 10_000
 _asked_for: list[TextIO] = []
-"""The standard output for what is printed although `silenced`; empty while everything is printed."""
+"""The stream for output that is printed even while `silenced`; empty while everything is printed."""
 
 
 class SafeConsole(Console):
-    """Replaces control characters and bidirectional overrides in everything that is printed on it."""
+    """A console that replaces control characters and bidirectional overrides in all output."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """The segments of a renderable, with printable text."""
@@ -43,7 +43,7 @@ class SafeConsole(Console):
 
 
 def answer_width() -> int:
-    """Columns for a drawing: those of the terminal, else at most `PIPED_WIDTH`."""
+    """Width of a drawing in columns: that of the terminal, or at most `PIPED_WIDTH` elsewhere."""
     console = _console()
     return console.width if console.is_terminal else min(console.width, PIPED_WIDTH)
 
@@ -51,10 +51,11 @@ def answer_width() -> int:
 def print_answer(
     parts: Iterable[RenderableType], *, fold: bool = False, narrow: bool = False, wide: bool = False
 ) -> None:
-    """Print lines and tables on standard output, each from a line of its own.
+    """Print lines and tables on standard output, each beginning on a new line.
 
-    Tables are fitted to the console. Lines are left as long as they are, or with `fold` wrapped to the console. Outside
-    of terminals, `narrow` limits the console to `PIPED_WIDTH` columns, and `wide` gives tables all the width they need.
+    Tables are fitted to the console. Lines keep their length, or are wrapped to the console with `fold`. Outside of
+    terminals, `narrow` limits the console to `PIPED_WIDTH` columns, and `wide` gives tables all the width that they
+    need.
     """
     if _asked_for:
         return
@@ -80,9 +81,9 @@ def print_line(text: str, *, newline: bool = True) -> None:
 
 
 def print_warning(profile: Profile, cluster: Cluster | None = None, *, as_json: bool = False) -> None:
-    """Print warnings on the profile: it leaves work out, or was made for none of the cluster's devices.
+    """Print warnings if the profile leaves work out, or was made for none of the cluster's devices.
 
-    They come before the answer; those beside a JSON document go to standard error.
+    Warnings come before the answer. If the answer is a JSON document, the warnings go to standard error.
     """
     if profile.provenance.warning:
         (note if as_json else print_line)(one_line(profile.provenance.warning))
@@ -93,19 +94,19 @@ def print_warning(profile: Profile, cluster: Cluster | None = None, *, as_json: 
 
 
 def print_json(document: object, *, indent: int | None = 1, ascii_only: bool = False) -> None:
-    """Print a JSON document on standard output, also while `silenced`: only `--json` calls for one."""
+    """Print a JSON document on standard output, even while `silenced`, because the user asked for it with `--json`."""
     text = json.dumps(document, indent=indent, allow_nan=False, ensure_ascii=ascii_only)
     print_file(escaped_json(text) + "\n")
 
 
 def print_file(text: str) -> None:
-    """Print a text that the user has asked for in place of a file, also while `silenced`."""
+    """Print a text that the user asked for in place of a file, even while `silenced`."""
     stream = _asked_for[-1] if _asked_for else sys.stdout
     click.echo(printable(text) if stream.isatty() else text, nl=False, file=stream)
 
 
 def note(text: str, *, dim: bool = False) -> None:
-    """Print a line on standard error beside the answer, such as which file was written."""
+    """Print a line on standard error, such as the name of a written file."""
     _console(stderr=True).print(text, style="dim" if dim else None, soft_wrap=True)
 
 
@@ -131,7 +132,7 @@ def status(text: str) -> Iterator[Callable[[str], None]]:
 def live_line(text: Callable[[], str]) -> Iterator[None]:
     """Show a line on standard error while the block runs: drawn anew in terminals, elsewhere printed now and then.
 
-    `text` is called for every drawing, in a thread of its own.
+    `text` is called for every drawing, in a separate thread.
     """
     console = _console(stderr=True)
     if console.is_terminal:
@@ -161,11 +162,12 @@ def live_line(text: Callable[[], str]) -> Iterator[None]:
 def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, int, str], None]]:
     """Show a progress bar on standard error, in terminals only.
 
-    Yields the function that updates it, with the steps done, the steps in all (0: not known) and the text beside it.
+    Yields the function that updates the bar. The function's arguments are the steps done, the total of steps (0 if
+    unknown), and the text beside the bar.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    # The stream is bound now, because what runs inside may redirect sys.stderr.
+    # Bind the stream now, because the block may redirect sys.stderr.
     console = SafeConsole(file=sys.stderr)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
@@ -175,7 +177,7 @@ def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, in
 
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Drop what is printed inside, except by `print_json` and `print_file`."""
+    """Drop all output of the block, except that of `print_json` and `print_file`."""
     _asked_for.append(sys.stdout)
     try:
         with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):

@@ -1,6 +1,7 @@
 """The options that describe a problem and its search, shared by all commands that solve one, and their help.
 
-What the options stand for is made by `pipeplan.cli.solving`. This module imports no solver, so that help comes at once.
+`pipeplan.cli.solving` builds the problem from the options. This module imports no solver, so that help is printed
+quickly.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _parse_groups(context: click.Context, parameter: click.Parameter, texts: tup
 
 
 def _parse_stages(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int] | None:
-    """The fewest and the most stages of `3` or `1-4`."""
+    """(fewest stages, most stages) from a text such as `3` or `1-4`."""
     if text is None:
         return None
     first, dash, last = text.partition("-")
@@ -45,7 +46,7 @@ def _parse_stages(context: click.Context, parameter: click.Parameter, text: str 
 
 
 def _parse_staleness(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    """The oldest gradients, in updates, of `2` or `any`."""
+    """Largest age of gradients in updates, from a text such as `2` or `any`."""
     if text is None:
         return None
     if text.lower() == "any":
@@ -156,9 +157,9 @@ def _print_short_help(context: click.Context, parameter: click.Parameter, asked:
 
 
 class GroupedCommand(click.Command):
-    """A command whose help lists its options under the headings of `groups`, and further ones under "Options".
+    """A command whose help lists its options under the headings of `groups`, and other options under "Options".
 
-    `--help` lists all of them, `-h` only the `essential` ones.
+    `--help` lists all options; `-h` lists only the `essential` options.
     """
 
     groups: ClassVar[Mapping[str, Sequence[str]]] = GROUPS
@@ -166,7 +167,7 @@ class GroupedCommand(click.Command):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        # A parameter of its own takes the name -h from click's option for help.
+        # This separate parameter takes the name -h away from click's option for help.
         self.params.append(
             click.Option(
                 ["-h"],
@@ -195,21 +196,21 @@ class GroupedCommand(click.Command):
 
 def search_options(function: Function) -> Function:
     """`--solver` and `--time-limit`, as `pipeplan.cli.solving.settings_of` reads them."""
-    words = "Search for at most this many seconds; unless given, the second solver has 4 of them to confirm a proof."
+    words = "Search for at most this many seconds; by default, the second solver has 4 seconds to confirm a proof."
     solvers = click.option(
         "--solver",
         type=click.Choice(["dp", "ilp", "both"]),
         default="both",
-        help="Run these solvers; both check each other.",
+        help="Run this solver; `both` compares the results of the two.",
     )
     return solvers(click.option("--time-limit", type=float, default=60.0, help=words)(function))
 
 
 def problem_options(*without: str) -> Callable[[Function], Function]:
-    """A decorator that gives a command all options that describe a problem except for those named in `without`."""
+    """A decorator that gives a command all options that describe a problem, except those named in `without`."""
 
     def decorate(function: Function) -> Function:
-        # Decorators apply from the last to the first. Each is applied to a dummy to learn the name of its parameter.
+        # Decorators apply from last to first. Each is applied to a dummy to find out the name of its parameter.
         for option in reversed(_OPTIONS):
             dummy: Any = option(lambda: None)
             if dummy.__click_params__[0].name not in without:

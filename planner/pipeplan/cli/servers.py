@@ -34,9 +34,9 @@ from pipeplan_measure.pair_schedule import (
 )
 
 BUDGET_S, TIMEOUT_S, PREDICTING_S = 45.0, 60.0, 20.0
-"""Seconds for the measurements, to wait for a worker, and for the predictions."""
+"""Seconds for the measurements, for waiting for a worker, and for the predictions."""
 GRACE_S, SIGN_OF_LIFE_S = 5.0, 5.0
-"""Seconds for the command on a host to end, and between the lines that keep it running."""
+"""Seconds that the command on a host has to end, and seconds between the lines that keep it running."""
 FIRST_PORT, PORTS = 20_000, 10_000
 
 
@@ -78,15 +78,15 @@ def facts_of(measured: MeasuredLinks) -> ServerFacts:
 
 
 def _names(hosts: Sequence[str]) -> Iterator[str]:
-    """Names of servers: their host names, with numbers from 0 where several have the same, as containers may."""
+    """Names of servers: their host names, with numbers from 0 if several are equal, as may happen with containers."""
     for number, host in enumerate(hosts):
         yield host if hosts.count(host) == 1 else f"{host} #{number}"
 
 
 def _together(timed: Sequence[TimedOperation], number: dict[int, int]) -> float:
-    """The rate of pairs of servers that send at once over that of pairs alone; 1 where none did or it is no slower.
+    """Rate of pairs of servers that send at once, relative to the rate of single pairs; at most 1, and 1 if unknown.
 
-    Pairs from the same two servers share their cards, which is no fault of a switch.
+    Pairs between the same two servers do not count, because they share cards and say nothing about a switch.
     """
 
     def rates(kind: str) -> list[float]:
@@ -100,9 +100,9 @@ def _together(timed: Sequence[TimedOperation], number: dict[int, int]) -> float:
 
 
 def run_on_hosts(path: Path, arguments: Sequence[str]) -> None:
-    """Run `pipeplan doctor --servers N` with these arguments on all hosts of a file, by ssh, until it has ended there.
+    """Run `pipeplan doctor --servers N` with these arguments on all hosts of a file by ssh, and wait for its end.
 
-    The first host's output is shown. Raises `InputError` with what the first host that failed says.
+    The first host's output is shown. Raises `InputError` with the message of the first host that failed.
     """
     try:
         hosts = read_hosts(str(path))
@@ -126,13 +126,14 @@ def run_on_hosts(path: Path, arguments: Sequence[str]) -> None:
             note(line)
         return
     reasons = [(number, (said[number].splitlines() or ["it gave no reason"])[-1]) for number in failed]
-    # A host that waited for another says only that; the other one knows why.
+    # A host that waited for another reports only that; the other host knows the reason.
     number, line = min(reasons, key=lambda reason: "did not come" in reason[1])
     raise InputError(f"{hosts[number].name}: {line.removeprefix('error: ')}")
 
 
 def _failed(started: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Wait until all have ended, or for a moment after one has failed. Returns those that have failed."""
+    """Wait until all processes have ended, or for a moment after one has failed. Returns the indices of failed
+    processes."""
     ends = math.inf
     while time.monotonic() < ends and any(process.poll() is None for process in started):
         if ends == math.inf and any(process.poll() for process in started):
@@ -142,7 +143,7 @@ def _failed(started: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 
 
 def _command(host: Host, number: int, arguments: Sequence[str], address: str, port: int) -> list[str]:
-    """The ssh that runs the command on one host, in a folder of the same name."""
+    """The ssh command that runs pipeplan on one host, in a folder of the same name."""
     python = host.python or sys.executable
     variables = [f"NODE_RANK={number}", f"MASTER_ADDR={address}", f"MASTER_PORT={port}", *host.variables]
     supervised = [python, "-m", "pipeplan_launch.launchers.host_supervisor", f"{GRACE_S:g}"]
@@ -158,7 +159,7 @@ def _started(
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """The processes of ssh, whose output goes to `N.out` and `N.err` in a folder.
 
-    Each gets a line every few seconds. What it runs on its host ends when these lines end.
+    Each process gets a line of input every few seconds. The command on the host ends when these lines stop.
     """
     started: list[subprocess.Popen[bytes]] = []
     over = threading.Event()

@@ -1,4 +1,4 @@
-"""The work of `pipeplan solve`: reads the profile, solves, writes the plan folder, and prints the answer with notes."""
+"""Carries out `pipeplan solve`: reads the profile, solves, writes the plan folder, and prints the answer with notes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from pipeplan.util.deadline import Deadline
 from pipeplan.util.files import refuse_to_overwrite
 from pipeplan.util.text import shell_path, shell_program
 
-_EXAMPLE_HEADING = "An example: there is no profile.json here, so this is VGG-16 on V100, which pipeplan has with it."
+_EXAMPLE_HEADING = "An example: there is no profile.json here, so this is VGG-16 on V100, which comes with pipeplan."
 BUSY_MACHINE = (
     "note: other programs used this machine while the executor's costs were measured: the prediction, which leaves "
     "them out, is less exact; a run's table states their share, and the next pipeplan profile measures again"
@@ -50,7 +50,7 @@ BUSY_MACHINE = (
 def solve_and_write(
     target_name: str | None, output: Path, force: bool, no_write: bool, as_json: bool, **arguments: Any
 ) -> None:
-    """Solve the problem that the arguments of `pipeplan solve` describe, and write and print the answer."""
+    """Solve the problem that the arguments of `pipeplan solve` describe; write and print the answer."""
     settings, replaces = settings_of(arguments), force or plan_folder.holds_unused_plan(output)
     source = read_profile(arguments["profile"])
     if source.example:
@@ -67,7 +67,7 @@ def solve_and_write(
         target=target_name,
         maximum_cuts=settings.maximum_cuts,
         deadline=deadline,
-        # After everything that may be mistyped, so that --force is not the first thing that a user has to add.
+        # After the checks of mistyped arguments, so that --force is not the first thing that a user has to add.
         before_search=lambda: None if no_write else plan_folder.refuse_to_overwrite_plan(output, replaces),
     )
     with watched_search() as (report, interrupted):
@@ -76,13 +76,13 @@ def solve_and_write(
             built.problem, settings, report=report, deadline=deadline, known=built.known, choice=built.choice
         )
     if built.targeted is not None:
-        # Raises for what the trainer cannot express or cannot be written, before anything is written.
+        # Raises before anything is written if the trainer cannot express the plan, or a file cannot be written.
         files = built.targeted.files(outcome)
         if not no_write:
             refuse_to_overwrite(output / built.targeted.target.name, files, replaces)
     # Written before the answer is printed, so that `| head`, which closes our output early, does not lose the plan.
     written_files = [] if no_write else _write(outcome, built.targeted, output, replaces)
-    # Notes come after everything that may fail, because an error is to be the only line on standard error.
+    # Notes come after all steps that may fail, because an error should be the only line on standard error.
     _print_notes(source, built)
     print_warning(built.problem.profile, built.problem.cluster, as_json=as_json)
     if as_json:
@@ -103,11 +103,11 @@ def solve_and_write(
             f"nothing was written: this is an example. Name its profile to have its plan written, as in pipeplan solve "
             f"{EXAMPLE} --cluster {name}; measure a model of yours with pipeplan profile MODEL"
         )
-    interrupted()  # the best plan so far is written, but the exit code stops scripts from going on with it
+    interrupted()  # the best plan so far is written, but the exit code keeps scripts from using it
 
 
 def _refuse_to_write_example() -> None:
-    """Raise an `InputError` if files are asked for by an option, and there is no profile to plan for."""
+    """Raise an `InputError` if an option asks for files although there is no profile to plan for."""
     source = click.get_current_context().get_parameter_source("output")
     if source is click.core.ParameterSource.COMMANDLINE:
         raise InputError(
@@ -117,7 +117,7 @@ def _refuse_to_write_example() -> None:
 
 
 def _write(outcome: Outcome, targeted: TargetedProblem | None, folder: Path, force: bool) -> list[str]:
-    """Write the plan, and the files of the trainer that it is for. Returns the lines that say so."""
+    """Write the plan, and the files of the trainer that it is for. Returns lines that name the files."""
     plan_folder.write_plan(outcome, folder, force=force)
     if targeted is None:
         return [written_lines(outcome, folder)]
@@ -128,7 +128,7 @@ def _write(outcome: Outcome, targeted: TargetedProblem | None, folder: Path, for
 
 
 def _print_notes(source: ProfileSource, built: BuiltProblem) -> None:
-    """Print the origin of the profile, and what a user should know about it and about this machine."""
+    """Print the origin of the profile, and notes on the profile and on this machine."""
     problem, own = built.problem, source.profile.minibatch
     profile, known = problem.profile, source.profile.all_sizes
     measured = any(one.minibatch == profile.minibatch for one in known)
@@ -151,7 +151,7 @@ def _print_notes(source: ProfileSource, built: BuiltProblem) -> None:
 
 
 def _held_lines(problem: Problem) -> Iterator[str]:
-    """A line for each group of layers that keeps others in its stage, so that few places are left to cut."""
+    """A line for each group of layers that leaves few places to cut, because other layers must stay in its stage."""
     profile, names = problem.profile, [layer.name for layer in problem.profile.layers]
     tied = () if problem.options.flushes else tuple(tie.layers for tie in profile.tied)
     for group in held_layers(names, edges(profile.tensors), (*profile.together, *tied)):
@@ -161,7 +161,7 @@ def _held_lines(problem: Problem) -> Iterator[str]:
 
 
 def _next_commands(outcome: Outcome, folder: Path) -> str:
-    """The commands to give next: the run, if the plan is for this machine, and the explanation."""
+    """The next commands: the run, if the plan is for this machine, and the explanation."""
     profile = outcome.problem.profile
     measured = bool(profile.model_ref) and profile.provenance.kind in ("measured", "calibrated") and not profile.lacks
     runs = measured and outcome.problem.cluster.name == LOCAL and not outcome.plan.inference
@@ -170,7 +170,7 @@ def _next_commands(outcome: Outcome, folder: Path) -> str:
 
 
 def _order_line(orders: Sequence[OrderChoice]) -> str:
-    """One line on the order of the servers that was chosen."""
+    """One line on the chosen order of the servers."""
     best, number = orders[0], len(orders)
     what = "devices" if best.problem.cluster.server_level > 1 else "servers"
     tried = f"{number} orders of the {what} were tried" if all(one.in_time for one in orders) else "time was short"

@@ -1,4 +1,4 @@
-"""The parts that commands which solve share: profile, request, settings, the line on a search, lines on files."""
+"""Shared parts of the commands that solve: profile, request, settings, the line on a search, lines on files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from pipeplan.util.text import one_line
 from pipeplan.util.units import show_time
 
 EXAMPLE = "vgg16-v100"
-"""The bundled profile that stands in where there is no other."""
+"""The bundled profile that is used if there is no other."""
 PHASES = {
     "": "choosing what to solve",
     "cuts": "listing the model's cuts",
@@ -40,7 +40,7 @@ PHASES = {
     "simulation": "simulating the plan",
     "why no plan fits": "finding out why no plan fits",
 }
-"""The words for every phase in the line."""
+"""The words for every phase in the progress line."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class ProfileSource:
     profile: Profile
     text: str
     example: bool = False
-    """Whether it is the bundled profile that stands in where none is named and there is no ./profile.json."""
+    """Whether this is the bundled profile, used because none is named and there is no ./profile.json."""
 
 
 def problem_of(arguments: dict[str, Any], deadline: Deadline) -> tuple[BuiltProblem, str]:
-    """The problem that the arguments describe, and a line on where its profile comes from.
+    """The problem that the arguments describe, and a line on the origin of its profile.
 
-    The choice between synchronous and asynchronous plans, where the arguments leave it open, has a share of the time
-    until the deadline.
+    If the arguments leave the choice between synchronous and asynchronous plans open, the choice may take a share of
+    the time until the deadline.
     """
     source = read_profile(arguments.get("profile"))
     machines = cluster(arguments["cluster_name"], servers=arguments.get("servers"), workers=arguments.get("workers"))
@@ -65,7 +65,7 @@ def problem_of(arguments: dict[str, Any], deadline: Deadline) -> tuple[BuiltProb
 
 
 def request_of(arguments: dict[str, Any], profile: Profile, machines: Cluster, **more: Any) -> Request:
-    """The request that the arguments describe; `more` are further fields of it. Raises `InputError`."""
+    """The request that the arguments describe; `more` has further fields of it. Raises `InputError`."""
     return Request(
         profile,
         machines,
@@ -78,7 +78,7 @@ def request_of(arguments: dict[str, Any], profile: Profile, machines: Cluster, *
 
 
 def checked_option_fields(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `Options` that the arguments set. Raises `InputError` where they contradict each other."""
+    """The fields of `Options` that the arguments set. Raises `InputError` if they contradict each other."""
     if arguments.get("inference") and arguments.get("schedule"):
         raise InputError("--schedule is for training: leave it out with --inference")
     least, most = arguments.get("stages") or (None, None)
@@ -87,7 +87,7 @@ def checked_option_fields(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_profile(path: Path | None) -> ProfileSource:
-    """The profile at `path`; without one ./profile.json, or the bundled VGG-16 where there is no such file."""
+    """The profile at `path`; if None, ./profile.json, or the bundled VGG-16 if there is no such file."""
     here = Path(PROFILE)
     example = path is None and not here.exists()
     if path is not None:
@@ -105,7 +105,7 @@ def read_profile(path: Path | None) -> ProfileSource:
 
 
 def settings_of(arguments: dict[str, Any]) -> Settings:
-    """The settings that the arguments describe. A time limit that the user gave also holds for confirming a proof."""
+    """The settings that the arguments describe. A time limit from the user also applies to confirming a proof."""
     source = click.get_current_context().get_parameter_source("time_limit")
     given = source not in (None, ParameterSource.DEFAULT)
     return Settings(
@@ -137,11 +137,11 @@ def progress_text(state: SolveProgress) -> str:
 
 @contextmanager
 def solve_line() -> Iterator[Callable[[SolveProgress], None]]:
-    """Show the line while the block runs. Yields the function that a solve reports its progress to."""
+    """Show a progress line while the block runs. Yields the function that a solve calls to report progress."""
     state = [SolveProgress.started()]
 
     def report(changed: SolveProgress) -> None:
-        # Only kept: the line is drawn by another thread, a few times a second.
+        # Only store the state: another thread draws the line, a few times a second.
         state[0] = changed
 
     with live_line(lambda: progress_text(state[0])):
@@ -150,19 +150,19 @@ def solve_line() -> Iterator[Callable[[SolveProgress], None]]:
 
 @contextmanager
 def watched_search() -> Iterator[tuple[Callable[[SolveProgress], None], Callable[[], None]]]:
-    """Show the line while the block solves.
+    """Show a progress line while the block solves.
 
-    Yields the function that a solve reports its progress to, and one that raises `KeyboardInterrupt` if Ctrl-C came
-    in the block.
+    Yields the function that a solve calls to report progress, and a function that raises `KeyboardInterrupt` if Ctrl-C
+    came in the block.
     """
     with processes.remember_interrupt() as interrupted, solve_line() as report:
         yield report, interrupted
 
 
 def written_lines(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()) -> str:
-    """A line on the files that were written, and another on files made from an older plan that remain.
+    """A line on the written files, and another on remaining files of an older plan.
 
-    `fresh` names the exports that were written with this plan.
+    `fresh` has the names of the exports that were written with this plan.
     """
     runnable = "" if outcome.problem.profile.model_ref else " (its profile names no model that could be run)"
     line = f"written: {folder}/plan.json, stages/, launch.sh{runnable}"
@@ -171,4 +171,4 @@ def written_lines(outcome: Outcome, folder: Path, *, fresh: Collection[str] = ()
     older = [name for name in makeable if name not in fresh and (folder / name).exists()]
     if not older:
         return line
-    return f"{line}\nstill of the older plan, to be made anew: {', '.join(older)} in {folder}"
+    return f"{line}\nfiles of the older plan, to be written again: {', '.join(older)} in {folder}"

@@ -17,7 +17,7 @@ GONE_COMMANDS = {
     "replay": "pipeplan simulate takes its place; pipeplan docs evidence/replay has the script that emulates a cluster",
     "completion": 'eval "$(_PIPEPLAN_COMPLETE=bash_source pipeplan)" turns it on: see pipeplan docs tutorial',
 }
-"""Commands that earlier versions had, with what takes their place."""
+"""Commands of earlier versions, each with its replacement."""
 GONE = {
     "--minibatch": "--microbatch takes its place",
     "--accumulate": "--batch takes its place: the global batch in samples",
@@ -40,11 +40,11 @@ GONE = {
     "--server-order": "the best order is always found",
     "--fewest-workers": "of plans within 3% the one with fewer workers is taken; --max-workers limits them",
     "--epochs": "launch.sh takes --epochs",
-    "--dataset-size": "the job's data say it",
-    "--tokens-per-sample": "the job's `tokens_per_sample` says it",
+    "--dataset-size": "the job's data state this number",
+    "--tokens-per-sample": "the job's `tokens_per_sample` states this number",
     "--report": "pipeplan report PLAN writes it",
 }
-"""Options that earlier versions of the planning commands had, with what takes their place."""
+"""Options of the planning commands of earlier versions, each with its replacement."""
 GONE_ELSEWHERE = {
     ("profile", "--batch"): "--microbatch takes its place",
     ("profile", "--minibatch"): "--microbatch takes its place",
@@ -66,13 +66,13 @@ GONE_ELSEWHERE = {
     ("export", "--list"): "pipeplan export --help lists the targets",
     ("export", "--for"): "write pipeplan export TARGET PLAN",
 }
-"""Options that earlier versions of other commands had, or that would be expected, by command."""
+"""Options of other commands of earlier versions, or that users may expect, each with its replacement."""
 NEAR = 0.6
-"""Least similarity of an option that is suggested, as a ratio of `difflib`."""
+"""Smallest similarity of a suggested option, as a ratio of `difflib`."""
 
 
 def usage_message(error: click.ClickException) -> str:
-    """An error of click in one line that suggests the nearest valid word, or names the page that lists all of them."""
+    """An error of click in one line that suggests the nearest valid word, or names the help that lists all of them."""
     message = error.format_message().rstrip(".")
     if isinstance(error, click.BadOptionUsage) and "requires an argument" in message:
         return f"{error.option_name} needs a value after it: see --help"
@@ -106,7 +106,7 @@ def _near(typed: str, context: click.Context, path: str) -> str:
 
 
 def _owner(typed: str, context: click.Context) -> str | None:
-    """The command that has this option, if the user wrote the option before the name of the command."""
+    """The command that has this option, if the user wrote the option before the command's name."""
     group = context.command
     if context.parent is not None or not isinstance(group, click.Group):
         return None
@@ -117,7 +117,7 @@ def _owner(typed: str, context: click.Context) -> str | None:
 
 
 def _choice(error: click.BadParameter, parameter: click.Parameter, kind: click.Choice[str]) -> str:
-    # The message of click is the only place that holds the value that was given.
+    # Only click's message contains the value that the user gave.
     _, quote, rest = error.message.partition("'")
     typed, separator, _ = rest.partition("' is not ")
     if not quote or not separator:

@@ -3,10 +3,10 @@
 `cluster_toml` reads and writes cluster files, `links` derives the rates of the links. Workers are numbered 0 … D-1 so
 that every component of every level holds consecutive numbers: with servers of 4 devices, workers 4 … 7 are on server 1.
 In a uniform cluster all servers are the same. In a heterogeneous cluster they may differ in the kind and number of
-their devices, in links and in price, and each of them is listed.
+their devices, in links and in price, and each server is listed.
 
-A server whose own devices differ is a component of level 2, named `server`. It joins one machine for each device, so
-that all that holds for servers that differ, such as trying their orders, holds for its devices:
+A server with unequal devices is a component of level 2, named `server`. This component joins one machine for each
+device. So its devices are treated like servers that differ; for example, their orders are tried:
 
     levels     level 1: device     level 2: server          level 3: cluster
     machines   [4090] [4060 Ti]    {[4090] [4060 Ti]}       …
@@ -36,29 +36,30 @@ from pipeplan.util.files import LARGEST
 from pipeplan.util.typed import json_fields, settle_numbers
 
 SHARDED_RINGS = 1.5
-"""Ring all-reduces in which replicas reduce gradients and gather weights: an all-gather takes half of an all-reduce."""
+"""Number of ring all-reduces whose time an exchange takes if replicas reduce gradients and gather weights. An
+all-gather takes half of an all-reduce."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Devices and the levels that join them, innermost first. Raises an `InputError` where a figure is implausible."""
+    """Devices and the levels that join them, innermost first. Raises an `InputError` if a figure is implausible."""
 
     name: str
     device: Device
     """The device of every worker; in a heterogeneous cluster the device of worker 0 (`devices` lists all)."""
     levels: tuple[Level, ...]
-    """The levels, innermost first. In a heterogeneous cluster the innermost one summarises the servers: its count is
-    the largest number of devices, its links are the slowest, that any server has."""
+    """The levels, innermost first. In a heterogeneous cluster, the innermost level summarises the servers: it has the
+    largest number of devices and the slowest links of any server."""
     machines: tuple[Server, ...] = ()
-    """The servers of a heterogeneous cluster, in order, or their devices, where those of one server differ. They form
-    its innermost level. Empty in a uniform cluster."""
+    """The servers of a heterogeneous cluster in order, or their devices if the devices of one server differ. These
+    machines form the innermost level. Empty in a uniform cluster."""
     server_price: float | None = None
-    """Price of one server of a uniform cluster for one hour; None where it is not known."""
+    """Price of one server of a uniform cluster for one hour; None if unknown."""
     executor: ExecutorCosts = NO_COSTS
     """Costs of the executor itself on a device of speed 1."""
     exchange_rings: float = 1.0
-    """Time of one exchange of gradients, in ring all-reduces: 1, or `SHARDED_RINGS` where replicas also gather the
-    weights that each has updated. This is no property of the machines, and in no file: `Problem` sets it."""
+    """Time of one exchange of gradients, as a multiple of a ring all-reduce: 1, or `SHARDED_RINGS` if replicas also
+    gather the weights that each has updated. `Problem` sets it; cluster files do not contain it."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -93,7 +94,7 @@ class Cluster:
 
     @property
     def uniform(self) -> bool:
-        """Whether all servers are the same because the cluster does not list them."""
+        """Whether all servers are the same. A uniform cluster does not list its servers."""
         return not self.machines
 
     @cached_property
@@ -108,11 +109,14 @@ class Cluster:
         return self.device if self.uniform else self.devices[worker]
 
     def speed_of(self, workers: Iterable[int]) -> float:
-        """The slowest speed among some workers. It is the speed of a stage on them: they take minibatches in turn."""
+        """The slowest speed among some workers.
+
+        A stage on these workers has this speed, because they take minibatches in turn.
+        """
         return self.device.speed if self.uniform else min(self.devices[worker].speed for worker in workers)
 
     def relative_times(self, workers: Iterable[int]) -> tuple[float, ...]:
-        """The time of a pass on each of some workers, as a share of its time on the slowest of them."""
+        """The time of a pass on each of some workers, relative to its time on the slowest of them."""
         speeds = [self.device_of(worker).speed for worker in workers]
         return tuple(min(speeds) / speed for speed in speeds)
 
@@ -124,12 +128,12 @@ class Cluster:
 
     @property
     def distinct_devices(self) -> set[Device]:
-        """The devices that occur."""
+        """The distinct devices of the cluster."""
         return {self.device} if self.uniform else {machine.device for machine in self.machines}
 
     @property
     def total_speed(self) -> float:
-        """The sum of the speeds of all workers. Total work divided by it is a lower bound on every step time."""
+        """The sum of the speeds of all workers. Total work divided by this sum is a lower bound on every step time."""
         if self.uniform:
             return self.workers * self.device.speed
         return math.fsum(machine.inside.count * machine.device.speed for machine in self.machines)
@@ -145,12 +149,12 @@ class Cluster:
 
     @property
     def workers(self) -> int:
-        """D, the number of devices."""
+        """D, the number of workers."""
         return self.span(len(self.levels)) if self.uniform else self._starts[0][-1]
 
     @property
     def server_level(self) -> int:
-        """The number of levels inside one server: up to the one named `server`, or 1 where none has that name."""
+        """Number of levels up to the level named `server`; 1 if no level has that name."""
         return self._server_level
 
     @cached_property
@@ -160,13 +164,15 @@ class Cluster:
 
     @property
     def server_machines(self) -> list[tuple[Server, ...]]:
-        """The machines of every server of a heterogeneous cluster: one, or one for each of its devices."""
+        """The machines of every server of a heterogeneous cluster: one machine, or one for each device of the
+        server."""
         size = math.prod(level.count for level in self.levels[1 : self.server_level])
         return [self.machines[start : start + size] for start in range(0, len(self.machines), size)]
 
     @property
     def workers_per_server(self) -> int:
-        """Number of devices in one server; in a heterogeneous cluster in the largest (`server_sizes` lists all)."""
+        """Number of devices in one server; in a heterogeneous cluster, in the largest server (`server_sizes` lists
+        all)."""
         return self.span(self.server_level)
 
     @property
@@ -191,27 +197,26 @@ class Cluster:
 
     @property
     def server_devices(self) -> tuple[str, ...]:
-        """The names of the devices of every server: one name, or all, as in `(2 × RTX 4090 + RTX 3090)`."""
+        """The names of the devices of every server: one name, or all names, as in `(2 × RTX 4090 + RTX 3090)`."""
         if self.uniform:
             return (self.device.name,) * self.servers
         return tuple(_names([machine.device.name for machine in machines]) for machines in self.server_machines)
 
     @property
     def price_per_hour(self) -> float | None:
-        """Price of the whole cluster for one hour; None where the price of a server is not known."""
+        """Price of the whole cluster for one hour; None if the price of some server is unknown."""
         if self.uniform:
             return None if self.server_price is None else self.server_price * self.servers
         prices = [machine.price_per_hour for machine in self.machines]
         return math.fsum(price for price in prices if price is not None) if None not in prices else None
 
     def span(self, level: int) -> int:
-        """Number of workers in the largest component of `level`, where 0 stands for devices and 1 for the innermost
-        level."""
+        """Number of workers in the largest component of `level`; 0 stands for devices, 1 for the innermost level."""
         return self._spans[level]
 
     @cached_property
     def _spans(self) -> tuple[int, ...]:
-        """`span` of levels 0 … L, which searches ask for millions of times."""
+        """The values of `span` for levels 0 … L, cached because searches need them millions of times."""
         if self.uniform:
             return tuple(itertools.accumulate((level.count for level in self.levels), operator.mul, initial=1))
         starts = [self.starts(level) for level in range(len(self.levels) + 1)]
@@ -219,7 +224,7 @@ class Cluster:
 
     @cached_property
     def _starts(self) -> list[tuple[int, ...]]:
-        """`starts` of levels 1 … L of a heterogeneous cluster."""
+        """The values of `starts` for levels 1 … L of a heterogeneous cluster."""
         starts = [tuple(itertools.accumulate((machine.inside.count for machine in self.machines), initial=0))]
         for level in self.levels[1:]:
             starts.append(starts[-1][:: level.count])
@@ -242,13 +247,13 @@ class Cluster:
         return self.component(self.server_level, worker)
 
     def servers_up_to(self, workers: Iterable[int]) -> int:
-        """The number of servers up to the last one that holds one of these workers; those after it may stay idle."""
+        """Number of servers up to the last server with one of these workers. Later servers may stay idle."""
         return self.server_of(max(workers)) + 1
 
     def level_between(self, first: int, last: int) -> int:
-        """The smallest level with a component that holds workers `first` … `last`; 0 where they are the same.
+        """The smallest level with a component that contains workers `first` … `last`; 0 if they are the same worker.
 
-        Raises a `ValueError` where one of them is not in the cluster.
+        Raises a `ValueError` if one of them is not in the cluster.
         """
         if first == last:
             return 0
@@ -265,7 +270,7 @@ class Cluster:
         )
 
     def inner(self, level: int, component: int = 0) -> Cluster:
-        """A component of `level`, by default the first, as a cluster of its own."""
+        """A component of `level`, by default the first, as a separate cluster."""
         if self.uniform:
             return replace(self, levels=self.levels[:level])
         return Cluster.of_servers(self.name, self._inside(level, component), self.levels[1:level], self.executor)
@@ -278,8 +283,7 @@ class Cluster:
     def with_servers(self, servers: int) -> Cluster:
         """This cluster with another number of servers, by changing the count of its outermost level.
 
-        A heterogeneous cluster keeps its first `servers` servers. Raises an `InputError` where the number is not
-        possible.
+        A heterogeneous cluster keeps its first `servers` servers. Raises an `InputError` if the number is not possible.
         """
         if servers == self.servers:
             return self
@@ -306,7 +310,7 @@ class Cluster:
     def with_workers(self, workers: int) -> Cluster:
         """This cluster of one server with the first `workers` of its workers.
 
-        Raises an `InputError` where it has several servers or fewer workers.
+        Raises an `InputError` if the cluster has several servers or fewer workers.
         """
         if self.servers > 1 or (self.uniform and len(self.levels) > 1):
             raise InputError(
@@ -337,7 +341,7 @@ class Cluster:
         return content
 
     def digest(self) -> str:
-        """A SHA-256 hash of all fields, by which a plan identifies the cluster that it was made for."""
+        """A SHA-256 hash of all fields. A plan identifies its cluster by this hash."""
         return "sha256:" + hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
 
 
@@ -349,7 +353,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _check(cluster: Cluster) -> None:
-    """Raise an `InputError` that names the cluster and the figure that is wrong or implausible."""
+    """Raise an `InputError` that names the cluster and the wrong or implausible figure."""
     where = f"cluster {cluster.name}"
     if not cluster.levels:
         raise InputError(f"{where} has no levels: at least one [[level]] says how many devices there are")

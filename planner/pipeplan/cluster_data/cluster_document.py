@@ -1,4 +1,4 @@
-"""The fields of a cluster, as types state them: the tables of a cluster file, and the object in plan.json.
+"""The fields of a cluster as types: the tables of a cluster file, and the object in plan.json.
 
 docs/file-formats.md describes them.
 """
@@ -18,7 +18,7 @@ from pipeplan.util.typed import Amount, Natural, Positive, WrittenRate, WrittenS
 CLUSTER_FORMAT = "pipeplan-cluster"
 CLUSTER_VERSION = 1
 LEAST_MEMORY = 2**20
-"""Bytes. A device with less is taken for one whose unit is missing."""
+"""Smallest memory of a device, in bytes. A smaller number probably lacks its unit."""
 
 
 class DeviceTable(Struct, forbid_unknown_fields=True):
@@ -30,10 +30,10 @@ class DeviceTable(Struct, forbid_unknown_fields=True):
     speed: Amount = 1.0
     cores: Positive | Annotated[float, Meta(ge=1)] = 0
     memory_reserve: WrittenShare | None = None
-    """None for `MEMORY_RESERVE`."""
+    """Share of the memory that plans leave free; None stands for `MEMORY_RESERVE`."""
 
     def record(self) -> Device:
-        """The device of this table. Raises an `InputError` for a memory that lacks a unit."""
+        """The device of this table. Raises an `InputError` for a memory size without a unit."""
         if 0 < self.memory < LEAST_MEMORY:
             raise InputError(f"device {self.name}: a memory of {self.memory} bytes; is a unit missing, as in '16 GiB'?")
         reserve = MEMORY_RESERVE if self.memory_reserve is None else float(self.memory_reserve)
@@ -60,7 +60,8 @@ class LevelTable(_LinkFields, kw_only=True, forbid_unknown_fields=True):
 
     name: str
     count: Natural | None = None
-    """The outermost level above servers may leave it out: it joins all that there are."""
+    """Number of joined components. The outermost level above servers may omit this number, and then joins all
+    servers."""
 
 
 class ServerTable(_LinkFields, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +69,7 @@ class ServerTable(_LinkFields, kw_only=True, forbid_unknown_fields=True):
 
     device: str | None = None
     devices: Positive | Annotated[tuple[str, ...], Meta(min_length=1)]
-    """Their number, or the name of each, without `device`."""
+    """The number of devices, or, without `device`, the name of each device."""
     name: str = ""
     count: Positive = 1
     card: WrittenRate | None = None
@@ -97,7 +98,7 @@ class ExecutorTable(Struct, forbid_unknown_fields=True, rename={"each_pass": "pa
     read: WrittenTime | None = None
     step: WrittenTime | None = None
     worker: WrittenSize | None = None
-    """Memory of a worker without a model."""
+    """Memory of a worker process without a model."""
     allocator_share: Amount = 0.0
     activation_share: Amount = 0.0
     source: str = ""
@@ -116,7 +117,7 @@ class _ClusterHead(Struct, kw_only=True, forbid_unknown_fields=True):
     version: Literal[1]
     name: str
     executor: ExecutorTable | Literal["local"] | None = None
-    """Costs of the executor; `local` for those measured on this machine."""
+    """Costs of the executor; `local` stands for the costs measured on this machine."""
 
     @property
     def costs(self) -> ExecutorCosts:
@@ -158,11 +159,11 @@ class ClusterFields(Struct):
     digest: str = ""
 
     def to_cluster(self) -> Cluster:
-        """The cluster that `Cluster.to_json` wrote. Raises an `InputError` where a figure is implausible."""
+        """The cluster that `Cluster.to_json` wrote. Raises an `InputError` if a figure is implausible."""
         return Cluster(self.name, self.device, self.levels, self.servers, self.server_price, self.executor)
 
 
 def cluster_from_json(node: Node) -> Cluster:
-    """The cluster that `Cluster.to_json` wrote. Raises an `InputError` that names the field that is wrong."""
+    """The cluster that `Cluster.to_json` wrote. Raises an `InputError` that names the wrong field."""
     with node.locating_errors():
         return decode(node, ClusterFields).to_cluster()

@@ -32,9 +32,9 @@ from pipeplan.util.typed import decode
 from pipeplan.util.units import parse_rate, parse_size, parse_time
 
 LOCAL_COSTS = "local"
-"""The value of `executor` that stands for what was measured on this machine."""
+"""The value of `executor` that stands for the costs measured on this machine."""
 MOST_SERVERS = 1 << 16
-"""Largest number of servers in a cluster file that lists them, because they are kept in memory one by one."""
+"""Largest number of servers in a cluster file that lists them, because each is kept in memory."""
 
 
 def bundled_cluster_names() -> list[str]:
@@ -45,7 +45,7 @@ def bundled_cluster_names() -> list[str]:
 def load_cluster(name: str) -> Cluster:
     """The bundled cluster of that name, or the cluster in the TOML file at that path.
 
-    Raises an `InputError` where there is neither, or where the file is not a valid cluster file.
+    Raises an `InputError` if there is neither, or if the file is not a valid cluster file.
     """
     path = Path(name)
     if name in bundled_cluster_names():
@@ -64,7 +64,7 @@ def load_cluster(name: str) -> Cluster:
 
 
 def read_cluster(path: Path) -> Cluster:
-    """Read and check a cluster file. Raises an `InputError` that names the file and the field that is wrong."""
+    """Read and check a cluster file. Raises an `InputError` that names the file and the wrong field."""
     root = read_toml(path, CLUSTER_FORMAT, CLUSTER_VERSION)
     with root.locating_errors():
         if "server" in root.mapping():
@@ -77,7 +77,10 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def _heterogeneous(file: ListedFile) -> Cluster:
-    """A cluster that lists its servers. Where all of them are the same, it equals that of a file with one [device]."""
+    """The cluster of a file that lists its servers.
+
+    If all servers are the same, the result equals that of a file with one [device].
+    """
     devices = _devices(file.devices)
     tables = [_checked(number, table, devices) for number, table in enumerate(file.server)]
     mixed = _mixed_server(tables)
@@ -123,7 +126,10 @@ def _devices(tables: Sequence[DeviceTable]) -> dict[str, Device]:
 
 
 def _checked(number: int, table: ServerTable, devices: dict[str, Device]) -> ServerTable:
-    """A [[server]] table of known devices, all of whose figures are there. Devices of one name become their number."""
+    """A checked [[server]] table: its devices are known, and no figure is missing.
+
+    A list of devices that have one name is replaced by their number.
+    """
     where, count = f"server[{number}]", table.count
     if isinstance(table.devices, int) == (table.device is None):
         raise InputError(f"{where}: devices: give the name of each device, or one `device` and their number")
@@ -143,9 +149,10 @@ def _checked(number: int, table: ServerTable, devices: dict[str, Device]) -> Ser
 
 
 def _mixed_server(tables: Sequence[ServerTable]) -> Level | None:
-    """The level that joins the devices of a server, where those of some server differ; else None.
+    """The level that joins the devices of a server, if the devices of some server differ; else None.
 
-    All servers are divided into their devices then, so they need equally many of them and the same links.
+    If there is such a level, all servers are divided into their devices. Therefore all servers need equally many
+    devices and the same links.
     """
     if all(isinstance(table.devices, int) for table in tables):
         return None
@@ -159,7 +166,7 @@ def _mixed_server(tables: Sequence[ServerTable]) -> Level | None:
 
 
 def _machines(table: ServerTable, devices: dict[str, Device], *, divided: bool) -> list[Server]:
-    """The servers of one [[server]] table; with `divided` a machine for each of their devices."""
+    """The servers of one [[server]] table; with `divided`, one machine for each of their devices."""
     card, price = float(table.card or 0.0), table.price_per_hour
     if not divided:
         inside = table.level("server", table.size)
@@ -171,7 +178,7 @@ def _machines(table: ServerTable, devices: dict[str, Device], *, divided: bool) 
 
 
 def _level(number: int, table: LevelTable, rest: int | None = None) -> Level:
-    """The level of one [[level]] table; `rest` is its count where the table states none."""
+    """The level of one [[level]] table; `rest` is its count if the table has none."""
     count = rest if table.count is None else table.count
     if count is None:
         raise InputError(f"level[{number}]: the field 'count' is missing")
@@ -184,7 +191,7 @@ def write_cluster(cluster: Cluster, path: Path, remarks: Sequence[str] = ()) -> 
 
 
 def cluster_toml(cluster: Cluster, remarks: Sequence[str] = ()) -> str:
-    """The TOML of a cluster. Raises `InputError` where two of its devices differ and share a name."""
+    """The TOML of a cluster. Raises `InputError` if two different devices have the same name."""
     lines = [f"# {one_line(remark)}" for remark in remarks]
     lines += [f'format = "{CLUSTER_FORMAT}"', f"version = {CLUSTER_VERSION}", f"name = {toml_text(cluster.name)}"]
     if cluster.machines:
@@ -222,7 +229,7 @@ def _table(header: str, **fields: str) -> list[str]:
 
 
 def _unless(default: object, value: Any, shown: Callable[[Any], str] = repr) -> str:
-    """A value as TOML; empty where it is the default."""
+    """A value as TOML; empty if it is the default."""
     return "" if value == default else shown(value)
 
 
@@ -239,7 +246,10 @@ def _device_table(header: str, device: Device) -> list[str]:
 
 
 def _server_table(machines: Sequence[Server], count: int, inside: Level | None) -> list[str]:
-    """The lines of `count` equal servers: one machine, or those of devices that differ, which `inside` joins."""
+    """The lines of `count` equal servers.
+
+    A server is one machine, or several machines with unequal devices, which `inside` joins.
+    """
     machine, price = machines[0], math.fsum(one.price_per_hour or 0.0 for one in machines)
     names = [one.device.name for one in machines]
     return _table(
@@ -297,7 +307,9 @@ def _quantity(
     value: float, units: Sequence[tuple[str, float]], parse: Callable[[object, str], float], base: str
 ) -> str:
     """A quantity as a TOML value, in the largest unit that gives at least 1 and from which the exact value is read
-    back; where there is no such unit, in `base`, in which the parser counts."""
+    back.
+
+    If there is no such unit, it is in `base`, the unit of the parser."""
     for unit, factor in units:
         shown = f"{float(f'{value / factor:.6g}'):.6f}".rstrip("0").rstrip(".")
         if value >= factor and parse(f"{shown} {unit}", "") == value:

@@ -1,7 +1,7 @@
 """Device files: the peak rates of a device, and the share of them that each kind of operator reaches.
 
-The types state the tables and fields of a file; docs/file-formats.md describes them. The bundled files are in
-profiles/devices/. `device_mismatch` warns if a profile was measured on another device than those of the cluster.
+The types define the tables and fields of a file; docs/file-formats.md describes them. The bundled files are in
+profiles/devices/. `device_mismatch` warns if a profile was measured on a device that the cluster does not have.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ DEVICE_FORMAT = "pipeplan-device"
 DEVICE_VERSION = 1
 Arithmetic = Literal["float64", "float32", "tf32", "float16", "bfloat16"]
 ARITHMETICS: tuple[str, ...] = get_args(Arithmetic)
-# The limits keep estimated times far from what a profile cannot hold.
+# The limits keep estimated times within the range that a profile can represent.
 Part = Annotated[float, Meta(ge=1e-6, le=1)]
 Side = Annotated[int, Meta(ge=1, le=1 << 16)]
 LEAST_RATE = 1e3
-"""Least bytes/s of a memory."""
+"""Smallest rate of a memory, in bytes/s."""
 LONGEST_KERNEL_S = 3600.0
 LOCAL_DEVICES = ("cpu", "cuda")
-"""Values of `--device` that stand for a device of this machine, which is measured and not estimated for."""
+"""Values of `--device` that stand for a device of this machine. Times of such a device are measured, not estimated."""
 _COMMON_WORDS = {
     *("nvidia", "tesla", "geforce", "amd", "intel", "r", "tm", "cpu", "gpu", "gb", "gib", "core", "processor"),
     *("pcie", "sxm", "sxm2", "sxm3", "sxm4", "sxm5"),
@@ -56,9 +56,9 @@ class ShareTables(Struct, forbid_unknown_fields=True):
     matmul: Share
     convolution: Share
     weight_gradient: Share
-    """The weight gradient of a convolution."""
+    """Shares of the weight gradient of a convolution."""
     recurrent: Share
-    """The part of a recurrent step that cannot start before the previous step is done."""
+    """Shares of the part of a recurrent step that cannot start before the previous step is done."""
     attention: Share
     normalisation: Share
     pooling: Share
@@ -90,7 +90,7 @@ class PeakTable(_Sourced, kw_only=True, forbid_unknown_fields=True):
     """A table `[peak.…]`."""
 
     flops: Annotated[float, Meta(ge=1e3, le=LARGEST)]
-    """FLOP/s."""
+    """Peak rate in FLOP/s."""
 
 
 class PeakTables(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -180,7 +180,7 @@ def bundled_device_names() -> list[str]:
 
 
 def bundled_model_of(name: str) -> DeviceFile | None:
-    """The bundled device that a device's name stands for: `V100 16 GB` is `v100`; None if it is none of them."""
+    """The bundled device that a device's name stands for (`V100 16 GB` is `v100`); None if there is none."""
     words = _words(name)
     for stem in bundled_device_names():
         if _words(stem) <= words:
@@ -191,7 +191,7 @@ def bundled_model_of(name: str) -> DeviceFile | None:
 def load_device(name: str) -> DeviceFile:
     """The bundled device of that name, or the device in the TOML file at that path.
 
-    Raises an `InputError` where there is neither, or where the file is not a valid device file.
+    Raises an `InputError` if there is neither, or if the file is not a valid device file.
     """
     folded = name.lower()
     if folded in bundled_device_names():
@@ -206,7 +206,7 @@ def load_device(name: str) -> DeviceFile:
 
 
 def read_device(path: Path) -> DeviceFile:
-    """Read and check a device file. Raises an `InputError` that names the file and the field that is wrong."""
+    """Read and check a device file. Raises an `InputError` that names the file and the wrong field."""
     root = read_toml(path, DEVICE_FORMAT, DEVICE_VERSION)
     with root.locating_errors():
         file = decode(root, DeviceFile)
@@ -231,9 +231,9 @@ def _check_limits(file: DeviceFile) -> None:
 
 
 def device_mismatch(profile: Profile, cluster: Cluster) -> str:
-    """A note for the user where the profile is for none of the cluster's devices; empty where it may be for one.
+    """A note for the user if the profile is for none of the cluster's devices; empty if it may be for one of them.
 
-    Names are compared by their words: a V100 of 16 GB is no A100, and `Tesla V100-SXM2` is a V100.
+    Names are compared by their words: a V100 of 16 GB is not an A100, but `Tesla V100-SXM2` is a V100.
     """
     origin = profile.provenance
     if any(_may_match(origin.device, origin.device_name, device.kind, device.name) for device in cluster.devices):

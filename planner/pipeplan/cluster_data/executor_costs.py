@@ -1,4 +1,4 @@
-"""Costs of the executor itself on a device, besides the layers: its time, and the memory of a worker."""
+"""Costs of the executor itself on a device, besides those of the layers: its time, and the memory of a worker."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pipeplan.util.typed import Amount, json_fields, settle_numbers
 LONGEST_S = 3600.0
 """Longest time of one of these costs, in seconds."""
 DISTURBED = ", beside other programs"
-"""End of the source of costs that were measured while other programs used the machine."""
+"""Suffix of the source of costs that were measured while other programs used the machine."""
 LARGEST_SHARE = 10.0
-"""Largest share of an allocator."""
+"""Largest value of the shares of the allocator."""
 
 
 @dataclass(frozen=True)
@@ -22,33 +22,33 @@ class ExecutorCosts:
     """Costs of the executor, in seconds on a device of speed 1, and in bytes; none by default.
 
     docs/cost-model.md, "The executor's own work" and "Memory of one worker", has the formulas. Raises an `InputError`
-    where a figure is out of range.
+    if a figure is out of range.
     """
 
     pass_s: Amount = 0.0
-    """For each forward and each backward pass of a minibatch through a stage."""
+    """Seconds for each forward and each backward pass of a minibatch through a stage."""
     message_s: Amount = 0.0
-    """For each message that a stage sends or receives."""
+    """Seconds for each message that a stage sends or receives."""
     message_byte_s: Amount = 0.0
-    """For each byte of such a message."""
+    """Seconds for each byte of a message."""
     version_byte_s: Amount = 0.0
-    """For each byte of the parameters of a stage that an update copies, because older versions are still in use."""
+    """Seconds for each byte of parameters that an update copies because older versions are still in use."""
     source: str = ""
     """Source of the figures."""
     worker_bytes: Amount = 0.0
     """Memory of a worker without a model: the interpreter, torch, the transport and their threads."""
     allocator_share: Amount = 0.0
-    """Memory that the allocator keeps or cannot use, as a share of what a stage needs."""
+    """Memory that the allocator keeps or cannot use, as a share of the memory that a stage needs."""
     activation_share: Amount = 0.0
-    """The same for the activations that layers save, in addition, as a share of them."""
+    """Additional memory of the allocator for the activations that layers save, as a share of these activations."""
     sample_s: Amount = 0.0
-    """For handling the samples of a minibatch, and its loss: at the first and at the last stage."""
+    """Seconds for handling the samples and the loss of a minibatch, at the first and at the last stage."""
     step_s: Amount = 0.0
-    """For each step of the optimiser at a stage, besides the time that the layers are charged for."""
+    """Seconds for each step of the optimiser at a stage, besides the time in the layers' figures."""
     read_s: Amount = 0.0
-    """For reading the samples of a minibatch from the job's data: at the first and at the last stage."""
+    """Seconds for reading the samples of a minibatch from the job's data, at the first and at the last stage."""
     correction_byte_s: Amount = 0.0
-    """For each byte of these parameters whose update is corrected for old gradients, in addition."""
+    """Additional seconds for each byte of copied parameters if updates are corrected for old gradients."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -72,7 +72,7 @@ class ExecutorCosts:
         return self.sample_s + self.read_s
 
     def with_correction(self) -> ExecutorCosts:
-        """These costs, with a `version_byte_s` that has the correction of the updates."""
+        """These costs, with a `version_byte_s` that includes the correction of updates."""
         return replace(self, version_byte_s=self.version_byte_s + self.correction_byte_s)
 
     def times(self) -> dict[str, float]:
@@ -80,12 +80,12 @@ class ExecutorCosts:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_s")}
 
     def __bool__(self) -> bool:
-        """Whether anything is charged."""
+        """Whether any cost is above 0."""
         shares = self.allocator_share, self.activation_share
         return any(self.times().values()) or any((self.worker_bytes, *shares))
 
     def memory_with(self, stage_bytes: float) -> float:
-        """Memory of a worker whose stage needs `stage_bytes`: docs/cost-model.md, "Memory of one worker"."""
+        """Memory in bytes of a worker whose stage needs `stage_bytes`: docs/cost-model.md, "Memory of one worker"."""
         return self.worker_bytes + (1 + self.allocator_share) * stage_bytes
 
     def room_in(self, memory_bytes: float) -> float:
@@ -93,12 +93,12 @@ class ExecutorCosts:
         return (memory_bytes - self.worker_bytes) / (1 + self.allocator_share)
 
     def memory_only(self) -> ExecutorCosts:
-        """The same without the times."""
+        """The same costs of memory, with all times set to 0."""
         nothing: dict[str, Any] = dict.fromkeys(self.times(), 0.0)
         return replace(self, **nothing)
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON, without those that older files lack where they are nothing."""
+        """All fields as JSON. Fields that older files lack are left out if they are 0."""
         return json_fields(self, "sample_s", "step_s", "read_s", "correction_byte_s")
 
 

@@ -1,8 +1,8 @@
 """The rates of a cluster's links in the form that the cost formulas need: per operation, with efficiencies applied.
 
-The rate of a message or of a ring all-reduce among some workers is that of the slowest port or card that one of them
-has on its path up to the smallest component that holds them all: its own port, then the card of its component of every
-level below that component's. A component without siblings has no card. The latency is the longest on this path.
+The rate of a message or ring all-reduce among some workers is that of the slowest port or card on their paths up to the
+smallest component that contains them all. The path of a worker has its own port, then the card of its component at
+every level below that component. A component without siblings has no card. The latency is the longest on this path.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class LevelRates:
-    """The rates of one level: arrays over its components or over the workers, of length 1 where all are the same."""
+    """The rates of one level, as arrays over its components or over the workers, of length 1 if all are the same."""
 
     sendrecv: Floats
-    """Bandwidth of point-to-point traffic, bytes/s."""
+    """Bandwidth of point-to-point traffic, in bytes/s."""
     allreduce: Floats
-    """Bandwidth of a ring all-reduce, bytes/s."""
+    """Bandwidth of a ring all-reduce, in bytes/s."""
     latency: Floats
-    """Longest latency, seconds."""
+    """Longest latency, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Links:
 
     cluster: Cluster
     rates: tuple[LevelRates, ...]
-    """The rates of levels 0 … L: the slowest inside each component. Level 0 is a single device, with infinite bandwidth
+    """The slowest rates inside each component, for levels 0 … L. Level 0 is a single device, with infinite bandwidth
     and no latency."""
 
     @staticmethod
     def of(cluster: Cluster) -> Links:
         """The links of a cluster. A level that joins a single component adds no links, because nothing crosses it.
 
-        Rates of all-reduces are those of `Cluster.exchange_rings` all-reduces in a row.
+        An all-reduce here takes the time of `Cluster.exchange_rings` ring all-reduces.
         """
         rates = [LevelRates(np.array([np.inf]), np.array([np.inf]), np.zeros(1))]
         for number, level in enumerate(cluster.levels):
@@ -53,7 +53,7 @@ class Links:
 
     @cached_property
     def ways(self) -> tuple[LevelRates, ...]:
-        """For levels 0 … L, the slowest rates on every worker's path up to that level: arrays over the workers."""
+        """The slowest rates on every worker's path up to each level 0 … L, as arrays over the workers."""
         if self.cluster.uniform:
             return self.rates
         free = np.full(self.cluster.workers, np.inf)
@@ -78,14 +78,12 @@ class Links:
         return tuple(found)
 
     def sendrecv(self, level: int, worker: int) -> tuple[float, float]:
-        """Slowest bandwidth (bytes/s) of messages and longest latency (s) in the component of `level` that holds a
-        worker."""
+        """(slowest bandwidth of messages in bytes/s, longest latency in s) in a worker's component of `level`."""
         rates, component = self.rates[level], self._row(level, worker)
         return float(rates.sendrecv[component]), float(rates.latency[component])
 
     def allreduce(self, level: int, worker: int) -> tuple[float, float]:
-        """Slowest bandwidth (bytes/s) of rings and longest latency (s) in the component of `level` that holds a
-        worker."""
+        """(slowest bandwidth of rings in bytes/s, longest latency in s) in a worker's component of `level`."""
         rates, component = self.rates[level], self._row(level, worker)
         return float(rates.allreduce[component]), float(rates.latency[component]) * self._rings
 
@@ -107,8 +105,8 @@ class Links:
     def card(self, level: int, worker: int) -> tuple[float, float]:
         """Rates of the network card of a component: its link to the other components of the level above.
 
-        The component is that of `level` that holds a worker. Returns the bandwidths of messages and of all-reduces in
-        bytes/s, each direction; both are infinite where the component has no neighbours.
+        The component is the one at `level` that holds the given worker. Returns (bandwidth of messages, bandwidth of
+        all-reduces) in bytes/s for each direction; both are infinite if the component has no neighbours.
         """
         alone = float("inf"), float("inf")
         if level == len(self.cluster.levels):
@@ -128,22 +126,22 @@ class Links:
 
     @cached_property
     def sendrecv_bandwidth(self) -> Floats:
-        """Bandwidth of messages in the slowest component of each level, an array over levels 0 … L."""
+        """Bandwidth of messages in the slowest component of each level, as an array over levels 0 … L."""
         return np.array([rates.sendrecv.min() for rates in self.rates])
 
     @cached_property
     def sendrecv_latency(self) -> Floats:
-        """Longest latency in each level, an array over levels 0 … L."""
+        """Longest latency in each level, as an array over levels 0 … L."""
         return np.array([rates.latency.max() for rates in self.rates])
 
     @cached_property
     def allreduce_bandwidth(self) -> Floats:
-        """Bandwidth of ring all-reduces in the slowest component of each level, an array over levels 0 … L."""
+        """Bandwidth of ring all-reduces in the slowest component of each level, as an array over levels 0 … L."""
         return np.array([rates.allreduce.min() for rates in self.rates])
 
     @property
     def allreduce_latency(self) -> Floats:
-        """Longest latency of each step of a ring in each level, an array over levels 0 … L."""
+        """Longest latency of each step of a ring in each level, as an array over levels 0 … L."""
         return self.sendrecv_latency * self._rings
 
 
@@ -179,7 +177,7 @@ def _within(cluster: Cluster, number: int, level: Level, inside: LevelRates) -> 
 
 
 def _ring_rate(cluster: Cluster, level: Level) -> float:
-    """Bandwidth of exchanges of gradients over a level, bytes/s."""
+    """Bandwidth of exchanges of gradients over a level, in bytes/s."""
     return level.bandwidth * level.allreduce_efficiency / cluster.exchange_rings
 
 

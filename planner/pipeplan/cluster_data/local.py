@@ -1,4 +1,4 @@
-"""The local machine as a cluster: its GPUs, or its processors where it has no GPU."""
+"""The local machine as a cluster: its GPUs, or its processors if it has no GPU."""
 
 from __future__ import annotations
 
@@ -35,15 +35,16 @@ class Hardware:
 
     name: str
     kind: str
-    """`cuda` or `cpu`."""
+    """Kind of device: `cuda` or `cpu`."""
     memory_bytes: int
     """Memory of the machine, or of the GPU."""
     cores: int
     """Number of cores that CPU workers share; 1 for a GPU, which belongs to one worker."""
 
     def shared_by(self, workers: int) -> Device:
-        """The device of each of `workers` workers. CPU workers divide the memory evenly, and share the cores where
-        there are more workers than cores."""
+        """The device of each of `workers` workers.
+
+        CPU workers divide the memory evenly. If there are more workers than cores, they share the cores."""
         if self.kind == "cuda":
             return Device(self.name, self.kind, self.memory_bytes, memory_reserve=MEMORY_RESERVE)
         shared = self.cores if workers > self.cores else 0
@@ -51,11 +52,11 @@ class Hardware:
 
 
 def local_cluster(workers: int | None) -> Cluster:
-    """This machine with `workers` workers; by default one per GPU, or one per processor core where there is no GPU.
+    """This machine with `workers` workers; by default one per GPU, or one per processor core if there is no GPU.
 
-    Where there are more CPU workers than cores, they share the cores (`Device.cores`): a layer takes as much core time
-    as when it was measured, and a worker that waits leaves its core to another. Memory is divided evenly. More workers
-    than GPUs run on the processors. Raises an `InputError` for fewer than one worker.
+    If there are more CPU workers than cores, they share the cores (`Device.cores`). A layer takes as much core time as
+    when it was measured, and a worker that waits leaves its core to another worker. Memory is divided evenly. If there
+    are more workers than GPUs, all run on the processors. Raises an `InputError` for fewer than one worker.
     """
     if workers is not None and workers < 1:
         raise InputError(f"the number of workers must be at least 1, not {workers}")
@@ -68,9 +69,9 @@ def local_cluster(workers: int | None) -> Cluster:
 
 
 def devices_of(gpus: Sequence[Hardware]) -> list[Device]:
-    """The devices of some GPUs. GPUs of one name have the least memory of these.
+    """The devices of some GPUs. GPUs of one name get the smallest memory among them.
 
-    Speeds are relative to the fastest where the peaks of all are known from bundled device files, else 1.
+    Speeds are relative to the fastest GPU if bundled device files have the peaks of all; otherwise they are 1.
     """
     least = {gpu.name: min(one.memory_bytes for one in gpus if one.name == gpu.name) for gpu in gpus}
     known = {name: bundled_model_of(name) for name in least}
@@ -103,7 +104,7 @@ def _processor() -> str:
 
 
 def local_gpus() -> list[Hardware]:
-    """Every GPU that `nvidia-smi` lists; importing torch for this would take seconds."""
+    """The GPUs that `nvidia-smi` lists. Importing torch for this would take seconds."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]

@@ -1,6 +1,6 @@
-"""What the executor was measured to cost on this machine: a file in the user's cache folder, read without torch.
+"""The measured costs of the executor on this machine: a file in the user's cache folder, read without torch.
 
-The file is a JSON object. `machine`, `torch` and `pipeplan` say what it was measured with: where one of them has
+The file is a JSON object. The fields `machine`, `torch` and `pipeplan` identify the measured system. If one of them has
 changed, the figures are not used, and `pipeplan profile` measures again.
 """
 
@@ -26,12 +26,12 @@ from pipeplan.util.typed import Amount, decode
 
 FORMAT, VERSION = "pipeplan-executor-costs", 7
 SWITCH = "PIPEPLAN_EXECUTOR_COSTS"
-"""Environment variable: with `off` nothing is measured, and nothing measured is used."""
+"""Environment variable. With the value `off`, the executor is not measured, and earlier measurements are not used."""
 
 
 @dataclass(frozen=True)
 class IdleCores:
-    """How long cores are idle where more workers than cores compute, because the worker that is due has no core.
+    """Idle time of cores if more workers than cores compute, because the worker that is due has no core.
 
     The share falls with the square root of the work of a minibatch on each worker: the longer a worker computes, the
     less often it waits for a core while another core is idle (docs/cost-model.md, "Shared cores").
@@ -39,12 +39,13 @@ class IdleCores:
 
     cores: int
     share: float
-    """Share of the cores that is idle, measured with one worker more than cores."""
+    """Share of the cores that is idle, measured with one more worker than cores."""
     work_s: float
-    """The work of a minibatch on each worker then, in seconds."""
+    """The work of a minibatch on each worker during that measurement, in seconds."""
 
     def share_at(self, workers: int, work_s: float | None = None) -> float:
-        """The idle share for so many workers and so much work of each for a minibatch, or as much as was measured."""
+        """The idle share for `workers` workers, each with `work_s` seconds of work per minibatch; None for the measured
+        work."""
         if workers <= self.cores:
             return 0.0
         return self.share * math.sqrt(min(1.0, self.work_s / work_s)) if work_s else self.share
@@ -52,30 +53,32 @@ class IdleCores:
 
 @dataclass(frozen=True)
 class MachineCosts:
-    """What the executor costs on this machine, and what several busy workers get done together."""
+    """The costs of the executor on this machine, and the throughput of several busy workers together."""
 
     costs: ExecutorCosts
-    """The costs of a worker beside others."""
+    """The costs of a worker while other workers are busy."""
     throughput: Mapping[int, float]
-    """For numbers of workers that compute at the same time: what they get done together, in single workers' worth."""
+    """Throughput of workers that compute at the same time, relative to a single worker, by their number."""
     when: str
-    """UTC time of the measurement, ISO 8601."""
+    """UTC time of the measurement, in ISO 8601."""
     disturbed: bool = False
-    """Whether other programs used the machine meanwhile."""
+    """Whether other programs used the machine during the measurement."""
     alone_pass_s: float | None = None
-    """`pass_s` of a worker that has the machine to itself; None for that of `costs`."""
+    """The cost `pass_s` of a worker that has the machine to itself; None for that of `costs`."""
     idle: IdleCores | None = None
-    """How long cores are idle where workers share them; None where that was not measured."""
+    """Idle time of cores that workers share; None if it was not measured."""
 
     def costs_of(self, workers: int) -> ExecutorCosts:
-        """The costs of one of so many workers."""
+        """The costs of one of `workers` workers."""
         if workers > 1 or self.alone_pass_s is None:
             return self.costs
         return replace(self.costs, pass_s=self.alone_pass_s)
 
     def together(self, workers: int) -> float:
-        """The work that so many workers get done together while all cores compute: as measured, linear between two
-        numbers that were measured, and no more than the largest of them beyond it."""
+        """Throughput of `workers` workers while all cores compute, relative to a single worker.
+
+        The throughput is linear between measured numbers of workers, and constant beyond the largest measured
+        number."""
         below = max((count for count in self.throughput if count <= workers), default=0)
         above = min((count for count in self.throughput if count >= workers), default=below)
         if not below:
@@ -85,11 +88,12 @@ class MachineCosts:
         return max(1.0, low + share * (high - low))
 
     def done_by(self, workers: int, work_s: float | None = None) -> float:
-        """The work that so many workers get done, each with so much of it for a minibatch, in single workers' worth."""
+        """Throughput of `workers` workers relative to a single worker, including idle cores; each has `work_s` of work
+        per minibatch."""
         return self.together(workers) * self.in_use(workers, work_s)
 
     def in_use(self, workers: int, work_s: float | None = None) -> float:
-        """The share of the cores that is in use by so many workers, each with so much work for a minibatch."""
+        """Share of the cores that `workers` workers use, each with `work_s` seconds of work per minibatch."""
         return 1.0 - (self.idle.share_at(workers, work_s) if self.idle else 0.0)
 
     def to_json(self) -> dict[str, Any]:
@@ -135,7 +139,7 @@ def cache_file() -> Path:
 
 
 def machine_costs() -> MachineCosts | None:
-    """What was measured on this machine with these versions; None where nothing valid was."""
+    """The measurements on this machine with these versions; None if there are no valid ones."""
     path = cache_file()
     if not enabled() or not path.is_file():
         return None
@@ -150,12 +154,12 @@ def machine_costs() -> MachineCosts | None:
 
 
 def save(measured: MachineCosts) -> None:
-    """Write the file. Raises an `InputError` where it cannot be written."""
+    """Write the file of the measurements. Raises an `InputError` if the file cannot be written."""
     write_json(cache_file(), measured.to_json())
 
 
 def with_machine_costs(cluster: Cluster) -> Cluster:
-    """A cluster of CPU workers of this machine, with what was measured here; unchanged where nothing was."""
+    """A cluster of CPU workers of this machine with the measurements made here; unchanged if there are none."""
     measured = machine_costs() if shares_processors(cluster) else None
     if measured is None:
         return cluster
@@ -165,7 +169,7 @@ def with_machine_costs(cluster: Cluster) -> Cluster:
 
 
 def whole_cores(cluster: Cluster) -> Cluster:
-    """The cluster with whole cores in place of a measured throughput, for layers that were measured under load."""
+    """The cluster with whole cores instead of a measured throughput, for layers that were measured under load."""
     cores = cluster.device.cores
     if float(cores).is_integer() or not cluster.uniform:
         return cluster
@@ -173,10 +177,10 @@ def whole_cores(cluster: Cluster) -> Cluster:
 
 
 def _shared_out(cluster: Cluster, profile: Profile) -> Cluster:
-    """The cluster with the cores that its workers have together, where what was measured here is charged.
+    """The cluster with the number of cores that its workers effectively have, if measurements made here are charged.
 
-    Layers that were measured under load are as slow as beside other workers already. Idle cores are in no measured
-    time of a layer, and depend on the work of a minibatch.
+    Times of layers that were measured under load already include the slowdown by other workers. No measured time of a
+    layer includes idle cores, which depend on the work of a minibatch.
     """
     measured, loaded = machine_costs(), profile.provenance.processes > 1
     whole = whole_cores(cluster) if loaded else cluster
@@ -203,9 +207,9 @@ def shares_processors(cluster: Cluster) -> bool:
 
 
 def as_charged(profile: Profile, cluster: Cluster, busy: int) -> tuple[Profile, Cluster]:
-    """The profile with the times of so many busy workers, and the cluster as it is charged with these times.
+    """The profile with times for `busy` busy workers, and the cluster with the costs to charge beside these times.
 
-    Times under load include what workers take from each other, and those of a calibrated profile the executor's work.
+    Times under load include the mutual slowdown of workers. Times of a calibrated profile include the executor's work.
     """
     if shares_processors(cluster):
         profile = profile.under_load(busy)
@@ -218,7 +222,7 @@ def as_charged(profile: Profile, cluster: Cluster, busy: int) -> tuple[Profile, 
 
 
 def with_one_worker(cluster: Cluster) -> Cluster:
-    """One worker of a machine, which then shares its cores with nobody."""
+    """The cluster of one worker of a machine, which shares its cores with no other worker."""
     levels = tuple(replace(level, count=1) for level in cluster.levels)
     measured, costs = machine_costs(), cluster.executor
     if measured is not None and costs == measured.costs:
@@ -227,12 +231,12 @@ def with_one_worker(cluster: Cluster) -> Cluster:
 
 
 def without_costs(cluster: Cluster) -> Cluster:
-    """The cluster without the times that were measured of the executor, for layers whose times include all of it."""
+    """The cluster without the measured times of the executor, for layers whose times include them."""
     return whole_cores(replace(cluster, executor=cluster.executor.memory_only()) if cluster.executor else cluster)
 
 
 def _made_with() -> dict[str, str]:
-    """What the measurements depend on."""
+    """The fields that identify the measured system: machine and versions."""
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -13,7 +13,8 @@ MAXIMUM_WORKERS = 1 << 20
 LONGEST_LATENCY_S = 3600.0
 LEAST_EFFICIENCY = 1e-6
 MEMORY_RESERVE, MOST_RESERVED = 0.05, 0.5
-"""The share of a device's memory that plans leave free, unless the cluster file says otherwise, and the largest one."""
+"""Share of a device's memory that plans leave free unless the cluster file says otherwise, and the largest such
+share."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,14 @@ class Device:
 
     name: str
     kind: str
-    """`cuda` or `cpu`."""
+    """Kind of device: `cuda` or `cpu`."""
     memory_bytes: Bytes
-    """Memory of one device."""
+    """Memory of one device, in bytes."""
     speed: Amount = 1.0
     """Speed relative to the device on which the profile was measured."""
     cores: Natural | Amount = 0
-    """Processor cores that the workers of one server share, or the measured throughput of these workers relative to one
-    worker; 0 where every worker has a core of its own."""
+    """Number of processor cores that the workers of one server share, or the measured throughput of these workers
+    relative to one worker; 0 if every worker has its own core."""
     memory_reserve: Amount = 0.0
     """Share of the memory that plans leave free, because an allocator cannot use all of it (fragmentation)."""
 
@@ -38,23 +39,23 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """Memory that a worker may use: all but the reserve."""
+        """Memory that a worker may use, in bytes: all memory except the reserve."""
         return int(self.memory_bytes * (1 - self.memory_reserve))
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON, `cores` and `memory_reserve` only where they are not 0."""
+        """All fields as JSON; `cores` and `memory_reserve` only if they are not 0."""
         return json_fields(self, "cores", "memory_reserve")
 
 
 @dataclass(frozen=True)
 class Level:
-    """A level joins `count` components of the level below (devices, at the innermost) with full-duplex links."""
+    """A level joins `count` components of the level below with full-duplex links. The innermost level joins devices."""
 
     name: str
     """Name of one component of this level: `server`, `cluster`, …"""
     count: Natural
     bandwidth: Amount
-    """Bytes/s of the link of each joined component, in each direction."""
+    """Bandwidth of the link of each joined component, in bytes/s for each direction."""
     latency_s: Amount = 0.0
     """Seconds from the end of sending a message to its arrival."""
     allreduce_efficiency: Amount = 1.0
@@ -74,14 +75,14 @@ class Server:
 
     device: Device
     inside: Level
-    """The number of its devices, and the links between them."""
+    """The number of the server's devices, and the links between them."""
     card: Amount = 0.0
-    """Bytes/s of its network card, in each direction, where that is slower than the links of the level above; 0 where
-    it is not."""
+    """Rate of the server's network card in bytes/s for each direction, if it is slower than the links of the level
+    above; else 0."""
     price_per_hour: Amount | None = None
-    """Price of this server for one hour, in any currency; None where it is not known."""
+    """Price of this server for one hour, in any currency; None if unknown."""
     name: str = ""
-    """The name that people give this server, such as its host name. It makes no difference to planning."""
+    """A name of this server for people, such as its host name. The name has no effect on planning."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -94,17 +95,17 @@ class Server:
         return (self.device, replace(self.inside, source="")) == (other.device, replace(other.inside, source=""))
 
     def same_as(self, other: Server) -> bool:
-        """Whether the two servers are equal in everything but their names and the source of their figures."""
+        """Whether the two servers are equal except for their names and the source of their figures."""
         outside, other_outside = (self.card, self.price_per_hour), (other.card, other.price_per_hour)
         return self.computes_like(other) and outside == other_outside
 
     def to_json(self) -> dict[str, Any]:
-        """All fields as JSON, `name` only where there is one."""
+        """All fields as JSON; `name` only if it is not empty."""
         return json_fields(self, "name") | {"device": self.device.to_json()}
 
 
 def check_device(where: str, device: Device) -> None:
-    """Raise an `InputError` for a figure of a device that is wrong or implausible."""
+    """Raise an `InputError` if a figure of a device is wrong or implausible."""
     if device.memory_bytes < 1:
         raise InputError(f"{where}: its device has no memory")
     if not 0 <= device.memory_reserve <= MOST_RESERVED:
@@ -121,7 +122,7 @@ def check_device(where: str, device: Device) -> None:
 
 
 def check_level(where: str, level: Level, *, needs_bandwidth: bool = True) -> None:
-    """Raise an `InputError` for a figure of a level that is wrong or implausible. `where` begins the message."""
+    """Raise an `InputError` if a figure of a level is wrong or implausible. `where` is the beginning of the message."""
     if level.count < 1:
         raise InputError(f"{where}: no devices (count = {level.count}); a count is at least 1")
     if level.count > 1 and level.bandwidth <= 0 and needs_bandwidth:

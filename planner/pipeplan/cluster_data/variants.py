@@ -1,4 +1,5 @@
-"""Variants of a cluster that differ from it in one respect: a link, the memory, the speed, or the number of servers."""
+"""Variants of a cluster that differ from it in one property: a link, the memory, the speed, or the number of
+servers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,10 @@ OPERATIONS = ("all-reduce", "send/recv")
 
 
 def level_index(cluster: Cluster, name: str) -> int:
-    """Index of the level of that name. Raises an `InputError` that suggests existing names where there is none."""
+    """Index of the level of that name.
+
+    Raises an `InputError` that suggests existing names if there is no such level.
+    """
     names = [level.name for level in cluster.levels]
     if name not in names:
         raise InputError(f"cluster {cluster.name} has no level {name!r}; {did_you_mean(name, names)}")
@@ -22,12 +26,12 @@ def level_index(cluster: Cluster, name: str) -> int:
 
 
 def joining_levels(cluster: Cluster) -> list[int]:
-    """Indices of the levels that join several components; nothing crosses a level of a single component."""
+    """Indices of the levels that join several components. A level of a single component carries no traffic."""
     return [index for index, level in enumerate(cluster.levels) if level.count > 1]
 
 
 def with_bandwidth(cluster: Cluster, index: int, bandwidth: float) -> Cluster:
-    """The cluster with links of `bandwidth` bytes/s at one level. The slower card of a single server stays as it is."""
+    """The cluster with links of `bandwidth` bytes/s at one level. A server whose own card is slower keeps that card."""
     return _with_level(cluster, index, lambda level: replace(level, bandwidth=bandwidth))
 
 
@@ -35,7 +39,7 @@ def with_faster_links(cluster: Cluster, index: int, factor: float, operation: st
     """The cluster with links `factor` times as fast at one level, including the cards of servers.
 
     With `operation`, one of `OPERATIONS`, only that operation becomes faster. An operation runs at the bandwidth times
-    its efficiency, so the efficiency of the other one is divided by `factor`.
+    its efficiency, so the efficiency of the other operation is divided by `factor`.
     """
 
     def faster(level: Level) -> Level:
@@ -70,16 +74,15 @@ def with_faster_devices(cluster: Cluster, factor: float) -> Cluster:
 
 
 def unit_of_growth(cluster: Cluster) -> str:
-    """Name of one component that `grown_cluster` adds: the name of the level below the outermost, such as `server`;
-    `worker` where there is only one level."""
+    """Name of the components that `grown_cluster` adds, such as `server`; `worker` if there is only one level."""
     return "worker" if len(cluster.levels) == 1 else cluster.levels[-2].name
 
 
 def grown_cluster(cluster: Cluster, count: int) -> Cluster:
     """The cluster with `count` components at its outermost level, which must be at least as many as it has.
 
-    In a heterogeneous cluster each new component is a copy of the last one. Raises an `InputError` where the cluster
-    has no level that could join more servers.
+    In a heterogeneous cluster each new component is a copy of the last one. Raises an `InputError` if the cluster has
+    no level that could join more servers.
     """
     extra = count - cluster.levels[-1].count
     levels = (*cluster.levels[:-1], replace(cluster.levels[-1], count=count))

@@ -11,12 +11,12 @@ senders and m(ρ) receivers with p mod g = ρ sends this share of the minibatche
 
     ( Σ n(ρ) r'/g - Σ n(ρ) m(ρ) ) / lcm(r, r')
 
-With n and m exchanged, the same expression gives the share that it receives. Interleaved copies of a pipeline need no
-further term, because g is then a multiple of their number.
+With n and m exchanged, the same expression gives the share that the component receives. Interleaved copies of a
+pipeline need no further term, because g is then a multiple of the number of copies.
 
 Ring all-reduce. The ring joins the replicas in their order, and the last to the first. Each hop carries 2 (r-1)/r of
-the bytes per all-reduce (Patarasuk and Yuan, JPDC 2009). The all-reduce among m copies is r rings of m members, one
-ring for each replica, which share the bytes.
+the bytes per all-reduce (Patarasuk and Yuan, JPDC 2009). The all-reduce among m copies consists of r rings of m
+members, one ring for each replica. The rings share the bytes.
 
 Cores. If a server has more workers than cores (`Device.cores`), its cores are busy with the sum of what its workers
 compute, shared evenly: no core is idle while a worker that could run waits for one.
@@ -51,13 +51,16 @@ class CardLoads:
 
     cluster: Cluster
     busy_s: tuple[Floats, ...]
-    """By level below the outermost, 0 for the workers' ports: an array of shape (2, components), outgoing before
-    incoming."""
+    """One array for each level below the outermost, beginning with the workers' ports (level 0). Each array has the
+    shape (2, components), with outgoing traffic before incoming."""
     cores_s: tuple[tuple[float, str], ...] = ()
-    """For each server whose workers share cores: how long the cores are busy, and what messages call them."""
+    """(busy seconds of the cores, name of the cores in messages) for each server whose workers share cores."""
 
     def busiest(self) -> tuple[float, str]:
-        """The longest of these times and the name of its resource; among equals the outermost level, then the first."""
+        """The longest busy time and the name of its resource.
+
+        Among equal times the outermost level comes first, then the first component.
+        """
         level = max(range(len(self.busy_s)), key=lambda k: (float(self.busy_s[k].max()), k))
         times = self.busy_s[level]
         direction, component = (int(index) for index in np.unravel_index(int(times.argmax()), times.shape))
@@ -72,7 +75,7 @@ class CardLoads:
 
 
 def card_loads(plan: Plan, problem: Problem, links: Links) -> CardLoads:
-    """The load of every card under a plan. The cost of this call grows with workers, stages and levels only."""
+    """The load of every card under a plan. The time of this call grows only with the workers, stages and levels."""
     cluster = problem.cluster
     parameters, forward, backward = _stage_bytes(plan, problem)
     busy = []
@@ -89,7 +92,9 @@ def card_loads(plan: Plan, problem: Problem, links: Links) -> CardLoads:
 def bytes_across_cards(
     plan: Plan, cluster: Cluster, level: int, sizes: tuple[Floats, Floats, Floats], training: bool
 ) -> tuple[Floats, Floats]:
-    """Bytes per minibatch that cross the cards of a level, of messages and of all-reduces, each (direction, component).
+    """Bytes per minibatch across the cards of a level: (bytes of messages, bytes of all-reduces).
+
+    Both are arrays of shape (direction, component).
 
     `sizes` gives for each stage the bytes of its parameters, and the bytes of one minibatch that cross the cut behind
     it forward and backward.
@@ -107,8 +112,8 @@ def bytes_across_cards(
 
 
 def least_step_time_of_shared_cores_s(problem: Problem) -> float:
-    """Lower bound on every plan's step time, in seconds per minibatch, where workers share cores: all compute on all
-    cores.
+    """Lower bound on every plan's step time where workers share cores: all compute on all cores, in seconds per
+    minibatch.
 
     The bound is 0 where no cores are shared or contention is not modelled.
     """
@@ -120,7 +125,7 @@ def least_step_time_of_shared_cores_s(problem: Problem) -> float:
 
 
 def _core_loads(plan: Plan, problem: Problem, links: Links) -> tuple[tuple[float, str], ...]:
-    """For each server with more workers than cores: seconds per minibatch that its cores are busy, and their name."""
+    """(busy seconds of the cores per minibatch, name of the cores) for each server with more workers than cores."""
     cluster, loads = problem.cluster, []
     shared = cluster.shared_cores
     if not shared:
@@ -142,7 +147,7 @@ def _core_time_of_replica(plan: Plan, problem: Problem, links: Links, index: int
 
 
 def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:
-    """For every stage, bytes of its parameters and bytes across the cut behind it, forward and backward.
+    """For every stage: bytes of its parameters, and bytes that cross the cut behind it forward and backward.
 
     A tensor counts once for each cut that it crosses.
     """
@@ -154,13 +159,14 @@ def _stage_bytes(plan: Plan, problem: Problem) -> tuple[Floats, Floats, Floats]:
 
 
 def _add_boundary(total: Floats, senders: Ints, receivers: Ints, forward: float, backward: float) -> None:
-    """Add the traffic of one minibatch between two stages to the cards of the components that they are in."""
+    """Add the traffic of one minibatch between two stages to the cards of the stages' components."""
     common = math.gcd(len(senders), len(receivers))
     lowest = int(min(senders.min(), receivers.min()))
     count = int(max(senders.max(), receivers.max())) - lowest + 1
     inside: Ints | Floats = np.zeros(count)
     if senders.max() >= receivers.min() and receivers.max() >= senders.min():
-        # Classes (component, position modulo g): only those that hold both ends keep traffic inside a component.
+        # A class is (component, position modulo g). Traffic stays inside a component only for classes with both ends
+        # there.
         sender_classes, receiver_classes = (_classes(homes - lowest, common) for homes in (senders, receivers))
         common_classes, at_sender, at_receiver = np.intersect1d(
             sender_classes[0], receiver_classes[0], assume_unique=True, return_indices=True
@@ -177,7 +183,7 @@ def _add_boundary(total: Floats, senders: Ints, receivers: Ints, forward: float,
 
 
 def _classes(homes: Ints, common: int) -> tuple[Ints, Ints]:
-    """The classes that occur, as component · common + position mod common, and the number of workers in each."""
+    """The classes that occur, as component · common + position mod common, and the number of workers in each class."""
     return np.unique(homes * common + np.arange(len(homes)) % common, return_counts=True)
 
 

@@ -1,13 +1,13 @@
 """DDP overlap: the part of plain data parallelism's all-reduce that the backward pass does not hide.
 
 The next forward pass needs the update, so only the backward pass can hide the all-reduce. Gradients are reduced in
-buckets, which backward fills in its order and which close at a fixed number of bytes. A bucket's all-reduce begins when
-the bucket is full and the previous bucket's has ended, so the last bucket is always reduced after the pass:
+buckets of a fixed number of bytes, which the backward pass fills in its order. A bucket's all-reduce begins when the
+bucket is full and the previous all-reduce has ended. So the last bucket is always reduced after the pass:
 
     round = f + b + u + exposed + (1 - overlap) · hidden,    exposed + hidden = the all-reduce
 
-Here f, b and u are the forward pass, the backward pass and the optimiser's step of one minibatch. In a pipeline the
-replicated stages update one round late and have a whole round for the all-reduce (`schedules.update_lag`).
+Here f, b and u are the forward pass, the backward pass and the optimiser's step of one minibatch. In a pipeline,
+replicated stages update one round late, so that the all-reduce has a whole round (`schedules.update_lag`).
 
 Source of the buckets: Li et al., PyTorch Distributed, VLDB 2020; the executor uses the same sizes.
 """
@@ -35,19 +35,21 @@ def waits_for_allreduce(plan: Plan) -> bool:
 
 
 def ddp_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links) -> float:
-    """Exposed all-reduce time: seconds per round that remain when the backward pass ends.
+    """Exposed all-reduce time: the part that remains when the backward pass ends, in seconds per round.
 
-    The result is 0 for pipelines and for schedules that accumulate, whose all-reduce no forward pass waits for.
+    The result is 0 for pipelines and for schedules that accumulate: no forward pass waits for their all-reduce.
     """
     return _left_of_allreduce_s(plan, problem, links, 0) if waits_for_allreduce(plan) else 0.0
 
 
 def flush_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links, index: int) -> float | None:
-    """Seconds of a stage's all-reduce that remain when its last backward pass before a flush ends; None elsewhere.
+    """Exposed all-reduce time of a stage after its last backward pass before a flush, in seconds; None where it does
+    not apply.
 
-    The executor sends buckets during that pass, as in plain data parallelism. The formulas of the flush schedules count
-    them as one bucket that leaves when the pass begins, a lower bound. None where gradients of weights have a pass of
-    their own, workers run several stages, weights are shared, the optimiser's state is divided, or nothing is reduced.
+    The executor sends buckets during that pass, as in plain data parallelism. The formulas of the flush schedules only
+    give a lower bound: one bucket that leaves when the pass begins. The result is None where gradients of weights have
+    a pass of their own, workers run several stages, weights are shared, the optimiser's state is divided, or nothing is
+    reduced.
     """
     stage = plan.stages[index]
     if plan.inference or plan.schedule not in FLUSHING or plan.virtual or stage.deferred or stage.replicas == 1:
@@ -60,7 +62,7 @@ def flush_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links, index:
 
 
 def _left_of_allreduce_s(plan: Plan, problem: Problem, links: Links, index: int) -> float:
-    """Seconds of a stage's all-reduce that remain when a backward pass ends during which buckets are sent."""
+    """Exposed all-reduce time of a stage whose buckets are sent during the backward pass, in seconds."""
     stage = plan.stages[index]
     if stage.replicas == 1:
         return 0.0
@@ -79,7 +81,7 @@ def _left_of_allreduce_s(plan: Plan, problem: Problem, links: Links, index: int)
 def ddp_step_time_s(plan: Plan, problem: Problem, links: Links, pass_s: float) -> float:
     """Step time in seconds per minibatch of a plan whose forward pass waits for the all-reduce; 0 for other plans.
 
-    `pass_s` is f + b + u of its only stage, on the slowest replica.
+    `pass_s` is f + b + u of the plan's only stage, on the slowest replica.
     """
     if not waits_for_allreduce(plan):
         return 0.0

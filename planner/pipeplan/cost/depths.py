@@ -1,6 +1,6 @@
-"""Depths of the stages of a plan: those that sustain a step time, and the step time that given depths sustain.
+"""Depths of the stages of a plan: the depths that sustain a step time, and the step time that given depths sustain.
 
-With the depths come the weight versions, and under zb-h1 the gradients of weights that each stage defers
+The depths determine the weight versions, and under zb-h1 how many gradients of weights each stage defers
 (docs/cost-model.md, "In-flight depth" and "Zero bubble").
 """
 
@@ -18,7 +18,7 @@ from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, GPIPE, SPLITTING
 from pipeplan.problem.problem import Problem
 
 HALVINGS = 20
-"""Steps of the search for the depths that fit into memory."""
+"""Number of steps of the search for depths that fit into memory."""
 
 
 def assign_depths(plan: Plan, problem: Problem, step_time_s: float) -> Plan:
@@ -50,7 +50,7 @@ def assign_depths(plan: Plan, problem: Problem, step_time_s: float) -> Plan:
 def depths_for(times: Sequence[StageTimes], step_time_s: float, copies: int, *, common_update: bool) -> list[float]:
     """The depths that sustain a step time of one copy, computed from the last stage to the first.
 
-    With a `common_update` of all stages no stage waits for the replicas of its group.
+    If all stages share one update (`common_update`), no stage waits for the replicas of its group.
     """
     waits = [
         0.0 if common_update else float(formulas.group_wait(one.allreduce_s, step_time_s, one.replicas, copies))
@@ -71,7 +71,8 @@ def sustained_s(
 ) -> float:
     """Step time of one copy that the depth of a stage sustains.
 
-    `minibatches` are those of one update in one copy where all stages share it (2BW), else None.
+    `minibatches` is the number of minibatches per update in one copy where all stages share the update (2BW), else
+    None.
     """
     stage, step_time = times[index], 0.0
     if minibatches is not None:
@@ -82,7 +83,7 @@ def sustained_s(
     following = times[index + 1]
     in_flight, groups = float(following.depth * following.replicas), []
     if minibatches is None and copies > 1:
-        # With copies the waits are numbers of minibatches that do not depend on the step time.
+        # With several copies a wait is a number of minibatches, and does not depend on the step time.
         counts = (stage.replicas, following.replicas)
         in_flight += sum(float(formulas.group_wait(0.0, 1.0, count, copies)) for count in counts)
     elif minibatches is None:
@@ -92,11 +93,10 @@ def sustained_s(
 
 
 def _flush_depths(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> list[float]:
-    """The depths under a flush: those that hide transfers at the step time of the slowest resource, if memory allows
-    them.
+    """The depths under a flush.
 
-    Otherwise it is a slower step time for which memory suffices. No depth is below `formulas.flush_depth`, which the
-    solvers make room for.
+    The depths hide transfers at the step time of the slowest resource if memory allows it, otherwise at a slower step
+    time. No depth is below `formulas.flush_depth`, for which the solvers reserve memory.
     """
     count = minibatches_per_copy(plan)
     caps = [float(formulas.rounds(count, stage.replicas)) for stage in times]
@@ -122,7 +122,7 @@ def _flush_depths(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> 
 def _depths_of_batch(
     times: Sequence[StageTimes], count: int, caps: Sequence[float], away: Sequence[float]
 ) -> list[float]:
-    """The depths that cover the minibatches in flight behind each stage, and those `away` on its links."""
+    """The depths that cover the minibatches in flight behind each stage and the `away` minibatches on its links."""
     depths = [1.0]
     for index in range(len(times) - 2, -1, -1):
         behind = depths[0] * times[index + 1].replicas
@@ -149,7 +149,7 @@ def _deepest(plan: Plan, problem: Problem, index: int, most: int) -> int:
 def weights_s(plan: Plan, problem: Problem, index: int) -> float:
     """The part of a stage's backward pass that action W takes, in seconds; 0 where the stage defers nothing.
 
-    A profile has no time of its own for it. It is half of the backward pass of layers that have parameters.
+    A profile does not measure this time. The time is taken as half of the backward pass of layers that have parameters.
     """
     stage = plan.stages[index]
     splits = not stage.recompute if plan.virtual else stage.deferred
@@ -157,10 +157,11 @@ def weights_s(plan: Plan, problem: Problem, index: int) -> float:
 
 
 def defer_weights(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> Plan:
-    """The plan with as many gradients of weights deferred at every stage as fill the time in which those before drain.
+    """The plan in which every stage defers enough gradients of weights to fill the time while the stages before it
+    drain.
 
     A stage holds no more minibatches than the first one does under 1F1B, and no more than fit into its memory. A stage
-    that recomputes defers nothing, because it would keep what it recomputes in order to drop.
+    that recomputes defers nothing, because deferring would keep the activations that recomputation drops.
     """
     assert plan.accumulate is not None
     first, draining_s = plan.stages[0], 0.0

@@ -1,7 +1,7 @@
 """Computes the cost of a plan from the plan's own lists of layers and workers.
 
-It scores the plans that the solvers return, the plans that users write, and the baselines. No solver searches with it.
-docs/cost-model.md has the formulas; `pipeplan.cost.formulas` implements them.
+This evaluator scores the plans that the solvers return, the plans that users write, and the baselines. No solver uses
+this evaluator in its search. docs/cost-model.md has the formulas; `pipeplan.cost.formulas` implements them.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ STAGE_FIGURES = (
     *("boundary_level", "boundary_bytes", "boundary_gradient_bytes", "boundary_s", "depth_s", "parameter_bytes"),
     *("memory_bytes", "minibatch_bytes", "capacity_bytes", "weights_s"),
 )
-"""The figures of a stage that rows of an answer have, by their names in `StageCost`."""
+"""Names of the attributes of `StageCost` that the rows of an answer show."""
 
 
 @dataclass(frozen=True)
 class StageCost(StageTimes):
-    """The cost of one stage: its times, and what the plan around it adds."""
+    """The cost of one stage: its times, its memory, and figures that depend on the plan around it."""
 
     boundary_level: int
     """Level of the link to the next stage; 0 for the last stage."""
@@ -52,13 +52,13 @@ class StageCost(StageTimes):
     """Step time that the stage's depth sustains; 0 under a flush, where `Evaluation.batch` accounts for the depth."""
     parameter_bytes: int
     memory_bytes: float
-    """Memory of each worker of the stage."""
+    """Memory of each worker of the stage, in bytes."""
     minibatch_bytes: float
-    """The part of `memory_bytes` for each minibatch in flight, without weight versions."""
+    """The part of `memory_bytes` that each minibatch in flight takes, without weight versions."""
     capacity_bytes: float
-    """Memory of the stage's worker that has the least; infinite where memory does not limit the plan."""
+    """Smallest device memory among the stage's workers, in bytes; infinite where memory does not limit the plan."""
     weights_s: float = 0.0
-    """The part of `backward_s` that gradients of the weights take in a pass of their own."""
+    """The part of `backward_s` that gradients of the weights take, where they have a pass of their own; else 0."""
 
     @property
     def layers_forward_s(self) -> float:
@@ -76,17 +76,17 @@ class Evaluation:
     """The cost of a plan."""
 
     step_time_s: float
-    """Seconds per minibatch: in the steady state that of the slowest resource, under a flush the time of a batch
-    divided by its minibatches."""
+    """Seconds per minibatch: the time of the slowest resource in the steady state, or, under a flush, the time of a
+    batch divided by its minibatches."""
     alone_s: float
-    """The step time without contention, which the solvers minimise: every link is used alone, and no forward pass waits
-    for an update. It is at most `step_time_s`.
+    """The step time that the solvers minimise, at most `step_time_s`. This step time has no contention: each transfer
+    has its links to itself, and no forward pass waits for an update.
     """
     bound: str
     """The resource that determines the step time, in words."""
     stages: tuple[StageCost, ...]
     copies_s: float
-    """Synchronisation among copies of a whole pipeline, seconds per minibatch."""
+    """Synchronisation among copies of a whole pipeline, in seconds per minibatch."""
     batch: BatchTime | None = None
     """The parts of the time from one update to the next; None for schedules without a flush."""
 
@@ -104,7 +104,7 @@ class Evaluation:
 def evaluate(plan: Plan, problem: Problem) -> Evaluation:
     """The cost of a plan. Memory is reported, not enforced.
 
-    Raises an `InputError` where the plan is not one for this problem (`check_structure`).
+    Raises an `InputError` where the plan does not belong to this problem (`check_structure`).
     """
     check_structure(plan, problem)
     links = Links.of(problem.cluster)
@@ -124,7 +124,7 @@ def evaluate(plan: Plan, problem: Problem) -> Evaluation:
         if awaited_s > step_time * (1 + formulas.ROUNDING):
             step_time, bound = awaited_s, WAITS_FOR_UPDATE
         busiest_s, card = contention.card_loads(plan, problem, links).busiest()
-        # A card or core with a single user has, up to rounding, the load of that user, whose name says more.
+        # A card or core with a single user has the load of that user, up to rounding. The user's name then says more.
         step_time, bound = (busiest_s, card) if busiest_s > step_time * (1 + formulas.ROUNDING) else (step_time, bound)
     return Evaluation(step_time, alone, bound, stages, copies_s, parts)
 
@@ -213,7 +213,7 @@ def _flushes(plan: Plan) -> bool:
 
 
 def memory_excess_message(evaluation: Evaluation) -> str:
-    """A message that names the stage that exceeds its memory the most, and by how much."""
+    """A message that names the stage that exceeds its memory the most, and says by how much."""
     number, stage = max(enumerate(evaluation.stages, start=1), key=lambda entry: _excess(entry[1]))
     return f"stage {number} needs {show_size(stage.memory_bytes)}, {show_size(_excess(stage))} more than the device has"
 
@@ -244,7 +244,7 @@ def exposed_allreduce_per_minibatch_s(plan: Plan, problem: Problem, score: Evalu
 def idle_per_minibatch_s(plan: Plan, problem: Problem, score: Evaluation, index: int) -> float:
     """Idle time of one replica of stage `index`, in seconds per minibatch that it computes.
 
-    This is replicas × step time less the forward and backward passes and the exposed all-reduce.
+    The idle time is replicas × step time less the forward and backward passes and the exposed all-reduce.
     """
     stage = score.stages[index]
     if plan.virtual:
@@ -254,7 +254,7 @@ def idle_per_minibatch_s(plan: Plan, problem: Problem, score: Evaluation, index:
 
 
 def virtual_idle_s(plan: Plan, problem: Problem, score: Evaluation, index: int) -> float:
-    """A stage's share of the idle time of its workers, which run several stages."""
+    """A stage's share of the idle time of its workers, which run several stages, in seconds."""
     own = [number for number, stage in enumerate(plan.stages) if stage.workers == plan.stages[index].workers]
     work = sum(score.stages[one].forward_s + score.stages[one].backward_s for one in own)
     work += sum(exposed_allreduce_per_minibatch_s(plan, problem, score, one) for one in own)

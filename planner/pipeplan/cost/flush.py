@@ -1,6 +1,6 @@
-"""The time from one update to the next under the flush schedules: a lower bound on what the schedule takes.
+"""Lower bound on the time from one update to the next under the flush schedules.
 
-Such a schedule drains the pipeline before every update. docs/cost-model.md, "Flush schedules", has the formula and why
+A flush schedule drains the pipeline before every update. docs/cost-model.md, "Flush schedules", has the formula and why
 it is a bound.
 """
 
@@ -20,7 +20,9 @@ from pipeplan.problem.problem import Problem
 
 
 def batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> BatchTime:
-    """The parts of one batch. They are those of the stage and the resource behind it that take longest together."""
+    """The parts of the time of one batch.
+
+    Each pair of a stage and a resource behind it gives a lower bound. The pair with the longest time is chosen."""
     count, last = minibatches_per_copy(plan), len(times) - 1
     exposed = [exposed_s(plan, problem, links, times, index) for index in range(len(times))]
     found = []
@@ -54,28 +56,30 @@ def batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[Stage
 def ahead_s(plan: Plan, stage: StageTimes) -> float:
     """The passes of one minibatch at a stage by which filling and draining delay the stages behind it, in seconds.
 
-    Under zb-h1 deferred gradients of weights fill the time of draining, so that only the forward pass counts. The
-    optimiser's step is not among them, as every stage makes its own.
+    Under zb-h1, deferred gradients of weights fill the time of draining, so only the forward pass counts. The
+    optimiser's step does not count, because every stage has its own.
     """
     return stage.forward_s if plan.schedule in SPLITTING else stage.pass_s - stage.update_s
 
 
 def ways_s(plan: Plan, stage: StageTimes) -> float:
-    """The transfers of one minibatch behind a stage that delay the stages there, in seconds; see `ahead_s`."""
+    """The transfers of one minibatch at the boundary behind a stage that delay the later stages, in seconds; see
+    `ahead_s`."""
     return stage.round_trip_s / 2 if plan.schedule in SPLITTING else stage.round_trip_s
 
 
 def tail_s(plan: Plan, stage: StageTimes) -> float:
-    """At most the last minibatch's gradients of weights, in seconds, which under zb-h1 fill the time of draining beside
-    the deferred ones."""
+    """Upper bound on the time of the last minibatch's gradients of weights, in seconds.
+
+    Under zb-h1 these gradients fill the time of draining, together with the deferred gradients."""
     return (stage.backward_s - stage.update_s) / 2 if plan.schedule in SPLITTING else 0.0
 
 
 def exposed_s(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], index: int) -> float:
     """Lower bound on the time from a stage's last backward pass before an update to its next forward pass, in seconds.
 
-    It is the exposed part of the all-reduce among all replicas, in all copies of the pipeline, the exchange of the
-    gradients of shared weights with one other stage at least, and the optimiser's step.
+    The bound adds up the exposed part of the all-reduce among all replicas in all copies of the pipeline, the exchange
+    of the gradients of shared weights with at least one other stage, and the optimiser's step.
     """
     allreduce, stage = group_allreduce_time(plan, problem, links, index), times[index]
     if problem.options.sharding.divides_weights:

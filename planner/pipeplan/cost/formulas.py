@@ -1,11 +1,11 @@
-"""Every formula of the cost model, once. All functions accept scalars or NumPy arrays that broadcast.
+"""Every formula of the cost model, once. Every function accepts scalars or NumPy arrays that broadcast.
 
-Times are seconds, sizes bytes, bandwidths bytes/s. A time "per minibatch" is in the steady state, of one copy of the
-pipeline. Sections in quotes below are those of docs/cost-model.md, which has the same symbols: for a stage, r replicas,
-w parameter bytes, depth d; T the step time, in seconds per minibatch; B and α the bandwidth and latency of a link; M
+Times are seconds, sizes bytes, bandwidths bytes/s. A time "per minibatch" is a time of one copy of the pipeline in the
+steady state. A quoted name below is a section of docs/cost-model.md. Both use the same symbols: r replicas, w parameter
+bytes and depth d of a stage; T the step time, in seconds per minibatch; B and α the bandwidth and latency of a link; M
 the minibatches per update.
 
-Sources, where a formula names no other: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training,
+Source of each formula that names none: Narayanan et al., PipeDream: Generalized Pipeline Parallelism for DNN Training,
 SOSP 2019, §3.1 (stage and boundary times), §3.2 (depth), §3.3 (weight versions). docs/cost-model.md explains where
 pipeplan's formulas differ from these, and by which measurement.
 """
@@ -21,11 +21,11 @@ import numpy as np
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 
 ROUNDING = 1e-9
-"""Slack in the ceiling of `in_flight_depth`: a quotient that exceeds an integer by less counts as that integer."""
+"""Rounding tolerance of `in_flight_depth`: a quotient that exceeds an integer by less counts as that integer."""
 
 
 def compute_time(work_s: Any, replicas: Any, speed: Any) -> Any:
-    """Compute time per minibatch of a stage: work / (replicas · speed), as the replicas take minibatches in turn.
+    """Compute time per minibatch of a stage: work / (replicas · speed), because the replicas take minibatches in turn.
 
     `work_s` is forward plus backward time of one minibatch on a device of speed 1. PipeDream §3.1; "The step time".
     """
@@ -44,8 +44,8 @@ def ring_allreduce_time(members: Any, size: Any, bandwidth: Any, latency_s: Any)
 def overlapped(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
     """Time of compute and synchronisation together: max(c, g) + (1-ω) · min(c, g), with ω the `overlap`.
 
-    With ω = 1, PipeDream's assumption (§3.1), the shorter hides behind the longer; with ω = 0 they add up. "The step
-    time".
+    With ω = 1, PipeDream's assumption (§3.1), the shorter time hides behind the longer; with ω = 0 the times add up.
+    "The step time".
     """
     return np.maximum(compute_s, synchronisation_s) + (1.0 - overlap) * np.minimum(compute_s, synchronisation_s)
 
@@ -53,8 +53,8 @@ def overlapped(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
 def core_time(work_s: Any, replicas: Any, allreduce_s: Any, interval: Any, overlap: float) -> Any:
     """Core time of one replica of a stage per minibatch: work / replicas + (1-ω) · all-reduce / interval.
 
-    Used where workers share cores ("Shared cores"): the part of an all-reduce that does not overlap with compute is
-    work of the cores, which move the data. There is one all-reduce for every `interval` minibatches.
+    This time counts where workers share cores ("Shared cores"). The cores move the data of an all-reduce, so the part
+    that does not overlap with compute is their work. There is one all-reduce for every `interval` minibatches.
     """
     return work_s / replicas + (1.0 - overlap) * allreduce_s / interval
 
@@ -66,9 +66,9 @@ def executor_time(
 
     passes · (pass + boundaries · message) + crossing · message_byte + versioned · version_byte + steps · step, and
     sample + read at the first and the last stage, which have fewer than two neighbours. `passes` is 2 in training and 1
-    in inference, `boundaries` the number of neighbouring stages (0 to 2), `crossing_bytes` what crosses both boundaries
-    in both directions, `versioned_bytes` the parameters that an update copies, per minibatch, and `steps` the
-    optimiser's steps per minibatch. "The executor's own work".
+    in inference, `boundaries` the number of neighbouring stages (0 to 2), `crossing_bytes` the bytes that cross both
+    boundaries in both directions, `versioned_bytes` the parameters that an update copies, per minibatch, and `steps`
+    the optimiser's steps per minibatch. "The executor's own work".
     """
     messages = passes * (costs.pass_s + boundaries * costs.message_s) + steps * costs.step_s
     messages = messages + np.less(boundaries, 2) * costs.samples_s
@@ -98,9 +98,9 @@ def in_flight_depth(behind: Any, wait: Any, transfer_s: Any, step_time_s: float,
     """Depth: the minibatches that each replica of a stage keeps in flight so that the pipeline sustains `step_time_s`.
 
     d = 1 + ceil((behind + wait + 2 · transfer / step time) / replicas), with `behind` from `in_flight_behind` of the
-    next stage and `wait` from `group_wait` of this one. The last stage needs depth 1. PipeDream's warm-up count (§3.2),
-    the number of workers from this stage on divided by its replicas, is a lower bound: it ignores transfers and waits.
-    "In-flight depth".
+    next stage and `wait` from `group_wait` of this stage. The last stage needs depth 1. PipeDream's warm-up count
+    (§3.2) is a lower bound, because it ignores transfers and waits: the number of workers from this stage on, divided
+    by the stage's replicas. "In-flight depth".
     """
     return 1 + np.ceil((behind + wait + 2 * transfer_s / step_time_s) / replicas - ROUNDING)
 
@@ -114,8 +114,8 @@ def group_wait(allreduce_s: Any, step_time_s: float, replicas: Any, copies: int 
     """Minibatches that pass while the replicas of a stage wait for the all-reduce of their group: max(0, G / T - 1).
 
     The minibatches of a group start within r - 1 step times, the all-reduce then takes G (`allreduce_s`), and the
-    update is due r step times after the group started. As G is at most r step times where synchronisation keeps the
-    step time, the wait is at most r - 1. With m copies of the pipeline this bound is used instead: r - 1/m minibatches
+    update is due r step times after the group started. G is at most r step times unless synchronisation limits the step
+    time, so the wait is at most r - 1. With m copies of the pipeline the result is an upper bound: r - 1/m minibatches
     of one copy. "In-flight depth".
     """
     if copies > 1:
@@ -126,8 +126,9 @@ def group_wait(allreduce_s: Any, step_time_s: float, replicas: Any, copies: int 
 def depth_limited_step_time(
     depth: int, replicas: int, following: float, transfer_s: float, waits: Sequence[float]
 ) -> float:
-    """Step time that a depth sustains: `in_flight_depth` solved for the step time; infinite where the depth is too
-    small.
+    """Step time that a depth sustains; infinite where the depth is too small.
+
+    This is `in_flight_depth` solved for the step time.
 
     `following` is the number of minibatches in flight at the next stage, d′ · r′; `waits` are the all-reduce times of
     this stage and of the next. With slack = (d - 1) r - d′ r′ the condition is slack · T ≥ 2 · transfer + Σ max(0, wait
@@ -152,10 +153,10 @@ def buffered_step_time(depth: int, replicas: int, allreduce_s: float, minibatche
     """Smallest step time T at which two weight versions suffice: d · r + max(0, G / T - 1/m) ≤ minibatches, solved for
     T.
 
-    The second term is the wait of 2BW: minibatches of one copy, of m, between the last backward pass of a group and its
-    update. The update is ready before the first forward pass that needs it, so the pipeline never waits.
-    `minibatches` is the number per update in one copy, accumulate // copies. The result is infinite where more than
-    these are in flight. "2BW".
+    The second term is the wait of 2BW: minibatches of one of m copies between the last backward pass of a group and the
+    group's update. The update is ready before the first forward pass that needs it, so the pipeline never waits.
+    `minibatches` is the number of minibatches per update in one copy, accumulate // copies. The result is infinite
+    where more minibatches than that are in flight. "2BW".
     """
     spare = minibatches - depth * replicas
     return float("inf") if spare < 0 else allreduce_s / (spare + 1.0 / copies)
@@ -163,7 +164,7 @@ def buffered_step_time(depth: int, replicas: int, allreduce_s: float, minibatche
 
 def rounds(minibatches: Any, servers: Any) -> Any:
     """Minibatches on the busiest of `servers` replicas or links that take them in turn: ceil(minibatches / servers)."""
-    # Division of whole numbers of this size is exact enough for ceil, and much faster over arrays than //.
+    # For whole numbers of this size, / is exact enough for ceil, and much faster over arrays than //.
     return np.ceil(minibatches / servers) if isinstance(servers, np.ndarray) else -(-minibatches // servers)
 
 
@@ -179,8 +180,8 @@ def flush_busy(pass_s: Any, minibatches: Any, servers: Any) -> Any:
 def flush_exposed(allreduce_s: Any, backward_s: Any, hidden_share: float) -> Any:
     """Lower bound on the exposed all-reduce time of a stage under a flush, in seconds per update.
 
-    Buckets of gradients leave during the stage's last backward pass, of `backward_s` seconds, which hides at most the
-    `hidden_share` of what it overlaps with. "Flush schedules".
+    Buckets of gradients leave during the stage's last backward pass, which takes `backward_s` seconds. The pass hides
+    at most the share `hidden_share` of the communication that it overlaps with. "Flush schedules".
     """
     return allreduce_s - hidden_share * np.minimum(allreduce_s, backward_s)
 
@@ -188,7 +189,8 @@ def flush_exposed(allreduce_s: Any, backward_s: Any, hidden_share: float) -> Any
 def flush_depth(behind: Any, minibatches: Any, replicas: Any) -> Any:
     """Depth of a stage under a flush: min(ceil(M / r), 1 + ceil(behind / r)), with `behind` from the next stage.
 
-    It covers the minibatches in flight there without waiting for one of them to return. "Flush schedules".
+    This depth covers the minibatches in flight at the next stage without waiting for the first of them to return.
+    "Flush schedules".
     """
     return np.minimum(rounds(minibatches, replicas), 1 + np.ceil(behind / replicas - ROUNDING))
 
@@ -196,9 +198,9 @@ def flush_depth(behind: Any, minibatches: Any, replicas: Any) -> Any:
 def shared_weight_time(size: Any, bandwidth: Any, latency_s: Any, workers: Any) -> Any:
     """The charge of one stage for the gradients of weights of which it has a shared copy: size / B + D · α.
 
-    B, α and D are the bandwidth, the latency and the number of workers of the whole cluster. Two or more stages hold a
-    copy, on K of these workers, so that their charges together are at least one ring all-reduce among the K workers,
-    which takes at most 2 · size / B + 2 (K-1) · α. "Shared weights".
+    B, α and D are the bandwidth, the latency and the number of workers of the whole cluster. At least two stages hold a
+    copy, on K workers together. So the sum of their charges is at least the time of one ring all-reduce among the K
+    workers, which takes at most 2 · size / B + 2 (K-1) · α. "Shared weights".
     """
     return size / bandwidth + workers * latency_s
 
@@ -206,8 +208,9 @@ def shared_weight_time(size: Any, bandwidth: Any, latency_s: Any, workers: Any) 
 def deferred_memory(deferred: Any, minibatch: Any) -> Any:
     """Memory of deferred gradients of weights, in bytes: (2 · deferred + 1) · minibatch; 0 if none is deferred.
 
-    A deferred minibatch keeps its activations, and the gradients of the outputs of layers with parameters, which take
-    at most as much. The stage also frees nothing of the minibatch whose backward pass runs. "Zero bubble".
+    A deferred minibatch keeps its activations and the gradients of the outputs of layers with parameters. These
+    gradients take at most as much memory as the activations. The stage also frees nothing of the minibatch whose
+    backward pass runs. "Zero bubble".
     """
     return np.where(np.greater(deferred, 0), (2 * deferred + 1) * minibatch, 0)
 
@@ -215,23 +218,25 @@ def deferred_memory(deferred: Any, minibatch: Any) -> Any:
 def fixed_memory(parameters: Any, buffers: Any, boundary: Any, optimizer_ratio: float, training: bool) -> Any:
     """Memory of one worker that does not grow with the depth, in bytes.
 
-    In training: one gradient and the optimiser's state for all parameters, module buffers, and communication buffers
-    for one minibatch in both directions at both boundaries (`boundary` bytes). In inference: the weights take the
-    place of gradient and state. `optimizer_ratio` is bytes of optimiser state per byte of parameters
-    (`Problem.state_ratio`). "Memory of one worker".
+    In training it counts one gradient and the optimiser's state for all parameters, the module buffers, and
+    communication buffers for one minibatch in both directions at both boundaries (`boundary` bytes). In inference it
+    counts the weights instead of gradient and state. `optimizer_ratio` is bytes of optimiser state per byte of
+    parameters (`Problem.state_ratio`). "Memory of one worker".
     """
     per_parameter = 1.0 + optimizer_ratio if training else 1.0
     return parameters * per_parameter + buffers + boundary
 
 
 def replica_memory(parameters: Any, replicas: Any, lag: Any = 0) -> Any:
-    """Memory that replication adds in training, in bytes: flat buckets for the all-reduce of gradients, and `lag` more
-    weight versions, or copies of the weights for these versions."""
+    """Memory that replication adds in training, in bytes.
+
+    The sum counts flat buckets for the all-reduce of gradients and `lag` more copies of the weights, for further weight
+    versions."""
     return parameters * (np.greater(replicas, 1) + lag)
 
 
 def divided_state(parameters: Any, replicas: Any, optimizer_ratio: float) -> Any:
-    """Bytes of the optimiser's state that a worker does not hold where replicas divide it: ratio · w · (1 - 1/r).
+    """Bytes of the optimiser's state that a worker saves where replicas divide the state: ratio · w · (1 - 1/r).
 
     Source: Rajbhandari et al., ZeRO, SC 2020, stage 1. "Memory of one worker".
     """
@@ -239,15 +244,17 @@ def divided_state(parameters: Any, replicas: Any, optimizer_ratio: float) -> Any
 
 
 def version_memory(parameters: Any, versions: Any, copies: int = 1) -> Any:
-    """Memory of `versions` versions of the weights, in bytes, at `copies` of the weights for each version.
+    """Memory of `versions` versions of the weights, in bytes, with `copies` copies of the weights for each version.
 
-    There are two (`Options.copies_per_version`) where a correction keeps steps of the optimiser. "Corrected updates".
+    A version needs two copies (`Options.copies_per_version`) where a correction keeps steps of the optimiser.
+    "Corrected updates".
     """
     return parameters * versions * copies
 
 
 def recompute_memory(saved: Any, sent: Any, recompute: Any) -> Any:
-    """Memory that a stage needs once if it recomputes, in bytes: the activations of the one minibatch in backward."""
+    """Memory that a stage needs once if it recomputes, in bytes: the activations of the minibatch whose backward pass
+    runs."""
     return np.where(recompute, saved + sent, 0)
 
 
@@ -256,12 +263,11 @@ def memory_per_depth(
 ) -> Any:
     """Memory in training for each minibatch in flight, in bytes.
 
-    These are the activations saved for backward, the stage's input (`received`) and output (`sent`), and a version of
-    the weights where the schedule `stashes` one for each minibatch, or that number of copies of them. A stage that
-    recomputes keeps only its input and the version.
+    The sum counts the activations saved for backward, the stage's input (`received`) and output (`sent`), and `stashes`
+    copies of the weights. A stage that recomputes keeps only its input and the version.
 
-    Tensors that cross a boundary are held on both sides until the backward pass. A profile counts them once, with the
-    first layer that saves them, on whichever side that is. Here they are charged to both sides, so one side may count
-    them twice. "Memory of one worker".
+    Tensors that cross a boundary are held by both stages until the backward pass. A profile counts each of these
+    tensors once, with the first layer that saves it. Here both stages at a boundary are charged for the tensor, so one
+    stage may count it twice. "Memory of one worker".
     """
     return parameters * stashes + received + np.where(recompute, 0, saved + sent)

@@ -5,15 +5,15 @@ unit before it computes. Two resources work side by side, the workers and the ne
 
     forward    root + g(1) + Σ over units i of max( f(i), g(i+1) )
     backward   root + g(n) + Σ over units i, from n down to 1, of max( b(i), r(i+1) + g(i-1) ) + r(1) + r(root)
-    update     under HSDP, what of the all-reduces across servers is not done when the last backward pass ends
+    update     under HSDP, the all-reduces across servers that remain when the last backward pass ends
 
-Here f and b are the times of a unit's passes, g the all-gather of its weights and r the reduce-scatter of the
-gradients of its trained weights, each half of a ring all-reduce; `root` is the all-gather of the weights that belong
-to no unit. While a unit computes, the network reduces the gradients of the unit before it and gathers the weights of
-the next. Every microbatch gathers weights and reduces its gradients, so that a worker adds up gradients of its part
-alone. With an overlap ω below 1, max(c, g) becomes max(c, g) + (1-ω) min(c, g). Under HSDP gathers and
-reduce-scatters stay inside a server. The last microbatch of an update also reduces the parts across servers, by all
-workers of a server at a time over its one card.
+Here f and b are the times of a unit's passes, g the all-gather of its weights and r the reduce-scatter of the gradients
+of its trained weights, each half of a ring all-reduce; `root` is the all-gather of the weights that belong to no unit.
+While a unit computes, the network reduces the gradients of the unit before it and gathers the weights of the next.
+Every microbatch gathers weights and reduces its gradients, so a worker accumulates only the gradients of its own shard.
+With an overlap ω below 1, max(c, g) becomes max(c, g) + (1-ω) min(c, g). Under HSDP gathers and reduce-scatters stay
+inside a server. In the last microbatch of an update, all workers of a server also reduce their shards across servers at
+the same time, over the server's one card.
 
 Source: Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, VLDB 2023, and the documentation
 of torch.distributed.fsdp.fully_shard (FSDP2), whose order of prefetching this is.
@@ -33,7 +33,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.fsdp_units import FsdpUnit, fsdp_units
 
 EXCHANGING = "gathering weights and reducing gradients"
-"""The bound of a plan whose network is busier than its workers are with computing."""
+"""Name of the limiting resource if the network is busier than the workers."""
 Rate = tuple[float, float]
 """Bandwidth in bytes/s and latency in seconds of a ring."""
 
@@ -43,17 +43,17 @@ class ShardGroups:
     """The groups of workers that exchange weights and gradients."""
 
     shards: int
-    """Workers that hold the weights together."""
+    """Number of workers that together hold the weights once."""
     replicas: int
-    """Groups of such workers."""
+    """Number of groups that hold the weights once each."""
     inside: Rate
-    """The slowest ring of one group."""
+    """Rate of the slowest ring inside one group."""
     across: Rate
-    """The slowest ring of the workers that hold the same shard."""
+    """Rate of the slowest ring among workers that hold the same shard."""
 
     @staticmethod
     def of(plan: Plan, problem: Problem, links: Links) -> ShardGroups:
-        """The groups of a plan of one stage: its workers, or under HSDP those of each server."""
+        """The groups of a plan of one stage: all its workers, or under HSDP the workers of each server."""
         groups = shard_groups(plan, problem)
         rates = [links.allreduce_among(group) for group in groups]
         inside = min(rate for rate, _ in rates), max(latency for _, latency in rates)
@@ -65,12 +65,12 @@ class ShardGroups:
         return float(formulas.ring_allreduce_time(self.shards, size, *self.inside)) / 2 if size else 0.0
 
     def across_s(self, size: float) -> float:
-        """Seconds in which all workers of a group reduce their shards of `size` bytes with those of other groups."""
+        """Seconds in which all workers of a group reduce their shards of `size` bytes with the other groups."""
         return float(formulas.ring_allreduce_time(self.replicas, size, *self.across)) if size else 0.0
 
 
 def shard_groups(plan: Plan, problem: Problem) -> list[tuple[int, ...]]:
-    """The workers of a plan of one stage, by the group that holds the weights once."""
+    """The workers of a plan of one stage, in groups that hold the weights once each."""
     workers = plan.stages[0].workers
     if problem.options.sharding == Sharding.FULL:
         return [workers]
@@ -85,13 +85,13 @@ class ShardedPasses:
     """The passes of one microbatch on the slowest worker, and the exchanges of one update, in seconds."""
 
     forward_s: float
-    """Forward pass with the waits for gathered weights."""
+    """Forward pass, including the waits for gathered weights."""
     backward_s: float
-    """Backward pass with these waits, with reduce-scatters, and with recomputation."""
+    """Backward pass, including the waits for gathered weights, reduce-scatters and recomputation."""
     exposed_s: float
-    """What the all-reduces across servers add to the last backward pass of an update."""
+    """Seconds that the all-reduces across servers add to the last backward pass of an update."""
     across_s: float
-    """All of these all-reduces of one update."""
+    """Seconds of all all-reduces across servers of one update."""
     bound: str
     """The resource that is busier during one microbatch, in words."""
 
@@ -131,7 +131,7 @@ def sharded_passes(plan: Plan, problem: Problem, links: Links) -> ShardedPasses:
 
 
 def _times(groups: ShardGroups, forward_s: float, backward_s: float, gathered: int, reduced: int) -> _Times:
-    """The times of a unit with these bytes of weights and of their gradients."""
+    """The times of a unit with `gathered` bytes of weights and `reduced` bytes of gradients."""
     return _Times(forward_s, backward_s, groups.gather_s(gathered), groups.gather_s(reduced), groups.across_s(reduced))
 
 
@@ -143,7 +143,7 @@ def _root_bytes(problem: Problem, units: Sequence[FsdpUnit]) -> tuple[int, int]:
 
 
 def _backward_s(behind: Sequence[_Times], root: _Times, overlap: float) -> tuple[float, float]:
-    """Seconds of a backward pass, and what the all-reduces across servers add to it.
+    """Seconds of a backward pass, and further seconds that the all-reduces across servers add to it.
 
     `behind` are the units in the order of the backward pass.
     """
@@ -162,18 +162,18 @@ def _backward_s(behind: Sequence[_Times], root: _Times, overlap: float) -> tuple
 
 
 def sharded_memory(plan: Plan, problem: Problem) -> tuple[float, float]:
-    """Bytes of one worker without workspace, and the part of them for its microbatch: activations. Both at their most.
+    """Peak memory of one worker without workspace, and the part of it for activations of its microbatch, in bytes.
 
-    Weights, and gradients and optimiser state of those that are trained, are divided. The rest is at its most while
-    some unit runs backward. It is the gathered weights of the root, of the unit and of the next one; the whole
-    gradients of the unit, of the one that is being reduced, and of the root's layers from the unit on; and the
+    Workers divide the weights, and the gradients and optimiser state of trained weights. Other memory peaks while some
+    unit runs backward. The peak consists of the gathered weights of the root, of this unit and of the next one; the
+    whole gradients of this unit, of the unit that is being reduced, and of the root's layers from this unit on; and the
     activations that are left.
     """
     profile, units = problem.profile, fsdp_units(problem.profile.layers)
     (root, root_reduced), shards = _root_bytes(problem, units), len(shard_groups(plan, problem)[0])
     unit_of = {layer.name: number for number, unit in enumerate(units) for layer in unit.layers}
     started = [sum(layer.parameter_bytes for layer in unit.layers) * (not unit.wrapped) for unit in units]
-    for tie in profile.tied:  # charged to the first of its layers, and the last one has its gradient first
+    for tie in profile.tied:  # charged to the first of its layers; the last layer computes the gradient first
         started[unit_of[tie.layers[-1]]] += tie.bytes
     activations = _activation_bytes(problem, units, unit_of, recompute=plan.stages[0].recompute)
     gathered = [0, *(unit.gathered_bytes for unit in units)]
@@ -191,9 +191,10 @@ def sharded_memory(plan: Plan, problem: Problem) -> tuple[float, float]:
 def _activation_bytes(
     problem: Problem, units: Sequence[FsdpUnit], unit_of: Mapping[str, int], *, recompute: bool
 ) -> list[float]:
-    """Bytes that are kept of one microbatch while each unit runs backward.
+    """Bytes of activations of one microbatch while each unit runs backward.
 
-    With recomputation a unit keeps only the tensors that it reads from others. While it runs backward it has all.
+    With recomputation a unit keeps only the tensors that it reads from other units. While the unit runs backward, it
+    holds all of its activations.
     """
     share = 1 + problem.cluster.executor.activation_share
     saved = [share * sum(layer.saved_bytes for layer in unit.layers) for unit in units]

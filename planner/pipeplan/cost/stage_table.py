@@ -1,15 +1,15 @@
-"""What stages need before they have workers: the one statement of a stage's work, bytes and parts of memory.
+"""Work, bytes and memory of stages before workers are assigned to them.
 
-A `StageTable` describes many stages as arrays, or one stage as numbers. It says how the figures of layers become those
-of stages. The subclasses say which layers a stage has, and what crosses its boundaries:
+A `StageTable` describes many stages as arrays, or one stage as numbers. The class computes the figures of stages from
+those of layers. The subclasses say which layers a stage has, and what crosses its boundaries:
 
     CutStages                    the stages between two cuts: both solvers and the grids (`Cuts` or `CutTable`)
     LayersAlone                  layers without boundaries, which bound every stage that holds them
     stage_times.PlanStage        one stage of a plan, from its list of layers: the evaluator
     update_bound.GroupStages     the stages between two groups of cuts, at least
 
-Times are seconds for one minibatch on a device of speed 1, sizes bytes of one worker. What depends on workers (speeds,
-links, replicas) is added by the caller with `pipeplan.cost.formulas`.
+Times are seconds for one minibatch on a device of speed 1, sizes bytes of one worker. The caller adds what depends on
+workers (speeds, links, replicas) with `pipeplan.cost.formulas`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ SUMS: dict[str, Callable[[Unit], float]] = {
     "buffers": lambda unit: unit.buffer_bytes,
     "saved": lambda unit: unit.saved_bytes,
 }
-"""The figures of a unit that add up over the units of a stage, by the names that tables have for them."""
+"""Functions that give the figures of a unit, by the figures' names in tables. Each figure of a stage is the sum over
+its units."""
 
 
 class StageTable:
@@ -58,13 +59,13 @@ class StageTable:
     received: Any = 0.0
     """Bytes that a minibatch brings from the stage before."""
     sent: Any = 0.0
-    """Bytes that a minibatch takes to the stage behind."""
+    """Bytes that a minibatch takes to the next stage."""
     around: Any = 0.0
-    """Bytes of one minibatch across both boundaries, in both directions."""
+    """Bytes of one minibatch that cross both boundaries of a stage, in both directions."""
     copied: Any = 0.0
-    """Bytes of shared weights that a stage holds beside the parameters of its layers."""
+    """Bytes of copies of shared weights that a stage holds besides the parameters of its layers."""
     workspace: Any = 0.0
-    """Bytes that the layers need while they run, one after another; 0 in inference."""
+    """Largest workspace of the stage's layers, in bytes, because they run one after another; 0 in inference."""
     exchange_s: Any = 0.0
     """Seconds per update that a stage is charged for exchanging the gradients of shared weights."""
 
@@ -79,19 +80,19 @@ class StageTable:
 
     @property
     def copied_share(self) -> float:
-        """Copies of its weights that a stage before the last makes for each minibatch."""
+        """Number of copies of its weights that a stage before the last makes for each minibatch."""
         return self.problem.copied_share
 
     @property
     def splits(self) -> bool:
-        """Whether gradients of weights have a pass of their own: only forward passes then delay the stages behind."""
+        """Whether gradients of weights have a pass of their own, so that only forward passes delay later stages."""
         return TRAITS[self.problem.options.schedule].splits
 
     # -- time --
 
     @cached_property
     def executor_s(self) -> Any:
-        """The executor's own work."""
+        """The executor's own work, in seconds per minibatch."""
         problem = self.problem
         if not problem.executor_costs:
             return 0.0
@@ -102,13 +103,13 @@ class StageTable:
 
     @cached_property
     def work_s(self) -> Any:
-        """Both passes, with recomputation, the optimiser's step and the executor's work."""
+        """Both passes, including recomputation, the optimiser's step and the executor's work."""
         again = self.inside("forward_s") * self.recompute if np.any(self.recompute) else 0.0
         return self.inside("work_s") + again + self.executor_s
 
     @cached_property
     def forward_s(self) -> Any:
-        """The forward pass, with its share of the executor's work."""
+        """The forward pass, including its share of the executor's work."""
         return self.inside("forward_s") + self.executor_s / self.problem.passes
 
     @cached_property
@@ -125,16 +126,17 @@ class StageTable:
 
     @property
     def ahead_s(self) -> Any:
-        """The passes of one minibatch by which a stage delays those behind it (`flush.ahead_s`)."""
+        """The passes of one minibatch by which a stage delays the stages behind it (`flush.ahead_s`)."""
         return self.forward_s if self.splits else self.passes_s
 
     @property
     def tail_s(self) -> Any:
-        """Gradients of weights of the last minibatch, which fill the time of draining in front (`flush.tail_s`)."""
+        """Upper bound on the last minibatch's gradients of weights, which fill the time of draining
+        (`flush.tail_s`)."""
         return (self.passes_s - self.forward_s) / 2 if self.splits else 0.0 * self.passes_s
 
     def waited_s(self, allreduce_s: Any, speed: Any) -> Any:
-        """Seconds from a stage's last backward pass to its next forward pass, at least (`flush.exposed_s`)."""
+        """Lower bound on the seconds from a stage's last backward pass to its next forward pass (`flush.exposed_s`)."""
         problem = self.problem
         exposed = formulas.flush_exposed(allreduce_s, (self.passes_s - self.forward_s) / speed, problem.hidden_share)
         return exposed + 2 * self.exchange_s + self.update_s / speed / problem.options.update_share
@@ -143,12 +145,12 @@ class StageTable:
 
     @cached_property
     def parameters(self) -> Any:
-        """Bytes of parameters, with copies of shared weights."""
+        """Bytes of parameters, including copies of shared weights."""
         return self.inside("parameters") + self.copied
 
     @cached_property
     def kept_bytes(self) -> Any:
-        """Memory besides workspace, weight versions, activations in flight and what replicas add."""
+        """Memory in bytes without workspace, weight versions, activations in flight and the additions of replicas."""
         training = self.problem.training
         fixed = formulas.fixed_memory(self.parameters, self.inside("buffers"), self.around, self.state_ratio, training)
         if not training or not np.any(self.recompute):
@@ -157,26 +159,30 @@ class StageTable:
 
     @cached_property
     def version_bytes(self) -> Any:
-        """Memory of one weight version."""
+        """Memory of one weight version, in bytes."""
         return formulas.version_memory(self.parameters, 1, self.problem.options.copies_per_version)
 
     @cached_property
     def each_bytes(self) -> Any:
-        """Activations of each minibatch in flight; 0 in inference."""
+        """Bytes of activations of each minibatch in flight; 0 in inference."""
         if not self.problem.training:
             return 0.0 * self.parameters
         saved = self.inside("saved")
         return formulas.memory_per_depth(0, saved, self.received, self.sent, recompute=self.recompute)
 
     def replica_bytes(self, replicas: Any) -> Any:
-        """What so many replicas, in all copies, add to the memory of each in training; negative where they divide the
-        optimiser's state."""
+        """Bytes that replication adds to the memory of each worker in training; negative where replicas divide the
+        optimiser's state.
+
+        `replicas` counts the replicas in all copies of the pipeline."""
         divided = formulas.divided_state(self.parameters, replicas, self.problem.divided_ratio)
         return formulas.replica_memory(self.parameters, replicas) - divided
 
 
 class CutTotals(Protocol):
-    """Totals over the layers inside every cut of a model, as arrays, by the names of `SUMS`; and what crosses it."""
+    """Totals over the layers inside every cut of a model and the bytes that cross the cut, as arrays.
+
+    The names of the totals are those of `SUMS`."""
 
     @property
     def sent(self) -> Floats:
@@ -184,16 +190,16 @@ class CutTotals(Protocol):
 
     @property
     def returned(self) -> Floats:
-        """Bytes of its gradients that cross each cut backward."""
+        """Bytes of one minibatch's gradients that cross each cut backward."""
 
     @property
     def workspaces(self) -> Workspaces:
-        """The largest workspaces between two cuts."""
+        """The largest workspace between any two cuts."""
 
 
 @dataclass(frozen=True, eq=False)
 class CutStages(StageTable):
-    """The stages from each cut `begin` to the cut `end`. The two broadcast."""
+    """The stages from each cut `begin` to the cut `end`. The two arrays broadcast."""
 
     problem: Problem
     cuts: CutTotals
@@ -201,7 +207,7 @@ class CutStages(StageTable):
     end: int | Ints
     recompute: bool | Flags = False
     shared: SharedInCuts | None = None
-    """The weights that units share (`shared_in_cuts`); None where there are none."""
+    """The weights that units share (`shared_in_cuts`); None if no weights are shared."""
 
     def inside(self, name: str) -> Floats:
         totals: Floats = getattr(self.cuts, name)
@@ -243,20 +249,22 @@ class CutStages(StageTable):
 
 @dataclass(frozen=True, eq=False)
 class LayersAlone(StageTable):
-    """Layers without boundaries and workspace: what every stage that holds them needs at least."""
+    """Layers as a stage without boundaries and workspace: its figures are lower bounds for every stage with these
+    layers."""
 
     problem: Problem
     sums: Any
-    """Holds the figures by the names of `SUMS`: a `CutTotals`, for all layers before each cut, or `unit_figures`."""
+    """The figures by the names of `SUMS`: a `CutTotals` (all layers before each cut), or the result of
+    `unit_figures`."""
     ratio: float
-    """`state_ratio`."""
+    """The value of `state_ratio`."""
     recompute: bool = False
 
     def inside(self, name: str) -> Floats:
         return np.asarray(getattr(self.sums, name))
 
     @property
-    def executor_s(self) -> float:  # what the executor does for a whole stage
+    def executor_s(self) -> float:  # its work belongs to whole stages
         return 0.0
 
     @property
@@ -273,11 +281,13 @@ def exchange_times(problem: Problem) -> tuple[float, ...]:
     """Seconds that a stage is charged for exchanging the gradients of each shared weight."""
     if not problem.shared:
         return ()
-    cluster = replace(problem.whole or problem.cluster, exchange_rings=1.0)  # all stages sum these gradients whole
+    cluster = replace(problem.whole or problem.cluster, exchange_rings=1.0)  # all stages sum these gradients in full
     rate = Links.of(cluster).allreduce_among(range(cluster.workers))
     return tuple(float(formulas.shared_weight_time(one.bytes, *rate, cluster.workers)) for one in problem.shared)
 
 
 def shared_in_cuts(problem: Problem, ideals: Sequence[int]) -> SharedInCuts | None:
-    """What weights that units share add to the stages between cuts, which are bit sets of units; None for nothing."""
+    """What shared weights add to the stages between cuts; None if no weights are shared.
+
+    `ideals` are the cuts, as bit sets of units."""
     return SharedInCuts.of(problem.shared, ideals, exchange_times(problem)) if problem.shared else None

@@ -1,4 +1,4 @@
-"""The stages of a plan: their figures, their times on their workers, and the memory that they need there."""
+"""The stages of a plan: their figures, and their times and memory on their workers."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class PlanStage(StageTable):
 
     @cached_property
     def behind(self) -> tuple[int, int]:
-        """The same for the boundary to the next stage."""
+        """Bytes of one minibatch that cross the boundary to the next stage, forward and backward."""
         return crossing_bytes(self.problem, self.plan, self.index)
 
     @cached_property
@@ -145,7 +145,8 @@ def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
 def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
     """Seconds of one exchange of gradients among all replicas of a stage, which the executor makes after every group.
 
-    Replicas that divide the weights have all-reduces across servers here; their reduce-scatters belong to the passes.
+    If replicas divide the weights, the exchange consists of the all-reduces across servers; the reduce-scatters belong
+    to the passes.
     """
     stage = plan.stages[index]
     if stage.replicas == 1 or plan.inference:
@@ -162,36 +163,38 @@ class StageTimes:
     """Times and sizes of one stage on its workers for one minibatch, in the slowest copy of the pipeline."""
 
     replicas: int
-    """Replicas in one copy."""
+    """Replicas of the stage in one copy of the pipeline."""
     sharing: float
-    """Replicas of the slowest one's speed that would compute as much; `replicas` unless shares are unequal."""
+    """Number of replicas as slow as the slowest replica that would compute as much; `replicas` unless shares are
+    unequal."""
     depth: int
     forward_s: float
-    """Forward pass on the slowest replica."""
+    """Time of the forward pass on the slowest replica."""
     backward_s: float
-    """Backward pass on the slowest replica, including the optimiser's step and, where the stage recomputes, the second
-    forward pass."""
+    """Time of the backward pass on the slowest replica, including the optimiser's step and, where the stage recomputes,
+    the second forward pass."""
     update_s: float
     """The part of `backward_s` that is the optimiser's step."""
     executor_s: float
-    """The executor's own work; `forward_s` has a half of it, `backward_s` the other, and forward-only passes all."""
+    """The executor's own work per minibatch. In training, `forward_s` and `backward_s` each include half of this time;
+    in inference, `forward_s` includes all of it."""
     allreduce_s: float
-    """One all-reduce among the replicas of one copy; the slowest copy's."""
+    """Time of one all-reduce among the replicas of one copy of the pipeline, in the slowest copy."""
     synchronisation_s: float
-    """All-reduces per minibatch."""
+    """Time of all-reduces per minibatch."""
     stage_s: float
-    """Compute and synchronisation per minibatch, combined according to their overlap; only the compute time under a
-    flush, where the batch counts synchronisation."""
+    """Compute and synchronisation per minibatch, combined according to their overlap. Under a flush the value is only
+    the compute time, because `BatchTime` counts synchronisation."""
     links: int
-    """Messages to the next stage that may be under way at once, each at the full rate of its link."""
+    """Number of messages to the next stage that may be under way at once, each at the full rate of its link."""
     boundary_bytes: int
     """Bytes that one minibatch sends to the next stage."""
     boundary_gradient_bytes: int
-    """Bytes of gradients that come back."""
+    """Bytes of gradients of one minibatch that come back from the next stage."""
     send_s: float
     """Time that a minibatch keeps one link to the next stage busy; 0 at the last stage."""
     return_s: float
-    """Time that its gradient keeps one link back busy."""
+    """Time that a minibatch's gradient keeps one link back from the next stage busy."""
     transfer_s: float
     """One-way time to the next stage or back, whichever is longer, including the latency."""
     round_trip_s: float
@@ -212,9 +215,9 @@ class StageTimes:
         """The times of a stage on its workers.
 
         `passes` are the forward and backward pass, the optimiser's step and the executor's work, in seconds on the
-        slowest worker. `synchronisation` is the time of one all-reduce and the number of minibatches for which there
-        is one. `overlap` is None under a flush. `crossing` are bytes forward and backward, `rates` bandwidth and
-        latency to the next stage in every copy, none for the last stage.
+        slowest worker. `synchronisation` is (seconds of one all-reduce, minibatches for each all-reduce). `overlap` is
+        None under a flush. `crossing` is (bytes forward, bytes backward). `rates` has bandwidth and latency to the next
+        stage for every copy, and is empty for the last stage.
         """
         sent, returned = crossing
         there = [float(formulas.transfer_time(sent, *rate)) for rate in rates]
@@ -240,7 +243,7 @@ class StageTimes:
 
     @property
     def pass_s(self) -> float:
-        """Forward and backward pass together."""
+        """Time of forward and backward pass together."""
         return self.forward_s + self.backward_s
 
     @property
@@ -263,7 +266,7 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
     )
     backward = sum(problem.units[unit].backward_s for unit in figures.units) / speed
     if problem.options.sharding.divides_weights:
-        # The passes wait for weights and reduce-scatters, and a worker's step is on its shard alone.
+        # The passes wait for weights and reduce-scatters, and a worker's optimiser step updates only its shard.
         passes, update = sharded_passes(plan, problem, links), update / len(shard_groups(plan, problem)[0])
         forward, backward = passes.forward_s, passes.backward_s + update
     else:
@@ -298,18 +301,18 @@ def stage_times(plan: Plan, problem: Problem, links: Links, index: int) -> Stage
 
 
 def worker_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, float]:
-    """Memory of one worker of a stage, and of it what every minibatch in flight needs, in bytes.
+    """Memory of one worker of a stage, and the part of it that each minibatch in flight needs, in bytes.
 
-    The latter includes neither weight versions nor the allocator's share.
+    The part includes neither weight versions nor the allocator's overhead.
     """
     stage_bytes, per_minibatch = stage_memory(plan, problem, index)
     return problem.cluster.executor.memory_with(stage_bytes + PlanStage(problem, plan, index).workspace), per_minibatch
 
 
 def stage_memory(plan: Plan, problem: Problem, index: int, held: int | None = None) -> tuple[float, float]:
-    """The figures of `worker_memory` without the workspace, the worker itself and the allocator's share.
+    """The figures of `worker_memory` without the workspace, the worker process itself and the allocator's overhead.
 
-    `held`: the minibatches whose activations are counted; None for as many as the stage holds at most.
+    `held` is the number of minibatches whose activations are counted; None stands for the most that the stage holds.
     """
     if problem.options.sharding.divides_weights:
         return sharded_memory(plan, problem)
@@ -323,7 +326,8 @@ def stage_memory(plan: Plan, problem: Problem, index: int, held: int | None = No
 
 
 def copies_allreduce_time(plan: Plan, problem: Problem, links: Links) -> float:
-    """Seconds of one all-reduce of all the model's gradients among the copies, over the slowest link between them."""
+    """Seconds of one all-reduce of all the model's gradients among the copies of the pipeline, over the slowest link
+    between copies."""
     if plan.copies == 1 or plan.inference:
         return 0.0
     everyone = [worker for stage in plan.stages for worker in stage.workers]
@@ -334,9 +338,9 @@ def copies_allreduce_time(plan: Plan, problem: Problem, links: Links) -> float:
 def minibatches_per_copy(plan: Plan) -> int:
     """Minibatches of one update in one copy of the pipeline, for the schedules that accumulate.
 
-    If the copies take different numbers of them, a flush schedule counts the copy that has most, because all wait for
-    it, and 2BW the copy that has least, where two weight versions must suffice. Raises `InputError` for a plan without
-    a number of minibatches per update.
+    Copies may take different numbers of minibatches. A flush schedule then counts the largest number, because all
+    copies wait for that copy. 2BW counts the smallest number, because two weight versions must suffice in that copy.
+    Raises `InputError` for a plan without a number of minibatches per update.
     """
     if plan.accumulate is None:
         raise InputError(f"a plan with the schedule {plan.schedule} needs a number of minibatches per update")
@@ -346,7 +350,8 @@ def minibatches_per_copy(plan: Plan) -> int:
 
 
 def rounds_of(plan: Plan, problem: Problem, index: int, count: int) -> float:
-    """Minibatches of an update of `count` on the busiest replica of a stage, as minibatches of the slowest one."""
+    """Number of minibatches on the busiest replica of a stage when an update has `count` minibatches, counted at the
+    slowest replica's speed."""
     stage = plan.stages[index]
     if not stage.shares:
         return float(formulas.rounds(count, stage.replicas // plan.copies))
@@ -355,7 +360,7 @@ def rounds_of(plan: Plan, problem: Problem, index: int, count: int) -> float:
 
 
 def grid_shape_of(plan: Plan, cluster: Cluster) -> GridShape | None:
-    """The shape of a plan that is a uniform grid, or None."""
+    """The shape of a plan that is a uniform grid; None for other plans."""
     shared = plan.accumulate or 0
     shape = GridShape(len(plan.stages), plan.stages[0].replicas)
     flat = list(itertools.chain.from_iterable(stage.workers for stage in plan.stages))

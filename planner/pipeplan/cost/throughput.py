@@ -1,8 +1,8 @@
 """A plan's step time in the units of a training run: samples and tokens per second, share of the peak, price and hours.
 
-docs/choice.md, "What a run takes", has the formulas. All of them are for the steady step time: they leave out the
-start, the evaluation and the checkpoints of a run. A price is in the currency of the cluster file, and for the whole
-cluster, whether the plan uses all of it or not.
+docs/choice.md, "What a run takes", has the formulas. All formulas use the steady step time: they leave out the start,
+the evaluation and the checkpoints of a run. A price is in the currency of the cluster file, and counts the whole
+cluster even if the plan uses only a part.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from pipeplan.util.units import show_step_time
 HOUR_S = 3600.0
 MILLION = 1e6
 MOST = 10**15
-"""Most epochs, samples and tokens that may be stated. A larger number is taken for a typing error."""
+"""Largest number of epochs, samples or tokens that an option accepts. A larger number is taken for a typing error."""
 
 
 @dataclass(frozen=True)
 class RunSize:
-    """The size of a training run, as far as the user states it. Raises an `InputError` for a number below 1."""
+    """The size of a training run, as far as the user gives it. Raises an `InputError` for a number below 1."""
 
     epochs: int | None = None
     dataset_size: int | None = None
-    """Samples in an epoch; by default what the profile says."""
+    """Samples in an epoch; None takes the number in the profile."""
     tokens_per_sample: int | None = None
-    """By default what the profile says."""
+    """Tokens in a sample; None takes the number in the profile."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -42,7 +42,7 @@ class RunSize:
                 raise InputError(f"{option} must be at least 1 and at most {MOST:.0e}, not {value}")
 
     def check(self, profile: Profile, *, inference: bool) -> None:
-        """Raise an `InputError` where the number of epochs says nothing, for want of a size or of training."""
+        """Raise an `InputError` if epochs are given for inference, or if the size of an epoch is unknown."""
         if self.epochs is not None and inference:
             raise InputError("--epochs is for training: leave it out with --inference")
         if self.epochs is not None and not (self.dataset_size or profile.work.dataset_size):
@@ -51,14 +51,17 @@ class RunSize:
 
 @dataclass(frozen=True)
 class Throughput:
-    """A plan's step time in the units of a training run; None stands for what is not known or was not asked for."""
+    """A plan's step time in the units of a training run.
+
+    None stands for a figure that is unknown or was not asked for.
+    """
 
     samples_per_s: float
     tokens_per_s: float | None = None
     peak_share: float | None = None
     """Share of the peak FLOP/s of the busy workers that the model's own FLOPs take (MFU)."""
     peak_device: str = ""
-    """The names of the devices whose peaks these are."""
+    """Names of the devices whose peaks `peak_share` refers to."""
     price_per_million_samples: float | None = None
     epochs: int | None = None
     dataset_size: int | None = None
@@ -66,14 +69,14 @@ class Throughput:
     epoch_s: float | None = None
     price_per_epoch: float | None = None
     run_s: float | None = None
-    """Seconds of all epochs."""
+    """Time of all epochs, in seconds."""
     run_price: float | None = None
     tokens_per_sample: int | None = None
-    """Tokens of a sample, if the user states others than the profile."""
+    """Tokens of a sample, if the user gives another number than the profile."""
 
     @property
     def lines(self) -> list[str]:
-        """Further figures beside the samples per second, in up to two lines."""
+        """The figures besides samples per second as text, in up to two lines."""
         rates = [
             *([] if self.tokens_per_s is None else [f"{show_step_time(self.tokens_per_s)} tokens/s"]),
             *([] if self.peak_share is None else [f"{self.peak_share:.1%} of the peak of {self.peak_device} (MFU)"]),
@@ -138,7 +141,7 @@ def _price(price_per_hour: float | None, seconds: float | None) -> float | None:
 
 
 def _peak_share(plan: Plan, profile: Profile, cluster: Cluster, samples_per_s: float) -> tuple[float | None, str]:
-    """The share of the peak of the busy workers, and the names of their devices; (None, "") if it is not known."""
+    """The share of the busy workers' peak FLOP/s, and the names of their devices; (None, "") if the peak is unknown."""
     if not profile.work.flops or device_mismatch(profile, cluster):
         return None, ""
     busy = [cluster.device_of(worker).name for stage in plan.stages for worker in stage.workers]
@@ -153,7 +156,7 @@ def _peak_share(plan: Plan, profile: Profile, cluster: Cluster, samples_per_s: f
 
 
 def _peak_seconds(work: SampleFlops, model: DeviceFile, inference: bool) -> float:
-    """Time of one sample's FLOPs at the device's peak."""
+    """Time of one sample's FLOPs at the device's peak, in seconds."""
     flops = work.forward if inference else work.forward + work.backward
     return flops / model.peaks[model.usable_arithmetic(work.kind, work.arithmetic)]
 
@@ -164,7 +167,7 @@ def show_price(price: float) -> str:
 
 
 def show_duration(seconds: float) -> str:
-    """A long time as text: in seconds, minutes, hours or days."""
+    """A duration as text, in seconds, minutes, hours or days."""
     for unit, factor in (("days", 48 * HOUR_S), ("hours", HOUR_S), ("minutes", 60.0)):
         if seconds >= factor:
             return f"{seconds / (HOUR_S * 24 if unit == 'days' else factor):.3g} {unit}"

@@ -31,10 +31,10 @@ PLACEMENTS = {
     INTERLEAVED: VirtualStages(looped_device, interleaved_passes),
     ZERO_BUBBLE_V: VirtualStages(v_shaped_device, zero_bubble_v_passes, most=2),
 }
-"""How each schedule places stages, and in which order a device runs them: the executor's own functions."""
+"""For each schedule, the executor's own functions that place stages on devices and order a device's passes."""
 
 MOST_PASSES = 300_000
-"""Passes of one update beyond which the time is not computed; a hundred thousand take a tenth of a second."""
+"""Most passes per update for which the time is computed. A hundred thousand passes take a tenth of a second."""
 
 
 def check_devices(plan: Plan) -> None:
@@ -50,7 +50,7 @@ def check_devices(plan: Plan) -> None:
 
 
 def with_depths(plan: Plan) -> Plan:
-    """The plan with as many minibatches in flight at every stage as one update has there at most."""
+    """The plan with each stage's depth set to the most minibatches in flight at that stage during one update."""
     placement, devices = PLACEMENTS[plan.schedule], len(plan.devices)
     stages = list(plan.stages)
     for device in range(devices):
@@ -63,13 +63,14 @@ def with_depths(plan: Plan) -> Plan:
 
 
 def device_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, float]:
-    """Memory of one worker of a stage, with all stages that it runs, and what one minibatch in flight takes here."""
+    """Memory of one worker of a stage with all stages that it runs, and of one minibatch in flight at this stage, in
+    bytes."""
     memory, per_minibatch = memory_of_device(plan, problem, plan.stages[index].workers)
     return memory, per_minibatch[index]
 
 
 def memory_of_device(plan: Plan, problem: Problem, workers: tuple[int, ...]) -> tuple[float, dict[int, float]]:
-    """(memory of each of these workers, what one minibatch in flight takes in each of their stages), in bytes."""
+    """(memory of each of these workers, memory of one minibatch in flight at each of their stages), in bytes."""
     placement, devices = PLACEMENTS[plan.schedule], len(plan.devices)
     device = plan.devices.index(workers)
     own = placement.stages_of(device, devices, len(plan.stages))
@@ -82,7 +83,7 @@ def memory_of_device(plan: Plan, problem: Problem, workers: tuple[int, ...]) -> 
         if kind == "F":
             now += one
         elif splits[position]:
-            # B frees nothing, and keeps the gradients of layers' outputs, which take at most as much; W frees both.
+            # B frees nothing, and adds gradients of layers' outputs, which take at most as much; W frees both.
             now += one if kind == "B" else -2 * one
         elif kind == "B":
             now -= one
@@ -92,11 +93,12 @@ def memory_of_device(plan: Plan, problem: Problem, workers: tuple[int, ...]) -> 
 
 
 def virtual_batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> BatchTime:
-    """The parts of one batch: those of the slowest device, stage, link, or path through the passes of all devices.
+    """The parts of one batch, by the slowest device, stage, link, or path through the passes of all devices.
 
-    A device has the work of all its minibatches. Under interleaved-1f1b it begins when the first of them has come
-    through all stages before its first one, and its last gradient goes back through these. Under zb-v gradients of
-    weights may fill that time, also while the next batch begins. The path ends where the next batch begins.
+    A device has the work of all its minibatches. Under interleaved-1f1b the device also waits while the first minibatch
+    comes through the stages before the device's first stage, and while the last gradient goes back through them. Under
+    zb-v gradients of weights may fill that time, also while the next batch begins. The path ends where the next batch
+    begins.
     """
     count = int(formulas.rounds(minibatches_per_copy(plan), plan.stages[0].replicas))
     device = max(_device_times(plan, times, count), key=lambda one: one.total_s)
@@ -104,7 +106,7 @@ def virtual_batch_time(plan: Plan, problem: Problem, links: Links, times: Sequen
     ordered = first_device_done_s(PLACEMENTS[plan.schedule], passes, len(plan.devices), count)
     found = [device, *_stage_bounds(plan, problem, links, times, count)]
     if ordered is not None:
-        # The update of the first stage follows its own passes, and the next batch all passes of its device.
+        # The first stage updates after its own passes; the next batch begins after all passes of its device.
         waits = exposed_s(plan, problem, links, times, 0), 0.0
         for done_s, waited in zip(ordered, waits, strict=True):
             if done_s >= device.total_s * (1 - formulas.ROUNDING):
@@ -113,7 +115,8 @@ def virtual_batch_time(plan: Plan, problem: Problem, links: Links, times: Sequen
 
 
 def _device_times(plan: Plan, times: Sequence[StageTimes], count: int) -> Iterator[BatchTime]:
-    """The time of a batch that each device needs at least: its work, and with whole backward passes the way to it."""
+    """Lower bounds on the time of a batch, by device: its work, and with whole backward passes also the fill and drain
+    time."""
     for workers in plan.devices:
         own = [index for index, stage in enumerate(plan.stages) if stage.workers == workers]
         work = sum(times[index].pass_s - times[index].update_s for index in own)
@@ -126,7 +129,8 @@ def _device_times(plan: Plan, times: Sequence[StageTimes], count: int) -> Iterat
 def _stage_bounds(
     plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes], count: int
 ) -> Iterator[BatchTime]:
-    """The time of a batch that each stage needs with its all-reduce, and each boundary between devices."""
+    """Lower bounds on the time of a batch: one for each stage with its all-reduce, and one for each boundary between
+    devices."""
     minibatches = minibatches_per_copy(plan)
     for index, stage in enumerate(times):
         waited = exposed_s(plan, problem, links, times, index)
@@ -139,7 +143,7 @@ def _stage_bounds(
 
 
 def _passes(plan: Plan, problem: Problem, times: Sequence[StageTimes], index: int) -> StagePasses:
-    """The passes of a stage as the executor runs them: B and W at once where no other worker waits for B."""
+    """The passes of a stage as the executor runs them. B and W are one pass where no other worker waits for B."""
     time, apart = times[index], weights_s(plan, problem, index)
     following = index + 1 < len(plan.stages) and plan.stages[index + 1].workers != plan.stages[index].workers
     latency_s = time.transfer_s - max(time.send_s, time.return_s)
@@ -158,7 +162,7 @@ def _name(plan: Plan, workers: tuple[int, ...]) -> str:
 
 
 def _own_minibatches(plan: Plan) -> int:
-    """Minibatches of one update on the replica that has most."""
+    """Minibatches of one update on the replica that has the most."""
     assert plan.accumulate is not None
     return -(-plan.accumulate // plan.stages[0].replicas)
 
@@ -177,7 +181,7 @@ class StagePasses:
 
     forward_s: float
     backward_s: float
-    """The backward pass as far as the stage before waits for it."""
+    """The part of the backward pass that the previous stage waits for."""
     weights_s: float
     """Gradients of the weights; 0 where they are a part of the backward pass."""
     send_s: float = 0.0
@@ -189,11 +193,11 @@ class StagePasses:
 def first_device_done_s(
     placement: VirtualStages, stages: Sequence[StagePasses], devices: int, minibatches: int
 ) -> tuple[float, float] | None:
-    """Seconds from the first pass to the last of the first stage, and to the last of its device.
+    """Seconds from the first pass to the last pass of the first stage, and to the last pass of its device.
 
-    Every device runs its passes in the executor's order. A pass starts when the one before it on the device has ended
-    and its message has come; each message has a link alone. The next update begins on the first device: other devices
-    may still compute gradients of weights then. None where there are too many passes.
+    Every device runs its passes in the executor's order. A pass starts when the device's previous pass has ended and
+    the pass's message has come; each message has a link to itself. The next update begins on the first device, while
+    other devices may still compute gradients of weights. The result is None if there are too many passes.
     """
     if 3 * len(stages) * minibatches > MOST_PASSES:
         return None

@@ -1,4 +1,4 @@
-"""Pictures in the terminal, as SVG and as Graphviz's dot: a model's graph, and the table of a plan.
+"""Draws a model's graph in the terminal and as SVG, and the table of a plan.
 
-The interactive page of a plan is made by `pipeplan.report`.
+`pipeplan.report` makes the interactive page of a plan.
 """

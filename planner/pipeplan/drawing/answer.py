@@ -1,6 +1,6 @@
 """The answer of `pipeplan solve` in at most twenty lines: RUN, ALSO, WHY, TRUST and NEXT.
 
-All words of the answer stand in this file. `pipeplan explain` has the rest, plan.json everything.
+All texts of the answer are in this file. `pipeplan explain` prints more, and plan.json has everything.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ LABEL, MARGIN = 6, " " * 6
 LEAST_WIDTH, MOST_WIDTH = 60, 100
 MOST_LINES = 20
 DETAILS = ((6, 5), (4, 5), (4, 3), (2, 2), (2, 1))
-"""(stages, rivals) that are listed at most. Of longer pipelines the first stages and the last one are listed. The first
-pair with which the answer has at most `MOST_LINES` lines is taken."""
+"""Pairs (most stages, most rivals) that an answer may list. The first pair with which the answer has at most
+`MOST_LINES` lines is used. If a pipeline has more stages, its first stages and its last stage are listed."""
 USUAL = (DDP, BY_SPEED, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER, UNIFORM)
-"""Kinds that a user would run without a planner. Of FSDP and HSDP the faster one is shown."""
+"""Kinds of plans that a user would run without a planner. Of FSDP and HSDP, the faster one is shown."""
 LONGEST_CONFIG = 20
 LEAST_GAIN = 0.0005
-"""Plans that are less faster are no faster: a tenth of a percent is shown."""
+"""Smallest relative gain for which a plan counts as faster; the answer shows tenths of a percent."""
 
 
 def answer_lines(outcome: Outcome, width: int, next_line: str = "") -> list[str]:
-    """The answer as plain lines of at most `width` characters; `next_line` is the next command to give."""
+    """The answer as plain lines of at most `width` characters; `next_line` is the suggested next command."""
     lines: list[str] = []
     for stages, rivals in DETAILS:
         lines = _lines(outcome, _Writer(max(LEAST_WIDTH, min(width, MOST_WIDTH)), stages, rivals), next_line)
@@ -46,7 +46,7 @@ def answer_lines(outcome: Outcome, width: int, next_line: str = "") -> list[str]
 
 
 def _lines(outcome: Outcome, writer: _Writer, next_line: str) -> list[str]:
-    """The answer with the stages and rivals that the writer has room for."""
+    """The answer with as many stages and rivals as the writer allows."""
     writer.paragraph(_heading(outcome))
     writer.blank()
     _run(writer, outcome)
@@ -59,7 +59,7 @@ def _lines(outcome: Outcome, writer: _Writer, next_line: str) -> list[str]:
 
 
 class _Writer:
-    """Collects lines of a width. Text is wrapped between words; figures stand in columns at the right."""
+    """Collects lines of a given width. Text is wrapped between words; figures are in columns at the right."""
 
     def __init__(self, width: int, stages: int, rivals: int) -> None:
         self.width, self.stages, self.rivals = width, stages, rivals
@@ -78,14 +78,14 @@ class _Writer:
         self.paragraph(f"{label:<{LABEL}}{text}", MARGIN)
 
     def fits(self, text: str, *columns: str) -> bool:
-        """Whether a text has room beside these figures."""
+        """Whether a text fits beside these figures."""
         return len(text) <= self._room(_right(columns))
 
     def _room(self, right: str) -> int:
         return self.width - LABEL - (len(right) + 2 if right else 0)
 
     def row(self, label: str, text: str, *columns: str) -> None:
-        """Add a line with figures at the right; a text that has no room beside them is cut short."""
+        """Add a line with figures at the right. A text that does not fit beside them is cut short."""
         right = _right(columns)
         room = self._room(right)
         if len(text) > room:
@@ -99,7 +99,7 @@ def _right(columns: Sequence[str]) -> str:
 
 
 def _heading(outcome: Outcome) -> str:
-    """The question: model, cluster, batch, and where the times come from."""
+    """The question: model, cluster, batch, and the origin of the times."""
     problem, plan = outcome.problem, outcome.plan
     name, cluster = one_line(problem.profile.model_name), problem.cluster
     where = f"{name} on {one_line(cluster.name)}: {describe_cluster(cluster)}."
@@ -111,7 +111,8 @@ def _heading(outcome: Outcome) -> str:
 
 
 def _cut_off(outcome: Outcome) -> bool:
-    """Whether the time limit or Ctrl-C ended a search that may have found a faster plan, beyond the tolerance."""
+    """Whether the time limit or Ctrl-C ended a search that could have found a plan faster by more than the
+    tolerance."""
     return outcome.choice is not None and not outcome.choice.finished and outcome.gap > TOLERANCE
 
 
@@ -130,7 +131,7 @@ def _times(outcome: Outcome) -> str:
 
 
 def _run(writer: _Writer, outcome: Outcome) -> None:
-    """The plan: how it trains, its throughput, and its stages."""
+    """Write the plan: how it trains, its throughput, and its stages."""
     plan, problem = outcome.plan, outcome.problem
     rate = problem.profile.minibatch / outcome.predicted_s if outcome.predicted_s > 0 else 0.0
     figures = f"{show_step_time(rate)} samples/s", _gain(outcome, rate)
@@ -166,7 +167,7 @@ def _run(writer: _Writer, outcome: Outcome) -> None:
 
 
 def _why_idle(outcome: Outcome) -> str:
-    """How fast the best plan on more workers is; empty where none is known, or the search was cut off."""
+    """A clause on the best plan on more workers; empty if none is known, or if the search was cut off."""
     choice, plan = outcome.choice, outcome.plan
     widest = None if choice is None else choice.widest
     if widest is None or widest.plan.busy <= plan.busy or _cut_off(outcome):
@@ -193,7 +194,7 @@ def plan_name(plan: Plan, sharding: Sharding, microbatch: int, longest: int = LO
 
 
 def training_manner(plan: Plan, microbatch: int) -> str:
-    """The training of the plan, compared with one process."""
+    """How the plan trains, compared with one process, in a few words."""
     if plan.inference:
         return "the forward pass only"
     oldest = max(Updates.of(plan, microbatch).stale_by)
@@ -218,7 +219,7 @@ def _gain(outcome: Outcome, rate: float) -> str:
 
 
 def _also(writer: _Writer, outcome: Outcome) -> None:
-    """The plans that the user would run otherwise, and the gain of old gradients."""
+    """Write the plans that the user would run otherwise, and the gain of old gradients."""
     choice, label = outcome.choice, "ALSO"
     if choice is None:
         for baseline in outcome.baselines:
@@ -236,7 +237,7 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
 
 
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
-    """The rivals that are shown: the best of every kind but the plan's own."""
+    """The rivals that are shown: the best of every kind except the plan's kind."""
     taken = choice.taken
     own = plan.config, taken.problem.profile.minibatch, taken.sharding
     alone = [one for one in choice.rivals if len(one.plan.stages) == 1 and one.kind in USUAL and one.kind != UNIFORM]
@@ -262,7 +263,7 @@ def _rival(rival: Candidate) -> str:
 
 
 def _stale(writer: _Writer, label: str, stale: Candidate, sample_s: float) -> None:
-    """The lines on the best plan with old gradients."""
+    """Write the lines on the best plan with old gradients."""
     config, rate = short_config(stale.plan.config, LONGEST_CONFIG), f"{show_step_time(1 / stale.sample_s)} samples/s"
     gain = f"{sample_s / stale.sample_s:.2f}x RUN"
     writer.row(label, f"{config}, old gradients (--staleness {stale.delay})", rate, gain)
@@ -270,7 +271,7 @@ def _stale(writer: _Writer, label: str, stale: Candidate, sample_s: float) -> No
 
 
 def _learning(writer: _Writer, plan: Plan, problem: Problem) -> None:
-    """The measured effect of the plan's old gradients on learning; nothing where they are not old."""
+    """Write the measured effect of the plan's old gradients on learning; nothing if no gradients are old."""
     profile = problem.profile
     known = known_learning(plan, profile.optimizer_name, profile.optimizer_state_ratio, problem.options.correction)
     if known is not None:
@@ -307,7 +308,7 @@ def _why(outcome: Outcome) -> str:
 
 
 def _trust(outcome: Outcome) -> str:
-    """Where the figure comes from, and what is proven about it."""
+    """The origin of the plan's figure, and what is proven about it."""
     figure, profile = outcome.figure, outcome.problem.profile
     if figure.simulated_s is not None:
         source = "simulated"

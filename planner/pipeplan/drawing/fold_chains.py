@@ -1,6 +1,7 @@
-"""Folds the chains of a profile's DAG into single nodes, which leaves its branches and the expensive layers.
+"""Folds the chains of a profile's DAG into single nodes, so that branches and expensive layers remain.
 
-Of equal consecutive blocks, such as 32 transformer blocks, one can stand for all; `repeated_blocks` finds them.
+One of several equal consecutive blocks, such as 32 transformer blocks, can represent all of them. `repeated_blocks`
+finds such blocks.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from pipeplan.profile_data.layers import Layer, edges
 from pipeplan.profile_data.profile import Profile
 
 EXPENSIVE_SHARE = 0.5
-"""Share of the total time that the expensive layers take together."""
+"""Share of the total time that the layers marked as expensive take together."""
 EQUAL_TIME_RATIO = 0.99
-"""Ratio of two times from which on they count as equal."""
+"""Smallest ratio of two times at which they count as equal."""
 MIN_REPEATS, MAX_BLOCK = 3, 60
 """Smallest number of equal blocks in a row, and largest number of chains in a block."""
 
@@ -27,7 +28,7 @@ class Chain:
 
     layers: tuple[Layer, ...]
     reads: tuple[int, ...]
-    """Indices of the chains that this one reads, all smaller than its own."""
+    """Indices of the chains that this chain reads, all smaller than its own index."""
 
     @property
     def total_s(self) -> float:
@@ -41,7 +42,7 @@ def layer_time_s(layer: Layer) -> float:
 
 
 def most_expensive_layers(profile: Profile, most: int = 12) -> list[str]:
-    """Names of the fewest layers that take half of the time together, the most expensive first.
+    """Names of the fewest layers that together take half of the time, the most expensive first.
 
     Layers that take as long as the last of these are included. There are at most `most` names: if a group of equally
     expensive layers exceeds that, the group is left out, because none of its layers stands out.
@@ -60,7 +61,7 @@ def most_expensive_layers(profile: Profile, most: int = 12) -> list[str]:
 
 
 def fold_chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:
-    """The chains in a topological order. Each layer named in `alone` is a chain of its own."""
+    """The chains in a topological order. Each layer named in `alone` is a separate chain."""
     before: dict[str, list[str]] = defaultdict(list)
     after: dict[str, list[str]] = defaultdict(list)
     for source, target in edges(profile.tensors):
@@ -84,7 +85,10 @@ def fold_chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:
 
 
 def _in_order(profile: Profile, before: dict[str, list[str]], after: dict[str, list[str]]) -> list[Layer]:
-    """The layers in a topological order: the profile's own order unless a file breaks the rule that it is one."""
+    """The layers in a topological order.
+
+    The profile's order is taken, unless it breaks the rule of the file format that it is topological.
+    """
     position = {layer.name: number for number, layer in enumerate(profile.layers)}
     left = {name: len(before[name]) for name in position}
     ready = [position[name] for name, count in left.items() if not count]
@@ -115,7 +119,7 @@ class RepeatedBlock:
 
 
 def repeated_blocks(chains: Sequence[Chain]) -> list[RepeatedBlock]:
-    """Repeated blocks from the first chain on. Each covers the most chains that it can."""
+    """Repeated blocks from the first chain on. Each covers as many chains as possible."""
     blocks: list[RepeatedBlock] = []
     position = 0
     while position < len(chains):
@@ -129,7 +133,7 @@ def repeated_blocks(chains: Sequence[Chain]) -> list[RepeatedBlock]:
 
 
 def _covered(repeat: RepeatedBlock) -> tuple[int, int]:
-    """Sort key: a repeat is better if it covers more chains, or as many with a shorter block."""
+    """Sort key: a repeat is better if it covers more chains, or equally many with a shorter block."""
     return (repeat.period * repeat.times if repeat.times >= MIN_REPEATS else 0, -repeat.period)
 
 
@@ -141,7 +145,8 @@ def _longest_repeat(chains: Sequence[Chain], start: int, period: int) -> Repeate
 
 
 def _equal_chains(earlier: Chain, later: Chain, period: int) -> bool:
-    """Whether two chains have equal operations and weights, and read the same chains, or ones as far before them."""
+    """Whether two chains have equal operations and weights, and read the same chains or chains at equal distances
+    before them."""
     layers = [(layer.op, layer.weight_bytes) for layer in earlier.layers]
     later_layers = [(layer.op, layer.weight_bytes) for layer in later.layers]
     return layers == later_layers and (

@@ -1,7 +1,7 @@
-"""The drawing of a model as a DAG. It runs from left to right, and wraps like lines of text.
+"""The drawing of a model as a DAG. The drawing runs from left to right, and wraps like lines of text.
 
 Layers are drawn in groups: chains if a model has many layers, equal blocks if it has very many. The layers of a group
-are consecutive in a topological order and in one stage, so that no arrow can point backwards.
+are consecutive in a topological order and in one stage, so no arrow can point backwards.
 
 The layout is that of Sugiyama, Tagawa and Toda (Methods for visual understanding of hierarchical system structures,
 1981). A node lies one rank after the last of its inputs. An edge over several ranks has a point in each of them. Each
@@ -22,11 +22,11 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.util.text import one_line
 
 MAX_SINGLE_LAYERS, MAX_NODES = 120, 400
-"""Most layers that are drawn one by one, and most nodes of a drawing."""
+"""Largest number of layers that are drawn separately, and largest number of nodes of a drawing."""
 NODE_SIZE = (150.0, 34.0)
 """Width and height of a node."""
 NODE_DISTANCE = (182.0, 50.0)
-"""Distance between ranks, and between the nodes of a rank."""
+"""Distance between two ranks, and between two nodes of a rank."""
 LINE_GAP = 44.0
 """Distance between two lines of ranks."""
 _SWEEPS = 8
@@ -34,7 +34,7 @@ _SWEEPS = 8
 PointKey = tuple[str, str, int]
 """Key of a layer (its name twice, and -1) or of a point of an edge (the edge's ends, and the point's rank)."""
 RANKS_IN_LINE = 6
-"""Ranks side by side, which are as wide as the page."""
+"""Number of ranks side by side that fill the width of the page."""
 _NAMES = ("name", "op", "layers", "stage", "x", "y", "forward_s", "backward_s", "parameter_bytes", "output_bytes")
 
 
@@ -64,14 +64,15 @@ class LayerGroup:
 
 
 def layer_groups(profile: Profile, stage_of: Mapping[str, int]) -> tuple[list[LayerGroup], str]:
-    """The nodes of the drawing in a topological order, and a sentence on how layers were grouped (or empty)."""
+    """The nodes of the drawing in a topological order, and a sentence on the grouping of layers (empty without
+    grouping)."""
     if len(profile.layers) <= MAX_SINGLE_LAYERS:
         return [LayerGroup((layer,), stage_of[layer.name]) for layer in profile.layers], ""
     nodes = _by_stage(fold_chains(profile, most_expensive_layers(profile)), stage_of)
-    note = "Layers that follow each other in one stage are drawn as one, but for the most expensive."
+    note = "Consecutive layers of one stage are drawn as one node, except for the most expensive layers."
     if len(nodes) > MAX_NODES:
         nodes = _by_stage(_folded(fold_chains(profile)), stage_of)
-        note = "Layers of one stage that follow each other, and blocks that are alike, are drawn as one."
+        note = "Consecutive layers of one stage, and equal blocks, are drawn as one node."
     if len(nodes) > MAX_NODES:
         nodes = list(_packed(nodes, -(-len(nodes) // MAX_NODES)))
     return nodes, note if len(nodes) < len(profile.layers) else ""
@@ -156,7 +157,7 @@ def layout_dag(names: Sequence[str], arrows: Sequence[tuple[str, str]]) -> DagLa
 def _ranks(names: Sequence[str], arrows: Sequence[tuple[str, str]]) -> dict[str, int]:
     """The rank of each node: the length of the longest path to it.
 
-    The search repeats until nothing changes, in case the nodes are not in a topological order.
+    The computation repeats until nothing changes, in case the nodes are not in a topological order.
     """
     rank = dict.fromkeys(names, 0)
     changed = True
@@ -191,7 +192,7 @@ def _untangle(
 class _Lines:
     """Coordinates of ranks and places in a drawing that wraps after a number of ranks.
 
-    A line of ranks is as high as the nodes and edges in it need.
+    The height of a line of ranks is what its nodes and edges need.
     """
 
     def __init__(self, placed: DagLayout, ranks: int) -> None:
@@ -219,7 +220,7 @@ class _Lines:
         return x + NODE_SIZE[0] / 2, y + NODE_SIZE[1] / 2
 
     def around(self, upper: tuple[float, int], lower: tuple[float, int]) -> list[tuple[float, float]]:
-        """Points from the end of a line back to the start of the next, between the two; none within a line."""
+        """Points of an edge from the end of a line back to the start of the next line; none within a line."""
         line = lower[1] // self.ranks
         if upper[1] // self.ranks == line:
             return []

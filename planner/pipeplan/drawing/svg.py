@@ -34,7 +34,7 @@ def graph_svg(graph: Mapping[str, Any], title: str) -> str:
 
 
 def _facts(nodes: Mapping[str, list[Any]], at: int) -> str:
-    """The figures of a layer, one thought a line."""
+    """The figures of a layer, one group a line."""
     stage = "" if nodes["stage"][at] < 0 else f"stage {nodes['stage'][at] + 1}, "
     times = f"forward {show_time(nodes['forward_s'][at])}, backward {show_time(nodes['backward_s'][at])}"
     sizes = f"parameters {show_size(nodes['parameter_bytes'][at])}, output {show_size(nodes['output_bytes'][at])}"

@@ -19,11 +19,11 @@ from pipeplan.util.text import number_ranges, one_line
 from pipeplan.util.units import show_size, show_time
 
 EXPENDABLE = ("link", "to next", "servers", "sync", "depth")
-"""Columns of the stages that are left out, the first one first, where a terminal is too narrow."""
+"""Columns of the table of stages that are left out if the terminal is too narrow, in this order."""
 
 
 class FittingTable(Table):
-    """A table of which the columns with the headings `expendable` may be left out, the first one first."""
+    """A table whose columns with the headings `expendable` may be left out, in this order."""
 
     def __init__(self, *, expendable: Sequence[str] = (), **options: Any) -> None:
         super().__init__(**options)
@@ -50,7 +50,7 @@ def stage_table(plan: Plan, score: Evaluation, problem: Problem) -> FittingTable
     table = FittingTable(box=box.SIMPLE_HEAD, padding=0, pad_edge=False, expendable=EXPENDABLE)
     limited = problem.options.memory
     least = min(cost.capacity_bytes for cost in score.stages)
-    # In a heterogeneous cluster the column shows the share of each stage's own capacity.
+    # In a heterogeneous cluster, the column shows shares of each stage's own capacity.
     differ = any(cost.capacity_bytes > least for cost in score.stages)
     capacity = "" if not limited else "of its device" if differ else f"of {show_size(least)}"
     for heading in ("stage", "repl.", "servers", "depth", "compute", "sync", "to next", "link", "memory", capacity):
@@ -75,7 +75,7 @@ def stage_table(plan: Plan, score: Evaluation, problem: Problem) -> FittingTable
 
 
 def server_numbers(workers: Iterable[int], cluster: Cluster) -> str:
-    """The numbers of the servers that hold the workers, as `0-2` or `0,3`."""
+    """The indices of the servers of these workers, as text such as `0-2` or `0,3`."""
     return number_ranges({cluster.server_of(worker) for worker in workers})
 
 

@@ -1,10 +1,10 @@
 """Draws the DAG of a profile in the terminal: one line for every chain and for every expensive layer.
 
-It is drawn as `git log --graph` draws commits: one line per node, and a lane per output with consumers below.
+The drawing is like that of commits by `git log --graph`: one line per node, and a lane per output with consumers below.
 
 ● a        a has an output that b and c read
 ├─● b      b reads a's output, and c will read it too
-●─╯ c      c reads the outputs of a and b, and is the last to do so
+●─╯ c      c reads the outputs of a and b, as their last consumer
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeplan.util.text import one_line
 
 NODE_MARK, EXPENSIVE_NODE_MARK = "○", "●"
 MAX_DRAWN_LANES = 16
-"""Number of lanes that are drawn. Further ones exist, but are not shown."""
+"""Largest number of lanes that are drawn. Further lanes are not shown."""
 BAR_WIDTH = 10
 """Characters of the longest bar."""
 MIN_NAME_WIDTH = 12
@@ -34,8 +34,8 @@ MAX_LINES = 100
 def dag_lines(profile: Profile, width: int) -> list[Text]:
     """Lines of at most `width` characters. The layers that take half of the time are marked and coloured.
 
-    If there would be very many lines, the expensive layers have no lines of their own, and only the first of several
-    equal blocks is drawn.
+    If there were too many lines, expensive layers get no separate lines, and only the first of several equal blocks is
+    drawn.
     """
     hot = set(most_expensive_layers(profile))
     nodes = fold_chains(profile, hot)
@@ -88,7 +88,10 @@ def _name(chain: Chain, room: int) -> str:
 
 
 def _cut(name: str, room: int) -> str:
-    """A name in `room` characters. Its beginning is cut off, because its end tells more."""
+    """A name in at most `room` characters.
+
+    The beginning of a long name is cut off, because the end is more informative.
+    """
     return name if len(name) <= room else "…" + name[len(name) - room + 1 :]
 
 
@@ -98,7 +101,7 @@ class _Lane:
 
     producer: int
     left: int
-    """Number of consumers that are still to come."""
+    """Number of consumers that still follow."""
 
 
 def graph_lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[str]:
@@ -106,7 +109,7 @@ def graph_lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[
 
     A lane is a column that begins at the node with an output and ends at the last node that reads it. At a node, `├`
     and `┤` are lanes that this and later nodes read, and `╰` and `╯` are lanes that end here. `┼` is a lane that the
-    node reads, crossed by the line to another; `│` is a lane that it does not read.
+    node reads, crossed by the line to another lane; `│` is a lane that the node does not read.
     """
     readers = Counter(source for sources in reads for source in sources)
     lanes: dict[int, _Lane] = {}  # by column
@@ -128,9 +131,9 @@ def graph_lanes(reads: Sequence[Sequence[int]], marked: Sequence[bool]) -> list[
 
 
 def _place(lanes: Mapping[int, _Lane], inputs: list[int], ending: list[int], ended: int) -> int:
-    """The column of a node: the leftmost lane that ends with it, else the first free one after its first input.
+    """The column of a node: the leftmost lane that ends with it, else the first free column after its first input.
 
-    A lane that ended in the line above is not reused, because the node would seem to read it.
+    The column of a lane that ended in the line above is not reused, because the node would seem to read that lane.
     """
     if ending:
         return ending[0]
@@ -150,7 +153,7 @@ def _line(lanes: Mapping[int, _Lane], place: int, inputs: list[int], mark: str) 
 
 
 def _cell(lane: _Lane | None, column: int, place: int, inputs: list[int]) -> str:
-    """The mark of a column other than the node's, which has this lane, or none."""
+    """The mark of a column other than the node's; `lane` is the lane in this column, None if there is none."""
     left, right = min([place, *inputs]), max([place, *inputs])
     if lane is None or column not in inputs:
         return "│" if lane is not None else "─" if left < column < right else " "

@@ -1,4 +1,4 @@
-"""Why a plan is what it is: its bottleneck, the second-best plan, what-ifs, and its sensitivity. docs/choice.md.
+"""Explains a plan: its bottleneck, the second-best plan, what-ifs, and its sensitivity. See docs/choice.md.
 
-For a problem without a plan it is the diagnosis of `planning/infeasibility.py`.
+`planning/infeasibility.py` has the diagnosis of a problem without a plan.
 """

@@ -26,7 +26,7 @@ from pipeplan.util.deadline import Deadline
 
 FORMAT, VERSION = "pipeplan-explanation", 1
 SIMULATING_S = 5.0
-"""Seconds to simulate the second choice and the alternatives after it."""
+"""Time limit for simulating the second choice and further alternatives, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -34,36 +34,37 @@ class RobustnessSettings:
     """Settings of the robustness part of an explanation."""
 
     samples: int = 20
-    """How often the layers' times are drawn; 0 leaves robustness out."""
+    """Number of times that the layers' times are drawn; 0 leaves robustness out."""
     seed: int = 0
     spread: float | None = None
-    """Relative interquartile range to assume for every time; None: as measured."""
+    """Relative interquartile range to assume for every time; None for the measured range."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Everything that explains a plan."""
+    """All parts of the explanation of a plan."""
 
     problem: Problem
     plan: Plan
     evaluation: Evaluation
     best: Outcome
-    """The solvers' outcome: this plan, unless the plan was read from a file."""
+    """The solvers' outcome. The outcome's plan is the explained plan, unless the explained plan was read from a
+    file."""
     loads: tuple[ResourceLoad, ...]
     anatomies: tuple[TimeBreakdown, ...]
-    """The plan, data parallelism, and the best uniform grid if there is one."""
+    """Breakdowns of the plan, of data parallelism, and of the best uniform grid if there is one."""
     alternatives: Alternatives
     effects: tuple[ChangeEffect, ...]
     robustness: Robustness | None
-    """None if the profile has no spread."""
+    """Robustness against the spread of the times; None if the profile has no spread."""
     step_s: float
     """The figure of the plan, its simulated step time in seconds per minibatch."""
     proof: str = ""
-    """A clause on faster plans: the solvers' verdict, or what the check of a plan file shows."""
+    """A clause on faster plans: the solvers' verdict, or the result of checking a plan file."""
 
     @property
     def behind_best(self) -> float:
-        """How much slower the plan is than the best by the formulas, relative; 0 within the tolerance."""
+        """Relative slowdown of the plan against the best plan by the formulas; 0 within the tolerance."""
         behind = self.evaluation.step_time_s / self.best.evaluation.step_time_s - 1
         return behind if behind > TOLERANCE else 0.0
 
@@ -80,13 +81,11 @@ def explain_plan(
     known: Sequence[Plan] = (),
     choice: Choice | None = None,
 ) -> Explanation:
-    """Explain a plan, by default the one that the solve takes; `proof` is what is shown about a given plan.
+    """Explain a plan; without `plan`, explain the plan that a solve finds.
 
-    `step_s` is its figure, in seconds per minibatch; without it the plan is simulated. `known` and `choice` are those
-    of `solve`.
-
-    The searches for other plans and clusters reuse what those before them have found. Raises `InfeasibleError` if no
-    plan fits.
+    `proof` is what has been shown about a given plan, and `step_s` its figure in seconds per minibatch. Without
+    `step_s` the plan is simulated. `known` and `choice` are those of `solve`. The searches for other plans and clusters
+    reuse the results of earlier searches. Raises `InfeasibleError` if no plan fits.
     """
     with reusing():
         progress("solving")
@@ -168,7 +167,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
 
 
 def _document_head(problem: Problem, *, feasible: bool) -> dict[str, Any]:
-    """What the documents of all explanations begin with."""
+    """The common first fields of the documents of all explanations."""
     profile = problem.profile
     return {
         "format": FORMAT,
@@ -180,7 +179,7 @@ def _document_head(problem: Problem, *, feasible: bool) -> dict[str, Any]:
 
 
 def diagnosis_json(problem: Problem, diagnosis: Diagnosis) -> dict[str, Any]:
-    """The document that `pipeplan explain --json` prints where there is no plan."""
+    """The document that `pipeplan explain --json` prints if there is no plan."""
     enough, growth = diagnosis.enough, diagnosis.growth
     return _document_head(problem, feasible=False) | {
         "why": diagnosis.text,

@@ -17,11 +17,11 @@ from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import Deadline
 
 MOST_STAGES = 32
-"""Numbers of stages are searched one by one up to this."""
+"""Largest number of stages up to which every number is searched."""
 SMALL = 5000
-"""Up to this product of cuts and workers, every number of stages is searched."""
+"""Largest product of cuts and workers for which every number of stages is searched."""
 ENOUGH = 3
-"""Once so many alternatives are found, parts whose bound shows that they hold nothing better are skipped."""
+"""Number of alternatives after which parts are skipped if their bound shows that they have no better plan."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,10 @@ class Alternative:
     plan: Plan
     step_time_s: float
     behind: float
-    """How much slower it is than the best plan by the formulas, relative."""
+    """Relative slowdown against the best plan, by the formulas."""
     step_s: float | None = None
-    """The stated step time, in seconds per minibatch: simulated where that differs from the formulas; None: not known.
+    """The step time that answers show, in seconds per minibatch, simulated if that differs from the formulas; None if
+    unknown.
     """
 
 
@@ -50,7 +51,7 @@ class Alternatives:
 
     @property
     def second(self) -> Alternative | None:
-        """The second choice; None if the searched parts hold no other configuration."""
+        """The second choice; None if the searched parts contain no other configuration."""
         return self.found[0] if self.found else None
 
 
@@ -66,10 +67,10 @@ def find_alternatives(
     """Search parts of the space of plans that exclude the best plan's configuration, each part exactly.
 
     A part is a set of constraints that the best plan violates: another number of stages, fewer replicas in the largest
-    stage, fewer workers, no copies. A plan with as many stages and at least as many workers as the best one, and at
-    least as large a largest stage, lies in none of them. The result is still exact if an alternative is as fast as the
-    best plan, or if no such plan exists (`_parts_are_exhaustive`). Without `each`, and for large problems, only few
-    parts are searched.
+    stage, fewer workers, no copies. The parts miss plans with as many stages as the best plan, at least as many
+    workers, and at least as many replicas in the largest stage. The result is still exact if an alternative is as fast
+    as the best plan, or if no such plan exists (`_parts_are_exhaustive`). Without `each`, and for large problems, only
+    few parts are searched.
     """
     alternatives: list[Alternative] = []
     searched = []
@@ -81,7 +82,7 @@ def find_alternatives(
         progress(f"looking for a second choice: {part}")
         try:
             restricted = replace(problem, options=options)
-            # What is no faster than the last alternative that is shown need not be known exactly.
+            # Plans that are not faster than the last alternative that is shown need not be known exactly.
             useful_s = USEFUL * _step_times(alternatives)[ENOUGH - 1] if len(alternatives) >= ENOUGH else float("inf")
             rival = best_plan(restricted, cuts, useful_s=useful_s)
         except InputError:
@@ -101,7 +102,10 @@ def find_alternatives(
 
 
 def with_figures(alternatives: Alternatives, problem: Problem, deadline: Deadline) -> Alternatives:
-    """The alternatives with their figures. The order stays that of the formulas, by which they were found."""
+    """The alternatives with their figures.
+
+    The alternatives stay in the order of the formulas, by which they were found.
+    """
     found = []
     for one in alternatives.found:
         figure = figure_of(one.plan, evaluate(one.plan, problem), problem, deadline)
@@ -110,8 +114,9 @@ def with_figures(alternatives: Alternatives, problem: Problem, deadline: Deadlin
 
 
 def _contended(plan: Plan, problem: Problem) -> bool:
-    """Whether shared network cards slow a plan; then it is not proven to be the best, and its step time bounds no
-    other.
+    """Whether shared network cards slow down a plan.
+
+    A plan that they slow down is not proven to be the best, and its step time is no bound for other plans.
     """
     score = evaluate(plan, problem)
     return score.step_time_s > score.alone_s * (1 + TOLERANCE)
@@ -122,10 +127,10 @@ def _step_times(alternatives: list[Alternative]) -> list[float]:
 
 
 def search_parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator[tuple[str, Options]]:
-    """The parts, by name, as options with one constraint more than the problem's.
+    """The parts, by name, as options with one additional constraint.
 
-    Parts that are likely to hold the second choice come first, because it helps to skip others. Without `each`, the
-    numbers of stages below the best plan's form one part, and only the next higher number is searched.
+    Parts that are likely to contain the second choice come first, because it helps to skip other parts. Without `each`,
+    all smaller numbers of stages than the best plan's form one part, and only the next larger number is searched.
     """
     options, stages = problem.options, len(best.stages)
     if options.stages is None and not each:
@@ -150,7 +155,7 @@ def search_parts(problem: Problem, best: Plan, *, each: bool = True) -> Iterator
 def _parts_are_exhaustive(problem: Problem, best: Plan) -> bool:
     """Whether every configuration other than the best plan's lies in one of the parts.
 
-    This holds for a single stage on as many workers as the options allow, and if no stage may be replicated.
+    This is the case for a single stage on as many workers as the options allow, and if no stage may be replicated.
     """
     options, everyone = problem.options, problem.cluster.workers
     if options.stages is None and min(len(problem.units), everyone, options.max_stages or everyone) > MOST_STAGES:

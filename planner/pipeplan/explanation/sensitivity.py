@@ -1,7 +1,7 @@
 """How a plan and its step time depend on the measured times and on the cluster.
 
-For its robustness against the spread of the measured times, the times are drawn anew from their distributions. For the
-gains of other machines, the problem is solved again with one property of the cluster changed.
+Robustness: the times are drawn again from their measured distributions, and the plan is compared with the best plan for
+each drawing. Gains of other machines: the problem is solved again with one property of the cluster changed.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from pipeplan.profile_data.profile import Profile
 NORMAL_QUARTILES = 1.3489795
 """Interquartile range of a normal distribution of standard deviation 1."""
 SLOWEST, FASTEST = 10.0, 0.1
-"""Drawn times are clipped to these multiples of the measured ones, because a normal distribution is unbounded."""
+"""Smallest and largest multiple of the measured time that a drawn time may have, because a normal distribution is
+unbounded."""
 
 
 @dataclass(frozen=True)
 class RobustnessSample:
-    """One drawing of all times."""
+    """The result of one drawing of all times."""
 
     step_time_s: float
     """Seconds per minibatch of the plan with these times."""
     best_s: float
     """Seconds per minibatch of the best plan for these times."""
     config: str
-    """Configuration of that best plan."""
+    """Configuration of the best plan for these times."""
 
     @property
     def behind(self) -> float:
-        """How far the plan is from the best, relative."""
+        """Relative slowdown of the plan against the best plan for these times."""
         return max(0.0, self.step_time_s / self.best_s - 1)
 
 
@@ -71,17 +72,17 @@ class Robustness:
 
     @property
     def worst(self) -> float:
-        """How far the plan is from the best in its worst sample, relative."""
+        """Relative slowdown of the plan against the best in its worst sample."""
         return max((sample.behind for sample in self.samples), default=0.0)
 
     @property
     def median(self) -> float:
-        """How far the plan is from the best in the median sample, relative."""
+        """Relative slowdown of the plan against the best in the median sample."""
         return median(sample.behind for sample in self.samples) if self.samples else 0.0
 
     @property
     def rivals(self) -> list[tuple[str, int]]:
-        """The other configurations that were best, with their number of samples, most frequent first."""
+        """The other configurations that were best, each with its number of samples, most frequent first."""
         counts = Counter(sample.config for sample in self.samples if sample.config != self.config)
         return sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
 
@@ -122,9 +123,9 @@ def resample_times(profile: Profile, rng: random.Random) -> Profile:
 
 
 def draw_samples(problem: Problem, cuts: Cuts, plan: Plan, count: int, seed: int) -> Iterator[RobustnessSample]:
-    """Draw the times `count` times; each time evaluate the plan with its depths unchanged, and solve anew.
+    """Draw the times `count` times. For each drawing, evaluate the plan with its depths unchanged, and solve again.
 
-    Samples for which no plan fits in memory are left out: other times may need deeper pipelines.
+    Drawings for which no plan fits in memory are left out, because other times may need deeper pipelines.
     """
     rng = random.Random(seed)
     for _ in range(count):
@@ -151,7 +152,8 @@ class ChangeEffect:
 
 
 def cluster_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[], Cluster]]]:
-    """Names and makers of other clusters: one property doubled, or one more server (or worker)."""
+    """(name, function that makes the cluster) for every changed cluster: one property doubled, or one more server or
+    worker."""
     for index in reversed(variants.joining_levels(cluster)):
         name = f"links of level {cluster.levels[index].name} twice as fast"
         yield name, partial(variants.with_faster_links, cluster, index, 2.0)
@@ -164,9 +166,9 @@ def cluster_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[], Cluste
 
 
 def change_effects(problem: Problem, cuts: Cuts, step_time_s: float) -> Iterator[ChangeEffect]:
-    """The best plan by the formulas after every change, compared with the present one's time.
+    """The best plan by the formulas after every change of the cluster, compared with `step_time_s`.
 
-    The cuts serve all changes, because they do not depend on the cluster.
+    All changes use the same cuts, because cuts do not depend on the cluster.
     """
     for name, make in cluster_changes(problem.cluster):
         try:

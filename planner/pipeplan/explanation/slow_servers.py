@@ -1,7 +1,7 @@
 """Says why several servers train no faster than one: what limits data parallelism, and what would be faster.
 
-Everything is predicted from the profile of a model and from measurements of the servers and their links. A cause is
-named by what data parallelism would gain without it.
+All figures are predicted from the profile of a model and from measurements of the servers and their links. A cause is
+judged by the throughput that data parallelism would have without it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_rate, show_step_time, show_time
 
 SAME_SPEED, SAME_RATE = 0.05, 1.5
-"""Servers whose speeds differ by a smaller share are equally fast; directions and cards whose rates differ by a smaller
-factor are equally fast."""
+"""Speeds of servers count as unequal above this relative difference; rates of directions or cards, above this
+factor."""
 LEAST_GAIN = 0.05
-"""A cause whose end would gain a smaller share is none."""
+"""Smallest relative gain in throughput for which something counts as a cause."""
 MOST_OF = 0.5
-"""A special cause, such as one slow direction, is named in place of the links if it explains this share of what they
-cost."""
+"""Share of the links' cost that a special cause, such as one slow direction, must explain to be named instead of the
+links."""
 GOAL = 0.9
 """The share of perfect scaling that the links should allow."""
 ACCUMULATED = 8
@@ -44,17 +44,17 @@ LINK, DIRECTION, CARD, SWITCH, SLOW_SERVER, LOADER = "link", "direction", "card"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """Measurements of the servers of a cluster, beside its links."""
+    """Measurements of the servers of a cluster, in addition to its links."""
 
     names: tuple[str, ...]
     speeds: tuple[float, ...]
-    """Of each server, relative to the fastest, which has 1."""
+    """Speed of each server relative to the fastest server, which has 1."""
     one_way: tuple[tuple[int, int, float], ...] = ()
-    """(sender, receiver, bytes/s) of directions between servers, each alone."""
+    """(sender, receiver, bytes/s) of directions between servers, each measured alone."""
     together: float = 1.0
-    """The rate of pairs of servers that send at once, over that of a pair alone."""
+    """Rate of pairs of servers that send at once, relative to the rate of a pair alone."""
     clock_s: float = 0.0
-    """The largest difference between two clocks."""
+    """The largest difference between two clocks, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Cause:
     kind: str
     text: str
     without_per_s: float
-    """Samples per second without it."""
+    """Samples per second without this cause."""
 
 
 @dataclass(frozen=True)
@@ -76,19 +76,20 @@ class SlowServers:
     batch: int
     """Samples of an update: one microbatch on every worker."""
     one_per_s: float | None
-    """Data parallelism on the workers of one server; None where it does not fit."""
+    """Throughput of data parallelism on the workers of one server; None if the model does not fit in memory."""
     all_per_s: float | None
-    """On all workers."""
+    """Throughput of data parallelism on all workers; None if the model does not fit in memory."""
     needed_rate: float | None
-    """Bytes/s between servers from which on scaling reaches `GOAL`; None where it does so already, or at no rate."""
+    """Rate between servers in bytes/s at which scaling reaches `GOAL`; None if it already does, or does so at no
+    rate."""
     causes: tuple[Cause, ...]
-    """The largest first."""
+    """The causes, the largest first."""
     others: tuple[tuple[str, float | None], ...] = ()
-    """What else could be run on all workers."""
+    """Other ways to train on all workers, as (name, samples per second); None if one does not fit."""
 
     @property
     def scaling(self) -> float | None:
-        """Throughput of all servers, over that of one times their number."""
+        """Throughput of all servers, divided by that of one server times their number; None if unknown."""
         if not self.one_per_s or not self.all_per_s:
             return None
         return self.all_per_s / self.one_per_s / len(self.facts.names)
@@ -106,9 +107,10 @@ class SlowServers:
 
 
 def with_speeds(cluster: Cluster, speeds: Sequence[float]) -> Cluster:
-    """The cluster with the speed of each server's devices multiplied by what was measured of them.
+    """The cluster with the speed of each server's devices multiplied by its measured speed.
 
-    Islands inside servers cannot be described beside servers that differ: then the slowest server stands for all.
+    A cluster file cannot describe islands inside servers together with servers that differ. In that case the slowest
+    server stands for all.
     """
     if not _differ(speeds):
         return cluster
@@ -130,9 +132,9 @@ def _differ(speeds: Sequence[float]) -> bool:
 
 
 def diagnose_servers(profile: Profile, cluster: Cluster, facts: ServerFacts, deadline: Deadline) -> SlowServers:
-    """Predict data parallelism on measured servers, and name what limits it. `with_others` adds its alternatives.
+    """Predict data parallelism on measured servers, and name what limits it. `with_others` adds alternatives.
 
-    `cluster` has the measured links and, where servers differ, their speeds.
+    `cluster` has the measured links, and the speeds of servers if these differ.
     """
     machines = Machines(profile, cluster)
     batch = profile.minibatch * cluster.workers
@@ -146,12 +148,12 @@ def diagnose_servers(profile: Profile, cluster: Cluster, facts: ServerFacts, dea
 
 
 def with_others(found: SlowServers, profile: Profile, deadline: Deadline) -> SlowServers:
-    """The same, with the throughput of what else could be run."""
+    """The diagnosis with the throughput of other ways to train."""
     return replace(found, others=tuple(_others(Machines(profile, found.cluster), found.batch, deadline)))
 
 
 def _data_parallel(machines: Machines, batch: int, deadline: Deadline) -> float | None:
-    """Samples per second of DDP on all workers in the profile's microbatches; None where it does not fit."""
+    """Samples per second of DDP on all workers with the profile's microbatches; None if it does not fit."""
     problem = problem_of(machines, Options(stages=1), machines.profile.minibatch, batch)
     plan = plain_data_parallel(problem, machines.cluster.workers)
     score = evaluate(plan, problem)
@@ -161,21 +163,21 @@ def _data_parallel(machines: Machines, batch: int, deadline: Deadline) -> float 
 
 
 def _on_one_server(machines: Machines, batch: int, deadline: Deadline) -> float | None:
-    """Samples per second of DDP on the workers of the server on which it is fastest; None where it does not fit."""
+    """Samples per second of DDP on the workers of the server where it is fastest; None if it does not fit."""
     options = Options(stages=1, max_workers=max(machines.cluster.server_sizes))
     found, _ = candidate_of(DDP, problem_of(machines, options, machines.profile.minibatch, batch), 1000, deadline)
     return None if found is None else 1 / found.sample_s
 
 
 def _with_links(cluster: Cluster, factor: float) -> Cluster:
-    """The cluster with links between servers that are so many times as fast."""
+    """The cluster with links between servers that are `factor` times as fast."""
     for index in range(cluster.server_level, len(cluster.levels)):
         cluster = with_faster_links(cluster, index, factor)
     return cluster
 
 
 def _needed_rate(machines: Machines, batch: int, goal: float, deadline: Deadline) -> float | None:
-    """The least rate between servers at which DDP reaches a throughput; None where it does so, or never does."""
+    """The smallest rate between servers at which DDP reaches a throughput; None if it already does, or never does."""
 
     def reaches(factor: float) -> bool:
         faster = Machines(machines.profile, _with_links(machines.cluster, factor))
@@ -193,7 +195,7 @@ def _needed_rate(machines: Machines, batch: int, goal: float, deadline: Deadline
 def _causes(
     machines: Machines, batch: int, facts: ServerFacts, all_per_s: float, deadline: Deadline
 ) -> tuple[Cause, ...]:
-    """What DDP on all servers would gain if one thing after another were put right."""
+    """The causes, found by predicting DDP on all servers with one possible cause removed at a time."""
 
     def without(profile: Profile, cluster: Cluster) -> float:
         return _data_parallel(Machines(profile, cluster), batch, deadline) or all_per_s
@@ -212,7 +214,7 @@ def _causes(
     kind, text = LINK, f"the links between servers carry {show_rate(cluster.levels[cluster.server_level].bandwidth)}"
     for special, factor in _special(facts, cluster):
         mended_per_s = without(profile, _with_links(cluster, factor))
-        # Seconds per sample that are saved, of those that the links cost.
+        # The share of the links' cost, in seconds per sample, that removing the special cause saves.
         if 1 / all_per_s - 1 / mended_per_s >= MOST_OF * (1 / all_per_s - 1 / best_per_s):
             kind, text = special
             break
@@ -222,7 +224,7 @@ def _causes(
 
 
 def _special(facts: ServerFacts, cluster: Cluster) -> Iterator[tuple[tuple[str, str], float]]:
-    """(what may be slow of the links alone, in words), and how many times as fast they would be without it."""
+    """((kind, text) of a part of the links that may be slow, factor by which the links would be faster without it)."""
     rates = {(sender, receiver): rate for sender, receiver, rate in facts.one_way}
     ratios = {pair: rates[pair[::-1]] / rate for pair, rate in rates.items() if pair[::-1] in rates and rate > 0}
     if ratios and max(ratios.values()) >= SAME_RATE:
@@ -242,7 +244,7 @@ def _special(facts: ServerFacts, cluster: Cluster) -> Iterator[tuple[tuple[str, 
 
 
 def _others(machines: Machines, batch: int, deadline: Deadline) -> Iterator[tuple[str, float | None]]:
-    """What could be run in place of DDP, and its throughput; None where it does not fit."""
+    """(name, samples per second) of other ways to train; None if one does not fit."""
     several = ACCUMULATED * batch
     accumulated = _data_parallel(machines, several, deadline)
     yield f"DDP, {ACCUMULATED} microbatches accumulated (batch {several})", accumulated

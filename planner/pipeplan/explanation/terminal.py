@@ -1,4 +1,4 @@
-"""What `pipeplan explain` prints within 80 columns: the explanation of a plan, or why there is none."""
+"""Prints `pipeplan explain` within 80 columns: the explanation of a plan, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from pipeplan.util.units import show_size, show_time
 MOST_LOADS, MOST_LAYERS = 6, 8
 LONGEST_CONFIG = 19
 MATTERS = 1e-3
-"""Relative gains below this count as none."""
+"""Smallest relative gain that counts."""
 
 
 def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
-    """An explanation as lines and tables, each to be printed from a line of its own."""
+    """An explanation as lines and tables, each to be printed on a new line."""
     problem, score = explanation.problem, explanation.evaluation
     purpose = "inference" if explanation.plan.inference else "training"
     yield Text.assemble(
@@ -37,7 +37,7 @@ def explanation_parts(explanation: Explanation) -> Iterator[RenderableType]:
     )
     if explanation.step_s != score.step_time_s:
         formula = show_time(score.step_time_s)
-        yield f"That is simulated. By the formulas, to which the shares below refer, it is {formula}."
+        yield f"This time is simulated. By the formulas, to which the shares below refer, it is {formula}."
     if explanation.behind_best:
         found = f"the best plan that was found, {explanation.best.plan.config}"
         yield Text(f"By the formulas it is {explanation.behind_best:.1%} slower than {found}.", "yellow")
@@ -63,7 +63,7 @@ def _heading(text: str) -> tuple[str, Text]:
 
 
 def _table(*headings: str) -> Table:
-    """A table whose first column is text and whose others are figures."""
+    """A table whose first column has text and whose other columns have figures."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
     for number, heading in enumerate(headings):
         table.add_column(heading, justify="right" if number else "left", no_wrap=bool(number))
@@ -97,7 +97,7 @@ def _anatomies(anatomies: tuple[TimeBreakdown, ...]) -> Table:
 
 
 def baseline_reasons(anatomies: tuple[TimeBreakdown, ...], capacity: float) -> list[str]:
-    """A sentence on each baseline that says why it is slower than the plan."""
+    """A sentence for each baseline that says why it is slower than the plan."""
     plan, lines = anatomies[0], []
     for baseline in anatomies[1:]:
         if baseline.config == plan.config:
@@ -125,7 +125,7 @@ def _named(name: str) -> str:
 def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
     alternatives = explanation.alternatives
     if alternatives.second is None:
-        yield "There is no plan of another configuration in what was searched."
+        yield "The searched plans have no other configuration."
     else:
         table = _table("configuration", "a minibatch", "behind", "searched among")
         for alternative in alternatives.found:
@@ -145,7 +145,7 @@ def _alternatives(explanation: Explanation) -> Iterator[RenderableType]:
 
 
 def _left_out(explanation: Explanation) -> str:
-    """A sentence on the plans that lie in none of the searched parts."""
+    """A sentence on the plans that are in none of the searched parts."""
     plan, searched = explanation.plan, explanation.alternatives.searched
     stages, largest = len(plan.stages), max(stage.replicas for stage in plan.stages) // plan.copies
     several = f"{stages} stages" if stages > 1 else "1 stage"
@@ -163,7 +163,7 @@ def _of_stages(part: str) -> bool:
 
 
 def merged_parts(parts: tuple[str, ...]) -> list[str]:
-    """The names of parts, in which numbers of stages are merged: `2-5 stages`."""
+    """The names of parts, with numbers of stages merged, such as `2-5 stages`."""
     counts = [int(part.split()[0]) for part in parts if _of_stages(part)]
     stages = [f"{number_ranges(counts)} stage{'s' * (counts != [1])}"] if counts else []
     return stages + [part for part in parts if not _of_stages(part)]
@@ -186,12 +186,12 @@ def _effects(effects: tuple[ChangeEffect, ...]) -> Table:
 def _robustness(robustness: Robustness | None) -> str:
     if robustness is None:
         return (
-            "The profile's times have no spread: nothing can be said. Measure it on your machine, or assume a spread "
-            "with --spread 5%."
+            "The profile's times have no spread, so robustness is unknown. Measure it on your machine, or assume a "
+            "spread with --spread 5%."
         )
     count = len(robustness.samples)
     if not count:
-        return "In no drawing of the times did any plan fit."
+        return "For none of the drawn times did any plan fit in memory."
     how = "as measured" if robustness.assumed is None else f"{robustness.assumed * 100:.3g}% of each time, assumed"
     rivals = ", ".join(f"{short_config(config, LONGEST_CONFIG)} ({times}x)" for config, times in robustness.rivals[:3])
     return (
@@ -226,7 +226,7 @@ def diagnosis_parts(problem: Problem, diagnosis: Diagnosis) -> Iterator[Renderab
         growth = diagnosis.growth
         yield f"Fewest {growth.unit}s that would do: {growth.count} instead of {growth.now}."
     elif not diagnosis.oversized and not diagnosis.unfinished:
-        yield "More workers alone would not do, as far as they were tried."
+        yield "More workers alone are not enough, for all numbers of workers that were tried."
     for flag in diagnosis.relaxed:
         yield f"Without {flag} there is a plan."
     if diagnosis.unfinished:

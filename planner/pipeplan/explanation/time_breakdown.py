@@ -24,11 +24,11 @@ class TimeBreakdown:
     name: str
     config: str
     step_time_s: float
-    """Seconds per minibatch by the formulas, to which the shares refer."""
+    """Seconds per minibatch by the formulas. The shares refer to this time."""
     step_s: float
-    """Seconds per minibatch as they are stated: simulated where that differs from the formulas."""
+    """Seconds per minibatch as answers show them: simulated if that differs from the formulas."""
     bound: str
-    """The slowest resource."""
+    """Name of the slowest resource."""
     busy: int
     """Number of busy workers."""
     computing: float
@@ -42,10 +42,10 @@ class TimeBreakdown:
     allreduce_bytes: float
     """Bytes of gradients that all workers together send for one sample."""
     memory_bytes: float
-    """Memory of the worker that needs most, in bytes."""
+    """Memory of the worker that needs the most, in bytes."""
     fits: bool
     not_taken: str = ""
-    """Why the plan was not taken although it is faster than the explained one, in a few words; empty where it is not
+    """Why the plan was not taken although it is faster than the explained plan, in a few words; empty if it is not
     faster."""
 
     @property
@@ -55,12 +55,10 @@ class TimeBreakdown:
 
 
 def break_down_time(name: str, plan: Plan, problem: Problem, step_s: float | None = None) -> TimeBreakdown:
-    """Break the time of a plan for a problem down, under a name for tables; `step_s` is its stated step time,
-    if known.
-    """
+    """Break down the time of a plan, under a name for tables; `step_s` is the step time that answers show, if known."""
     score = evaluate(plan, problem)
     free_s = evaluate(plan, problem.within(without_communication(problem.cluster), problem.copies)).step_time_s
-    # Seconds per minibatch if all workers computed all the time, which no plan can beat, over those of this plan.
+    # Step time if all workers computed without pause, divided by the step time of this plan.
     computing = problem.work_s / problem.cluster.total_speed / score.step_time_s
     boundary, allreduce = _traffic(plan, problem, score)
     samples = problem.profile.minibatch
@@ -94,8 +92,9 @@ def without_communication(cluster: Cluster) -> Cluster:
 def _traffic(plan: Plan, problem: Problem, score: Evaluation) -> tuple[float, float]:
     """Bytes sent for one minibatch by all workers together: between stages, and for gradients and gathered weights.
 
-    In a ring of m members each sends 2 (m-1)/m of the gradient, so that all of them send 2 (m-1) of it. A gather or a
-    reduce-scatter takes half of that, and workers that divide the weights make three of them for each minibatch.
+    In a ring of m members each sends 2 (m-1)/m of the gradient bytes, so all members together send 2 (m-1) times these
+    bytes. A gather or a reduce-scatter sends half of that. Workers that divide the weights run three gathers or
+    reduce-scatters per minibatch.
     """
     boundary = sum(stage.boundary_bytes + stage.boundary_gradient_bytes for stage in score.stages)
     if plan.inference:
@@ -114,7 +113,7 @@ def _traffic(plan: Plan, problem: Problem, score: Evaluation) -> tuple[float, fl
 
 
 class ResourceLoad(NamedTuple):
-    """A resource, and how long one minibatch occupies it."""
+    """A resource, and the seconds for which one minibatch keeps it busy."""
 
     name: str
     seconds: float
@@ -130,7 +129,7 @@ def resource_loads(plan: Plan, problem: Problem, score: Evaluation) -> list[Reso
             seconds, name = contention.card_loads(plan, problem, Links.of(problem.cluster)).busiest()
             loads.append(ResourceLoad(name, seconds))
             if score.bound == WAITS_FOR_UPDATE:
-                # That is the all-reduce of the only stage, which is listed once, with the wait for it.
+                # The all-reduce of the only stage is listed once, together with the wait for it.
                 loads = [load for load in loads if load.name != "gradient synchronisation of stage 1"]
                 loads.append(ResourceLoad(WAITS_FOR_UPDATE, score.step_time_s))
     # Among equally busy resources, the one that the evaluator names as the bound comes first.
@@ -158,7 +157,7 @@ def stage_loads(plan: Plan, score: Evaluation) -> list[ResourceLoad]:
     )
     for number, stage in enumerate(score.stages, start=1):
         compute_s, synchronisation_s = stage.compute_s, stage.synchronisation_s
-        # The exposed time is charged to the longer of the two, after which the evaluator names the bound.
+        # The exposed time is charged to the longer of the two, which is the one that the evaluator names as the bound.
         if compute_s >= synchronisation_s:
             compute_s = stage.stage_s
         else:

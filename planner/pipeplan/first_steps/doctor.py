@@ -1,6 +1,6 @@
-"""All checks of `pipeplan doctor`: of this machine, of torch, of a plan's part here, and the executor's self-test.
+"""All checks of `pipeplan doctor`: this machine, torch, a plan's part on this machine, and the executor's self-test.
 
-What needs torch runs in processes of its own, because the planner works without torch.
+Checks that need torch run in separate processes, because the planner works without torch.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from pipeplan.util.units import show_size
 OK, WARNING, MISSING = "ok", "warning", "missing"
 OLDEST = (3, 11)
 LEAST_FREE = 64 << 20
-"""Bytes that should be free in shared memory, in the temporary folder, and in the current folder."""
+"""Bytes that should be free in shared memory, in the temporary folder, and in the current folder, in this order."""
 PATIENCE_S, SELFTEST_PATIENCE_S = 60.0, 240.0
-"""Seconds to wait for another process, and for the self-test, which begins no further run after 115."""
+"""Seconds to wait for another process, and for the self-test. The self-test begins no further run after 115 s."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class DoctorFinding:
     name: str
     needed_for: str
     state: str
-    """`ok`; `missing` if a main purpose of pipeplan does not work; `warning` if something works less well, or a single
-    command does not work."""
+    """State of the check: `ok`; `missing` if a main purpose of pipeplan does not work; `warning` if something works
+    less well, or a single command does not work."""
     found: str
     todo: str = ""
     """Advice for the user; empty for the state `ok`."""
@@ -56,7 +56,7 @@ class DoctorFinding:
 def examine_machine(plan: Path | None = None) -> list[DoctorFinding]:
     """Check this machine, and whether it can run its part of a plan.
 
-    Takes some seconds, because another process imports torch.
+    The check takes a few seconds, because another process imports torch.
     """
     with ThreadPoolExecutor() as executor:
         torch = executor.submit(check_torch)
@@ -76,7 +76,7 @@ def check_python() -> DoctorFinding:
     """The versions of the interpreter and of pipeplan."""
     finding = partial(DoctorFinding, "Python", "all of pipeplan")
     found = f"{platform.python_version()} at {sys.executable}, pipeplan {__version__}"
-    if sys.version_info < OLDEST:  # the installation ignored pipeplan's metadata
+    if sys.version_info < OLDEST:  # possible if the installation ignored pipeplan's metadata
         return finding(MISSING, found, "install Python 3.11 or newer")
     return finding(OK, found)
 
@@ -118,7 +118,7 @@ def check_temporary_folder() -> DoctorFinding:
 
 
 def check_shared_memory(place: Path = Path("/dev/shm")) -> DoctorFinding:
-    """The shared memory through which processes that prefetch minibatches hand them over."""
+    """The shared memory through which prefetching processes pass minibatches on."""
     finding = partial(DoctorFinding, "shared memory", "prefetching data (Data(processes=…))")
     try:
         free = shutil.disk_usage(place).free
@@ -134,7 +134,7 @@ def _room(finding: partial[DoctorFinding], found: str, free: int, todo: str) -> 
 
 
 def check_port(environment: Mapping[str, str]) -> DoctorFinding:
-    """A port for the rendezvous of workers: the one in MASTER_PORT, else any free one."""
+    """A port for the rendezvous of workers: that in MASTER_PORT, or any free port."""
     finding = partial(DoctorFinding, "ports", "the rendezvous of workers on several servers")
     value = environment.get("MASTER_PORT", "")
     if value and not 0 < (whole_number(value) or 0) < 1 << 16:
@@ -217,7 +217,7 @@ def check_plan_here(folder: Path) -> DoctorFinding:
 
 
 def _as_first(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment with the variables of the first of several servers, as far as they are not set."""
+    """The environment, with missing variables set to those of the first of several servers."""
     with socket.socket() as free:
         free.bind(("", 0))  # finds a port without listening at it
         first = {"NODE_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(free.getsockname()[1])}
@@ -227,7 +227,7 @@ def _as_first(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def run_self_test() -> list[DoctorFinding]:
-    """Findings on every small run, on messages, and on the transport of messages that `launch.sh` is to use."""
+    """Findings on every small run, on messages, and on the transport of messages for `launch.sh`."""
     report = _answer("pipeplan_measure.selftest", SELFTEST_PATIENCE_S)
     test, more = partial(DoctorFinding, "self-test", "launch.sh"), "run python -m pipeplan_measure.selftest to see more"
     if "results" not in report:
@@ -255,7 +255,9 @@ def _ask() -> dict[str, Any]:
 
 
 def _answer(module: str, patience_s: float) -> dict[str, Any]:
-    """The document on the last line that a module prints, or an entry `error`, and `ended` if it ended without one."""
+    """The JSON document on the last line that a module prints.
+
+    If there is no such line, the result has an entry `error`, and `ended` if the module ended."""
     done = _run(["-m", module], patience_s=patience_s)
     if done is None:
         return {"error": f"no answer within {patience_s:g} s"}

@@ -1,4 +1,4 @@
-"""The starter files of a new user: a job file that trains as it is, and a cluster file of this machine."""
+"""The starter files of a new user: a job file that trains without changes, and a cluster file of this machine."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _DEVICES = (
     "to the device of the profile. `pipeplan profile` on each, with another CUDA_VISIBLE_DEVICES, measures the ratio.",
 )
 _SERVER = (
-    "One server whose devices differ. bandwidth: of one device's link, each way.",
+    "One server whose devices differ. bandwidth: of one device's link in each direction.",
     "`pipeplan profile --links` measures the links and writes a cluster file.",
 )
 _WORKERS = (
-    "The links between the workers of one server. count: number of workers. bandwidth: of one worker's link, each way.",
+    "The links between the workers of one server. count: number of workers. bandwidth: of one worker's link,",
+    "in each direction.",
     "`pipeplan profile --links` measures these figures and writes a cluster file.",
 )
-_EXECUTOR = "What the executor itself costs, beside the layers: as `pipeplan profile` measures it on this machine."
+_EXECUTOR = "Costs of the executor itself, besides the layers, as `pipeplan profile` measures them on this machine."
 _SERVERS = """\
 
 # More servers like this one: uncomment the lines below, and set their number and the links between them.
@@ -77,7 +78,7 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 def _rounded(device: Device) -> Device:
-    """The device with its memory in tenths of a GiB, which readers prefer."""
+    """The device with its memory rounded to tenths of a GiB, for readability."""
     tenths = device.memory_bytes * 10 >> 30
     return replace(device, memory_bytes=parse_size(f"{tenths / 10} GiB", CLUSTER)) if tenths >= 10 else device
 
@@ -98,5 +99,5 @@ def next_commands(folder: Path, kind: str) -> list[str]:
 
 
 def write_starter_files(folder: Path, texts: Mapping[str, str], *, force: bool = False) -> None:
-    """Write all of the files, or none. `force` replaces existing ones. Raises `InputError`."""
+    """Write all files or none. `force` replaces existing files. Raises `InputError`."""
     write_together(folder, {name: (text, 0o666) for name, text in texts.items()}, force=force)

@@ -1,5 +1,5 @@
-"""From what the user says to a problem, for the command line and the Python API alike.
+"""Builds a problem from the user's options, for the command line and the Python API.
 
-`option_fields` makes fields of `Options` of arguments and keywords; `build_problem` makes the problem, with the
-schedule, the minibatch size, the order of servers or the other trainer that it is for.
+`option_fields` turns arguments and keywords into fields of `Options`. `build_problem` builds the problem, and chooses
+the schedule, the minibatch size and the order of servers, or takes those of another trainer.
 """

@@ -1,4 +1,4 @@
-"""Builds the problem that the user describes, and makes the choices that are left to pipeplan."""
+"""Builds the problem that the user describes, and makes the choices that the user leaves to pipeplan."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan.util.text import did_you_mean
 
 MOST_EXTRAPOLATED = 64
-"""Largest ratio of a microbatch to the largest measured one, beyond which times are not extrapolated."""
+"""Largest ratio of a microbatch to the largest measured microbatch up to which times are extrapolated."""
 
 
 FEW_ORDERS = 6
-"""At most so many orders of the devices of servers have a choice of their own: all orders of three that differ."""
+"""Largest number of orders of servers' devices for which a plan is chosen separately: all orders of three different
+devices."""
 SIMULATING_S = 5.0
-"""Seconds to simulate a plan without the restriction."""
+"""Time limit for simulating a plan without the restriction, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +53,18 @@ class Request:
     batch: int | None = None
     """Global batch in samples; None for one microbatch on every worker."""
     microbatch: int | None = None
-    """Microbatch size in samples; None for the best of those that the profile knows."""
+    """Microbatch size in samples; None for the best of the profile's sizes."""
     staleness: float | None = None
-    """The age of the oldest gradients that may be used, in updates; None for none where no schedule is named."""
+    """Largest allowed age of gradients, in updates; None if the user gives none."""
     target: str | None = None
-    """The name of an export, which restricts plans to those that this trainer can express."""
+    """Name of an export; plans are restricted to those that this trainer can express."""
     options: dict[str, Any] = field(default_factory=dict)
-    """Fields of `Options`."""
+    """Fields of `Options` that the user sets."""
     maximum_cuts: int = MAXIMUM_CUTS
     deadline: Deadline = NO_DEADLINE
     simulate: bool = True
     before_search: Callable[[], None] = lambda: None
-    """Called when the options have been checked and no search has begun."""
+    """A function that is called after the options have been checked and before any search."""
 
     def __post_init__(self) -> None:
         """Raise an `InputError` for a number that is out of range."""
@@ -97,7 +98,7 @@ class Request:
         return workers * (self.microbatch or self.profile.minibatch)
 
     def charged(self) -> Request:
-        """The request with the times that layers take beside all other workers that may be busy."""
+        """The request with the layers' times while all workers that may be busy compute."""
         busy = min(self.cluster.workers, self.options.get("max_workers") or self.cluster.workers)
         profile, cluster = as_charged(self.profile, self.cluster, busy)
         return replace(self, profile=profile, cluster=cluster)
@@ -125,16 +126,17 @@ class TargetedProblem:
         return export_files(self.target, outcome.problem, outcome.plan)
 
     def cost(self, outcome: Outcome, maximum_cuts: int) -> str:
-        """The cost of the restriction as a sentence: the best plans without it, and how much faster they are.
+        """The cost of the restriction as a sentence: the best plans without it, and their speedup.
 
-        One has the schedule of the target, the other pipeplan's default one. Only the dynamic program looks for them.
+        One plan has the schedule of the target, the other has pipeplan's default schedule. Only the dynamic program
+        searches for them.
         """
-        # The user's limit on workers holds for these plans too: it is no cost of the target.
+        # The user's limit on workers also applies to these plans, because it is not a cost of the target.
         restricted = outcome.problem.options
         unrestricted = replace(self.unrestricted.options, max_workers=restricted.max_workers)
         target_schedule = replace(unrestricted, schedule=restricted.schedule, accumulate=restricted.accumulate)
         default = unrestricted
-        if unrestricted.schedule not in FLUSHING:  # weight stashing, unless the user asked for a schedule with a flush
+        if unrestricted.schedule not in FLUSHING:  # weight stashing is pipeplan's default
             default = replace(unrestricted, schedule=STASHING, accumulate=None)
         alternatives = []
         for options in dict.fromkeys((target_schedule, default)):
@@ -165,15 +167,15 @@ class BuiltProblem:
 
     problem: Problem
     choice: Choice | None = None
-    """The candidates of the choice; None where the user named a schedule."""
+    """The candidates of the choice; None if the user named a schedule."""
     targeted: TargetedProblem | None = None
-    """The trainer that the plan is for, if one was named."""
+    """The trainer that the plan is for, if the user named one; else None."""
     orders: tuple[OrderChoice, ...] = ()
-    """All orders of the servers that were tried, best first; empty where there was nothing to choose."""
+    """All orders of the servers that were tried, best first; empty if there is only one order."""
 
     @property
     def known(self) -> tuple[Plan, ...]:
-        """The plan of this problem by which it was chosen, if there is one."""
+        """The plan for which this problem was chosen, if there is one."""
         taken = None if self.choice is None else self.choice.taken
         return (taken.plan,) if taken is not None and taken.problem.cluster == self.problem.cluster else ()
 
@@ -181,12 +183,12 @@ class BuiltProblem:
 def build_problem(request: Request) -> BuiltProblem:
     """The problem of a request.
 
-    Where no schedule is named, the plan of training is chosen by `planning.choose`. A `target` restricts plans to those
-    that this trainer can express. The servers of a heterogeneous cluster are put in the best order, unless the plan is
-    for a target, which numbers them itself. Where the devices of a server differ, a plan is chosen for each of their
-    orders, if these are few, because the order may decide whether a pipeline or data parallelism is faster.
+    If no schedule is named, `planning.choose` chooses the training plan. A `target` restricts plans to those that this
+    trainer can express. The servers of a heterogeneous cluster are put into the best order, unless the plan is for a
+    target, which numbers servers itself. If the devices of a server differ and have few orders, a plan is chosen for
+    each order, because the order may decide whether a pipeline or data parallelism is faster.
 
-    Raises `InputError` for options that contradict each other, and `InfeasibleError` where no candidate has a plan.
+    Raises `InputError` for options that contradict each other, and `InfeasibleError` if no candidate has a plan.
     """
     charged = request.charged()
     if request.chooses and charged.cluster.machines and charged.cluster.server_level > 1:
@@ -196,15 +198,16 @@ def build_problem(request: Request) -> BuiltProblem:
     built = _chosen(charged, request) if request.chooses else _named(charged)
     numbers_itself = request.target is not None and not export_target(request.target).orders_devices
     if numbers_itself or built.problem.options.schedule in VIRTUAL:
-        return built  # No solver that tries orders knows the stages of these schedules.
+        return built  # The solver that tries orders does not support these schedules.
     ends = request.deadline.share(SHARES["choice"])
     problem, orders = choose_order(built.problem, request.maximum_cuts, ends, simulates=request.simulate)
     return replace(built, problem=problem, orders=tuple(orders))
 
 
 def _chosen_in_order(request: Request, orders: Sequence[tuple[int, ...]]) -> BuiltProblem:
-    """The problem of the plan that is chosen in the best of these orders: the listed one, or one that is faster by more
-    than the tolerance."""
+    """The problem of the plan that is chosen in the best of these orders.
+
+    Another order than the listed one is taken only if it is faster by more than the tolerance."""
     found, tried = list[BuiltProblem](), list[OrderChoice]()
     for number, order in enumerate(orders):
         ends = request.deadline.share(SHARES["choice"] / (len(orders) - number))
@@ -222,7 +225,10 @@ def _chosen_in_order(request: Request, orders: Sequence[tuple[int, ...]]) -> Bui
 
 
 def _chosen(charged: Request, request: Request) -> BuiltProblem:
-    """The problem of the plan that is chosen for a request, whose times `charged` has beside other workers."""
+    """The problem of the plan that is chosen for a request.
+
+    `charged` is the request with times beside other busy workers.
+    """
     options = charged.checked_options()
     alone = None
     if charged.profile is not request.profile:
@@ -239,19 +245,19 @@ def _chosen(charged: Request, request: Request) -> BuiltProblem:
         request.simulate,
     )
     known, others = question.sizes
-    # Raises what every candidate would be refused for. Under a flush the most layers may be in stages of their own.
+    # Raises the error for which every candidate would be refused. A flush schedule allows the most stages.
     question.problem([*known, *others][0], virtual_stages=options.virtual_stages)
     request.before_search()
     try:
         choice = choose(question, request.deadline.share(SHARES["choice"]))
     except InfeasibleError:
-        # The solvers say what is missing, for the smallest microbatch.
+        # The solvers report what is missing, for the smallest microbatch.
         return BuiltProblem(question.problem([*known, *others][-1]))
     return BuiltProblem(choice.taken.problem, choice)
 
 
 def _named(request: Request) -> BuiltProblem:
-    """The problem of a request that names a schedule, inference, or a trainer that has a schedule."""
+    """The problem of a request that names a schedule, inference, or a trainer with its own schedule."""
     options, schedule = request.options, request.options.get("schedule")
     if request.staleness is not None and not (request.staleness == ANY and schedule):
         raise InputError("--staleness chooses among schedules: leave it out with --schedule, --inference and --for")
@@ -280,15 +286,15 @@ def _named(request: Request) -> BuiltProblem:
 
 
 def _targeted(request: Request, problem: Problem) -> TargetedProblem | None:
-    """The problem of the trainer that the request names; None where it names none."""
+    """The problem of the trainer that the request names; None if it names none."""
     return None if request.target is None else TargetedProblem(export_target(request.target), problem)
 
 
 def _best_size(request: Request, sizes: list[int], usual: int) -> int:
-    """The microbatch size of the plan with the most samples per second under the schedule that is named, or that the
-    target has; `usual` if none fits.
+    """The microbatch size with the most samples per second under the schedule of the request or target; `usual` if none
+    fits.
 
-    All sizes share the time for a choice. Of equal sizes the usual one is taken.
+    All sizes share the time for a choice. Among equally fast sizes, the usual size is taken.
     """
     ends = request.deadline.share(SHARES["choice"])
     best, best_sample_s = usual, math.inf
@@ -299,7 +305,7 @@ def _best_size(request: Request, sizes: list[int], usual: int) -> int:
         try:
             problem = problem if targeted is None else targeted.problem
         except InputError:
-            continue  # The target has no plan of this size.
+            continue  # The target has no plan with this size.
         schedule = problem.options.schedule
         if schedule in VIRTUAL:
             one = virtual_candidate(problem, share)

@@ -1,7 +1,8 @@
-"""The best order of the servers of a heterogeneous cluster, in which a pipeline runs through them.
+"""Finds the best order of the servers of a heterogeneous cluster.
 
-A plan puts its stages on workers of increasing numbers, and the servers number them in their order. Where servers
-differ, another order gives another space of plans. Equal servers, and equal components of a level, need no exchange.
+A plan puts its stages on workers of increasing index, and workers are numbered in the order of their servers. If
+servers differ, another order gives another space of plans. Equal servers, and equal components of a level, need not be
+exchanged.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 MOST_ORDERS = 120
-"""At most so many orders are tried, beginning with the listed one: all orders of five servers that differ."""
+"""Largest number of orders that are tried, beginning with the listed order: all orders of five different servers."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,13 @@ class OrderChoice:
 
     problem: Problem
     order: tuple[int, ...]
-    """For every server in this order, its number in the cluster as it was listed."""
+    """For every server in this order, its index in the cluster as listed."""
     step_time_s: float | None
-    """The figure of the best plan, in seconds per minibatch; by the formulas if that of another order is. None if no
-    plan fits."""
+    """The step time of the best plan, in seconds per minibatch: the figure, or the formulas' time if some order has no
+    figure. The value is None if no plan fits."""
     config: str
     in_time: bool = True
-    """Whether there was time enough to find a plan, or that there is none."""
+    """Whether there was enough time to find a plan, or to show that there is none."""
 
 
 def choose_order(
@@ -43,9 +44,9 @@ def choose_order(
 ) -> tuple[Problem, list[OrderChoice]]:
     """The problem with its servers in the best order, and the results of all orders that were tried, best first.
 
-    The listed order is taken if it is within the tolerance of the fastest one, else the first of the fastest. The
-    orders share the time until the deadline.
-    A uniform cluster has one order; the list is empty then. Raises `InfeasibleError` if no order has a plan.
+    The listed order is taken if it is within the tolerance of the fastest order, else the first of the fastest orders.
+    The orders share the time until the deadline. A uniform cluster has one order, and the list is then empty. Raises
+    `InfeasibleError` if no order has a plan.
     """
     orders = list(itertools.islice(distinct_orders(problem.cluster), MOST_ORDERS))
     if len(orders) == 1:
@@ -82,8 +83,9 @@ def choose_order(
 
 
 def in_order(cluster: Cluster, order: Sequence[int]) -> Cluster:
-    """The cluster with its servers in this order, given by their numbers. Servers without a name get one that keeps
-    their old number, if their number changes; their devices get none."""
+    """The cluster with its servers in this order, given by their indices.
+
+    A server without a name gets one with its old index if the index changes. Devices of a server get no such names."""
     if list(order) == list(range(len(order))):
         return cluster
     size = math.prod(level.count for level in cluster.levels[1 : cluster.server_level])
@@ -96,11 +98,11 @@ def in_order(cluster: Cluster, order: Sequence[int]) -> Cluster:
 
 
 def distinct_orders(cluster: Cluster) -> Iterator[tuple[int, ...]]:
-    """The orders of the servers in which planning may differ, as numbers of servers; each is given once.
+    """The distinct orders of the servers that planning can distinguish, as indices of servers.
 
-    Only components that the same component joins are exchanged, so that every level keeps its members, and of the
-    orders that exchange equal components one is given. The listed order comes first, then those in which equal
-    components follow each other, then all others.
+    Only components inside the same component are exchanged, so that every level keeps its members. Orders that only
+    exchange equal components are given once. The listed order comes first, then orders in which equal components are
+    adjacent, then all others.
     """
     if cluster.uniform:
         yield ()
@@ -120,13 +122,13 @@ class _Component:
     """A server, or the components that a level joins."""
 
     kind: tuple[object, ...]
-    """Equal where two components differ in nothing but their order inside."""
+    """A key that is equal for components that differ only in the order inside."""
     servers: tuple[int, ...]
     parts: tuple[_Component, ...] = ()
 
 
 def _component(cluster: Cluster, servers: Sequence[int], level: int) -> _Component:
-    """The component of so many levels above the server that holds these servers."""
+    """The component `level` levels above the server that contains these servers."""
     if level == 0:
         machine = cluster.machines[servers[0]]
         first = next(number for number, other in enumerate(cluster.machines) if other.same_as(machine))
@@ -139,7 +141,7 @@ def _component(cluster: Cluster, servers: Sequence[int], level: int) -> _Compone
 
 
 def _orders(component: _Component, *, grouped: bool) -> Iterator[tuple[int, ...]]:
-    """The distinct orders of the servers of a component; with `grouped` equal parts follow each other."""
+    """The distinct orders of the servers of a component; with `grouped`, equal parts are adjacent."""
     if not component.parts:
         yield component.servers
         return
@@ -158,7 +160,10 @@ def _inner_orders(parts: Sequence[_Component], *, grouped: bool) -> Iterator[tup
 
 
 def _arrangements(parts: Sequence[_Component], *, grouped: bool) -> Iterator[list[_Component]]:
-    """The permutations of the parts that differ in kind at some place; the given one comes first, unless `grouped`."""
+    """The permutations of the parts that differ in kind at some position.
+
+    The given order comes first, unless `grouped`.
+    """
     kinds = {part.kind: [other for other in parts if other.kind == part.kind] for part in parts}
     if grouped:
         for permuted in itertools.permutations(kinds.values()):

@@ -18,19 +18,20 @@ class OptionKeywords(TypedDict, total=False):
 
     inference: bool
     overlap: float | None
-    """None: the default of the device, see `default_overlap`."""
+    """Share of gradient synchronisation that hides behind compute; None for the default of the device
+    (`default_overlap`)."""
     memory: bool
     stages: int | None
     max_replicas: int | None
     allow_copies: bool
     schedule: str
-    """A training schedule; without one the best is chosen."""
+    """A training schedule; if it is left out, the best one is chosen."""
     accumulate: int | None
     virtual_stages: int | None
     correction: str
     shard_optimizer: bool
     unequal_shares: bool
-    """With `stages=1` and the schedule 1f1b-flush."""
+    """Whether shares of the batch may be unequal; allowed only with `stages=1` and the schedule 1f1b-flush."""
     recompute: bool
     contention: bool
     boundary: str
@@ -44,7 +45,7 @@ class OptionKeywords(TypedDict, total=False):
     no_recompute: bool
     no_contention: bool
     pin: str | tuple[str, ...]
-    """`LAYER=STAGE`, once or several times."""
+    """One or several texts of the form `LAYER=STAGE`."""
 
 
 FLAGS: Mapping[str, Mapping[str, Any]] = {
@@ -59,8 +60,8 @@ FLAGS: Mapping[str, Mapping[str, Any]] = {
 def option_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of `Options` that arguments of the command line set, by name of the field.
 
-    Arguments without a value (None, False, or empty) and those that are not about `Options` are left out. Raises an
-    `InputError` where a flag contradicts another option.
+    Arguments without a value (None, False, or empty) and arguments that do not belong to `Options` are ignored. Raises
+    an `InputError` if a flag contradicts another option.
     """
     names = {field.name for field in fields(Options)}
     set_arguments = {name: value for name, value in arguments.items() if value is not None and value is not False}
@@ -75,7 +76,7 @@ def option_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_pin(text: str) -> tuple[str, int]:
-    """The layer and the stage of `conv1=1`. Raises `InputError`."""
+    """(layer, stage) from a text such as `conv1=1`. Raises `InputError`."""
     layer, _, stage = text.rpartition("=")
     number = whole_number(stage)
     if not layer or not number:
@@ -108,7 +109,7 @@ def checked_keywords(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value with lists in place of tuples, and Python's own numbers in place of numpy's."""
+    """The value with lists instead of tuples, and Python's numbers instead of numpy's."""
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
     return value.item() if hasattr(value, "item") else value
@@ -116,12 +117,12 @@ def _plain(value: Any) -> Any:
 
 def default_overlap(kind: str) -> float:
     """The share of gradient synchronisation that hides behind compute on devices of a kind, `cuda` or `cpu`."""
-    # On CPUs the cores that compute also move the data, so that nothing hides behind anything.
+    # On CPUs the cores that compute also move the data, so communication does not overlap with computing.
     return 1.0 if kind == "cuda" else 0.0
 
 
 def options_for(kind: str, **chosen: Any) -> Options:
-    """Options for devices of a kind, `cuda` or `cpu`, which sets the default of the overlap."""
+    """Options for devices of a kind, `cuda` or `cpu`. The kind sets the default of the overlap."""
     if chosen.get("overlap") is None:
         chosen["overlap"] = default_overlap(kind)
     return Options(**chosen)

@@ -1,11 +1,10 @@
 """Fit of a latency and a bandwidth to the measured times of transfers of several sizes, for a pair or group of workers.
 
 Every operation of the cost model takes starts · latency + bytes / bandwidth. Times span four decades and their errors
-are relative, so that the fit is in the logarithm; otherwise the largest size alone would decide. Huber's loss (Huber,
-Robust estimation of a location parameter, 1964) limits the influence of outliers, such as a size at which a protocol
-changes or at which other programs used the machine. Real links are often faster at medium sizes than the formula,
-because latency and transfer overlap. Pipelines send large tensors, so that larger sizes have up to ten times the
-weight.
+are relative, so the logarithms are fitted. Otherwise the largest size alone would decide. Huber's loss (Huber, Robust
+estimation of a location parameter, 1964) limits the influence of outliers, such as a size at which a protocol changes
+or at which other programs used the machine. Real links are often faster at medium sizes than the formula, because
+latency and transfer overlap. Pipelines send large tensors, so larger sizes have up to ten times the weight.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Floats = NDArray[np.float64]
 TOLERATED = 0.1
 """Relative error beyond which the loss grows linearly instead of quadratically."""
 LEAST_WEIGHT = 0.1
-"""Smallest weight of a size. The largest size has weight 1, and a quarter of its bytes have weight 1/2."""
+"""Smallest weight of a size. The largest size has weight 1, and a size of a quarter of its bytes has weight 1/2."""
 _ROUNDS = 30
 _SHARES = 97
 MESSAGE, TOGETHER, RING = "message", "together", "ring"
@@ -33,12 +32,12 @@ an all-reduce."""
 
 @dataclass(frozen=True)
 class TransferTime:
-    """One measured time."""
+    """One measured time of a transfer."""
 
     starts: float
-    """Number of latencies in the time."""
+    """Number of latencies that the time includes."""
     bytes: float
-    """Bytes over the slowest link."""
+    """Bytes that cross the slowest link."""
     seconds: float
 
     @staticmethod
@@ -59,7 +58,7 @@ class AlphaBetaFit:
 
     latency_s: float
     bandwidth: float
-    """Bytes/s."""
+    """Bandwidth in bytes/s."""
     error: float
     """Median relative error of the formula."""
     worst: float
@@ -81,8 +80,7 @@ def fit_alpha_beta(points: Sequence[TransferTime], latency_s: float | None = Non
     weights = np.maximum(LEAST_WEIGHT, np.sqrt(size / size.max()))
 
     def with_product(product: Floats) -> tuple[Floats, Floats]:
-        # With latency · bandwidth = q, log t = log(starts q + bytes) - log bandwidth, so that only a location is
-        # fitted.
+        # With latency · bandwidth = q, log t = log(starts q + bytes) - log bandwidth, so only a location is fitted.
         return _locations(np.log(seconds) - np.log(np.outer(product, starts) + size), weights)
 
     def with_bandwidth(bandwidth: Floats) -> tuple[Floats, Floats]:
@@ -101,7 +99,7 @@ def fit_alpha_beta(points: Sequence[TransferTime], latency_s: float | None = Non
 
 
 def _least(losses: Callable[[Floats], tuple[Floats, Floats]], low: float, high: float) -> tuple[float, float]:
-    """The number with the least loss, and the bandwidth for it, by a grid search that is refined three times."""
+    """(number with the smallest loss, bandwidth for it), by a grid search that is refined three times."""
     start, stop = np.log(low), np.log(high)
     for _ in range(4):
         tried = np.linspace(start, stop, _SHARES)
@@ -109,12 +107,12 @@ def _least(losses: Callable[[Floats], tuple[Floats, Floats]], low: float, high: 
         best = int(loss.argmin())
         step = (stop - start) / (_SHARES - 1)
         start, stop = tried[best] - step, tried[best] + step
-    with np.errstate(over="ignore"):  # times that no link has give an infinite bandwidth
+    with np.errstate(over="ignore"):  # impossible times give an infinite bandwidth
         return float(np.exp(tried[best])), float(np.exp(-slowness[best]))
 
 
 def _locations(rows: Floats, importance: Floats) -> tuple[Floats, Floats]:
-    """Huber's loss and the location that minimises it, for every row, by iteratively reweighted least squares."""
+    """(Huber's loss, location that minimises it) for every row, by iteratively reweighted least squares."""
     middle = np.average(rows, axis=1, weights=importance)
     for _ in range(_ROUNDS):
         off = np.abs(rows - middle[:, None])
@@ -158,9 +156,9 @@ def fit_series(series: Sequence[LinkSeries], latency_s: float | None = None) -> 
 
 
 def fit_cards(series: Sequence[LinkSeries], nesting: Nesting, level: int) -> dict[tuple[int, int], AlphaBetaFit]:
-    """Fits for pairs of components of a level whose workers all send at once, by the numbers of the components.
+    """Fits for pairs of components of a level whose workers all send at once, by the indices of the components.
 
-    The time of a size is that of the slowest pair of workers, and its bytes are those of all pairs together.
+    The time of a size is that of the slowest pair of workers. The bytes of a size are the sum over all pairs.
     """
     home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
     teams: dict[tuple[int, int], list[LinkSeries]] = {}

@@ -1,13 +1,13 @@
-"""Nested levels of workers, found by clear gaps in the rates between pairs of them.
+"""Finds nested levels of workers by clear gaps in the rates between pairs of workers.
 
-Pairs of workers are joined in the order of their rates, fastest first, wherever that connects two groups (a maximum
+Pairs of workers are joined in the order of their rates, fastest first, if the join connects two groups (a maximum
 spanning tree, or single linkage). In a cluster of several levels the rates of these joins fall in steps, and a step by
 a factor of `GAP` or more ends a level. The slowest such step splits all workers into components. Each component is
-split again on its own, so that a fast and a slow server do not become two levels.
+split again separately, so that a fast and a slow server do not become two levels.
 
-The server of each worker is known in addition. Plans are launched by server, so that the server is always a level,
-even if its rates do not set it apart. Levels across the edges of servers are left out, and so are levels that a
-cluster file cannot describe, whose components join unequal numbers.
+The server of each worker is also known. Plans are launched by server, so the server is always a level, even if there is
+no gap in the rates. Levels across the edges of servers are left out. Levels whose components join unequal numbers are
+left out as well, because a cluster file cannot describe them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from pipeplan.errors import InputError
 from pipeplan.util.text import number_ranges
 
 GAP = 1.7
-"""Least ratio of the slowest rate of a level to the fastest rate of the next one."""
+"""Smallest ratio of the slowest rate of a level to the fastest rate of the next level."""
 
 Component = tuple[int, ...]
 Partition = tuple[Component, ...]
 """Components in the order of their lowest ranks."""
 Join = tuple[float, int, int]
-"""(bytes/s, one worker, another)."""
+"""A join of two workers: (bytes/s, one worker, the other worker)."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Nesting:
     """The components of each level. The last level has one component of all workers."""
     names: tuple[str, ...]
     server: int
-    """Index of the server's level."""
+    """Index of the level of servers."""
     notes: tuple[str, ...] = ()
-    """Messages on groups of workers that are not a level."""
+    """Messages on groups of workers that do not form a level."""
 
     def below(self, level: int) -> Partition:
-        """The components that a level joins: those of the level inside it, or single workers."""
+        """The components that a level joins: those of the level below, or single workers."""
         workers = [rank for component in self.partitions[level] for rank in component]
         return self.partitions[level - 1] if level else tuple((rank,) for rank in sorted(workers))
 
@@ -53,7 +53,7 @@ def find_levels(rates: Mapping[tuple[int, int], float], places: Sequence[Hashabl
     """Find the levels of workers 0 … D-1 from the rates of pairs, in bytes/s, and the server of each worker.
 
     The pairs must connect all workers. Without `islands` no levels are sought inside a server, because processes that
-    may run on any core have none. Raises `InputError` where the ranks of a component are not consecutive.
+    may run on any core have none. Raises `InputError` if the ranks of a component are not consecutive.
     """
     ranks_at: dict[Hashable, list[int]] = {}
     for rank, place in enumerate(places):
@@ -138,7 +138,7 @@ def _refines(finer: Partition, coarser: Partition) -> bool:
 
 
 def _regular_inside(chain: Sequence[Partition], servers: Partition, notes: list[str]) -> list[Partition]:
-    """The levels inside servers that all servers have in equal numbers."""
+    """The levels inside servers that all servers have with equal numbers."""
     kept: list[Partition] = []
     for partition in chain:
         sizes = {len(component) for component in partition}
@@ -146,7 +146,9 @@ def _regular_inside(chain: Sequence[Partition], servers: Partition, notes: list[
         if len(sizes) == 1 and len(per_server) == 1 and sizes != {1}:
             kept.append(partition)
         elif sizes != {1}:
-            notes.append(f"{_shown(partition)} are near each other, which is not said of servers that differ")
+            notes.append(
+                f"{_shown(partition)} are near each other, which a cluster file cannot state for servers that differ"
+            )
     return kept
 
 
@@ -158,13 +160,13 @@ def _regular_outside(chain: Sequence[Partition], notes: list[str]) -> list[Parti
         if len(joined) == 1:
             kept.append(partition)
         else:
-            why = "faster cards, or a level of unequal numbers of servers, which a cluster file cannot say"
+            why = "faster cards, or a level of unequal numbers of servers, which a cluster file cannot state"
             notes.append(f"{_shown(partition)} are near each other: {why}")
     return kept
 
 
 def _check_order(partition: Partition, which: str, places: Sequence[Hashable]) -> None:
-    """Raise `InputError` unless every component has consecutive ranks, on which plans rely."""
+    """Raise `InputError` unless every component has consecutive ranks, because plans rely on this."""
     if all(component[-1] - component[0] == len(component) - 1 for component in partition):
         return
     order = ",".join(str(rank) for component in partition for rank in component)

@@ -1,8 +1,8 @@
 """A cluster from link measurements.
 
-The bandwidth of a level is the rate of one component's link: the largest of the rates that all workers of a component
-reach together, that one pair reaches, and that an all-reduce reaches. The efficiency of messages is the rate of a
-single pair divided by this bandwidth. The efficiency of all-reduces is the rate by the ring's formula, divided by this
+The bandwidth of a level is the rate of one component's link. This rate is the largest of three: that of all workers of
+a component together, that of one pair, and that of an all-reduce. The efficiency of messages is the rate of a single
+pair divided by this bandwidth. The efficiency of all-reduces is the rate by the ring's formula, divided by this
 bandwidth. The latency is the latency of messages.
 """
 
@@ -17,7 +17,7 @@ from pipeplan.link_fit.find_levels import Nesting
 from pipeplan.util.units import show_rate, show_size
 
 DIFFERENT = 1.5
-"""Ratio of the rates inside servers, or of their cards, from which on the servers differ."""
+"""Ratio of the rates inside servers, or of their cards, at which servers count as different."""
 SMALLEST_EFFICIENCY = 1e-3
 
 
@@ -26,7 +26,7 @@ class MeasuredLink:
     """The measurements of one level, or of one server's part of it."""
 
     bandwidth: float
-    """Bytes/s of a component's link."""
+    """Rate of a component's link, in bytes/s."""
     message: AlphaBetaFit
     ring: AlphaBetaFit
     series: tuple[LinkSeries, ...]
@@ -37,7 +37,7 @@ class MeasuredLink:
         return float(f"{self.message.latency_s:.3g}")
 
     def level(self, name: str, count: int, source: str) -> Level:
-        """The level with the efficiencies of a ring, and of a pair that shares no link."""
+        """The level with the efficiencies of a ring and of a pair that shares no link."""
         ring, pair = (_share(fit.bandwidth / self.bandwidth) for fit in (self.ring, self.message))
         return Level(name, count, self.bandwidth, self.latency_s, ring, pair, source=source)
 
@@ -48,7 +48,7 @@ class ClusterFromLinks:
 
     cluster: Cluster
     links: tuple[MeasuredLink | None, ...]
-    """Measurements by level; None for a level that joins nothing."""
+    """Measurements by level; None for a level of a single component."""
     notes: tuple[str, ...]
 
 
@@ -64,7 +64,7 @@ def build_cluster(
             continue
         count = len(nesting.below(number)) // len(nesting.partitions[number])
         fitted = link.level(nesting.names[number], count, _source(link, when))
-        # A message between components also passes the links inside, so that its latency is at least theirs.
+        # A message between components also passes the links inside, so its latency is at least theirs.
         levels.append(replace(fitted, latency_s=max([fitted.latency_s, *(level.latency_s for level in levels)])))
     notes = list(nesting.notes)
     machines = _servers(nesting, series, devices, levels, notes) if len(nesting.partitions[nesting.server]) > 1 else []
@@ -92,9 +92,10 @@ def _link(
     if not messages or not rings:
         return None
     message = fit_series(messages)
-    # All-reduces are predicted with the latency of messages, so that the bandwidth is fitted with it too.
+    # All-reduces are predicted with the latency of messages, so their bandwidth is fitted with that latency.
     ring = fit_series(rings, message.latency_s)
-    # Workers inside a server share no card: the rate of all pairs at once does not show that of one worker's link.
+    # Workers inside a server share no card, so the rate of all pairs at once does not show the rate of one worker's
+    # link.
     together = fit_cards(selected, nesting, level).values() if len(nesting.below(level)[0]) > 1 else ()
     carried = max((fit.bandwidth for fit in together), default=0.0)
     return MeasuredLink(_rounded(max(message.bandwidth, ring.bandwidth, carried)), message, ring, tuple(selected))
@@ -103,7 +104,7 @@ def _link(
 def _servers(
     nesting: Nesting, series: Sequence[LinkSeries], devices: Sequence[Device], levels: list[Level], notes: list[str]
 ) -> list[Server]:
-    """The servers one by one if they differ, else an empty list."""
+    """The list of servers if they differ, else an empty list."""
     servers, server_level = nesting.partitions[nesting.server], nesting.server
     device_of = [_least([devices[rank] for rank in ranks]) for ranks in servers]
     sizes = [len(ranks) for ranks in servers]
@@ -128,7 +129,7 @@ def _servers(
 
 
 def _cards_of(nesting: Nesting, series: Sequence[LinkSeries], level: int) -> list[float]:
-    """The best rate of every component's link at a level. With a faster link at the other end it is the link's own."""
+    """The best rate of every component's link at a level, reached with the fastest link at the other end."""
     home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
     reached = {pair: fit.bandwidth for pair, fit in fit_cards(series, nesting, level).items()}
     for measured in series:
@@ -143,7 +144,7 @@ def _cards_of(nesting: Nesting, series: Sequence[LinkSeries], level: int) -> lis
 
 
 def _carded(level: Level, machines: Sequence[Server]) -> Level:
-    """The level above servers with cards of their own. Its efficiencies are those of the slowest card."""
+    """The level above servers that have their own cards. The level's efficiencies are those of the slowest card."""
     slowest, fastest = (choose(machine.card for machine in machines) for choose in (min, max))
     lift = max(1.0, level.bandwidth / slowest)
     return replace(

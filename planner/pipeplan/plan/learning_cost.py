@@ -1,7 +1,8 @@
-"""The measured cost of learning from old gradients: the samples that a goal takes, beside those of one process.
+"""The measured cost of learning from old gradients: samples to a goal, relative to the samples that one process needs.
 
-The figures are those of docs/evidence/learning.md, which says how they were measured. They are of small models,
-and hold for no other: a plan shows those of the nearest case by optimiser, correction and delay, or that there is none.
+docs/evidence/learning.md has the figures, and says how they were measured. The figures come from small models, and may
+not hold for others. A plan shows the nearest measured case by optimiser, correction and delay, or says that no case was
+measured.
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ from pipeplan.plan.schedules import DOUBLE_BUFFERED, VERTICAL
 SOURCE = "docs/evidence/learning.md, by tests/benchmarks/delays.py"
 ADAMW, MOMENTUM, NADAM, MUON = "AdamW", "SGD with momentum", "NAdam", "Muon"
 FALLING, UNIFORM, REPLICATED = "falling to the last stage", "the same at every stage", "with replicated stages"
-"""How delays are spread over the stages: as in a straight pipeline with stashing, as in 2BW and vertical sync, and
-otherwise."""
+"""How delays are spread over the stages: in a pipeline without replicas under 1f1b-stashing, in 2bw and vertical sync,
+and in pipelines with replicated stages."""
 
 
 CORRECTED_DELAY = 2
-"""The largest delay, in updates, at which a correction was seen to help: beyond it, it costs memory for little."""
+"""The largest delay, in updates, at which measurements show that the correction helps. At larger delays the correction
+costs memory and gains little."""
 
 
 def is_helped(optimizer: str, state_ratio: float) -> bool:
-    """Whether the correction `ef` was seen to help an optimiser, which is named as for `known_learning`.
+    """Whether measurements show that the correction `ef` helps an optimiser, named as for `known_learning`.
 
-    It harms SGD without momentum, and slows NAdam down; of others nothing is known.
+    The correction harms SGD without momentum, and slows NAdam down. Other optimisers were not measured.
     """
     return _measured_name(optimizer, state_ratio) in (ADAMW, MOMENTUM, MUON)
 
 
 def _measured_name(optimizer: str, state_ratio: float) -> str:
-    """The name under which an optimiser was measured, if it was: Adam counts as AdamW."""
+    """The name under which an optimiser was measured, or its own name. Adam counts as AdamW."""
     return {"Adam": ADAMW, "MuonWithAdamW": MUON, "SGD": MOMENTUM if state_ratio else "SGD without momentum"}.get(
         optimizer, optimizer
     )
@@ -42,7 +44,7 @@ def _measured_name(optimizer: str, state_ratio: float) -> str:
 
 @dataclass(frozen=True)
 class Epochs:
-    """Epochs until a goal: mean and standard deviation over the seeds that reach it."""
+    """Epochs until a goal is reached: mean and standard deviation over the seeds that reach the goal."""
 
     mean: float
     deviation: float
@@ -50,7 +52,7 @@ class Epochs:
 
 @dataclass(frozen=True)
 class LearningCase:
-    """One measured way of training, beside one process with the same optimiser, rate and goal."""
+    """One measured training setup, compared with one process at the same optimiser, learning rate and goal."""
 
     task: str
     optimizer: str
@@ -59,16 +61,17 @@ class LearningCase:
     """The age of the oldest gradients of any stage, in updates."""
     correction: str
     reached: int
-    """Seeds that reach the goal."""
+    """Number of seeds that reach the goal."""
     seeds: int
     epochs: Epochs | None
-    """None if no seed reaches it, or if their epochs are not recorded."""
+    """Epochs to the goal; None if no seed reaches the goal, or if the epochs are not recorded."""
     alone: Epochs | None
-    """The result of one process by the same measure; None if it is not recorded."""
+    """Epochs to the goal with one process; None if they are not recorded."""
 
     @property
     def ratio(self) -> tuple[float, float] | None:
-        """Samples to the goal, divided by those of one process, and the deviation; None unless all seeds reach it."""
+        """(samples to the goal divided by the samples of one process, deviation); None unless all seeds reach the
+        goal."""
         if self.epochs is None or self.alone is None or self.reached < self.seeds:
             return None
         ratio = self.epochs.mean / self.alone.mean
@@ -76,7 +79,7 @@ class LearningCase:
 
     @property
     def text(self) -> str:
-        """A few words."""
+        """The case in a few words."""
         if self.ratio is None:
             return f"{self.task}: {self.reached} of {self.seeds} seeds reach the goal"
         ratio, deviation = self.ratio
@@ -86,7 +89,11 @@ class LearningCase:
 def _cases(
     task: str, optimizer: str, alone: Epochs | None, *rows: tuple[str, int, str, int, int, float, float]
 ) -> Iterator[LearningCase]:
-    """Rows: spread, delay, correction, seeds that reach the goal, seeds, epochs (0 if not recorded), deviation."""
+    """The cases of a task.
+
+    A row is (spread, delay, correction, seeds that reach the goal, seeds, epochs, deviation); epochs are 0 if not
+    recorded.
+    """
     for spread, delay, correction, reached, seeds, mean, deviation in rows:
         epochs = Epochs(mean, deviation) if mean else None
         yield LearningCase(task, optimizer, spread, delay, correction, reached, seeds, epochs, alone)
@@ -192,27 +199,28 @@ CASES: tuple[LearningCase, ...] = (
         (REPLICATED, 2, "ef", 5, 5, 4.32, 1.08),
     ),
 )
-"""All cases of docs/evidence/learning.md whose seeds that reach the goal are recorded."""
+"""All cases of docs/evidence/learning.md that record how many seeds reach the goal."""
 
 
 @dataclass(frozen=True)
 class KnownLearning:
-    """The measured cost of learning as an asynchronous plan does."""
+    """The measured cost of learning for an asynchronous plan."""
 
     optimizer: str
-    """The measured optimiser, or that of the profile where none like it was measured."""
+    """The name under which the optimiser was measured, or its name in the profile."""
     correction: str
     delay: int
-    """Of the plan."""
+    """Age of the plan's oldest gradients, in updates."""
     spread: str
     measured: bool
-    """Whether the optimiser was measured at all."""
+    """Whether the optimiser was measured."""
     cases: tuple[LearningCase, ...]
-    """The nearest case of each task: the least delay that was measured and is not below the plan's."""
+    """The nearest case of each task: the smallest measured delay that is at least the plan's delay."""
 
     @property
     def cost(self) -> float | None:
-        """Mean over the tasks of the samples to the goal beside one process; None unless all seeds of all reach it."""
+        """Samples to the goal relative to one process, as a mean over the tasks; None unless all seeds of all tasks
+        reach it."""
         ratios = [case.ratio for case in self.cases]
         known = [ratio[0] for ratio in ratios if ratio is not None]
         return fmean(known) if known and len(known) == len(ratios) else None
@@ -224,14 +232,14 @@ class KnownLearning:
 
     @property
     def advice(self) -> str:
-        """A sentence with a space before it where no seed of any nearest case reaches the goal, otherwise nothing."""
+        """Advice if no seed of any nearest case reaches the goal, beginning with a space; otherwise empty."""
         if not self.cases or any(case.reached for case in self.cases):
             return ""
-        return " So it may not learn at the rate of one process: lower the rate, or take --staleness 0."
+        return " So training may not converge at this learning rate: lower the rate, or take --staleness 0."
 
     @property
     def text(self) -> str:
-        """One sentence, and the advice."""
+        """One sentence on the cost, and the advice."""
         how = "with error feedback" if self.correction != "none" else "not corrected"
         old = f"{self.delay} update{'s' if self.delay > 1 else ''} old"
         if not self.measured:
@@ -242,7 +250,7 @@ class KnownLearning:
         at = "" if delays == [self.delay] else f", measured at {' and '.join(map(str, delays))}"
         found = "; ".join(case.text for case in self.cases)
         return (
-            f"Learning, samples to the goal beside one process, measured on small models for {self.optimizer}, {how}, "
+            f"Learning, samples to the goal against one process, measured on small models for {self.optimizer}, {how}, "
             f"gradients {old}{at}, {self.spread}: {found}.{self.advice}"
         )
 
@@ -270,10 +278,10 @@ class KnownLearning:
 
 
 def known_learning(plan: Plan, optimizer: str, state_ratio: float, correction: str) -> KnownLearning | None:
-    """The measured cost of learning as a plan for training does; None if no gradient of it is old.
+    """The measured cost of learning for a training plan; None if the plan uses no old gradients.
 
-    `optimizer`, `state_ratio`: its name and its bytes of state per byte of parameters, as in the profile. Adam counts
-    as AdamW, and SGD with state as SGD with momentum.
+    `optimizer` is the optimiser's name and `state_ratio` its bytes of state per byte of parameters, as in the profile.
+    Adam counts as AdamW, and SGD with state as SGD with momentum.
     """
     delays = [plan.versions(index) - 1 for index in range(len(plan.stages))]
     if plan.inference or not any(delays):
@@ -289,7 +297,7 @@ def known_learning(plan: Plan, optimizer: str, state_ratio: float, correction: s
 
 
 def _spread(plan: Plan, delays: list[int]) -> str:
-    # Under 2BW all stages update after the same number of minibatches, whatever their replicas.
+    # Under 2BW all stages update after the same number of minibatches, however many replicas they have.
     if plan.schedule != DOUBLE_BUFFERED and any(stage.replicas > 1 for stage in plan.stages):
         return REPLICATED
     return UNIFORM if plan.schedule == VERTICAL or len(set(delays)) == 1 else FALLING

@@ -1,4 +1,4 @@
-"""A plan: the layers of each stage, its workers, and the number of minibatches that it keeps in flight. Pure data."""
+"""A plan as pure data: the layers of each stage, its workers, and its number of minibatches in flight."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ class Stage:
     layers: tuple[str, ...]
     """Names of the layers."""
     workers: tuple[Natural, ...]
-    """Numbers of the workers, one for each replica."""
+    """Indices of the workers, one for each replica."""
     depth: Positive
     """Most minibatches that each replica has in flight at once."""
     versions: Positive
     """Versions of the weights that each replica keeps; equals `Plan.versions` of this stage."""
     recompute: bool = False
-    """Whether the stage keeps only its input for the backward pass, which then runs forward again first."""
+    """Whether the stage keeps only its input for the backward pass, and runs forward again before it."""
     deferred: Natural = 0
-    """Most minibatches whose gradients of the weights are put off; 0 under schedules without W."""
+    """Most minibatches whose gradients of the weights are deferred; 0 under schedules without action W."""
     shares: tuple[Positive, ...] = ()
-    """Minibatches of an update on each worker, in data parallelism on workers of unequal speed; empty where the workers
-    take minibatches in turn. Minibatches of a worker then follow each other."""
+    """Minibatches of an update on each worker, in data parallelism on workers of unequal speed. Each worker then has
+    consecutive minibatches. Empty where the workers take minibatches in turn."""
 
     @property
     def replicas(self) -> int:
@@ -53,7 +53,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """Stages from input to output.
+    """The stages of a pipeline, from input to output.
 
     With m > 1 `copies` of the pipeline, each of m components of the cluster holds a whole pipeline. Minibatch i goes to
     copy i mod m, and every m-th worker of a stage belongs to the same copy.
@@ -63,7 +63,8 @@ class Plan:
     copies: Positive = 1
     inference: bool = False
     schedule: str = STASHING
-    """Schedule of training, one of `SCHEDULES`. Inference, whose files say `forward-only`, does not use it."""
+    """Schedule of training, one of `SCHEDULES`. Inference ignores this field; files of inference plans say
+    `forward-only`."""
     accumulate: Positive | None = None
     """Minibatches per update, for the schedules in `ACCUMULATING`."""
 
@@ -78,7 +79,7 @@ class Plan:
     def config(self) -> str:
         """Replica counts from input to output, such as `15-1`; four copies of a straight pipeline read `4×(1-1)`.
 
-        Data parallelism with unequal shares reads as these, `5:3`.
+        Data parallelism with unequal shares is written as its shares, such as `5:3`.
         """
         if self.stages[0].shares:
             return ":".join(map(str, self.stages[0].shares))
@@ -95,7 +96,7 @@ class Plan:
 
     @property
     def devices(self) -> tuple[tuple[int, ...], ...]:
-        """The workers of each position of the pipeline: those of the stages, or of several stages each."""
+        """The workers of each position of the pipeline. A position runs one stage, or several under virtual stages."""
         return tuple(dict.fromkeys(stage.workers for stage in self.stages))
 
     def device_of(self, index: int) -> int | None:
@@ -117,7 +118,7 @@ class Plan:
             return int(vertical_versions(first.depth + self.lag(0), first.replicas, stage.replicas))
         if versions := TRAITS[self.schedule].versions:
             return versions
-        # One version for each minibatch in flight, and one more where the update lags.
+        # One version for each minibatch in flight, and one more if the update lags.
         return stage.depth + self.lag(index)
 
     @property
@@ -130,8 +131,10 @@ class Plan:
         return tuple(stage.workers[index :: self.copies] for stage in self.stages)
 
     def digest(self, profile: str, cluster: str) -> str:
-        """A SHA-256 hash of the plan and of the digests of its profile and cluster, by which a run identifies its
-        plan."""
+        """A SHA-256 hash of the plan and the digests of its profile and cluster.
+
+        A run identifies its plan by this hash.
+        """
         identity = json.dumps([self.to_json(), profile, cluster], sort_keys=True)
         return "sha256:" + hashlib.sha256(identity.encode()).hexdigest()
 
@@ -172,7 +175,7 @@ def data_parallel(
     """
     schedule = STASHING if inference else schedule
     accumulate = accumulate if schedule in ACCUMULATING else None
-    # GPipe holds all minibatches of an update on a worker in flight.
+    # Under GPipe all minibatches of an update on a worker are in flight.
     depth = -(-(accumulate or 1) // workers) if schedule == GPIPE else 1
     stage = Stage(layers, tuple(range(workers)), depth, 1)
     plan = Plan((stage,), inference=inference, schedule=schedule, accumulate=accumulate)

@@ -1,4 +1,4 @@
-"""The schedules of training, by the names that the executor knows them by, and the weight versions that they keep.
+"""The schedules of training, by the executor's names for them, and their weight versions.
 
 docs/concepts.md describes the schedules, docs/cost-model.md has the table of their weight versions. The functions
 accept scalars or NumPy arrays that broadcast.
@@ -21,12 +21,13 @@ class ScheduleTraits:
     """The properties of a schedule that formulas, searches and the simulation depend on."""
 
     phases: int = 0
-    """With a flush, the phases of a batch that each have a slowest resource: forward and backward passes in turn are
-    one, as in 1F1B, all forward passes before all backward passes are two. 0 without a flush."""
+    """Number of phases of a batch, each with its own slowest resource; 0 without a flush. The number is 1 if forward
+    and backward passes alternate, as in 1F1B, and 2 if all forward passes come before all backward passes, as in
+    GPipe."""
     common_update: bool = False
-    """Whether all stages make one update for a common number of minibatches, `accumulate`."""
+    """Whether all stages update together, after `accumulate` minibatches."""
     versions: int = 0
-    """Weight versions that a stage keeps in any case; 0 where each minibatch in flight has its own."""
+    """Smallest number of weight versions that a stage keeps; 0 if each minibatch in flight has its own version."""
     splits: bool = False
     """Whether gradients of the weights have a pass of their own."""
     virtual: bool = False
@@ -56,7 +57,7 @@ SPLITTING = tuple(name for name, traits in TRAITS.items() if traits.splits)
 FLUSHING = tuple(name for name, traits in TRAITS.items() if traits.phases)
 """Synchronous schedules: the pipeline drains before every update."""
 ACCUMULATING = tuple(name for name, traits in TRAITS.items() if traits.common_update)
-"""Schedules in which all stages make one update for a common number of minibatches, `accumulate`."""
+"""Schedules in which all stages update together, after `accumulate` minibatches."""
 CORRECTIONS = ("none", "ef")
 """Remedies for old gradients: nothing, or error feedback on updates (docs/running.md, "Old gradients")."""
 CORRECTED = tuple(name for name, traits in TRAITS.items() if traits.corrected)
@@ -68,17 +69,18 @@ INFERENCE = "forward-only"
 def update_share(accumulate: int | None) -> float:
     """Share of an optimiser step that is charged to each minibatch of a worker, as part of its backward pass.
 
-    Without `accumulate` the share is 1: each replica makes one step for each minibatch that it computes. With it, one
-    step serves `accumulate` minibatches of the stage, so the share is 1 / accumulate, which is exact for a stage
-    without replicas (docs/cost-model.md, "The optimiser's step").
+    Without `accumulate` the share is 1: each replica makes one step for each minibatch that it computes. With
+    `accumulate`, one step serves that many minibatches of the stage. The share is then 1 / accumulate, and is exact for
+    a stage without replicas (docs/cost-model.md, "The optimiser's step").
     """
     return 1.0 if accumulate is None else 1.0 / accumulate
 
 
 def copied_share(schedule: str, accumulate: int | None) -> float:
-    """Copies of its weights that a stage before the last makes for each minibatch, because versions are still in use.
+    """Number of copies of its weights that a stage before the last makes for each minibatch.
 
-    A schedule with one version makes none. The others copy once for every update, as often as `update_share` says.
+    A stage copies its weights while older versions are in use. A schedule with one version makes no copies. Other
+    schedules copy the weights once for every update, at the rate of `update_share`.
     """
     if schedule in FLUSHING:
         return 0.0
@@ -86,10 +88,11 @@ def copied_share(schedule: str, accumulate: int | None) -> float:
 
 
 def update_lag(replicas: Any, single_stage: Any) -> Any:
-    """Number of updates by which a stage uses older weights because its all-reduce is awaited one update later: 0 or 1.
+    """Update lag of a stage, 0 or 1: by how many updates its weights are older because it waits for its all-reduce
+    later.
 
-    It is 1 for a replicated stage of a pipeline. A stage without replicas has no all-reduce to await, and plain data
-    parallelism (`single_stage`) stays synchronous: both have 0.
+    The lag is 1 for a replicated stage of a pipeline. The lag is 0 for a stage without replicas, which has no
+    all-reduce, and for plain data parallelism (`single_stage`), which stays synchronous.
     """
     return np.logical_and(np.greater(replicas, 1), np.logical_not(single_stage)).astype(int)
 
@@ -97,9 +100,9 @@ def update_lag(replicas: Any, single_stage: Any) -> Any:
 def vertical_versions(delay: Any, first_replicas: Any, replicas: Any) -> Any:
     """Number of weight versions that a stage keeps under vertical sync: 1 + ceil((delay · r_1 - gcd(r_1, r)) / r).
 
-    `delay` is the depth plus the update lag of the input stage, r_1 (`first_replicas`) its replicas, r those of this
-    stage. A minibatch uses the version that was current at the input stage, `delay` · r_1 minibatches ago; this stage
-    has made one update for every r minibatches since. The gcd was found by counting versions in replays of the
-    schedule (docs/cost-model.md).
+    `delay` is the depth plus the update lag of the input stage, r_1 (`first_replicas`) the replicas of the input stage,
+    and r the replicas of this stage. A minibatch uses the version that was current at the input stage, `delay` · r_1
+    minibatches ago; this stage has made one update for every r minibatches since. The gcd was found by counting
+    versions in replays of the schedule (docs/cost-model.md).
     """
     return 1 + -((np.gcd(first_replicas, replicas) - delay * first_replicas) // replicas)

@@ -1,6 +1,6 @@
-"""The updates of a plan: how old the weights are that a gradient was computed with, and what it averages over.
+"""The updates of a plan: the age of the weights that gradients are computed with, and the samples that they average.
 
-The executor says the same of the stage files (`pipeplan_launch.plan.run_options`).
+The executor derives the same figures from stage files (`pipeplan_launch.plan.run_options`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import ACCUMULATING
 
 MOST_LISTED = 8
-"""Stages up to which every stage is listed."""
+"""Largest number of stages for which every stage is listed."""
 
 
 @dataclass(frozen=True)
@@ -21,26 +21,26 @@ class Updates:
 
     schedule: str
     stale_by: tuple[int, ...]
-    """For each stage the number of updates that its weights make, at most, between the forward pass of a minibatch and
-    the update with its gradient: τ in docs/learning.md."""
+    """For each stage, the largest number of updates between the forward pass of a minibatch and the update with its
+    gradient: τ in docs/learning.md."""
     samples: tuple[int, ...]
-    """For each stage the number of samples that an update averages over."""
+    """For each stage, the number of samples that an update averages over."""
 
     @staticmethod
     def of(plan: Plan, minibatch: int) -> Updates:
-        """The updates of a plan for training, with so many samples in a minibatch."""
+        """The updates of a training plan with `minibatch` samples in a minibatch."""
         stages = range(len(plan.stages))
         groups = [
             plan.accumulate if plan.schedule in ACCUMULATING and plan.accumulate else plan.stages[index].replicas
             for index in stages
         ]
-        # A stage keeps one version of its weights for every age that its gradients may have.
+        # A stage keeps one version of its weights for each possible age of its gradients.
         stale_by = tuple(plan.versions(index) - 1 for index in stages)
         return Updates(plan.schedule, stale_by, tuple(group * minibatch for group in groups))
 
     @property
     def synchronous(self) -> bool:
-        """Whether every gradient is computed with the weights that it changes."""
+        """Whether every gradient is computed with the weights that it updates."""
         return not any(self.stale_by)
 
     @property
@@ -59,7 +59,10 @@ class Updates:
 
 
 def _by_stage(values: Sequence[int], unit: str) -> str:
-    """The value that all stages have, or the values stage by stage; of many stages the first and the last."""
+    """The value that all stages have, or the values by stage.
+
+    If there are many stages, only the first ones and the last are shown.
+    """
     if len(set(values)) == 1:
         return f"{values[0]} {unit}"
     listed = [str(value) for value in values]

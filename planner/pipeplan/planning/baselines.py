@@ -1,4 +1,4 @@
-"""Plans that need hardly any search: data parallelism, plain or with divided weights, and the best uniform grid."""
+"""Plans that need little search: data parallelism, plain or with divided weights, and the best uniform grid."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 
 def listed_plan(problem: Problem) -> tuple[Plan, Evaluation] | None:
-    """The best plan of a problem whose plans are listed (`Options.is_listed`), with its score; None if it has none.
+    """The best plan of a problem whose plans are listed (`Options.is_listed`), with its score; None if it has no plan.
 
-    Its workers divide the weights, or take unequal shares. They recompute only where memory requires it.
+    The plan's workers divide the weights, or take unequal shares of the batch. The workers recompute only if memory
+    requires it.
     """
     if problem.options.unequal_shares:
         plans = unequal_plans(problem)
@@ -42,9 +43,10 @@ def listed_plan(problem: Problem) -> tuple[Plan, Evaluation] | None:
 
 
 def unequal_plans(problem: Problem) -> list[Plan]:
-    """Data parallelism with shares of the batch by speed, on the fastest 2, 3, … workers; of those of one speed on all.
+    """Data parallelism with shares of the batch by speed, on the fastest 2, 3, … workers.
 
-    Workers whose memory is too small for the model are left out. Cores that workers share have no speed of their own.
+    Workers of the same speed are all used or all left out. Workers whose memory is too small for the model are left
+    out. There are no such plans where workers share cores, because these workers have no speed of their own.
     """
     cluster, count = problem.cluster, problem.options.accumulate or 1
     if cluster.uniform or cluster.shared_cores:
@@ -66,7 +68,8 @@ def unequal_plans(problem: Problem) -> list[Plan]:
 
 
 def shares_by_speed(speeds: Sequence[float], count: int) -> tuple[int, ...]:
-    """How many of `count` microbatches each worker takes so that the last of them is done earliest."""
+    """Number of the `count` microbatches that each worker takes, so that the last worker finishes as early as
+    possible."""
     shares = [0] * len(speeds)
     next_ends = [(1 / speed, number) for number, speed in enumerate(speeds)]
     heapq.heapify(next_ends)
@@ -78,8 +81,9 @@ def shares_by_speed(speeds: Sequence[float], count: int) -> tuple[int, ...]:
 
 
 def _on_most_workers(problem: Problem) -> Plan | None:
-    """Data parallelism on the most workers that all have equally many microbatches; under HSDP on whole servers that
-    are equally large, two at least."""
+    """Data parallelism on the most workers that divide the microbatches equally; None if no two workers can.
+
+    Under HSDP the workers fill whole servers of equal size."""
     microbatches = problem.options.accumulate or 1
     for workers in range(min(problem.cluster.workers, microbatches), 1, -1):
         if microbatches % workers:
@@ -93,7 +97,7 @@ def _on_most_workers(problem: Problem) -> Plan | None:
 
 
 def why_not_listed(problem: Problem) -> str:
-    """Why a problem has no such plan, in one line."""
+    """Why a problem whose plans are listed has no plan, in one line."""
     if problem.options.unequal_shares:
         return "unequal shares: no two workers whose speeds differ have memory for the whole model"
     plan = _on_most_workers(problem)
@@ -109,17 +113,18 @@ PARALLEL, UNIFORM_GRID = "data parallelism", "best uniform grid"
 NO_TIME = "there was no time left to search for it; give more with --time-limit"
 STOPPED = "not searched for, as Ctrl-C came before"
 MOST_CELLS, MOST_WORKERS = 20_000, 1024
-"""The largest product of cuts and workers for which the search for a grid is among all cuts, and the most workers for
-which it is made."""
+"""Limits of the search for a grid: the largest product of cuts and workers for which all cuts are searched, and the
+most workers for which there is a search at all."""
 ON_SELECTION = "among a selection of the cuts; --grid searches all"
 MOST_EFFORT = 1_000_000
-"""Effort that the search for a grid may take (`SearchEffort` counts rows; one takes about a microsecond)."""
+"""Most effort of the search for a grid, in rows of tables (`SearchEffort`). A row takes about a microsecond."""
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """A simple way to use the cluster. `step_time_s` is by the formulas, in seconds per minibatch; None without
-    a plan.
+    """A simple plan for comparison.
+
+    `step_time_s` is its step time by the formulas, in seconds per minibatch; None without a plan.
     """
 
     name: str
@@ -129,9 +134,9 @@ class Baseline:
     plan: Plan | None = None
     """The stages of the baseline."""
     fits: bool = True
-    """Whether it fits in memory. What does not fit is no plan that another one could be faster than."""
+    """Whether the baseline fits in memory. If it does not fit, no gain over it is given."""
     figure: Figure | None = None
-    """The figure of the baseline; None without a plan, or where nobody asked for it."""
+    """The figure (simulated step time) of the baseline; None without a plan, or if it was not asked for."""
 
     @property
     def step_s(self) -> float | None:
@@ -141,19 +146,19 @@ class Baseline:
     def gain(self, step_s: float) -> float | None:
         """The speed-up over this baseline of a plan with the given step time.
 
-        It is None where either time is unknown or zero, and where the baseline does not fit in memory.
+        The result is None if either time is unknown or zero, or if the baseline does not fit in memory.
         """
         return None if self.step_s is None or step_s == 0 or not self.fits else self.step_s / step_s
 
 
 def unsearched_baselines(problem: Problem, remark: str, others: Sequence[str] = ()) -> list[Baseline]:
-    """The baselines without a search for any: data parallelism, and the grid and others by name, with a remark."""
+    """The baselines if no search is made: data parallelism, and the names of the grid and of `others` with a remark."""
     names = (*(() if problem.options.grid else (UNIFORM_GRID,)), *others)
     return [data_parallelism(problem), *(Baseline(name, None, "", remark) for name in names)]
 
 
 def data_parallelism(problem: Problem) -> Baseline:
-    """The whole model on every worker, with a remark where it does not fit in memory."""
+    """The baseline with the whole model on every worker, with a remark if it does not fit in memory."""
     parallel = plain_data_parallel(problem, problem.cluster.workers)
     score = evaluate(parallel, problem)
     if not math.isfinite(score.step_time_s):
@@ -171,11 +176,11 @@ def uniform_grid(
     *,
     near: bool = False,
 ) -> Baseline:
-    """The fastest uniform grid, which has the same number of replicas in every stage, as in most trainers.
+    """The fastest uniform grid: the same number of replicas in every stage, as in most trainers.
 
-    Grids with at least the step time `useful_s`, in seconds per minibatch, are not searched for; `near` says that the
-    best is probably about that fast. Where a search among all cuts would take long, it is among a selection of them,
-    which the remark says. Raises `KeyboardInterrupt` on Ctrl-C.
+    Grids with a step time of `useful_s` seconds per minibatch or more are not searched for; `near` says that the best
+    grid is probably about that fast. If a search among all cuts would take long, only a selection of cuts is searched,
+    and the remark says so. Raises `KeyboardInterrupt` on Ctrl-C.
     """
     if problem.cluster.workers > MOST_WORKERS:
         return Baseline(UNIFORM_GRID, None, "", "not searched for, as there are many workers; --grid searches for it")
@@ -209,10 +214,10 @@ def uniform_grid(
 
 
 def not_taken_because(baseline: Baseline, plan: Plan, step_s: float, problem: Problem) -> str:
-    """Why a baseline was not taken although it is faster than the plan, in a few words: it is outside the space that
-    was searched.
+    """Why a baseline was not taken although it is faster than the plan, in a few words; empty if it is not faster.
 
-    `step_s` is the step time of the plan, in seconds per minibatch. Empty where the baseline is not faster.
+    Such a baseline is outside the space that was searched. `step_s` is the step time of the plan, in seconds per
+    minibatch.
     """
     gain, size = baseline.gain(step_s), problem.profile.minibatch
     if baseline.plan is None or gain is None or gain >= 1 or plan.inference:
@@ -223,7 +228,10 @@ def not_taken_because(baseline: Baseline, plan: Plan, step_s: float, problem: Pr
 
 
 def satisfies_options(plan: Plan, problem: Problem) -> bool:
-    """Whether a plan satisfies the constraints of the options. Limits on replicas refer to one copy of the pipeline."""
+    """Whether a plan satisfies the constraints of the options.
+
+    Limits on replicas apply to each copy of the pipeline.
+    """
     options, count = problem.options, len(plan.stages)
     stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
     return (

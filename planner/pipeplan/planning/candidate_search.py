@@ -1,7 +1,7 @@
 """Searches for the candidates of a choice: each kind at its best microbatch size, the simplest kinds first.
 
-Plans are first searched for by the formulas, which are lower bounds of the figure, and those that these leave are
-improved by simulation (`local_search.py`). Searches of all plans of 1f1b-flush prove bounds, too (`prove.py`).
+A first search finds plans by the formulas, which are lower bounds of the figure. A second search improves these plans
+by simulation (`local_search.py`). Searches of all plans of 1f1b-flush also prove bounds (`prove.py`).
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from pipeplan.util.deadline import Deadline
 DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "FSDP", "HSDP", "one server", "one worker"
 BY_SPEED, UNIFORM, PIPELINE, STALE = "DDP by speed", "uniform pipeline", "pipeline", "old gradients"
 NEARLY = 0.1
-"""Relative. Pipelines that are slower than the fastest by no more are tried under zb-h1, which may turn the order."""
+"""Pipelines within this relative distance of the fastest one are tried under zb-h1, which may change the order."""
 LISTED_SIZES = 2
-"""The most microbatch sizes, those of the fastest candidates, for which plans are listed."""
+"""Largest number of microbatch sizes for which plans are listed. The sizes of the fastest candidates are taken."""
 
 
 class CandidateSearch:
-    """The candidates of a question that have been found, and what is proven about others."""
+    """The candidates of a question found so far, and the bounds proven for all others."""
 
     def __init__(self, question: Question, deadline: Deadline) -> None:
         self.question, self.deadline = question, deadline
         self.found: list[Candidate] = []
-        """Synchronous candidates."""
+        """The synchronous candidates found so far."""
         self.stale: Candidate | None = None
-        """The fastest plan with old gradients."""
+        """The fastest plan with old gradients found so far."""
         self.bounds = Bounds(question)
         self.finished = True
-        """Whether all searches ended before their time did."""
+        """Whether all searches ended before their time limit."""
         self.refused: TooFewLayersError | None = None
         self._steady: list[Plan] = []
-        """The best plans without a flush."""
+        """The best plans without a flush, from which searches with a flush start."""
         self._searches: dict[Problem, PlanSearch] = {}
         self._split: set[tuple[Problem, Plan]] = set()
-        """The plans whose stages were tried under zb-h1."""
+        """The (problem, plan) pairs whose stages were tried under zb-h1."""
 
     @property
     def allowed(self) -> list[Candidate]:
@@ -71,17 +71,18 @@ class CandidateSearch:
 
     @property
     def fastest_s(self) -> float:
-        """Seconds per sample of the fastest of these; infinite without one."""
+        """Seconds per sample of the fastest allowed candidate; infinite if there is none."""
         return min((one.sample_s for one in self.allowed), default=float("inf"))
 
     def prove(self, sizes: Sequence[int], share: float) -> None:
-        """Bound the pipelines of all sizes, in a share of the time that is left."""
+        """Prove bounds on the pipelines of all microbatch sizes, in a share of the time that is left."""
         self.bounds.tighten(sizes, self.fastest_s, self.deadline.share(share))
 
     # -- synchronous candidates --
 
     def data_parallelism(self, sizes: Sequence[int]) -> None:
-        """Plans of one stage: plain, with a divided optimiser, with divided weights, on one server, on one worker."""
+        """Search for plans of one stage: plain, with a divided optimiser, with divided weights, on one server, on one
+        worker."""
         options, cluster = self.question.options, self.question.machines.cluster
         alone: dict[str, Any] = {"stages": 1, "max_stages": None, "grid": False, "pins": ()}
         self.best_of_sizes(DDP, sizes, **alone)
@@ -111,11 +112,12 @@ class CandidateSearch:
         return options.stages in (None, 1) and not any(stage > 1 for _, stage in options.pins)
 
     def pipelines(self, sizes: Sequence[int]) -> None:
-        """Any plan of 1f1b-flush, the best uniform one, and the other synchronous schedules."""
+        """Search for the best uniform pipeline, the best plan of 1f1b-flush, and plans of the other synchronous
+        schedules."""
         options = self.question.options
         if options.stages != 1 and not options.grid:
             self.best_of_sizes(UNIFORM, sizes, grid=True, allow_copies=False)
-            # The search of all cuts may take all the time that is left.
+            # Try zb-h1 first, because the search of all cuts may take all the time that is left.
             self._zero_bubbles()
         self.best_of_sizes(PIPELINE, sizes)
         if options.grid or not self.question.simulates:
@@ -130,7 +132,8 @@ class CandidateSearch:
         self._virtual_stages()
 
     def all_cuts(self, sizes: Sequence[int]) -> None:
-        """Search all cuts of the sizes that were searched between blocks alone, for a bound and maybe a faster plan."""
+        """Search all cuts for the microbatch sizes whose plans were only cut between blocks, for a bound and maybe a
+        faster plan."""
         for size in sizes:
             if not self.allowed or self.question.options.grid or not self.question.simulates:
                 return
@@ -144,7 +147,7 @@ class CandidateSearch:
                 self._search(PIPELINE, problem, self.fastest_s, gap=0.0)
 
     def best_of_sizes(self, kind: str, sizes: Sequence[int], **changes: Any) -> None:
-        """Find the best candidate of a kind among microbatch sizes; `changes` are those of the user's options."""
+        """Find the best candidate of a kind among microbatch sizes; `changes` are changes of the user's options."""
         best_sample_s = float("inf")
         for size in sizes:
             try:
@@ -158,7 +161,7 @@ class CandidateSearch:
                 raise
             useful_sample_s = best_sample_s
             if kind == PIPELINE and self.allowed:
-                # zb-h1 may make a plan the fastest that is slower under 1f1b-flush.
+                # A plan that is slower under 1f1b-flush may be the fastest under zb-h1.
                 alike = [one.sample_s for one in self.allowed if one.kind != ZERO_BUBBLE]
                 useful_sample_s = min(useful_sample_s, *alike)
                 if self.bounds.relaxed(size, splits=True) >= useful_sample_s:
@@ -172,7 +175,7 @@ class CandidateSearch:
     ) -> None:
         """Find a problem's best plan if it takes less than `useful_sample_s` seconds per sample, and keep it.
 
-        The problem of a `PIPELINE` holds all plans of 1f1b-flush, so that the search proves a bound on these.
+        The problem of a `PIPELINE` contains all plans of 1f1b-flush, so its search proves a bound on them.
         """
         question, size, ends = self.question, problem.profile.minibatch, self.deadline.share(0.4)
         one, bound_s = candidate_of(
@@ -186,7 +189,7 @@ class CandidateSearch:
         )
         self.finished = self.finished and not ends.passed
         if one is not None:
-            # Ctrl-C while it is improved leaves it as it is.
+            # If Ctrl-C comes during the improvement, the candidate stays as it is.
             self._keep([one])
             self.found[-1] = improved(self.found[-1], self._search_in(problem, 0.4))
             bound_s = min(bound_s, self.found[-1].figure.step_s)
@@ -194,7 +197,8 @@ class CandidateSearch:
             self.bounds.learn(size, bound_s / size)
 
     def _zero_bubbles(self) -> None:
-        """Try zb-h1 with the stages of the fastest pipelines of each kind and size that are nearly the fastest."""
+        """Try zb-h1 with the stages of the fastest pipeline of each kind and size, if it is nearly the fastest of
+        all."""
         pipelines = [one for one in self.allowed if one.kind in (PIPELINE, UNIFORM)]
         if not (pipelines and self.question.simulates):
             return
@@ -211,7 +215,8 @@ class CandidateSearch:
                 self._keep([one for one in found if comparable(one, start)])
 
     def _listed(self, size: int) -> None:
-        """Uniform plans of unequal servers, and plans of every number of stages and workers."""
+        """Search the listed plans: uniform plans of unequal servers, and plans of every number of stages and
+        workers."""
         for kind, schedule in ((UNIFORM, FLUSH), (PIPELINE, FLUSH), (ZERO_BUBBLE, ZERO_BUBBLE)):
             try:
                 problem = self.question.problem(size, schedule=schedule)
@@ -225,7 +230,7 @@ class CandidateSearch:
                 self._keep(fastest_found(kind, search))
 
     def _virtual_stages(self) -> None:
-        """interleaved-1f1b and zb-v for the problem of the fastest pipeline, with cuts of their own."""
+        """Search plans of interleaved-1f1b and zb-v for the problem of the fastest pipeline, with their own cuts."""
         start = best_of([one for one in self.allowed if one.kind in (PIPELINE, UNIFORM)])
         if start is None:
             return
@@ -237,12 +242,12 @@ class CandidateSearch:
                 self._keep([one] if one is not None and comparable(one, start) else [])
 
     def _search_in(self, problem: Problem, share: float) -> PlanSearch:
-        """The search by simulation among the plans of a problem, for a share of the time that is left."""
+        """The search by simulation among the plans of a problem, with a share of the time that is left."""
         search = self._searches.setdefault(problem, PlanSearch(problem))
         return search.begun(self.deadline.share(share))
 
     def _keep(self, found: Sequence[Candidate]) -> None:
-        """Keep synchronous candidates, and note whether they are extrapolated, and allowed."""
+        """Keep synchronous candidates, and note whether each is extrapolated and whether it is allowed."""
         extrapolated = self.question.sizes[1]
         for one in found:
             allowed = len(one.plan.stages) > 1 or self._may_have_one_stage
@@ -250,7 +255,8 @@ class CandidateSearch:
             self.found.append(replace(one, allowed=allowed, extrapolated=beyond))
 
     def _fastest_sizes(self, sizes: Sequence[int]) -> list[int]:
-        """The few sizes of the fastest candidates, fastest first; the first ones where there is no candidate."""
+        """The few microbatch sizes of the fastest candidates, fastest first; the first given sizes if there is no
+        candidate."""
         fastest_first = sorted(self.allowed, key=lambda one: one.sample_s)
         found = dict.fromkeys(one.problem.profile.minibatch for one in fastest_first)
         return ([size for size in found if size in sizes] or list(sizes))[:LISTED_SIZES]
@@ -258,7 +264,9 @@ class CandidateSearch:
     # -- old gradients --
 
     def old_gradients(self) -> None:
-        """The fastest plan with old gradients: up to the delay that is allowed, or of any age to be told about."""
+        """Search for the fastest plan with old gradients, up to the allowed delay.
+
+        If no delay is allowed, gradients may have any age, so that the answer can say what old gradients would gain."""
         tolerated = self.question.staleness if self.question.staleness > 0 else ANY
         profile = self.question.machines.profile
         corrects = is_helped(profile.optimizer_name, profile.optimizer_state_ratio)
@@ -272,7 +280,7 @@ class CandidateSearch:
             if not 0 < one.delay <= tolerated or best_of([*known, one]) is not one:
                 continue
             if corrects and one.delay <= CORRECTED_DELAY:
-                # Where memory is too short for a correction, the plan goes without.
+                # If memory is too small for a correction, the plan has none.
                 corrected = replace(problem, options=replace(problem.options, correction="ef"))
                 one = self._stale_plan(corrected, float("inf")) or one
             self.stale = best_of([*known, one])

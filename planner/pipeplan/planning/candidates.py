@@ -1,4 +1,4 @@
-"""Candidates of a choice: plans that train the same global batch, each the best of its kind by the figure."""
+"""Candidates of a choice: plans that train the same global batch, each the best of its kind by simulated step time."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_step_time
 
 EXTRAPOLATED = " (extrapolated)"
-"""The mark of a microbatch size that a profile neither holds nor interpolates."""
+"""Mark of a microbatch size that a profile neither contains nor interpolates."""
 CHOICE_GAP = 0.01
-"""The local search starts from plans within this gap of the best one by the formulas, where there are many cuts."""
+"""Relative gap to the best plan by the formulas. Where there are many cuts, the local search starts from plans within
+this gap."""
 
 
 @dataclass(frozen=True)
@@ -35,28 +36,29 @@ class Candidate:
     """The best plan of one kind."""
 
     kind: str
-    """Its name for people, such as `DDP`."""
+    """Name of the kind in messages, such as `DDP`."""
     problem: Problem
     plan: Plan
     figure: Figure
     extrapolated: bool = False
-    """Whether the profile has no times for this microbatch size, nor for a smaller and a larger one."""
+    """Whether the profile has neither times for this microbatch size, nor for both a smaller and a larger size."""
     allowed: bool = True
-    """Whether it satisfies the user's constraints; others are only compared with."""
+    """Whether the candidate satisfies the user's constraints. A candidate that violates a constraint is only shown for
+    comparison."""
 
     @property
     def cluster(self) -> Cluster:
-        """The machines that it is planned for."""
+        """The cluster that the candidate is planned for."""
         return self.problem.cluster
 
     @property
     def sharding(self) -> Sharding:
-        """What its replicas divide among them."""
+        """The state that the replicas divide among them."""
         return self.problem.options.sharding
 
     @property
     def sample_s(self) -> float:
-        """Seconds per sample."""
+        """Seconds per sample, by the figure."""
         return self.figure.step_s / self.problem.profile.minibatch
 
     @property
@@ -66,12 +68,12 @@ class Candidate:
 
     @property
     def updates(self) -> Updates:
-        """How old its gradients are, and what its updates average over."""
+        """Age of the candidate's gradients, and the samples that its updates average over."""
         return Updates.of(self.plan, self.problem.profile.minibatch)
 
     @property
     def delay(self) -> int:
-        """The age of its oldest gradients, in updates; 0 for synchronous plans."""
+        """Age of the candidate's oldest gradients, in updates; 0 for synchronous plans."""
         return 0 if self.plan.inference else max(self.updates.stale_by)
 
     @property
@@ -81,7 +83,7 @@ class Candidate:
         return f"{self.plan.config}, microbatch {size}: {show_step_time(1 / self.sample_s)} samples/s"
 
     def to_json(self) -> dict[str, Any]:
-        """The fields that plan.json holds for it."""
+        """The fields that plan.json has for the candidate."""
         return {
             "kind": self.kind,
             "config": self.plan.config,
@@ -111,11 +113,11 @@ def candidate_of(
     simulates: bool = True,
     gap: float = CHOICE_GAP,
 ) -> tuple[Candidate | None, float]:
-    """(the best plan of a problem by the formulas or None, a lower bound on the seconds per microbatch of all plans).
+    """(best plan by the formulas or None, lower bound on all plans in seconds per microbatch) of a problem.
 
-    Plans that take `useful_s` seconds per microbatch or more by the formulas, which are lower bounds, are of no use.
-    With a `gap` of 0 all cuts are searched where there are many; otherwise those between repeated blocks, and the bound
-    is then that of `least_step_s`.
+    Plans that take `useful_s` seconds per microbatch or more by the formulas are not searched for. If there are many
+    cuts, a `gap` of 0 searches all of them. Otherwise only cuts between repeated blocks are searched, and the bound is
+    that of `least_step_s`.
     """
     if problem.options.stages == 1 and _never_fits(problem):
         return None, useful_s
@@ -133,13 +135,14 @@ def candidate_of(
 
 
 def improved(one: Candidate, search: PlanSearch) -> Candidate:
-    """The best plan by the figure near a candidate; the candidate itself if nothing near it is faster."""
+    """The best plan near a candidate by the figure; the candidate itself if no plan near it is faster."""
     found = search.climb(FiguredPlan(one.plan, evaluate(one.plan, one.problem), one.figure))
     return replace(one, plan=found.plan, figure=found.figure)
 
 
 def _never_fits(problem: Problem) -> bool:
-    """Whether the whole model takes more memory than the largest device has, even if all workers divide its state."""
+    """Whether a worker with the whole model exceeds the largest device, even if all workers divide the state that they
+    can."""
     whole = plain_data_parallel(problem, problem.cluster.workers)
     again = replace(whole, stages=(replace(whole.stages[0], recompute=True),))
     ways = (whole, again) if problem.options.recompute else (whole,)
@@ -148,19 +151,21 @@ def _never_fits(problem: Problem) -> bool:
 
 
 def least_step_s(problem: Problem) -> float:
-    """A lower bound on the seconds per microbatch of every plan: all workers compute all the time."""
+    """Lower bound on every plan's seconds per microbatch: the time if all workers compute without pause."""
     return max(problem.work_s / problem.cluster.total_speed, contention.least_step_time_of_shared_cores_s(problem))
 
 
 def fastest_found(kind: str, search: PlanSearch) -> list[Candidate]:
-    """The plans within the tolerance of the fastest one that a search has simulated."""
+    """The plans that a search has simulated and that are within the tolerance of its fastest plan."""
     least_s = min((one.step_s for one in search.found.values()), default=0.0)
     found = (one for one in search.found.values() if one.step_s <= least_s * (1 + TOLERANCE))
     return [Candidate(kind, search.problem, one.plan, one.figure) for one in found]
 
 
 def like(plan: Plan, kind: str, search: PlanSearch) -> list[Candidate]:
-    """The best plan near one with the stages of a plan of another schedule or microbatch size, if these fit."""
+    """The best plans near one that takes over the stages of `plan`; empty if these stages do not fit.
+
+    `plan` has another schedule or microbatch size."""
     one = search.like(plan)
     return [] if one is None else [Candidate(kind, search.problem, one.plan, one.figure)]
 
@@ -168,7 +173,8 @@ def like(plan: Plan, kind: str, search: PlanSearch) -> list[Candidate]:
 def virtual_candidate(problem: Problem, deadline: Deadline, useful_s: float = float("inf")) -> Candidate | None:
     """The best plan of a schedule whose workers run several stages each.
 
-    None where none fits, is found in time, or seems to take less than `useful_s` seconds per microbatch.
+    The result is None if no plan fits, none is found in time, or none seems to take less than `useful_s` seconds per
+    microbatch.
     """
     try:
         plans = search_virtual(problem, deadline, useful_s).plans
@@ -192,24 +198,24 @@ def under(schedule: str, one: Candidate) -> Problem | None:
 def comparable(one: Candidate, start: Candidate) -> bool:
     """Whether the figures of both plans are simulated, or neither is.
 
-    The formulas of 1f1b-flush are a loose lower bound, those of the other schedules are nearer to the simulation. So a
-    plan that is faster by formulas is faster.
+    For 1f1b-flush, the formulas are a loose lower bound on the simulation; for the other schedules they are closer to
+    it. So comparing a simulated figure with one by formulas would mislead.
     """
     return (one.figure.simulated_s is None) == (start.figure.simulated_s is None)
 
 
 def stale_problems(question: Question, tolerated: float) -> Iterator[Problem]:
-    """The problems whose plans may have gradients up to so many updates old.
+    """The problems whose plans may have gradients up to `tolerated` updates old.
 
-    1f1b-stashing updates a stage after as many microbatches as it has replicas. With a given batch no stage may update
-    less often than that, which 2bw keeps.
+    1f1b-stashing updates a stage after as many microbatches as it has replicas, so it cannot train a given batch. 2bw
+    can.
     """
     options, size = question.options, question.minibatch or question.machines.profile.minibatch
     kinds: list[dict[str, Any]] = []
     if question.batch is None:
         kinds.append({"schedule": STASHING, "accumulate": None})
         if tolerated != ANY and options.stages is None:
-            # Gradients of an unreplicated pipeline are as old as stages follow.
+            # In an unreplicated pipeline, the age of a stage's gradients is the number of stages behind it.
             kinds.append(kinds[0] | {"max_stages": min(int(tolerated) + 1, options.max_stages or 99)})
     if question.samples % size == 0:
         kinds.append({"schedule": DOUBLE_BUFFERED})
@@ -221,5 +227,5 @@ def stale_problems(question: Question, tolerated: float) -> Iterator[Problem]:
 
 
 def best_of(found: Sequence[Candidate]) -> Candidate | None:
-    """The candidate with the most samples per second, or None."""
+    """The candidate with the most samples per second; None if there are no candidates."""
     return min(found, key=lambda one: one.sample_s, default=None)

@@ -1,24 +1,24 @@
 """Chooses the plan of an answer: one question, one figure, one tolerance.
 
-The question is a model, a cluster, a global batch, how old gradients may be, and constraints. Every candidate trains
-that global batch in each update. The candidates are
+The question consists of a model, a cluster, a global batch, the allowed age of gradients, and constraints. Every
+candidate trains that global batch in each update. The candidates are
 
     DDP               the whole model on every worker
-    DDP by speed      the same, where workers of unequal speed take unequal shares of the batch
-    ZeRO-1            the same, with the optimiser's state divided among the replicas
-    FSDP              the same, with weights and gradients divided too, and gathered unit by unit
-    HSDP              FSDP inside every server, whose servers are replicas
+    DDP by speed      DDP, where workers of unequal speed take unequal shares of the batch
+    ZeRO-1            DDP, with the optimiser's state divided among the replicas
+    FSDP              ZeRO-1, with weights and gradients divided too, and gathered unit by unit
+    HSDP              FSDP inside every server; the servers are replicas
     one server        the best plan on the workers of one server
-    one worker        on a machine whose workers share its cores
+    one worker        the whole model on one worker, on a machine whose workers share its cores
     uniform pipeline  the same number of replicas in every stage
     pipeline          any plan of 1f1b-flush, and of zb-h1, interleaved-1f1b and zb-v where these are faster
 
-each with its own best microbatch size, recomputation and depth. They are compared by their figure, the simulated time
-of the schedule (`figure.py`). The simplest one within 3% of the fastest is taken (`figure.py`).
+Each candidate has its own best microbatch size, recomputation and depth. Candidates are compared by their figure, the
+simulated time of the schedule. The simplest candidate within 3% of the fastest is taken (`figure.py`).
 
-Plans with old gradients, of 1f1b-stashing and 2bw, are candidates only up to the delay that the question allows, and
-are taken only if they are more than 3% faster. The best of them is found in any case, so that the answer can say what
-it would gain.
+Plans of 1f1b-stashing and 2bw have old gradients. Such plans are candidates only up to the delay that the question
+allows, and are taken only if they are more than 3% faster. The best such plan is always searched for, so that the
+answer can say what it would gain.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 @dataclass(frozen=True)
 class Choice:
-    """The candidates of a question, and the one that is taken."""
+    """The candidates of a question, and the candidate that is taken."""
 
     samples: int
     """The global batch in samples."""
@@ -47,25 +47,27 @@ class Choice:
     staleness: float
     taken: Candidate
     rivals: tuple[Candidate, ...]
-    """The synchronous candidate that is taken, and the best one of every other kind."""
+    """The best synchronous candidate of every kind. If the plan that is taken is synchronous, it represents its
+    kind."""
     stale: Candidate | None
-    """The fastest plan with old gradients, if it is faster than the synchronous ones by more than the tolerance."""
+    """The fastest plan with old gradients, if it is faster than all synchronous candidates by more than the tolerance;
+    else None."""
     widest: Candidate | None
     """The fastest synchronous plan on the most workers that was found."""
     proven: Proven
     searched_all: bool
-    """Whether the problem of the plan that is taken holds all plans of its schedule with its microbatch size."""
+    """Whether the problem of the plan that is taken contains all plans of its schedule and microbatch size."""
     finished: bool
     """Whether all searches ended before the time limit."""
     interrupted: bool = False
-    """Whether Ctrl-C ended them."""
+    """Whether Ctrl-C ended the searches."""
 
     def bound_s(self, solved_s: float) -> float:
-        """Seconds per microbatch of the taken plan's size that no plan of the question undercuts.
+        """Lower bound on every plan of the question, in seconds per microbatch of the taken plan's size.
 
-        `solved_s` is what the solvers have proven for the problem of the taken plan, which may be a part of the
-        question: one stage, another schedule, one microbatch size. A plan with old gradients is compared with others of
-        its schedule alone, one of zb-h1 with those of 1f1b-flush too.
+        `solved_s` is the bound that the solvers have proven for the problem of the taken plan. That problem may be a
+        part of the question: one stage, another schedule, one microbatch size. If the taken plan has old gradients, the
+        bound covers plans of its schedule only. If the taken plan is a plan of zb-h1, the bound also covers 1f1b-flush.
         """
         size, schedule = self.taken.problem.profile.minibatch, self.taken.problem.options.schedule
         if self.taken.delay > 0:
@@ -91,10 +93,10 @@ class Choice:
 
 
 def choose(question: Question, deadline: Deadline = NO_DEADLINE) -> Choice:
-    """The answer to a question.
+    """Choose the plan that answers a question.
 
-    Ctrl-C ends the searches with what was found until then. Raises `InputError` for a batch that cannot be cut into
-    microbatches, `InfeasibleError` where no candidate fits, and `NotFoundInTimeError` where none was found in time.
+    After Ctrl-C the choice is among the candidates found so far. Raises `InputError` for a batch that cannot be cut
+    into microbatches, `InfeasibleError` if no candidate fits, and `NotFoundInTimeError` if none was found in time.
     """
     search, interrupted = CandidateSearch(question, deadline), False
     try:
@@ -124,7 +126,7 @@ def choose(question: Question, deadline: Deadline = NO_DEADLINE) -> Choice:
 
 
 def _find_candidates(search: CandidateSearch) -> None:
-    """Search for all candidates, the simplest first, so that those after them have a figure to beat."""
+    """Search for all candidates, the simplest first, so that later searches have a figure to beat."""
     known, extrapolated = search.question.sizes
     search.data_parallelism(known)
     search.old_gradients()
@@ -134,7 +136,7 @@ def _find_candidates(search: CandidateSearch) -> None:
     search.all_cuts(known)
     search.prove(known, 0.9)
     if not search.finished and not search.deadline.passed:
-        # Searches that needed less than their share of the time have left it to those that were cut off.
+        # Some searches were cut off. They run again with the time that the others did not need.
         search.finished = True
         search.best_of_sizes(PIPELINE, known)
     search.finished = search.finished and finished
@@ -144,9 +146,9 @@ def _find_candidates(search: CandidateSearch) -> None:
 
 
 def _taken(search: CandidateSearch) -> Candidate:
-    """The plan with old gradients where these are allowed and a gain, else the simplest synchronous candidate.
+    """The plan with old gradients if they are allowed and faster, else the simplest synchronous candidate.
 
-    Raises `InfeasibleError` where there is neither.
+    Raises `InfeasibleError` if there is neither.
     """
     stale = search.stale
     if stale is not None and stale.delay <= search.question.staleness and _stale_gains(search):
@@ -164,8 +166,9 @@ def _stale_gains(search: CandidateSearch) -> bool:
 
 
 def _rivals(search: CandidateSearch, taken: Candidate) -> tuple[Candidate, ...]:
-    """The best synchronous candidate of every kind. The plan that is taken represents its kind: a faster one within the
-    tolerance is less simple."""
+    """The best synchronous candidate of every kind.
+
+    The plan that is taken represents its kind, although another candidate may be faster within the tolerance."""
     fastest: dict[str, Candidate] = {}
     for one in search.found:
         best = fastest.setdefault(one.kind, one)

@@ -1,7 +1,8 @@
 """Finds the best plan with the DP alone, for callers that solve many problems: no second solver, no baselines.
 
-Sweeps and explanations solve many similar problems. The solvers can keep their answers (`solvers.known_answers`). How
-fast a known plan is under another problem says the evaluator, which no solver uses.
+Sweeps and explanations solve many similar problems, so the solvers can keep their answers and use them again
+(`solvers.known_answers`). The evaluator, which no solver uses, gives the step time of a known plan under another
+problem.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 @contextmanager
 def reusing() -> Iterator[None]:
-    """Searches inside the block keep what they find, and use what is known; blocks inside others share it."""
+    """Context in which searches keep their answers and use known answers. Nested contexts share the answers."""
     token = KNOWN.set(KNOWN.get() or KnownAnswers(step_time_of))
     try:
         yield
@@ -36,7 +37,7 @@ def reusing() -> Iterator[None]:
 
 
 def keep_answers() -> None:
-    """From now on, all searches of this process keep what they find, and use what is known."""
+    """Make all later searches of this process keep their answers and use known answers."""
     KNOWN.set(KnownAnswers(step_time_of))
 
 
@@ -50,16 +51,18 @@ def step_time_of(plan: Plan, problem: Problem) -> float:
 
 
 USEFUL = 1 + 1e-6
-"""A plan whose step time is that of a known plan times this is of no use, but for rounding the known plan itself is."""
+"""Factor on the step time of a known plan. Slower plans are of no use; the margin keeps the known plan itself despite
+rounding."""
 TOLERANCE = 1e-9
-"""Relative. Step times that differ by less are equal."""
+"""Relative difference below which step times count as equal."""
 MANY_CUTS = 96
-"""With more cuts than this, the proof of a best plan takes much longer than finding one that is nearly as fast."""
+"""Number of cuts above which proving a plan best takes much longer than finding one that is nearly as fast."""
 
 NEAR = 1.05
-"""A plan with cuts between blocks that is this much slower than is useful may have a useful one near it."""
+"""Factor on the useful step time. A plan with cuts between blocks may be slower by this factor and still have a useful
+plan near it."""
 NEAREST_CUTS = 12
-"""The number of cuts that are searched around each cut of the best plan between blocks."""
+"""Number of cuts that are searched around each cut of the best plan that cuts between blocks."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,13 @@ class ScoredPlan:
     plan: Plan
     step_time_s: float
     bound_s: float = 0.0
-    """Lower bound on the step time of every plan of the problem; 0 where none was sought."""
+    """Lower bound on the step time of every plan of the problem, in seconds per minibatch; 0 if no bound was sought."""
 
 
 def best_of_known(plans: Iterable[Plan], problem: Problem) -> ScoredPlan | None:
-    """The fastest of some plans, made for any schedule, under this problem's; None if none of them is a plan of it."""
+    """The fastest of some plans under this problem's schedule; None if none of them is a plan of the problem.
+
+    The plans may have been made for another schedule."""
     best: ScoredPlan | None = None
     for known in plans:
         if not satisfies_options(known, problem):
@@ -94,12 +99,12 @@ def best_plan(
     *,
     near: bool = False,
 ) -> ScoredPlan | None:
-    """The best plan of a problem, or the best that is found in time; None if no plan satisfies the constraints.
+    """The best plan of a problem, or the best found in time; None if no plan satisfies the constraints.
 
-    The search may stop at a plan that is within the relative `gap` of the best. Where no plan has a step time below
-    `useful_s`, in seconds per minibatch, the answer is None or any plan; `near` says that the best is about that fast.
+    The search may stop at a plan within the relative `gap` of the best. If no plan has a step time below `useful_s`, in
+    seconds per minibatch, the result is None or any plan; `near` says that the best plan is about that fast.
 
-    Raises `OutOfTime` where no plan is found before the deadline.
+    Raises `OutOfTime` if no plan is found before the deadline.
     """
     if problem.options.is_listed:
         return _listed(problem)
@@ -114,10 +119,10 @@ def best_in_time(
     gap_of_many_cuts: float = 0.0,
     useful_s: float = float("inf"),
 ) -> tuple[ScoredPlan | None, bool]:
-    """`best_plan` of a problem whose cuts are still to be listed, and whether all plans of the problem were searched.
+    """(result of `best_plan`, whether all plans were searched) of a problem whose cuts are not listed yet.
 
     With more than `MANY_CUTS` cuts the search may stop at a plan within the relative `gap_of_many_cuts` of the best. If
-    the model has repeated blocks, a search of plans between these may then stand for the search of all plans.
+    the model has repeated blocks, only plans with cuts between blocks may then be searched.
     """
     if problem.options.is_listed:
         return _listed(problem), True
@@ -138,9 +143,10 @@ def best_in_time(
 def _in_blocks(
     problem: Problem, cuts: Cuts, between: Flags, gap: float, deadline: Deadline, useful_s: float
 ) -> ScoredPlan | None:
-    """The best plan that cuts between blocks, improved by a search of the cuts near its own; None where none is found.
+    """The best plan that cuts between blocks, improved by a search of the cuts near its own; None if no plan is found.
 
-    Plans that cut inside blocks may be faster than `useful_s` where those between blocks are not by more than `NEAR`.
+    Plans with cuts between blocks may be slower than `useful_s` by the factor `NEAR`, because plans that cut inside
+    blocks may be faster.
     """
     coarse = replace(cuts.only(between), complete=False)
     best = _scored(_solved(problem, coarse, deadline.share(0.5), gap, useful_s * NEAR), problem, coarse)
@@ -156,7 +162,7 @@ def _in_blocks(
 
 
 def _near_cuts(problem: Problem, cuts: Cuts, between: Flags, plan: Plan) -> Flags:
-    """A mask of the cuts between blocks, and of those with nearly the work of the cuts of a plan."""
+    """A mask of the cuts between blocks, and of the cuts whose work is closest to that of a plan's cuts."""
     mask = between.copy()
     work_s = {unit.layers[0]: unit.forward_s + unit.backward_s for unit in problem.units}
     inside_s = 0.0
@@ -167,9 +173,9 @@ def _near_cuts(problem: Problem, cuts: Cuts, between: Flags, plan: Plan) -> Flag
 
 
 def _or_grid(problem: Problem, cuts: Cuts, gap: float, deadline: Deadline, useful_s: float) -> ScoredPlan | None:
-    """The best plan, or where there is no time to prove it, the best uniform grid if that is faster.
+    """The best plan, or, if there is no time to prove it, the best uniform grid if that is faster.
 
-    A grid takes less time to find. Raises `OutOfTime` where neither is found.
+    A grid takes less time to find. Raises `OutOfTime` if neither is found.
     """
     best = None
     try:
@@ -197,7 +203,7 @@ def _listed(problem: Problem) -> ScoredPlan | None:
 
 
 def _scored(result: Result, problem: Problem, cuts: Cuts) -> ScoredPlan | None:
-    """The plan of a search, with a bound where it was among all cuts."""
+    """The plan of a search, with a bound if all cuts were searched."""
     if result.plan is None:
         return None
     plan, score = deepened(result.plan, problem)
@@ -207,7 +213,7 @@ def _scored(result: Result, problem: Problem, cuts: Cuts) -> ScoredPlan | None:
 def _solved(
     problem: Problem, cuts: Cuts, deadline: Deadline, gap: float, useful_s: float, *, near: bool = False
 ) -> Result:
-    """The result of the DP, whose plan is None only if it proves that there is none."""
+    """The result of the DP. The result's plan is None only if the DP proves that there is none."""
     result = dynamic_program.solve(problem, cuts, deadline.left_s, gap, useful_s=useful_s, near=near)
     if result.interrupted:
         raise KeyboardInterrupt
@@ -217,8 +223,7 @@ def _solved(
 
 
 def deepened(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation]:
-    """The plan with the depths that its step time without shared resources needs where memory allows them, and its
-    score.
+    """The plan with the depths for its step time without contention, as far as memory allows, and its score.
 
     Bursts on a shared card need more minibatches in flight than the plan's own step time does (docs/cost-model.md).
     """

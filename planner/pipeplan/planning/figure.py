@@ -1,15 +1,15 @@
 """The figure of a plan: the simulated time of its schedule, in seconds per microbatch.
 
-Plans are compared, chosen and printed by this figure. The solvers' formulas are its lower bound, and stand in for it
-where a simulation takes too long. A plan that divides the weights has the time of its recurrence instead
-(`cost/sharded_data_parallel.py`). A plan is simulated for a number of microbatches that depends on it alone, and the
-result is remembered, so that a plan has the same figure wherever it is named.
+Plans are compared, chosen and printed by this figure. The solvers' formulas are a lower bound of the figure, and
+replace it if a simulation takes too long. A plan that divides the weights has the time of its recurrence instead
+(`cost/sharded_data_parallel.py`). The number of simulated microbatches depends on the plan alone, and the result is
+cached. So a plan has the same figure wherever it appears.
 
 The simplest plan within 3% of the fastest is taken. Data parallelism is simplest: plain, then with a divided optimiser,
-then with divided weights. A uniform pipeline, which has the same number of replicas in every stage, or in all stages on
-one kind of device, is simpler than one of unequal replicas. Of two plans of one kind the one with fewer busy workers is
-simpler, then the one with fewer stages, then the one whose stages lie in fewer servers, then the one whose idle workers
-come last.
+then with divided weights. A uniform pipeline has the same number of replicas in every stage, or in all stages on one
+kind of device. Such a pipeline is simpler than one of unequal replicas. Of two plans of one kind the one with fewer
+busy workers is simpler, then the one with fewer stages, then the one whose stages lie in fewer servers, then the one
+whose idle workers come last.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from pipeplan.simulation.simulate import UPDATES, simulated_update_s, steady_ste
 from pipeplan.util.deadline import Deadline, OutOfTime
 
 TOLERANCE = 0.03
-"""Relative. A plan that is simpler, or has newer gradients, is taken if it is at most this much slower than another."""
+"""Relative tolerance. A plan that is simpler, or has newer gradients, is taken if it is slower than another plan by at
+most this share."""
 
 
 class Comparable(Protocol):
@@ -54,14 +55,14 @@ Some = TypeVar("Some", bound=Comparable)
 
 
 def simplest_of(found: Iterable[Some]) -> Some:
-    """The simplest of the plans within the tolerance of the fastest one. There must be at least one."""
+    """The simplest of the plans within the tolerance of the fastest one. `found` must not be empty."""
     plans: Sequence[Some] = list(found)
     limit_s = min(one.sample_s for one in plans) * (1 + TOLERANCE)
     return min((one for one in plans if one.sample_s <= limit_s), key=_effort)
 
 
 def _effort(one: Comparable) -> tuple[int, int, int, int, int, float]:
-    """A key that is less for simpler plans, and for faster ones of equal simplicity."""
+    """A sort key that is smaller for simpler plans, and, among equally simple plans, for faster ones."""
     plan = one.plan
     servers = sum(len({one.cluster.server_of(worker) for worker in stage.workers}) for stage in plan.stages)
     last = max(worker for stage in plan.stages for worker in stage.workers)
@@ -75,7 +76,7 @@ def _rank(one: Comparable) -> int:
 
 
 def _uniform_by_device(plan: Plan, cluster: Cluster) -> bool:
-    """Whether devices differ, and all stages on devices of one kind have the same number of replicas."""
+    """Whether devices differ, but all stages on devices of the same kind have the same number of replicas."""
     replicas: dict[Device, set[int]] = {}
     for stage in plan.stages:
         devices = {cluster.devices[worker] for worker in stage.workers}
@@ -87,48 +88,48 @@ def _uniform_by_device(plan: Plan, cluster: Cluster) -> bool:
 
 
 USUAL_PASSES = 1_000
-"""Passes of microbatches through stages, forward and backward, up to which a plan is simulated for as many microbatches
-as `pipeplan simulate` does. With shared cards a thousand passes take 0.1 to 0.6 seconds."""
+"""Passes (microbatches through stages, forward and backward) up to which a simulation is as long as that of `pipeplan
+simulate`. With shared cards a thousand passes take 0.1 to 0.6 seconds."""
 MOST_PASSES = 4_000
-"""The most passes of one simulation of the steady state. A plan that needs more is simulated for two updates."""
+"""Most passes of one simulation of the steady state. A plan that needs more passes is simulated for two updates."""
 MOST_PASSES_OF_UPDATES = 48_000
-"""The most passes of simulations of two updates, of one to two seconds. A larger plan has the formula's figure."""
+"""Most passes of simulations of two updates, which take one to two seconds. A larger plan has the formula's figure."""
 LEAST_TURNS = 5
-"""The least length of a simulation, as a multiple of the microbatches in flight."""
+"""Smallest length of a simulation, as a multiple of the microbatches in flight."""
 LEAST_FLUSHES = 3
-"""The least number of updates before and after the steady part of a simulation with a flush."""
+"""Smallest number of updates before and after the steady part of a simulation with a flush."""
 LEAST_UPDATE = 2
-"""The least length of a shortened update, as a multiple of the microbatches in flight."""
+"""Smallest length of a shortened update, as a multiple of the microbatches in flight."""
 TOO_FEW = "too few microbatches for a steady state"
 REMEMBERED = 512
-"""The number of simulations that are remembered."""
+"""Number of simulations in the cache."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """The step time of a plan."""
+    """The step time of a plan, simulated and by the formulas."""
 
     formula_s: float
     """Seconds per microbatch by the formulas: a lower bound."""
     simulated_s: float | None = None
-    """Simulated seconds per microbatch; None where the plan was not simulated."""
+    """Simulated seconds per microbatch; None if the plan was not simulated."""
     minibatches: int = 0
-    """Microbatches that were simulated."""
+    """Number of microbatches that were simulated."""
     note: str = ""
-    """Why the plan was not simulated; empty if it was, or if nobody asked for it."""
+    """Why the plan was not simulated; empty if it was simulated, or if no simulation was asked for."""
 
     @property
     def step_s(self) -> float:
-        """The step time: simulated, and at least that of the formulas.
+        """The step time in seconds per microbatch: the simulated time, but at least that of the formulas.
 
-        Replays of plans without a flush were never faster than the formulas, although a simulation may be
+        A simulation may be faster than the formulas, but replays of plans without a flush never were
         (docs/evidence/replay.md).
         """
         return self.formula_s if self.simulated_s is None else max(self.simulated_s, self.formula_s)
 
     @property
     def ratio(self) -> float | None:
-        """Simulated time over that of the formulas; None where there was no simulation."""
+        """Simulated time divided by the time of the formulas; None if there was no simulation."""
         return None if self.simulated_s is None or self.formula_s <= 0 else self.simulated_s / self.formula_s
 
 
@@ -142,21 +143,24 @@ class FiguredPlan:
 
     @property
     def step_s(self) -> float:
-        """Seconds per microbatch."""
+        """Seconds per microbatch, by the figure."""
         return self.figure.step_s
 
 
 def figured(
     plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline, *, simulates: bool = True
 ) -> FiguredPlan:
-    """A plan with its figure; by the formulas if `simulates` is False, or where a simulation takes too long."""
+    """A plan with its figure.
+
+    The figure is that of the formulas if `simulates` is False or a simulation takes too long.
+    """
     return FiguredPlan(
         plan, score, figure_of(plan, score, problem, deadline) if simulates else Figure(score.step_time_s)
     )
 
 
 def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> Figure:
-    """The figure of a plan with this score. Its note says why it was not simulated."""
+    """The figure of a plan with this score. The note of the figure says why the plan was not simulated."""
     if problem.options.sharding.divides_weights:
         return Figure(score.step_time_s, note="a recurrence over the units of the model")
     key = problem, plan
@@ -183,9 +187,9 @@ def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadlin
 
 
 def quick_step_s(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> float:
-    """About the figure of a plan, in seconds per microbatch, from a simulation of two updates.
+    """An estimate of the figure of a plan, in seconds per microbatch, from a simulation of two updates.
 
-    It is the figure itself where that takes no longer, as for plans without a flush, and where it is known.
+    The estimate is the figure itself if that is known or takes no longer, as for plans without a flush.
     """
     if problem.options.flushes and (problem, plan) not in _REMEMBERED:
         scenario = scenario_of_plan(plan, problem, score)
@@ -208,13 +212,13 @@ def _remember(key: _Key, figure: Figure) -> None:
 
 
 def affordable(scenario: Scenario, plan: Plan) -> int | None:
-    """The microbatches to simulate: as many as `pipeplan simulate` does, or as the usual passes allow.
+    """Number of microbatches to simulate: as many as `pipeplan simulate` takes, or as `USUAL_PASSES` allows.
 
-    None if those of a steady state take more than `MOST_PASSES`. The number depends on the plan alone.
+    The result is None if a steady state takes more than `MOST_PASSES` passes. The result depends on the plan alone.
     """
     count, length, group = enough_minibatches(scenario), round_length(scenario), scenario.accumulate
     if scenario.drains and group:
-        # A whole round is left behind the updates at the start, of which there are fewer where half of all is less.
+        # The updates at the start are followed by a whole round; there are fewer of them if the round is long.
         until_last = max((LEAST_FLUSHES - 1) * group + length, min(LEAST_FLUSHES * group + length, 2 * length))
         least = until_last + group
     else:
@@ -227,11 +231,13 @@ def affordable(scenario: Scenario, plan: Plan) -> int | None:
 
 
 def lengths_of_updates(scenario: Scenario, plan: Plan) -> tuple[int, ...]:
-    """The updates, in microbatches, whose simulation tells how long an update of a large plan with a flush takes.
+    """Microbatches of the short updates to simulate, from which the time of one update of a large plan with a flush
+    follows.
 
-    Once the pipeline is full, a schedule repeats after as many microbatches as all replica counts divide. So two short
-    updates, which leave the same remainder as the plan's own, show the time of every further round. Where these are no
-    shorter, it is the plan's own update. Empty where even that takes more than `MOST_PASSES_OF_UPDATES`.
+    Once the pipeline is full, a schedule repeats after a number of microbatches that all replica counts divide. So two
+    short updates show the time of every further round, if they leave the same remainder as the plan's own update. If
+    the two are not shorter than the plan's own update, only that one is returned. The result is empty if that update
+    alone takes more than `MOST_PASSES_OF_UPDATES`.
     """
     group = scenario.accumulate
     if not (scenario.drains and group):
@@ -253,7 +259,7 @@ def by_updates_s(scenario: Scenario, lengths: Sequence[int], deadline: Deadline)
     group, times = scenario.accumulate or 1, [simulated_update_s(with_update(scenario, n), deadline) for n in lengths]
     if len(lengths) == 1:
         return times[0] / group
-    # Stages before the slowest one run ahead until as many microbatches are in flight as they may have.
+    # Stages before the slowest one run ahead until their depth is used up.
     slowest_s = max((stage.forward_s + stage.backward_s) / stage.replicas for stage in scenario.stages)
     further_s = max((times[1] - times[0]) / (lengths[1] - lengths[0]), slowest_s)
     return (times[1] + further_s * (group - lengths[1])) / group

@@ -1,4 +1,4 @@
-"""Finds out why no plan satisfies the constraints, by searches for the changes that would help."""
+"""Finds out why no plan satisfies the constraints, by searching for changes that would help."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 Found = TypeVar("Found")
 
 _PRECISION = 1.001
-"""Relative precision of the memory search, before the result is reduced to what the plan found really needs."""
+"""Relative precision of the memory search. The result is then reduced to the memory that the plan found needs."""
 _MOST_MEMORY = 2.0**60
-"""Bytes of one device beyond which memory is not what makes the problem infeasible."""
+"""Memory of one device, in bytes, beyond which memory is not the reason that the problem is infeasible."""
 _MOST_GROWTH = 64
-"""The largest factor by which the cluster is enlarged."""
+"""Largest factor by which the cluster is enlarged."""
 _MOST_WORKERS = 4096
-"""The most workers of an enlarged cluster."""
+"""Most workers of an enlarged cluster."""
 _MOST_CUTS = 2000
-"""The most cuts to enumerate after a constraint was relaxed; of a graph with more, a selection is searched."""
+"""Most cuts to enumerate after a constraint was relaxed. If a graph has more cuts, only a selection of them is
+searched."""
 
-# The constraints that a user may set: option, field of `Options`, and the value that means no constraint.
+# The constraints that a user may set: option, field of `Options`, and the value that stands for no constraint.
 _CONSTRAINTS = (
     ("--stages", "stages", None),
     ("--max-replicas", "max_replicas", None),
@@ -50,23 +51,27 @@ _CONSTRAINTS = (
 
 
 def why_infeasible(problem: Problem, cuts: Cuts, deadline: Deadline = NO_DEADLINE) -> str:
-    """The diagnosis in one line: a layer that is too large for any device, the memory that would do, or an option."""
+    """The diagnosis in one line: a layer that is too large for any device, the memory that would suffice, or an
+    option."""
     return _diagnose(problem, cuts, deadline).text
 
 
 def diagnose(problem: Problem, maximum_cuts: int, deadline: Deadline = NO_DEADLINE) -> Diagnosis:
-    """Explain why a problem has no plan, on at most `maximum_cuts` cuts of its graph, with what is known in time."""
+    """Explain why a problem has no plan, by searches of at most `maximum_cuts` cuts of its graph until the deadline."""
     return _diagnose(problem, enumerate_cuts(problem, maximum_cuts, deadline.share(0.5)), deadline)
 
 
 class _Attempts:
-    """Runs the searches of a diagnosis, each for a share of the time that is left. Ctrl-C ends all that remain."""
+    """Runs the searches of a diagnosis, each for a share of the time that is left.
+
+    Ctrl-C ends all remaining searches.
+    """
 
     def __init__(self, deadline: Deadline) -> None:
         self._deadline, self.unfinished = deadline, False
 
     def attempt(self, search: Callable[[Deadline], Found], part: float) -> Found | None:
-        """The finding of a search; None where it finds nothing or has no time for it."""
+        """The finding of a search; None if it finds nothing or runs out of time."""
         deadline = self._deadline.share(part)
         try:
             deadline.check()
@@ -112,7 +117,7 @@ def _diagnose(problem: Problem, cuts: Cuts, deadline: Deadline) -> Diagnosis:
 
 
 def _fits_with_sharding(problem: Problem, cuts: Cuts, deadline: Deadline) -> bool:
-    """Whether a plan fits if replicas divide the optimiser's state, which they do not yet."""
+    """Whether a plan fits if replicas divide the optimiser's state; False if they already do."""
     options = problem.options
     profile = problem.profile
     divided = profile.optimizer_state_ratio if profile.optimizer_elementwise else 0.0
@@ -141,9 +146,10 @@ def alone_bytes(problem: Problem, unit: Unit) -> float:
 
 
 def _enough_memory(problem: Problem, cuts: Cuts, capacity: int, deadline: Deadline) -> SufficientMemory | None:
-    """The least memory, to a thousandth, with which a plan exists; None where more memory does not help.
+    """The smallest memory with which a plan exists, to a thousandth; None if more memory does not help.
 
-    Where time runs out before the least is known, some memory that suffices. Raises `OutOfTime` if none is known.
+    If time runs out before the smallest memory is known, the result is some memory that suffices. Raises `OutOfTime` if
+    none is known.
     """
     if not problem.options.memory:
         return None
@@ -163,7 +169,7 @@ def _enough_memory(problem: Problem, cuts: Cuts, capacity: int, deadline: Deadli
         low = high
     else:
         return None
-    # Of the time that is left, a part must do for the plan with this memory.
+    # Part of the time that is left is for finding the plan with this memory.
     narrowing = deadline.share(0.5)
     try:
         while high / low > _PRECISION:
@@ -182,7 +188,7 @@ def _enough_memory(problem: Problem, cuts: Cuts, capacity: int, deadline: Deadli
 
 
 def _shares_of_memory(plan: Plan, problem: Problem) -> list[float]:
-    """For every stage, the memory it needs as a fraction of what its smallest device has."""
+    """For every stage, the memory that it needs, as a fraction of its smallest device's memory."""
     sizes = [stage.memory_bytes for stage in evaluate(plan, problem).stages]
     return [size / problem.cluster.memory_of(stage.workers) for size, stage in zip(sizes, plan.stages, strict=True)]
 
@@ -206,7 +212,8 @@ def _enough_servers(problem: Problem, cuts: Cuts, deadline: Deadline) -> Cluster
 
 
 def _too_few_minibatches(problem: Problem, cuts: Cuts, deadline: Deadline) -> tuple[int, int] | None:
-    """The minibatches of an update, and the fewest with which 2BW has a plan; None where they are not the reason."""
+    """(minibatches of an update, fewest minibatches with which 2BW has a plan); None if their number is not the
+    reason."""
     now = problem.options.accumulate
     if problem.minibatches_in_flight is None or now is None:
         return None
@@ -225,7 +232,10 @@ def _most_components(cluster: Cluster) -> int:
 
 
 def _least_count(none: int, feasible: Callable[[int], bool], most: int) -> int | None:
-    """The least count above `none` (which is too few) and up to `most` that is feasible, by doubling and bisection."""
+    """The smallest feasible count above `none` and up to `most`, by doubling and bisection.
+
+    `none` is known to be too few.
+    """
     low, high = none, none
     while high < most:
         high = min(2 * high, most)
@@ -241,7 +251,7 @@ def _least_count(none: int, feasible: Callable[[int], bool], most: int) -> int |
 
 
 def _options_to_relax(problem: Problem, deadline: Deadline) -> Iterator[str]:
-    """The user's options of which each alone, when left out, makes a plan possible."""
+    """The user's options that prevent a plan: leaving out any one of them makes a plan possible."""
     for flag, name, unset in _CONSTRAINTS:
         if getattr(problem.options, name) == unset:
             continue
@@ -253,8 +263,8 @@ def _options_to_relax(problem: Problem, deadline: Deadline) -> Iterator[str]:
 
 
 def _impossible_pins(problem: Problem) -> str:
-    """A clause that names a layer pinned to a stage number that no plan can reach, or two pins that contradict each
-    other; empty if there is neither.
+    """A clause that names a layer pinned to a stage that no plan can have, or two contradicting pins; empty if there is
+    neither.
     """
     most = min(problem.cluster.workers, len(problem.units))
     pinned = next((f"{name!r} is pinned to stage {stage}" for name, stage in problem.options.pins if stage > most), "")

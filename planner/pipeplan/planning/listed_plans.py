@@ -1,11 +1,11 @@
-"""Lists pipelines of a problem whose lower bound is below a limit: of every number of stages, workers and copies.
+"""Lists pipelines of a problem whose lower bound is below a limit, with every number of stages, workers and copies.
 
 The dynamic program finds the plan that is best by the formulas. The plan that is fastest by the figure may have another
-number of stages or workers, so that moving one thing does not lead there. A small problem has few enough plans to list
-all of them. Of a large one, plans with few stages and cuts at equal shares of the work are listed.
+number of stages or workers, so a local search may not reach it. For a small problem all plans are listed. For a large
+one, plans with few stages and cuts at equal shares of the work are listed.
 
-A stage lies on consecutive workers. It begins behind the one before it, or at the next server if that keeps it on fewer
-servers.
+A stage lies on consecutive workers. The stage begins at the next free worker, or at the next server if it then lies on
+fewer servers.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from pipeplan.problem.problem import Problem
 from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 
 MOST_PLACES = 12
-"""The most places between units at which plans are cut."""
+"""Largest number of places between units at which plans are cut."""
 HALVINGS = 30
-"""Steps of the search for cuts at nearly equal times."""
+"""Number of steps of the search for stages of nearly equal time."""
 MOST_STEPS = 20_000
-"""The most stages that the listing of one space tries, plans of few stages first."""
+"""Largest number of stages that the listing of one space of plans tries. Plans of few stages come first."""
 
 
 Parts = tuple[tuple[int, range], ...]
-"""The stages of a plan: the place where each ends, and its workers."""
+"""The stages of a plan, as pairs (place where the stage ends, its workers)."""
 
 
 def listed_plans(problem: Problem, limit_s: float) -> Iterator[Plan]:
     """Plans of a problem with a flush that may take less than `limit_s` seconds per microbatch.
 
-    The plan with the lowest bound of every number of stages and workers comes first, then the second one of each, and
-    so on. The depths are still to be assigned.
+    The plan with the lowest bound for every number of stages and workers comes first, then the second plan for each,
+    and so on. The plans have no depths yet.
     """
     listings = [_Listing(problem, space, limit_s) for space in plan_spaces(problem) if not space.unused]
     found = [(*one, listing) for listing in listings for one in listing.plans()]
@@ -48,7 +48,8 @@ def listed_plans(problem: Problem, limit_s: float) -> Iterator[Plan]:
 
 
 def in_turns(shapes: Sequence[Hashable]) -> list[int]:
-    """The numbers of entries with these shapes: the first of every shape, then the second of each, and so on."""
+    """Indices of the entries with these shapes, in turns: the first of every shape, then the second of each, and so
+    on."""
     seen, turns = Counter[Hashable](), list[tuple[int, int]]()
     for number, shape in enumerate(shapes):
         turns.append((seen[shape], number))
@@ -73,7 +74,7 @@ class _Listing:
         forward = [0.0, *itertools.accumulate(unit.forward_s for unit in problem.units)]
         self.work = [work[place] / self.fastest for place in self.places]
         self.forward = [forward[place] / self.fastest for place in self.places]
-        # Under zb-h1 deferred gradients of weights fill the time of draining.
+        # Under zb-h1, deferred gradients of weights fill the time of draining.
         self.splits = options.schedule in SPLITTING
         self.ahead = self.forward if self.splits else self.work
         parameters = [0, *itertools.accumulate(unit.parameter_bytes for unit in problem.units)]
@@ -85,7 +86,8 @@ class _Listing:
         self._rate_of: dict[tuple[int, int], tuple[float, float]] = {}
 
     def plans(self) -> Iterator[tuple[float, tuple[int, int], Parts]]:
-        """(bound, (busy workers, stages), parts) of plans, of those with few stages first, while steps are left."""
+        """(bound, (busy workers, stages), parts) of each plan, those with few stages first, until the steps are used
+        up."""
         options = self.problem.options
         least = 2 if options.schedule in SPLITTING else 1
         most = min(options.max_stages or self.workers, self.workers, len(self.places) - 1)
@@ -96,9 +98,10 @@ class _Listing:
     def _from(
         self, place: int, worker: int, stages: int, bound_s: float, first_s: float, before: Parts
     ) -> Iterator[tuple[float, tuple[int, int], Parts]]:
-        """The plans that begin with some stages, and have so many more, from a place and a worker on.
+        """The plans that begin with the stages `before` and have `stages` more, from a place and a worker on.
 
-        `bound_s` is a lower bound on an update by the stages before, `first_s` the exposed all-reduce of the first one.
+        `bound_s` is a lower bound on the time of an update from the stages before, `first_s` the exposed all-reduce of
+        the first stage.
         """
         last = len(self.places) - 1
         if stages == 0:
@@ -131,7 +134,7 @@ class _Listing:
                     yield from self._from(*after, (*before, stage))
 
     def _exposed_s(self, place: int, end: int, start: int, replicas: int, backward_s: float) -> float:
-        """The exposed all-reduce of a stage, in seconds per update: a lower bound."""
+        """Lower bound on the exposed all-reduce of a stage, in seconds per update."""
         if replicas == 1:
             return 0.0
         where = start, start + replicas - 1
@@ -142,7 +145,8 @@ class _Listing:
         return allreduce_s - self.hidden_share * min(allreduce_s, backward_s)
 
     def _starts(self, worker: int, replicas: int) -> list[int]:
-        """The first worker of a stage: the given one, or that of the next server if the stage is on fewer there."""
+        """Possible first workers of a stage: the given worker, and that of the next server if the stage then lies on
+        fewer servers."""
         if (worker, replicas) not in self._starts_of:
             cluster, found = self.cluster, [worker]
             following = next((start for start in cluster.starts(1) if start > worker), cluster.workers)
@@ -164,9 +168,9 @@ class _Listing:
 
 
 def _places(problem: Problem) -> list[int]:
-    """The numbers of units before which a stage may begin, with 0 and the number of all units.
+    """Places where a stage may begin or end, as numbers of units before them.
 
-    Of many, it is the one with the least traffic among those near each equal share of the work.
+    If there are many, the place with the least traffic near each equal share of the work is chosen.
     """
     count = len(problem.units)
     if count <= MOST_PLACES + 1:
@@ -186,16 +190,15 @@ def _places(problem: Problem) -> list[int]:
 
 
 def _work(problem: Problem) -> list[float]:
-    """The passes of one microbatch over the units before each place, in seconds, without the optimiser's step."""
+    """For each place, seconds of one microbatch's passes through the units before it, without the optimiser's step."""
     passes = (unit.forward_s + unit.backward_s - unit.update_s for unit in problem.units)
     return [0.0, *itertools.accumulate(passes)]
 
 
 def uniform_plans(problem: Problem) -> Iterator[Plan]:
-    """Uniform pipelines on servers that differ: of equal devices, all stages have the same number of replicas.
+    """Uniform pipelines on servers that differ: all stages on equal devices have the same number of replicas.
 
-    They are cut at nearly equal times by the devices' speeds, within the memory of these. The depths are still to be
-    assigned.
+    Stages take nearly equal time at their devices' speeds, and fit their memory. The plans have no depths yet.
     """
     cluster, options = problem.cluster, problem.options
     most = options.max_workers or cluster.workers
@@ -233,7 +236,10 @@ def _uniform_shapes(problem: Problem) -> Iterator[list[range]]:
 
 
 def _balanced(problem: Problem, shape: Sequence[range], *, recomputes: bool) -> list[int] | None:
-    """The number of units before the end of each stage, for the shortest longest stage that bisection finds."""
+    """The number of units before the end of each stage, such that the longest stage is as short as possible; None if
+    nothing fits.
+
+    A bisection finds the time of the longest stage."""
     count, cluster = problem.options.accumulate or 1, problem.cluster
     times = [unit.forward_s * (1 + recomputes) + unit.backward_s - unit.update_s for unit in problem.units]
     state = [unit.parameter_bytes * (2 + problem.state_ratio) + unit.buffer_bytes for unit in problem.units]

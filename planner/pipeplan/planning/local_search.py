@@ -1,9 +1,9 @@
-"""Searches plans by simulation: those that are listed, and those one move away from the best, while the figure falls.
+"""Searches plans by simulation: hill climbing from the best plan known, and from listed plans.
 
 The solvers find the plan that is best by the formulas. The plan that is fastest by the figure lies near it, or has
 another number of stages or workers. A plan is simulated only if its time by the formulas, a lower bound, is below the
-best figure so far, and first for two updates: a full simulation, which takes five times as long, is for those that
-seem to be faster.
+best figure so far. The first simulation covers two updates. A full simulation takes five times as long, and follows
+only if the plan seems to be faster.
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ from pipeplan.problem.problem import Problem
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 LEAST_GAIN = 1e-3
-"""Relative. A neighbour replaces the plan if its figure is smaller by this share."""
+"""Relative gain that a neighbour's figure needs in order to replace the plan."""
 MOST_PASSES = 200_000
-"""The most passes of all simulations of one search. A limit in time would make answers depend on the machine."""
+"""Most passes of all simulations of one search. A time limit instead would make answers depend on the machine."""
 MOST_STAGES = 16
-"""Plans of more stages have many neighbours, and differences of one unit matter little there."""
+"""Largest number of stages for which cuts are moved. Larger plans have many neighbours, and moving one unit gains
+little."""
 MISSED = 0.08
-"""Relative. The steady state may be so much faster than the first two updates."""
+"""Share by which the steady state may be faster than the first two updates."""
 MOST_FULL = 4
-"""The most full simulations among the neighbours of one plan."""
+"""Most full simulations among the neighbours of one plan."""
 MOST_SCORED, MOST_LISTED, MOST_STARTS, MOST_CLIMBS = 100, 48, 6, 3
-"""The most listed plans that are scored by the formulas, simulated for two updates, improved by these simulations,
-and then improved by their figures."""
+"""Largest numbers of listed plans for each step: scored by the formulas, simulated for two updates, improved by such
+simulations, and improved by their figures."""
 
 
 @dataclass
@@ -45,18 +46,21 @@ class PlanSearch:
     problem: Problem
     deadline: Deadline = NO_DEADLINE
     found: dict[Plan, FiguredPlan] = field(default_factory=dict)
-    """The plans that were simulated for as long as their figure takes, since the search began."""
+    """The plans that were fully simulated since the search began."""
     _quick: dict[Plan, float] = field(default_factory=dict)
     _scores: dict[Plan, Evaluation | None] = field(default_factory=dict)
     _passes: int = 0
 
     def begun(self, deadline: Deadline) -> PlanSearch:
-        """The search, which begins anew until a deadline, and knows how long the plans of earlier searches take."""
+        """This search, restarted with a new deadline.
+
+        The restarted search keeps the times of plans that were simulated before.
+        """
         self.deadline, self.found, self._passes = deadline, {}, 0
         return self
 
     def climb(self, start: FiguredPlan) -> FiguredPlan:
-        """The best plan that hill climbing finds from a plan; the plan itself where nothing near it is faster."""
+        """The best plan that hill climbing from a plan finds; the plan itself if no plan near it is faster."""
         if start.figure.simulated_s is None or start.plan.virtual:
             return start
         best = start
@@ -71,15 +75,16 @@ class PlanSearch:
         return best
 
     def listed(self, limit_s: float) -> FiguredPlan | None:
-        """The best plan near those that are listed; None where none of these is below `limit_s` by the formulas."""
+        """The best plan near the listed plans; None if no listed plan is below `limit_s` by the formulas."""
         return self._near(itertools.islice(listed_plans(self.problem, limit_s), MOST_SCORED), limit_s)
 
     def uniform(self, limit_s: float) -> FiguredPlan | None:
-        """The best plan near uniform pipelines on servers that differ; None where none is below `limit_s`."""
+        """The best plan near uniform pipelines on servers that differ; None if none of these is below `limit_s`."""
         return self._near(uniform_plans(self.problem), limit_s)
 
     def like(self, plan: Plan) -> FiguredPlan | None:
-        """The best plan near one with the stages of a plan of another schedule; None where these do not fit."""
+        """The best plan near one that takes over the stages of a plan of another schedule; None if these stages do not
+        fit."""
         deep = with_depths(plan, self.problem)
         if deep is None or self.deadline.passed:
             return None
@@ -98,7 +103,7 @@ class PlanSearch:
         shapes = [(len(plan.stages), plan.busy) for plan, _ in scored]
         quick = [self._quickly(*scored[number]) for number in in_turns(shapes)[:MOST_LISTED] if not self._over]
         quick.sort(key=lambda one: one.step_s)
-        # Plans of one shape lead to the same one: the best of every shape is improved.
+        # Plans of one shape lead to the same result, so only the best plan of every shape is improved.
         starts = {(len(one.plan.stages), one.plan.busy): one for one in reversed(quick)}
         ends = sorted(
             map(self._quick_climb, sorted(starts.values(), key=lambda one: one.step_s)[:MOST_STARTS]),
@@ -108,7 +113,7 @@ class PlanSearch:
         return min((self.climb(one) for one in list(full)), key=lambda one: one.step_s, default=None)
 
     def _quick_climb(self, start: FiguredPlan) -> FiguredPlan:
-        """The best plan that hill climbing finds by the first two updates alone."""
+        """The best plan that hill climbing finds by simulating only the first two updates."""
         best = start
         while not self._over:
             limit_s = best.step_s * (1 - LEAST_GAIN)
@@ -120,7 +125,7 @@ class PlanSearch:
         return best
 
     def _quickly(self, plan: Plan, score: Evaluation) -> FiguredPlan:
-        """The plan with the time of its first two updates as its figure."""
+        """The plan with its figure, which is simulated for the first two updates only."""
         return FiguredPlan(plan, score, Figure(score.step_time_s, self._quick_s(plan, score)))
 
     @property
@@ -128,7 +133,7 @@ class PlanSearch:
         return self._passes >= MOST_PASSES or self.deadline.passed
 
     def _scored(self, plans: Iterable[Plan], limit_s: float) -> list[tuple[Plan, Evaluation]]:
-        """The plans of the problem that fit in memory, and are below a limit by the formulas, with their scores."""
+        """The plans of the problem that fit in memory and are below a limit by the formulas, with their scores."""
         found = []
         for plan in plans:
             if plan not in self._scores:
@@ -139,7 +144,7 @@ class PlanSearch:
         return found
 
     def _simulated(self, scored: Sequence[tuple[Plan, Evaluation]], limit_s: float, most: int) -> Iterator[FiguredPlan]:
-        """The plans with their figures: the few that are fastest in their first two updates, the fastest first."""
+        """The few plans that are fastest in their first two updates, with their figures, fastest first."""
         quick = []
         for number, (plan, score) in enumerate(scored):
             if not self._over:
@@ -161,12 +166,13 @@ class PlanSearch:
 
 
 def improve(start: FiguredPlan, problem: Problem, deadline: Deadline) -> FiguredPlan:
-    """The best plan that hill climbing finds from a plan; the plan itself where nothing near it is faster."""
+    """The best plan that hill climbing from a plan finds; the plan itself if no plan near it is faster."""
     return PlanSearch(problem, deadline).climb(start)
 
 
 def _score(plan: Plan, problem: Problem, *, fits: bool = True) -> Evaluation | None:
-    """The cost of a plan; None where it is no plan of the problem, or with `fits` does not fit in memory."""
+    """The cost of a plan; None if it is not a plan of the problem, or if `fits` is True and it does not fit in
+    memory."""
     try:
         if not satisfies_options(plan, problem):
             return None
@@ -177,9 +183,9 @@ def _score(plan: Plan, problem: Problem, *, fits: bool = True) -> Evaluation | N
 
 
 def with_depths(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation] | None:
-    """The plan under the problem's schedule with its depths, and with recomputation in the stages that need it.
+    """The plan under the problem's schedule with its depths, with recomputation in the stages that need it.
 
-    None where it is no plan of the problem, or does not fit in memory.
+    The result is None if it is not a plan of the problem, or does not fit in memory.
     """
     plan = replace(plan, schedule=problem.options.schedule, accumulate=problem.options.accumulate)
     for _ in range(len(plan.stages) + 1):
@@ -201,7 +207,7 @@ def with_depths(plan: Plan, problem: Problem) -> tuple[Plan, Evaluation] | None:
 
 
 def neighbours(found: FiguredPlan, problem: Problem) -> Iterator[Plan]:
-    """The plans one move away: other depths, a replica more, less or elsewhere, a unit over a cut."""
+    """The plans one move away: other depths, one replica added, removed or moved, or one unit moved over a cut."""
     plan, step_s = found.plan, found.step_s
     yield from _deeper(plan, problem)
     if len(plan.stages) > MOST_STAGES:
@@ -212,7 +218,7 @@ def neighbours(found: FiguredPlan, problem: Problem) -> Iterator[Plan]:
 
 
 def _deeper(plan: Plan, problem: Problem) -> Iterator[Plan]:
-    """The plan with one or two microbatches more in flight at every stage but the last."""
+    """The plan with one or two more microbatches in flight at every stage except the last."""
     if len(plan.stages) == 1 or plan.inference or plan.schedule == GPIPE:
         return
     for more in (1, 2):
@@ -223,7 +229,7 @@ def _deeper(plan: Plan, problem: Problem) -> Iterator[Plan]:
 
 
 def _other_replicas(plan: Plan, problem: Problem) -> Iterator[list[Stage]]:
-    """The stages with one replica less, one more, or one moved from one stage to another.
+    """The stages with one replica removed, added, or moved from one stage to another.
 
     Copies of a pipeline, grids and servers that differ keep the placement that the search has found.
     """
@@ -244,7 +250,7 @@ def _other_replicas(plan: Plan, problem: Problem) -> Iterator[list[Stage]]:
 
 
 def compact(plan: Plan, problem: Problem) -> Plan:
-    """The plan with its stages on consecutive workers from the first one on, so that idle workers come last."""
+    """The plan with its stages on consecutive workers from the first worker on, so that idle workers come last."""
     if plan.copies > 1 or plan.virtual or problem.options.grid or not problem.cluster.uniform:
         return plan
     return replace(plan, stages=tuple(_placed(plan.stages, [stage.replicas for stage in plan.stages])))

@@ -1,4 +1,4 @@
-"""The outcome of a solve: the plan, what is proven about it, what it is compared with, and how Python shows it.
+"""The outcome of a solve: the plan, what is proven about it, its baselines, and its display in Python.
 
 Every plan that pipeplan recommends has passed the cross-check of both solvers' results.
 """
@@ -26,17 +26,18 @@ from pipeplan.util.text import one_line
 from pipeplan.util.units import show_size, show_step_time, show_time
 
 TOLERANCE = 1e-6
-"""Relative. Plans this close are equal for the verdict; both solvers work to a thousandth of this tolerance."""
+"""Relative difference below which plans are equal for the verdict. Both solvers work to a thousandth of this
+tolerance."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The statement of what is proven about a plan, with everything charged."""
+    """The statement of what is proven about a plan, with all costs charged."""
 
     agree: bool
     """Whether the solvers' answers are free of contradictions. A plan with contradictions is not written."""
     proven: bool
-    """Whether two solvers show the bound on faster plans, or a reason that needs none."""
+    """Whether the bound on faster plans is shown by two solvers, or by an argument that needs no solver."""
     text: str
     """One sentence for the user."""
     provers: tuple[str, ...] = ()
@@ -52,9 +53,9 @@ def state_verdict(problem: Problem, step_s: float, bound_s: float, results: Sequ
 
 
 def verdict_of(step_s: float, bound_s: float, results: Sequence[Result], cores_s: float = 0.0) -> Verdict:
-    """The verdict, given the step time that keeps all cores that workers share busy; 0 where none are shared.
+    """The verdict on a plan; `cores_s` is the step time that keeps all shared cores busy, 0 if none are shared.
 
-    The bound is proven if two solvers show it, or if the shared cores are never idle at it.
+    The bound is proven if two solvers show it, or if the shared cores are never idle at that step time.
     """
     reaches = bound_s * (1 - TOLERANCE)
     provers = tuple(result.solver for result in results if result.bound_s >= reaches)
@@ -85,9 +86,9 @@ def _unconfirmed(result: Result) -> str:
 
 
 def search_verdict(step_s: float, bound_s: float) -> Verdict:
-    """The verdict on a plan that a search has found, whose workers run several stages each.
+    """The verdict on a plan that a search has found and whose workers run several stages each.
 
-    `bound_s` holds for all plans of its schedule.
+    `bound_s` is a lower bound on all plans of the plan's schedule, in seconds per minibatch.
     """
     longer = gap_of(step_s, bound_s) if bound_s else 0.0
     text = (
@@ -98,17 +99,17 @@ def search_verdict(step_s: float, bound_s: float) -> Verdict:
 
 
 def gap_of(step_s: float, bound_s: float) -> float:
-    """How much longer than the bound a step takes, relative, so that no plan is faster by more; at least 0."""
+    """Relative gap between a step time and its lower bound, at least 0. No plan is faster by more than this gap."""
     return max(0.0, step_s / bound_s - 1.0) if bound_s > 0 else math.inf
 
 
 def percent(share: float) -> str:
-    """A share in percent, with the digits that tell it from 0."""
+    """A share in percent, with enough digits to differ from 0."""
     return f"{share:.1%}" if share >= 1e-3 or share == 0 else f"{share * 100:.1g}%"
 
 
 def contradiction(problem: Problem, results: Sequence[Result]) -> str:
-    """A complaint where one or two solvers contradict the evaluator or each other, else an empty text."""
+    """A complaint if solvers contradict the evaluator or each other, else an empty text."""
     scores = [None if result.plan is None else evaluate(result.plan, problem) for result in results]
     for result, score in zip(results, scores, strict=True):
         if score is not None and (complaint := _wrong_objective(result, score)):
@@ -133,7 +134,7 @@ def _wrong_objective(result: Result, score: Evaluation) -> str:
 
 
 def _beaten_bound(result: Result, score: Evaluation, rival: Result) -> str:
-    """A complaint if `result` has a plan, with this score, that `rival` proved impossible, else an empty text."""
+    """A complaint if `result` has a plan with this score, and `rival` proved that there is none; else an empty text."""
     if rival.status == Status.INFEASIBLE:
         return (
             f"{rival.solver} claims that there is no plan, but {result.solver} found one of {result.objective_s:.9g} s"
@@ -166,11 +167,11 @@ class Outcome:
     """Lower bound on the step time of every plan of the searched space, in seconds per minibatch."""
     certificate: Certificate = NO_CERTIFICATE
     figure: Figure = field(default_factory=lambda: Figure(0.0))
-    """The plan's figure: its simulated step time, beside that of the formulas."""
+    """The plan's figure: its step time, simulated and by the formulas."""
     choice: Choice | None = None
-    """The candidates that the plan was chosen among, if the choice was left to pipeplan."""
+    """The candidates among which pipeplan chose the plan; None if the user fixed the problem."""
     run_size: RunSize = field(default_factory=RunSize)
-    """The size of the training run, as far as the user states it."""
+    """The size of the training run, as far as the user gives it."""
 
     def __repr__(self) -> str:
         return "\n".join(outcome_lines(self))
@@ -179,12 +180,12 @@ class Outcome:
         return outcome_html(self)
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each stage, with its layers, workers and costs in seconds and bytes: rows for a data frame."""
+        """Rows for a data frame, one for each stage, with its layers, workers, and costs in seconds and bytes."""
         return stage_rows(self)
 
     @property
     def objective_s(self) -> float:
-        """The plan's time by the formulas, which solvers minimise, in seconds per minibatch: a lower bound."""
+        """The plan's step time by the formulas, in seconds per minibatch. The solvers minimise this lower bound."""
         return self.evaluation.step_time_s
 
     @property
@@ -202,7 +203,7 @@ class Outcome:
     def gap(self) -> float:
         """Upper bound on how much faster a better plan could be: the step time over the bound, minus 1.
 
-        Infinite where the bound is 0.
+        The gap is infinite if the bound is 0.
         """
         return gap_of(self.predicted_s, self.bound_s)
 

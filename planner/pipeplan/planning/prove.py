@@ -1,8 +1,9 @@
-"""Proves how much faster another plan of a question could be: a relaxation of all microbatch sizes, and exact searches.
+"""Proves how much faster another plan of a question could be, by a relaxation of all microbatch sizes and exact
+searches.
 
-`solvers/update_bound.py` bounds the plans of one microbatch size in a second or so. The size whose bound is the least
-decides, so that its interval is halved first. Plans of one stage are candidates of their own, whose formulas are exact:
-the bound is that of pipelines, or the fastest one-stage plan's where that is less.
+`solvers/update_bound.py` bounds the plans of one microbatch size in about a second. The size with the smallest bound
+decides, so its interval is halved first. The formulas of plans with one stage are exact. So the bound is the smaller of
+the bound on pipelines and the time of the fastest plan of one stage.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from pipeplan.solvers.update_bound import UpdateBound
 from pipeplan.util.deadline import Deadline, OutOfTime
 
 PRECISION = 0.01
-"""Relative. The bound of the least size is within this of the best one that the relaxation gives."""
+"""Relative precision to which the smallest bound is determined."""
 MOST = 16.0
-"""Where no plan is known, bounds are sought up to so many times the time in which all workers compute."""
+"""If no plan is known, bounds are sought up to this multiple of the time if all workers compute without pause."""
 
 
 @dataclass(frozen=True)
@@ -28,23 +29,23 @@ class Proven:
     """Lower bounds on the seconds per sample of the synchronous plans of a question."""
 
     flush: Mapping[int, float]
-    """By microbatch size, for all plans of 1f1b-flush."""
+    """Bound for all plans of 1f1b-flush, by microbatch size."""
     split: Mapping[int, float]
-    """By microbatch size, for all plans of 1f1b-flush and of zb-h1."""
+    """Bound for all plans of 1f1b-flush and of zb-h1, by microbatch size."""
     divided_s: float
-    """The figure of the fastest plan that divides the weights and is allowed, all of which are tried; infinite without
-    one."""
+    """Seconds per sample of the fastest allowed plan that divides the weights; infinite if there is none. All such
+    plans are tried."""
 
     @property
     def sample_s(self) -> float:
-        """No plan of 1f1b-flush, and none that divides the weights, takes fewer seconds per sample."""
+        """Lower bound on all plans of 1f1b-flush and all plans that divide the weights, in seconds per sample."""
         return min(self.divided_s, min(self.flush.values(), default=0.0))
 
     def step_s(self, size: int, solved_s: float, *, splits: bool, solved_all: bool) -> float:
-        """Seconds per microbatch of a size that no synchronous plan of the question undercuts.
+        """Lower bound on every synchronous plan of the question, in seconds per microbatch of a size.
 
-        `splits` includes the plans of zb-h1. `solved_s` is what the solvers have proven for the problem of the plan
-        that is taken, and counts where that holds all plans of its schedule and size (`solved_all`).
+        `splits` includes the plans of zb-h1. `solved_s` is the bound that the solvers have proven for the problem of
+        the taken plan. This bound counts if that problem contains all plans of its schedule and size (`solved_all`).
         """
         bounds = dict(self.split if splits else self.flush)
         if not bounds:
@@ -55,27 +56,28 @@ class Proven:
 
 
 class Bounds:
-    """Lower bounds on the pipelines of a question by microbatch size, in seconds per sample, which searches raise."""
+    """Lower bounds on the pipelines of a question by microbatch size, in seconds per sample. Searches raise them."""
 
     def __init__(self, question: Question) -> None:
         self._question = question
         self.searched: dict[int, float] = {}
-        """For all plans of 1f1b-flush, by exact searches."""
+        """Bound for all plans of 1f1b-flush from exact searches, by microbatch size."""
         self.one_stage_s = float("inf")
-        """Seconds per sample by the formulas of the fastest plan of one stage that keeps whole weights."""
+        """Seconds per sample, by the formulas, of the fastest plan of one stage that keeps whole weights."""
         self._relaxations: dict[bool, Relaxation] = {}
 
     def learn(self, size: int, sample_s: float) -> None:
-        """Take over what an exact search has proven for 1f1b-flush."""
+        """Record the bound that an exact search has proven for 1f1b-flush."""
         self.searched[size] = max(self.searched.get(size, 0.0), sample_s)
 
     def relaxed(self, size: int, *, splits: bool) -> float:
-        """What the relaxations prove for 1f1b-flush, with `splits` for zb-h1 too; 0 where they prove nothing."""
+        """The bound of the relaxations for 1f1b-flush, and with `splits` also for zb-h1; 0 if they prove nothing."""
         kinds = [one for of_both, one in self._relaxations.items() if of_both or not splits]
         return min(self.one_stage_s, max((one.bounds.get(size, 0.0) for one in kinds), default=0.0))
 
     def tighten(self, sizes: Sequence[int], best_sample_s: float, deadline: Deadline) -> None:
-        """Relax the pipelines of all sizes: those of 1f1b-flush and zb-h1 together, then those of 1f1b-flush alone."""
+        """Raise the bounds on the pipelines of all sizes, first of 1f1b-flush and zb-h1 together, then of 1f1b-flush
+        alone."""
         options = self._question.options
         if options.grid or options.stages == 1 or not (sizes and self._question.simulates):
             return
@@ -89,7 +91,7 @@ class Bounds:
         flush.tighten(sizes, best_sample_s, deadline)
 
     def proven(self, best_sample_s: float, divided_s: float) -> Proven:
-        """The bounds on what is searched, none above the fastest plan."""
+        """The bounds on the plans that were searched, none above the time of the fastest plan."""
         flush = {size: max(bound, self.relaxed(size, splits=False)) for size, bound in self.searched.items()}
         split = {size: self.relaxed(size, splits=True) for size in self.searched if self._relaxations}
         least = {size: min(best_sample_s, bound) for size, bound in flush.items()}
@@ -102,15 +104,16 @@ class Relaxation:
 
     question: Question
     splits: bool
-    """Whether they hold for zb-h1 as well, and not for 1f1b-flush alone."""
+    """Whether the bounds hold for zb-h1 as well as for 1f1b-flush."""
     main: MainUnits | None = None
-    """The units whose cuts are counted, once they are known."""
+    """The units whose cuts are counted; None until they are known."""
     bounds: dict[int, float] = field(default_factory=dict)
-    """By microbatch size, in seconds per sample."""
+    """Lower bound by microbatch size, in seconds per sample."""
     _known: dict[int, UpdateBound] = field(default_factory=dict, repr=False)
 
     def tighten(self, sizes: Sequence[int], best_sample_s: float, deadline: Deadline) -> None:
-        """Raise the least bound until it stays, it is near the best figure that is known, or the deadline comes."""
+        """Raise the smallest bound until it no longer rises, it is near the best known figure, or the deadline
+        comes."""
         samples, ends = self.question.samples, dict[int, float]()
         try:
             for size in sizes:
@@ -125,7 +128,7 @@ class Relaxation:
                 low, high = self.bounds[size], ends[size]
                 if high <= low * (1 + PRECISION) or low * (1 + TOLERANCE) >= best_sample_s:
                     return
-                # Most sizes cannot reach the best figure, which one question shows.
+                # Most sizes cannot reach the best figure, and a single check shows it.
                 first = size in unasked and best_sample_s < float("inf")
                 middle = high if first else (low * high) ** 0.5
                 unasked.discard(size)
@@ -137,7 +140,7 @@ class Relaxation:
             return
 
     def _of(self, size: int, deadline: Deadline) -> UpdateBound | None:
-        """The bound for one size; None where its cuts are too many."""
+        """The bound for one size; None if there are too many cuts."""
         if size not in self._known:
             problem = self.question.problem(size)
             self.main = self.main or MainUnits.of(problem, deadline)

@@ -1,4 +1,4 @@
-"""The question of a choice: a model, a cluster, a global batch, how old gradients may be, and constraints."""
+"""The question of a choice: a model, a cluster, a global batch, the allowed age of gradients, and constraints."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class Question:
 
     machines: Machines
     options: Options
-    """The user's constraints. Schedule, correction and microbatches per update are left to the choice."""
+    """The user's constraints. The choice determines schedule, correction and microbatches per update."""
     batch: int | None = None
-    """Global batch in samples; None for one microbatch on every worker."""
+    """Global batch in samples; None for one microbatch per worker."""
     minibatch: int | None = None
     """Microbatch size in samples; None for the best one."""
     staleness: float = 0
-    """The age of the oldest gradients that may be used, in updates; `ANY` for any."""
+    """Largest allowed age of gradients, in updates; `ANY` for no limit."""
     alone: Machines | None = None
-    """One worker that has the machine to itself, where workers would share its cores."""
+    """A single worker that has the machine to itself, for machines whose workers share cores; else None."""
     maximum_cuts: int = 50_000
     simulates: bool = True
 
@@ -53,7 +53,7 @@ class Question:
 
     @property
     def sizes(self) -> tuple[list[int], list[int]]:
-        """The microbatch sizes to try, and those that are extrapolated, as `sizes_for` returns them."""
+        """(microbatch sizes to try, extrapolated microbatch sizes), as `sizes_for` returns them."""
         return sizes_for(self.machines.profile, self.samples, self.minibatch)
 
     def problem(self, size: int, **changes: Any) -> Problem:
@@ -62,7 +62,10 @@ class Question:
 
 
 def microbatches(batch: int, size: int) -> int:
-    """The number of microbatches of a size in a global batch. Raises `InputError` where it cannot be cut so."""
+    """The number of microbatches of a size in a global batch.
+
+    Raises `InputError` if the size does not divide the batch.
+    """
     if batch < 1 or batch % size:
         raise InputError(f"a batch of {batch} samples cannot be cut into microbatches of {size}: give a multiple")
     return batch // size
@@ -71,7 +74,7 @@ def microbatches(batch: int, size: int) -> int:
 def sizes_for(profile: Profile, batch: int, given: int | None) -> tuple[list[int], list[int]]:
     """(microbatch sizes with measured or interpolated times, further sizes), all dividing the batch, largest first.
 
-    Raises `InputError` if there is none.
+    Raises `InputError` if no size divides the batch.
     """
     measured = [size.minibatch for size in profile.all_sizes]
     if given is not None:
@@ -89,12 +92,15 @@ def sizes_for(profile: Profile, batch: int, given: int | None) -> tuple[list[int
 
 
 def sized(profile: Profile, size: int) -> Profile:
-    """The profile at a microbatch size; times that nobody measured are upper bounds."""
+    """The profile at a microbatch size. Times that were not measured are upper bounds."""
     return profile if size == profile.minibatch else profile.rescaled(size, pessimistic=True)
 
 
 def problem_of(machines: Machines, options: Options, size: int, batch: int, **changes: Any) -> Problem:
-    """The problem of training a global batch in microbatches of a size, under 1f1b-flush unless `changes` say else."""
+    """The problem of training a global batch in microbatches of a size.
+
+    The schedule is 1f1b-flush unless `changes` has another.
+    """
     chosen: dict[str, Any] = {
         "schedule": FLUSH,
         "accumulate": batch // size,

@@ -1,4 +1,4 @@
-"""Runs the solvers, refuses results that contradict each other, takes the better plan, and proves its bound."""
+"""Runs the solvers, refuses results that contradict each other, takes the better plan, and certifies the bound."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Means:
 
 
 class Disagreement(DisagreementError):
-    """Raised where the solvers contradict each other; `results` holds both plans."""
+    """Raised if the solvers contradict each other; `results` has both plans."""
 
     def __init__(self, message: str, results: tuple[Result, ...]) -> None:
         super().__init__(message)
@@ -44,7 +44,10 @@ class Disagreement(DisagreementError):
 
 
 def run_solvers(problem: Problem, cuts: Cuts, means: Means, known: Sequence[Plan]) -> tuple[Result, ...]:
-    """The results of the solvers that the settings name, the DP first, which looks for nothing slower than `known`."""
+    """The results of the solvers that the settings name, the DP's first.
+
+    The DP ignores plans slower than the best of `known`.
+    """
     settings, tracker = means.settings, means.tracker
     results: list[Result] = []
     if settings.solver != "ilp":
@@ -66,7 +69,7 @@ def run_solvers(problem: Problem, cuts: Cuts, means: Means, known: Sequence[Plan
             price=lambda plan: evaluate(plan, problem).step_time_s,
         )
         results.append(charge_result(found, problem))
-        # If the DP was interrupted, the user does not want to wait for a second solver.
+        # After Ctrl-C in the DP, the user does not want to wait for a second solver.
         if settings.solver == "dp" or found.interrupted:
             return tuple(results)
         tracker.narrowed(results[0].bound_s if cuts.complete else 0.0, results[0].objective_s)
@@ -80,17 +83,17 @@ def run_solvers(problem: Problem, cuts: Cuts, means: Means, known: Sequence[Plan
 
 
 def charge_result(result: Result, problem: Problem) -> Result:
-    """The result with its plan's step time, everything charged, as the objective.
+    """The result with its plan's full step time as the objective, contention included.
 
-    The bound still holds, because nothing that is charged makes a plan faster. A result that a solver has charged
-    itself stays as it is.
+    The bound still holds, because contention makes no plan faster. A result whose solver has already charged contention
+    is returned unchanged.
     """
     if result.charged or result.plan is None or not problem.options.contention:
         return result
     step_time = evaluate(result.plan, problem).step_time_s
     if step_time <= result.objective_s * (1 + fast.TOLERANCE):
         return replace(result, charged=True)
-    note = result.note or f"{result.solver} leaves out what the workers share"
+    note = result.note or f"{result.solver} leaves out the contention for shared resources"
     return replace(result, charged=True, objective_s=step_time, status=Status.FEASIBLE, note=note)
 
 
@@ -111,10 +114,10 @@ def best_plan(
 ) -> tuple[Plan, Evaluation]:
     """The best of the solvers' plans, with its score; `deepen` gives it the depths that bursts need.
 
-    Where they found none in time, it is one of the plans that are `known`.
+    If the solvers found no plan in time, the result is one of the `known` plans.
 
     Raises `InfeasibleError` if there is no plan, `NotFoundInTimeError` if none was found in time, and
-    `KeyboardInterrupt` if Ctrl-C came before any was found.
+    `KeyboardInterrupt` if Ctrl-C came before any plan was found.
     """
     plans: list[Plan] = [result.plan for result in results if result.plan is not None]
     if all(result.status != Status.INFEASIBLE for result in results):
@@ -128,7 +131,7 @@ def best_plan(
             )
         means.tracker.phase("why no plan fits")
         raise InfeasibleError(why_infeasible(problem, cuts, means.share("diagnosis")))
-    # Plans within the tolerance are equal: keep the first solver's, which has the fewest stages among its equals.
+    # Plans within the tolerance are equal: keep the first solver's plan, which has the fewest stages among equals.
     scores = [evaluate(plan, problem) for plan in plans]
     least = min(score.step_time_s for score in scores)
     plan, score = next(
@@ -142,7 +145,8 @@ def certificate_of(
 ) -> Certificate:
     """The certificate of the bound that the solvers have proven, or the reason why there is none.
 
-    Where plans are proven optimal, it is the least of their bounds, so that rounding asks for no better one.
+    If plans are proven optimal, the certified bound is the smallest of their bounds, so that rounding does not ask for
+    a better one.
     """
     proven = [result.bound_s for result in results if result.status == Status.OPTIMAL]
     bound_s = min(proven) if proven else max(result.bound_s for result in results)

@@ -27,7 +27,7 @@ class SolveProgress:
 
     @property
     def gap(self) -> float | None:
-        """Upper bound on how much faster, as a fraction, a better plan could be; None while one of both is unknown."""
+        """Upper bound on how much faster a better plan could be, as a fraction; None while plan or bound is unknown."""
         if not self.best_s or self.bound_s is None:
             return None
         return max(0.0, 1.0 - self.bound_s / self.best_s)
@@ -39,7 +39,7 @@ class SolveProgress:
 
 
 Report = Callable[[SolveProgress], None]
-"""Is called, in the thread of the solve, whenever the phase, the best plan or the bound changes."""
+"""A function that is called whenever the phase, the best plan or the bound changes, in the thread of the solve."""
 
 
 class ProgressTracker:
@@ -50,11 +50,11 @@ class ProgressTracker:
         self._state = SolveProgress.started()
 
     def phase(self, name: str) -> None:
-        """A phase begins."""
+        """Report that a phase begins."""
         self._change(phase=name)
 
     def narrowed(self, bound_s: float, best_s: float) -> None:
-        """A solver knows a lower bound and the step time of its best plan, which is infinite while it has none."""
+        """Report a solver's lower bound and the step time of its best plan, which is infinite while it has no plan."""
         known = (self._state.best_s or float("inf"), self._state.bound_s or 0.0)
         best, bound = min(known[0], best_s), max(known[1], bound_s)
         self._change(best_s=best if best < float("inf") else None, bound_s=bound if 0 < bound < float("inf") else None)
@@ -81,9 +81,10 @@ SHARES = {
     "simulation": 1.0,
     "diagnosis": 1.0,
 }
-"""The share of the time left that each phase may take: the choice of a schedule and a microbatch size, the cuts, the
-first of two solvers, the last or only solver, the certificate, the best uniform pipeline, the simulation. Where there
-is no plan, the diagnosis takes what the solvers leave. What a phase does not need is left to those after it."""
+"""Share of the remaining time that each phase may take: the choice of a schedule and a microbatch size, the cuts, the
+first of two solvers, the last or only solver, the certificate, the best uniform pipeline, the simulation. If there is
+no plan, the diagnosis takes the time that the solvers leave. Time that a phase does not need is left to later
+phases."""
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,14 @@ class Settings:
     """The solvers to run and their limits."""
 
     solver: str = "both"
-    """`dp`, `ilp` or `both`."""
+    """The solvers to run: `dp`, `ilp` or `both`."""
     backend: str = "highs"
     """The solver of the integer program: `highs` or `cbc`."""
     time_limit_s: float | None = 60.0
-    """Seconds for everything, from the cuts to the baselines; None for no limit. docs/proof.md divides them."""
+    """Seconds for the whole solve, from the cuts to the baselines; None for no limit. docs/proof.md says how they are
+    divided."""
     confirm_s: float | None = 4.0
-    """Seconds for the ILP to confirm a plan that the DP has proven optimal; None for what the time limit leaves."""
+    """Seconds for the ILP to confirm a plan that the DP has proven optimal; None for all the time that is left."""
     gap: float = 0.0
     """Relative gap at which a solver may stop before it has proven its plan optimal."""
     maximum_cuts: int = MAXIMUM_CUTS
@@ -108,5 +110,6 @@ class Settings:
     simplify: bool = False
     """Whether to take the simplest plan within the tolerance of the fastest (`figure.py`), as the commands do."""
     compare: bool = True
-    """Whether to search for the best uniform pipeline where the plan is proven optimal by the formulas. It is shown,
-    and taken if its figure is better. The search may take longer than the plan's own."""
+    """Whether to search for the best uniform pipeline even if the plan is proven optimal by the formulas. The uniform
+    pipeline is shown, and taken if its figure is better. The search for the uniform pipeline may take longer than that
+    for the plan."""

@@ -33,7 +33,7 @@ from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
 
 RELAXATION = "relaxation"
-"""The name of the bound of a choice (`prove.py`) among the solvers."""
+"""Name under which the bound of a choice (`prove.py`) appears among the solvers' results."""
 STOPPED_CERTIFICATE = Certificate(None, "Ctrl-C came before a certificate was made")
 
 
@@ -48,15 +48,15 @@ def solve(
 ) -> Outcome:
     """Find the best plan for a problem by its figure, cross-check the solvers, and compare the plan with the baselines.
 
-    `known` are plans of the problem, such as the one by which it was chosen; the answer is at most as slow as these.
-    `choice` is the choice that led to the problem, if one did. The outcome has it, and its bound then covers every plan
-    of the question (`Choice.bound_s`), not only those of the problem.
+    `known` has plans of the problem, such as the plan of a choice; the answer is at least as fast as these. `choice` is
+    the choice that led to the problem, if there was one. The choice becomes part of the outcome, whose bound then
+    covers every plan of the question (`Choice.bound_s`), and not only plans of the problem.
 
-    The time limit, or Ctrl-C at any moment, ends the search with the best plan so far; what there was no time for says
-    so. `report` is called with every change of phase, best plan and bound. A `deadline` that began earlier takes the
-    place of the time limit. Raises `InfeasibleError` where no plan satisfies the constraints, `Disagreement` where the
-    solvers contradict each other, `InputError` for settings that do not fit the problem, and `KeyboardInterrupt` if
-    Ctrl-C came before there was a plan.
+    The time limit, or Ctrl-C at any moment, ends the search with the best plan so far. Remarks in the outcome then name
+    the parts that are missing. `report` is called with every change of phase, best plan and bound. A `deadline` that
+    began earlier replaces the time limit. Raises `InfeasibleError` if no plan satisfies the constraints, `Disagreement`
+    if the solvers contradict each other, `InputError` for settings that do not fit the problem, and `KeyboardInterrupt`
+    if Ctrl-C came before there was a plan.
     """
     settings = settings or Settings()
     tracker = ProgressTracker(report)
@@ -76,14 +76,14 @@ def solve(
 def _listed_outcome(problem: Problem, settings: Settings, deadline: Deadline, choice: Choice | None) -> Outcome:
     """The best plan of a problem whose plans are listed, with the bound that the choice has found.
 
-    Raises `InfeasibleError` where it does not fit, or its workers cannot share the microbatches.
+    Raises `InfeasibleError` if no plan fits, or if workers cannot share the microbatches.
     """
     found = listed_plan(problem)
     if found is None:
         raise InfeasibleError(why_not_listed(problem))
     one = figured(*found, problem, deadline, simulates=settings.simulate)
     bound_s = 0.0 if choice is None else min(choice.proven.sample_s * problem.profile.minibatch, one.step_s)
-    # The bound on plans beside unequal shares is one on simulated times, of which their formulas are lower bounds.
+    # For unequal shares the bound comes from the relaxation, and holds for simulated times.
     solver = RELAXATION if problem.options.unequal_shares else "DP"
     results = (Result(solver, Status.TIME_LIMIT, None, math.inf, bound_s, 0.0),)
     certificate = Certificate(None, "no certificate covers plans that divide the weights or take unequal shares")
@@ -103,7 +103,7 @@ def _listed_outcome(problem: Problem, settings: Settings, deadline: Deadline, ch
 
 
 class _Search:
-    """One solve: what each of its phases has found so far, so that it can end after any of them."""
+    """One solve: the findings of each phase so far, so that the solve can end after any phase."""
 
     def __init__(self, problem: Problem, means: Means, known: Sequence[Plan], choice: Choice | None) -> None:
         self._problem, self._means, self._choice = problem, means, choice
@@ -116,10 +116,10 @@ class _Search:
         self._compared: tuple[Baseline, ...] | None = None
         self._figured: FiguredPlan | None = None
         self.interrupted = False
-        """Whether Ctrl-C came."""
+        """Whether the user pressed Ctrl-C."""
 
     def run(self) -> None:
-        """Run all phases. On Ctrl-C what has been found is kept, and `KeyboardInterrupt` raised."""
+        """Run all phases. On Ctrl-C, keep the findings so far and raise `KeyboardInterrupt`."""
         problem, means = self._problem, self._means
         with self._phase("cuts"):
             self._cuts = cuts = enumerate_cuts(problem, means.settings.maximum_cuts, means.share("cuts"))
@@ -139,7 +139,7 @@ class _Search:
             self._choose()
 
     def _find_baselines(self, cuts: Cuts) -> Iterator[Baseline]:
-        """The baselines that are shown, or that may take the plan's place."""
+        """The baselines that are shown, and that may replace the plan."""
         problem = self._problem
         yield baselines.data_parallelism(problem)
         if self._means.settings.compare and not problem.options.grid and problem.options.stages != 1:
@@ -147,9 +147,10 @@ class _Search:
             yield grid
 
     def _chosen_grid(self) -> Baseline | None:
-        """The uniform pipeline that the choice has found, if it is a plan of this problem with a flush, and not taken.
+        """The uniform pipeline that the choice has found, as a baseline; None if a search must find one.
 
-        One that was taken may have better cuts under the schedule of this problem, which a search finds.
+        The pipeline must be a plan of this problem with a flush. If the choice took a uniform pipeline, a search may
+        find better cuts under the schedule of this problem.
         """
         choice, problem = self._choice, self._problem
         rival = None if choice is None or not problem.options.flushes else choice.rival(UNIFORM)
@@ -164,7 +165,7 @@ class _Search:
         return Baseline(UNIFORM_GRID, fitted[1].step_time_s, shape.text, "", fitted[0])
 
     def _choose(self) -> None:
-        """Take the best plan by the figure, or the simplest one near it, and state the figures of the baselines."""
+        """Take the best plan by the figure, or the simplest plan near it, and add the figures of the baselines."""
         problem, settings, ends = self._problem, self._means.settings, self._means.share("simulation")
         plans = [
             self._finished()[0],
@@ -173,14 +174,14 @@ class _Search:
         ]
         plans += [one.plan for one in self._baselines() if one.plan is not None and one.fits]
         found = [one for plan in dict.fromkeys(plans) if (one := self._figured_plan(plan, ends)) is not None]
-        # Ctrl-C from here on leaves the plan with its figure.
+        # If Ctrl-C comes from here on, the plan keeps its figure.
         self._figured = min(found, key=lambda one: one.step_s)
         if settings.simulate:
             best = improve(self._figured, problem, ends)
             moved = self._figured_plan(compact(best.plan, problem), ends)
             found += [best] if moved is None else [best, moved]
         if settings.simplify:
-            # A known plan may already be slower than the fastest of a wider search, by all that is tolerated.
+            # A known plan may already be slower than the fastest plan of a wider search, by the whole tolerance.
             known_s = min((one.step_s for one in found if one.plan in self._known), default=math.inf)
             rivals = [Candidate("", problem, one.plan, one.figure) for one in found if one.step_s <= known_s]
             simplest = simplest_of(rivals).plan
@@ -189,7 +190,7 @@ class _Search:
         self._compared = tuple(self._with_figure(one, ends) for one in self._baselines())
 
     def _figured_plan(self, plan: Plan, deadline: Deadline) -> FiguredPlan | None:
-        """The plan with its figure; None where it breaks a constraint or does not fit in memory."""
+        """The plan with its figure; None if it breaks a constraint or does not fit in memory."""
         problem = self._problem
         if not satisfies_options(plan, problem):
             return None
@@ -244,7 +245,7 @@ class _Search:
         )
 
     def _unfinished(self) -> tuple[Plan, Evaluation]:
-        """The best plan of the solvers, where Ctrl-C came before it was taken."""
+        """The best plan of the solvers, if Ctrl-C came before one was taken."""
         if self._cuts is None:
             raise KeyboardInterrupt("the model's cuts were still being listed, so there is no plan yet")
         if all(result.plan is None for result in self._results):

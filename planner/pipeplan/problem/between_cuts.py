@@ -1,12 +1,12 @@
-"""Two quantities of the units between two cuts that are no differences of totals: shared weights and workspaces.
+"""Shared weights and workspaces between two cuts: two quantities that are not differences of totals.
 
-Layers may share weights. A stage that holds some of these layers, and not all, has a *shared copy* of the weights.
-Whether it does, and what the copy costs, follows from the stage's layers alone (docs/cost-model.md, "Shared weights").
+Layers may share weights. A stage that holds some of these layers, but not all, has a *shared copy* of the weights. The
+stage's layers alone determine whether it has a copy, and the cost of the copy (docs/cost-model.md, "Shared weights").
 
 The largest workspace is a maximum. Where every cut contains the one before it, a table of the largest workspaces over
-1, 2, 4, … cuts has the maximum over any number of them in two entries (a sparse table: Bender and Farach-Colton, The
-LCA problem revisited, 2000). Elsewhere units are tried from the largest workspace down, those of equal size together. A
-model has few sizes, because most layers come several times.
+1, 2, 4, … cuts gives the maximum over any number of cuts from two entries (a sparse table: Bender and Farach-Colton,
+The LCA problem revisited, 2000). Elsewhere units are tried from the largest workspace down, and units of equal size are
+tried together. A model has few sizes, because most layers occur several times.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class SharedWeight:
-    """Weights that several units share. Units are indices; the parameter bytes of the first include the weights."""
+    """Weights that several units share.
+
+    Units are indices. The parameter bytes of the first unit include the weights.
+    """
 
     units: tuple[int, ...]
     bytes: int
 
     def split_by(self, held: Collection[int]) -> bool:
-        """Whether a stage with these units has a shared copy: some of the units that share the weights, not all."""
+        """Whether a stage with these units has a shared copy: it holds some of the units that share the weights, but
+        not all."""
         return any(unit in held for unit in self.units) and not all(unit in held for unit in self.units)
 
     def copied_in(self, held: Collection[int]) -> bool:
@@ -61,7 +65,7 @@ class SharedInCuts:
     members: Ints
     """For every weight (rows) and cut, the number of units inside the cut that share it."""
     first: Ints
-    """The additions for the first of these units alone."""
+    """The part of `members` that is due to the first unit that shares the weight: 0 or 1."""
     bytes: Floats
     """Bytes of every weight."""
     exchange_s: Floats
@@ -85,7 +89,7 @@ class SharedInCuts:
         return np.asarray(np.tensordot(self.bytes, lacking & holding, axes=1))
 
     def exchanged_s(self, starts: Ints, ends: Ints) -> Floats:
-        """Seconds that these stages are charged for the exchange of gradients."""
+        """Seconds that stages from cuts to larger cuts are charged for the exchange of gradients."""
         held = self.members[:, ends] - self.members[:, starts]
         whole = self.members[:, -1].reshape(-1, *(1,) * (held.ndim - 1))
         return np.asarray(np.tensordot(self.exchange_s, (held > 0) & (held < whole), axes=1))
@@ -93,20 +97,23 @@ class SharedInCuts:
 
 @dataclass(frozen=True)
 class Workspaces:
-    """The workspaces of a model's units, in bytes, by cut. All arrays are empty where no unit has one."""
+    """The workspaces of a model's units, in bytes, by cut. All arrays are empty if no unit has a workspace."""
 
     words: NDArray[np.uint64]
-    """The units inside every cut, a row of words for each (`Cuts.words`)."""
+    """The units inside every cut, as one row of words for each cut (`Cuts.words`)."""
     sizes: Floats
-    """The sizes that units have, the largest first."""
+    """The distinct sizes of workspaces in bytes, the largest first."""
     masks: NDArray[np.uint64]
-    """The units of each size, as words."""
+    """The units with a workspace of each size, as words."""
     ranges: Floats
-    """In a chain of cuts: in row k and column I the largest workspace between cut I and the one 2^k later."""
+    """Row k, column I: the largest workspace between cut I and the cut 2^k later. This table is used only in a chain of
+    cuts."""
 
     @staticmethod
     def of(words: NDArray[np.uint64], unit_bytes: Sequence[int], *, chain: bool) -> Workspaces:
-        """The workspaces of units; `words` has those inside every cut, and in a `chain` each contains the last."""
+        """The workspaces of units.
+
+        `words` has the units inside every cut. In a `chain`, each cut contains the previous cut."""
         sizes = sorted({size for size in unit_bytes if size}, reverse=True)
         masks = np.zeros((len(sizes), words.shape[1]), dtype=np.uint64)
         row = {size: number for number, size in enumerate(sizes)}
@@ -119,8 +126,8 @@ class Workspaces:
         return Workspaces(words, found.sizes, masks, _ranges(found))
 
     def between(self, cuts: int | Ints, targets: Ints) -> Floats:
-        """The largest workspace of the units between each of `targets` and a cut, or between each and a cut of its
-        own."""
+        """The largest workspace of the units between each target and a cut: the same cut for all targets, or one for
+        each."""
         if len(self.ranges):
             row = np.frexp(np.asarray(cuts - targets, dtype=float))[1] - 1
             return np.asarray(np.maximum(self.ranges[row, targets], self.ranges[row, cuts - (1 << row)]))

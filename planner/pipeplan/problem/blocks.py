@@ -1,9 +1,10 @@
 """Finds the repeated blocks of a model, such as the layers of a transformer, and the cuts between them.
 
-Units repeat with a period where their sizes do: parameters, buffers, and what they save for the backward pass. Times
-are not compared, as measurements of equal layers differ. Within each repetition the cuts that the fewest bytes cross
-are kept. In a transformer only the residual stream crosses them. Plans that cut there are found much sooner than plans
-with any cuts, and are nearly as fast where a stage has several blocks. A bound from these cuts holds for them alone.
+Units repeat with a period where their sizes repeat: bytes of parameters, of buffers, and of tensors saved for the
+backward pass. Times are not compared, because measurements of equal layers differ. Within each repetition, the cuts
+that the fewest bytes cross are kept. In a transformer only the residual stream crosses these cuts. A search over the
+kept cuts is much faster than one over all cuts. The plans that it finds are nearly as fast if a stage has several
+blocks. A bound from these cuts holds only for plans with these cuts.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from pipeplan.problem.problem import Problem
 from pipeplan.problem.units import Unit
 
 LEAST_REPEATS = 3
-"""The least number of repetitions of a block."""
+"""Smallest number of repetitions of a block."""
 LEAST_SHARE = 0.5
-"""The least share of all units that lie in repeated blocks."""
+"""Smallest share of all units that must lie in repeated blocks."""
 MOST_CUTS_KEPT = 0.5
-"""The largest share of all cuts that may be kept. With more, a search on them is hardly faster."""
+"""Largest share of all cuts that may be kept. If more are kept, a search over them is hardly faster."""
 
 
 def block_cuts(problem: Problem, cuts: Cuts) -> Flags | None:
-    """A mask of the cuts between repeated blocks, each of which contains the one before it; None without blocks.
+    """A mask of the cuts between repeated blocks; None if the model has no repeated blocks.
 
-    Cuts outside of the repetitions, such as those around an embedding, are kept.
+    Each selected cut contains the previous one. Cuts outside of the repetitions are kept, such as the cuts around an
+    embedding.
     """
     count = len(problem.units)
     regions = list(repeated_regions(problem.units))
@@ -46,7 +48,7 @@ def block_cuts(problem: Problem, cuts: Cuts) -> Flags | None:
 
 
 def _between_blocks(regions: Sequence[tuple[int, int, int]], crossing: Floats) -> Flags:
-    """Whether each cut along the order of the units is kept; `crossing` has the bytes that cross them."""
+    """Whether each cut along the order of the units is kept; `crossing` has the bytes that cross each cut."""
     kept = np.ones(len(crossing), dtype=bool)
     for start, stop, period in regions:
         least = np.inf
@@ -75,7 +77,7 @@ def repeated_regions(units: Sequence[Unit]) -> Iterator[tuple[int, int, int]]:
 
 
 def _longest_repetition(numbers: Ints) -> tuple[int, int, int] | None:
-    """(start, stop, period) of the longest stretch with a period; of several the one with the shortest period."""
+    """(start, stop, period) of the longest repetition; among equally long ones, the one with the shortest period."""
     best: tuple[int, int, int] | None = None
     for period in range(1, len(numbers) // LEAST_REPEATS + 1):
         equal = numbers[period:] == numbers[:-period]

@@ -1,7 +1,7 @@
-"""The cuts of a problem: the ideals (down-sets) of its DAG, with running totals of what their units cost.
+"""The cuts of a problem: the ideals (down-sets) of its DAG, with the total cost of the units in each ideal.
 
 A stage lies between two nested cuts I ⊂ J and holds the units of J that are not in I. A quantity that adds up over
-units is therefore the difference of two totals. `workspaces` has one that does not.
+units is therefore the difference of two totals. Workspaces (`Cuts.workspaces`) do not add up.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 Flags = NDArray[np.bool_]
 _SELECTED_SHARE = 5
-"""If not all cuts can be listed, this part of the limit is enough for plans within a percent of the bound."""
+"""Divisor of the limit on cuts if not all can be listed. The smaller selection suffices for plans within 1% of the
+bound."""
 
 
 @dataclass(frozen=True)
 class Cuts:
     """Arrays over the N cuts, from the empty cut (index 0) to the full one (index N - 1), subsets before supersets.
 
-    Times are totals over the units inside a cut, in seconds for one minibatch on a device of speed 1; sizes are in
-    bytes.
+    Times and sizes are totals over the units inside a cut: seconds for one minibatch on a device of speed 1, and bytes.
     """
 
     ideals: tuple[int, ...]
     """The units inside each cut, as bit sets."""
     complete: bool
-    """Whether these are all cuts of the DAG (or all that can matter) rather than a selection."""
+    """Whether these are all cuts of the DAG (or all that can matter), and not a selection."""
     work_s: Floats
     forward_s: Floats
     update_s: Floats
@@ -50,11 +50,11 @@ class Cuts:
     sent: Floats
     """Bytes of one minibatch that cross each cut forward."""
     returned: Floats
-    """Bytes of its gradients that cross each cut backward."""
+    """Bytes of one minibatch's gradients that cross each cut backward."""
     readers: tuple[int, ...]
     """For every unit, the bit set of the units that read from it."""
     workspace_bytes: tuple[int, ...]
-    """The workspace of every unit."""
+    """The workspace of every unit, in bytes."""
 
     @cached_property
     def words(self) -> NDArray[np.uint64]:
@@ -71,15 +71,15 @@ class Cuts:
 
     @cached_property
     def workspaces(self) -> Workspaces:
-        """The largest workspaces between two cuts."""
+        """The largest workspace between any two cuts."""
         return Workspaces.of(self.words, self.workspace_bytes, chain=self.chain)
 
     @cached_property
     def downhill(self) -> tuple[Ints, Ints]:
-        """Pairs of cuts that differ by one unit, where the smaller cut sends and returns no more bytes than the larger.
+        """Pairs of cuts that differ by one unit. The smaller cut sends and returns at most as many bytes as the larger.
 
-        Returns the indices of the larger cuts, in order, and of the smaller ones. The empty and the full cut are in no
-        pair.
+        Returns the indices of the larger cuts, in order, and of the smaller cuts. No pair contains the empty or the
+        full cut.
         """
         pairs = self._pairs_in_a_row if self.chain else self._pairs
         down = (self.sent[pairs[1]] <= self.sent[pairs[0]]) & (self.returned[pairs[1]] <= self.returned[pairs[0]])
@@ -87,7 +87,7 @@ class Cuts:
 
     @property
     def _pairs_in_a_row(self) -> tuple[Ints, Ints]:
-        """`_pairs` where every cut contains the one before it."""
+        """The result of `_pairs` if every cut contains the previous cut."""
         grown = [after & ~before for before, after in itertools.pairwise(self.ideals)]
         large = np.array([index for index in range(2, len(grown)) if grown[index - 1].bit_count() == 1], dtype=np.intp)
         return large, large - 1
@@ -107,7 +107,7 @@ class Cuts:
 
     @cached_property
     def _removable(self) -> NDArray[np.bool_]:
-        """Flags of shape (cuts, units): whether a unit is inside a cut and no other unit there reads from it."""
+        """Flags of shape (cuts, units): whether a unit is inside a cut and no other unit of the cut reads from it."""
         count = self.ideals[-1].bit_length()
         removable = np.zeros((len(self.ideals), count), dtype=bool)
         words = self.words
@@ -138,7 +138,7 @@ class Cuts:
         return units
 
     def retimed(self, problem: Problem) -> Cuts:
-        """These cuts for a problem that differs in the times of its layers alone."""
+        """These cuts for a problem that differs only in the times of its layers."""
         inside = membership(list(self.ideals), len(problem.units))
         # A copy keeps the cached values, which do not depend on times.
         cuts = copy(self)
@@ -148,13 +148,13 @@ class Cuts:
 
     @property
     def whole(self) -> Cuts:
-        """The cuts of a single stage: the empty and the full one."""
+        """The cuts of a plan with a single stage: the empty and the full cut."""
         ends = np.zeros(len(self.ideals), dtype=bool)
         ends[[0, -1]] = True
         return self.only(ends)
 
     def only(self, kept: NDArray[np.bool_]) -> Cuts:
-        """The cuts selected by a mask, which must include the first and the last."""
+        """The cuts selected by a mask, which must include the first and the last cut."""
         arrays = {
             field.name: getattr(self, field.name)[kept]
             for field in fields(self)
@@ -165,11 +165,11 @@ class Cuts:
 
 
 def enumerate_cuts(problem: Problem, limit: int, deadline: Deadline = NO_DEADLINE) -> Cuts:
-    """All cuts of the problem, or, if there are more than `limit`, a selection of those that the fewest bytes cross.
+    """All cuts of the problem, or, if there are more than `limit`, a selection of cuts that few bytes cross.
 
-    At the deadline the selection is what was found, and beyond that the cuts along one topological order. Where one
-    stage is asked for, the only cuts are the empty and the full one. The last few results are remembered, because a
-    choice asks for the same cuts again and again.
+    At the deadline the selection consists of the cuts found so far, completed by the cuts along one topological order.
+    If the options ask for one stage, the only cuts are the empty and the full cut. The last few results are cached,
+    because choosing a plan asks for the same cuts many times.
     """
     whole = 1 in (problem.options.stages, problem.options.max_stages)
     key = problem.units, problem.flows, limit, whole
@@ -220,7 +220,7 @@ def _enumerated(problem: Problem, limit: int, deadline: Deadline, *, whole: bool
 
 
 def _times(problem: Problem, inside: Floats) -> tuple[Floats, Floats, Floats]:
-    """Seconds of both passes, of the forward pass alone, and of the optimiser's step of the units inside every cut."""
+    """(both passes, forward pass, optimiser's step) of the units inside every cut, in seconds."""
     forward = np.array([unit.forward_s for unit in problem.units])
     backward, update = (
         np.array([getattr(unit, name) for unit in problem.units]) for name in ("backward_s", "update_s")
@@ -237,7 +237,9 @@ def membership(ideals: Sequence[int], count: int) -> Floats:
 
 
 def _crossing(inside: Floats, problem: Problem) -> tuple[Floats, Floats]:
-    """Bytes that cross every cut, forward and backward: of each tensor that is made inside and read outside."""
+    """Bytes that cross every cut, forward and backward.
+
+    A tensor crosses a cut if a unit inside computes it and a unit outside reads it."""
     sent, returned = np.zeros((2, len(inside)))
     members = np.ascontiguousarray(inside.T != 0)
     for flow in problem.flows:
@@ -248,7 +250,8 @@ def _crossing(inside: Floats, problem: Problem) -> tuple[Floats, Floats]:
 
 
 def _cheapest_cuts(problem: Problem, limit: int, deadline: Deadline) -> list[int]:
-    """Beam search for cuts of every size: those that the fewest bytes cross, and that of the topological order."""
+    """Beam search for cuts of every size: the cuts that the fewest bytes cross, and the cut along the topological
+    order."""
     count = len(problem.units)
     growth = graph.IdealGrowth(count, problem.edges)
     width = max(1, limit // count)
@@ -287,6 +290,8 @@ class _CrossingBytes:
                 self._read[unit].append((needed, size))
 
     def added(self, unit: int, grown: int) -> int:
-        """The change for `unit`, which makes the ideal `grown`: its outputs begin to cross the cut, while tensors that
-        all consumers have read no longer do."""
+        """The change in bytes when `unit` joins and makes the ideal `grown`.
+
+        The unit's outputs begin to cross the cut. Tensors whose consumers are now all inside no longer cross the
+        cut."""
         return self._produced[unit] - sum(size for needed, size in self._read[unit] if needed & ~grown == 0)

@@ -1,4 +1,4 @@
-"""The diagnosis of a problem without a plan: what does not fit, by how much, and which change would help."""
+"""The diagnosis of a problem that has no plan: what does not fit, by how much, and which change would help."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeplan.util.units import show_size
 
 @dataclass(frozen=True)
 class OversizedLayers:
-    """Layers that must share a stage and fit on no device even alone."""
+    """Layers that must share a stage, and that fit on no device even without other layers."""
 
     layers: tuple[str, ...]
     needs_bytes: float
@@ -30,9 +30,9 @@ class OversizedLayers:
 
 @dataclass(frozen=True)
 class SufficientMemory:
-    """The least memory of the smallest device for which a plan exists, and that plan.
+    """The smallest device memory for which a plan exists, and that plan.
 
-    Where devices differ, the memory of all of them grows in proportion.
+    Where devices differ, this is the memory of the smallest device, and that of the others grows in proportion.
     """
 
     memory_bytes: int
@@ -44,7 +44,7 @@ class SufficientMemory:
 
 @dataclass(frozen=True)
 class ClusterGrowth:
-    """The number of components of the outermost level that would be enough."""
+    """A number of components of the outermost level of the cluster that would be enough for a plan."""
 
     unit: str
     """The name of one component: server or worker."""
@@ -54,11 +54,12 @@ class ClusterGrowth:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why there is no plan. A field is None or empty where it does not apply or nothing was found."""
+    """Why there is no plan. A field of the diagnosis is None or empty if the field does not apply, or if nothing was
+    found."""
 
     device: str
     capacity_bytes: float
-    """Usable memory of the largest device if some layer fits on none, else the memory of the smallest."""
+    """Usable memory of the largest device if some layer fits on no device; otherwise memory of the smallest device."""
     uniform: bool
     """Whether all devices have the same memory."""
     workers: int
@@ -67,20 +68,21 @@ class Diagnosis:
     enough: SufficientMemory | None
     growth: ClusterGrowth | None
     relaxed: tuple[str, ...]
-    """The options of which each alone, when left out, makes a plan possible."""
+    """Options that prevent a plan: leaving out any one of them makes a plan possible."""
     shared: bool = False
     """Whether the workers share the memory of this machine."""
     unfinished: bool = False
-    """Whether there was no time to try everything that might help."""
+    """Whether the time ran out before every possible remedy was tried."""
     sharding: bool = False
-    """Whether a plan fits whose replicas divide the state of the optimiser."""
+    """Whether a plan fits if its replicas divide the optimiser's state."""
     too_few: tuple[int, int] | None = None
-    """Under 2BW, the minibatches of an update and the fewest for which there is a plan, if only they are too few."""
+    """(minibatches per update, fewest minibatches per update for which a plan exists) under 2BW; None if this number is
+    not the cause."""
     minibatch: int = 1
     """Samples of a minibatch."""
     pinned: str = ""
-    """A clause about a layer that is pinned to a stage that cannot exist, or about two pins that contradict each other;
-    empty if there is neither."""
+    """A clause about a layer pinned to a stage that cannot exist, or about two contradicting pins; empty if there is
+    neither."""
 
     @property
     def text(self) -> str:
@@ -103,7 +105,7 @@ class Diagnosis:
                 f"{helps}; there was no time to find out what else would do (give more with --time-limit)"
             )
         if self.enough is None:
-            # If no single option is to blame, name the two that are used most.
+            # If no single option is the cause, name the two that are used most.
             options = " or ".join(self.relaxed or ("--stages", "--max-replicas"))
             return f"no plan satisfies the constraints on {self.workers} workers: {self.pinned}relax {options}"
         more = self.enough.memory_bytes - self.capacity_bytes
@@ -122,7 +124,7 @@ class Diagnosis:
         return f"{line}; or a smaller minibatch"
 
     def _oversized(self) -> str:
-        """The line about the largest of the layers that fit on no device."""
+        """The line about the largest layer that fits on no device."""
         first = self.oversized[0]
         other_groups = len(self.oversized) - 1
         others = f" (and {other_groups} other layer{'s' * (other_groups > 1)} more than it has)" if other_groups else ""

@@ -2,7 +2,7 @@
 
 Trainers with a pipeline-parallel and a data-parallel size (Megatron-LM, DeepSpeed, torchtitan) run such grids. The S·r
 workers are the whole cluster, or whole servers from the first one on, or any number of workers inside the first server.
-Where all stages share one update, every replica takes the same number of its minibatches.
+Where all stages share one update, every replica takes the same number of the update's minibatches.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from pipeplan.problem.problem import Problem
 
 @dataclass(frozen=True)
 class GridShape:
-    """The number of stages and the number of replicas of each."""
+    """The number of stages and the number of replicas of each stage."""
 
     stages: int
     replicas: int
 
     @property
     def workers(self) -> int:
-        """All busy workers."""
+        """Number of busy workers."""
         return self.stages * self.replicas
 
     @property
     def text(self) -> str:
-        """The shape as stages times replicas, such as `4×4`."""
+        """The shape as text, stages times replicas, such as `4×4`."""
         return f"{self.stages}×{self.replicas}"
 
 
@@ -40,7 +40,7 @@ def grid_sizes(cluster: Cluster) -> list[int]:
 
 
 def grid_shapes(problem: Problem) -> list[GridShape]:
-    """The shapes that the options allow, those with the most workers first."""
+    """The shapes that the options allow, by decreasing number of workers."""
     shapes = [
         GridShape(stages, workers // stages)
         for workers in reversed(grid_sizes(problem.cluster))
@@ -64,7 +64,7 @@ def _allowed(shape: GridShape, problem: Problem) -> bool:
 
 
 def _shares(options: Options) -> int:
-    """The minibatches of an update that replicas divide among them; 0 where every stage updates by itself."""
+    """Number of minibatches of an update that replicas divide among them; 0 where every stage updates by itself."""
     return 0 if options.inference or options.schedule not in ACCUMULATING else options.accumulate or 0
 
 

@@ -1,4 +1,4 @@
-"""The user's choices of the cost model, and constraints on the plan."""
+"""Options of a planning problem: choices of the cost model, and constraints on the plan."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ BOUNDARIES = ("single", "parallel")
 
 
 class Sharding(StrEnum):
-    """State that the replicas of a stage divide among them, the simplest first."""
+    """Kinds of state that the replicas of a stage divide among them, the simplest first."""
 
     NONE = "none"
     OPTIMIZER = "zero1"
     """The optimiser's state (ZeRO stage 1)."""
     FULL = "fsdp"
-    """Also gradients and weights, which every pass gathers unit by unit (FSDP)."""
+    """The optimiser's state, gradients and weights; every pass gathers the weights unit by unit (FSDP)."""
     HYBRID = "hsdp"
-    """The same inside each server; the servers are replicas of each other (HSDP)."""
+    """The same state as FSDP, divided inside each server; the servers are replicas of each other (HSDP)."""
 
     @property
     def divides_weights(self) -> bool:
@@ -44,12 +44,12 @@ class Sharding(StrEnum):
 
 @dataclass(frozen=True)
 class Options:
-    """Choices of the cost model and constraints on the plan. Raises an `InputError` where they are inconsistent."""
+    """Choices of the cost model and constraints on the plan. Raises an `InputError` if options are inconsistent."""
 
     inference: bool = False
     """Whether the plan is for inference: no backward passes, no gradients, no weight versions."""
     overlap: Amount = 1.0
-    """Share of gradient synchronisation that hides behind compute: 1 is all of it, 0 none."""
+    """Share of gradient synchronisation that hides behind compute: with 1 all of it, with 0 none."""
     memory: bool = True
     """Whether the device's memory limits the plan."""
     stages: Positive | None = None
@@ -61,40 +61,42 @@ class Options:
     schedule: str = STASHING
     """Schedule of training, one of `SCHEDULES`. Inference always has the schedule `forward-only`."""
     accumulate: Positive | None = None
-    """Minibatches per update, for the schedules that need a number: 2bw and those with a flush. The others update a
-    stage once for as many minibatches as it has replicas."""
+    """Minibatches per update, for schedules that need this number: 2bw and the flush schedules. Under other schedules
+    each replica of a stage computes one minibatch per update."""
     virtual_stages: Positive | None = None
-    """Stages of each worker under interleaved-1f1b; None for the best number. A worker has two under zb-v."""
+    """Stages of each worker under interleaved-1f1b; None for the best number. Under zb-v each worker has two stages."""
     correction: str = "none"
-    """The correction of old gradients, one of `CORRECTIONS`. With `ef` every stage keeps the last steps of its
-    optimiser, one for each weight version but the newest."""
+    """The correction of old gradients, one of `CORRECTIONS`. With `ef` every stage keeps its optimiser's last steps:
+    one step for each weight version except the newest."""
     recompute: bool = True
-    """Whether a stage may drop its activations and run forward again before backward, where memory is short."""
+    """Whether a stage may drop its activations, and run forward again before backward, to save memory."""
     sharding: Sharding = Sharding.NONE
     """State that the replicas of a stage divide among them."""
     unequal_shares: bool = False
-    """Whether the workers of plain data parallelism take microbatches of an update in proportion to their speed."""
+    """Whether the workers of plain data parallelism divide the microbatches of an update in proportion to their
+    speed."""
     contention: bool = True
-    """Whether a network card is charged with the sum of the traffic that crosses it, shared cores with the sum of the
-    work on them, and plain data parallelism with the wait for its all-reduce. Otherwise every resource is charged as if
-    it were used alone."""
+    """Whether contention counts. With contention, a network card is charged with the sum of the traffic that crosses
+    it, shared cores with the sum of the work on them, and plain data parallelism with the wait for its all-reduce.
+    Otherwise each use of a resource is charged as if it were the only one."""
     boundary: str = "single"
-    """Traffic between two stages: `single` link at a time, or in `parallel` over as many links as the smaller of the
-    two stages has replicas."""
+    """Model of the traffic between two stages. `single` uses one link at a time. `parallel` uses as many links as the
+    stage with fewer replicas has replicas."""
     max_stages: Positive | None = None
     """Largest number of stages."""
     max_workers: Positive | None = None
     """Largest number of busy workers."""
     pins: tuple[tuple[str, Positive], ...] = ()
-    """Layers that must be in a given stage, counted from 1."""
+    """Pairs (layer, stage): each layer must be in its stage, counted from 1."""
     together: tuple[tuple[str, ...], ...] = ()
     """Groups of layers that must share a stage, in addition to the groups of the profile."""
     no_cut_after: tuple[str, ...] = ()
     """Layers whose output no boundary may cross: they share a stage with all layers that read it."""
     grid: bool = False
     """Whether the plan must be a uniform grid (docs/choice.md): every stage has the same number r of replicas, stage s
-    (from 0) is on workers s r … s r + r - 1, and there are no copies. The grid covers whole servers, or any number of
-    workers inside one server. Under schedules with a common number of minibatches per update, r divides that number."""
+    (from 0) is on workers s r … s r + r - 1, and the pipeline has no copies. The grid covers whole servers, or any
+    number of workers inside one server. Under schedules with a common number of minibatches per update, r divides that
+    number."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -140,15 +142,17 @@ class Options:
             raise InputError(f"there is no boundary model {self.boundary!r}; {did_you_mean(self.boundary, BOUNDARIES)}")
 
     def data_parallel(self, plan: Plan) -> str:
-        """The executor's way to train a plan of one stage: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for other plans."""
+        """The executor's kind of data parallelism for a plan of one stage: `ddp`, `zero1`, `fsdp` or `hsdp`; else
+        empty."""
         if plan.inference or len(plan.stages) > 1 or plan.schedule != FLUSH or plan.busy == 1:
             return ""
         return "ddp" if self.sharding == Sharding.NONE else str(self.sharding)
 
     @property
     def is_listed(self) -> bool:
-        """Whether the plans are so few that they are listed and not searched for: one stage on several workers that
-        divide the weights, or take unequal shares of a batch."""
+        """Whether so few plans exist that they are listed instead of searched.
+
+        This is the case for one stage whose workers divide the weights or take unequal shares of a batch."""
         return self.sharding.divides_weights or self.unequal_shares
 
     @property
@@ -158,15 +162,15 @@ class Options:
 
     @property
     def shard_optimizer(self) -> bool:
-        """Whether replicas that keep whole weights divide the optimiser's state."""
+        """Whether replicas divide only the optimiser's state, and each keeps whole weights."""
         return self.sharding == Sharding.OPTIMIZER
 
     @property
     def copies_per_version(self) -> int:
         """Copies of the weights for each weight version: 2 where old gradients are corrected, otherwise 1.
 
-        A corrected stage keeps a step of the optimiser for each version but the newest, which `Problem.state_ratio`
-        takes off again.
+        A corrected stage keeps an optimiser step for each version except the newest. `Problem.state_ratio` subtracts
+        the charge for the newest version.
         """
         return 1 if self.correction == "none" else 2
 

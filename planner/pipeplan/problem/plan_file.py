@@ -1,7 +1,7 @@
-"""plan.json: its schema, and the reader by which all of the planner reads it.
+"""plan.json: its schema, and the reader that the whole planner uses.
 
-The checker has a schema of its own (`checker/document.py`). What nobody in the planner computes with, as certificates
-and verdicts, is not part of this one.
+The checker has its own schema (`checker/document.py`). The schema here lacks certificates and verdicts, because the
+planner computes nothing with them.
 """
 
 from __future__ import annotations
@@ -35,26 +35,27 @@ class PredictedStage:
 
     forward_s: Amount
     backward_s: Amount
-    """Without the optimiser's step."""
+    """Backward pass without the optimiser's step."""
     update_s: Amount = 0.0
     """The share of the optimiser's step that is charged to one minibatch."""
     weights_s: Amount = 0.0
-    """The part of `backward_s` that gradients of the weights take in a pass of their own."""
+    """The part of `backward_s` that gradients of the weights take, where they have a pass of their own; else 0."""
     executor_s: Amount = 0.0
-    """The executor's own work: half of it in the forward pass, half in the backward pass, or all in the only pass."""
+    """The executor's own work. In training, `forward_s` and `backward_s` each include half of this time; in inference,
+    `forward_s` includes all of it."""
     sync_s: Amount
     """Time of one all-reduce of a group of minibatches among all replicas."""
     exposed_sync_s: Amount | None = None
-    """The part of `sync_s` that is left when the backward pass ends during which the all-reduce starts, in plain data
-    parallelism and under a flush; None where it starts after the pass."""
+    """The part of `sync_s` that remains after the backward pass that overlaps with the all-reduce, in plain data
+    parallelism and under a flush. The value is None if the all-reduce starts after the pass."""
     receive_bytes: Bytes = 0
-    """Activations that a minibatch brings from the previous stage."""
+    """Bytes of activations that a minibatch brings from the previous stage."""
     send_bytes: Bytes
-    """Activations that a minibatch sends to the next stage."""
+    """Bytes of activations that a minibatch sends to the next stage."""
     send_gradient_bytes: Bytes = 0
-    """Gradients that go back to the previous stage."""
+    """Bytes of gradients that go back to the previous stage."""
     receive_gradient_bytes: Bytes
-    """Gradients that come back from the next stage."""
+    """Bytes of gradients that come back from the next stage."""
     parameter_bytes: Bytes
     minibatch_bytes: Bytes
     memory_bytes: Bytes
@@ -62,23 +63,24 @@ class PredictedStage:
 
 @dataclass(frozen=True)
 class BatchTime:
-    """The parts of the time from one update to the next, in seconds. Their sum is the time."""
+    """The parts of the time from one update to the next, in seconds. This time is the sum of its parts."""
 
     minibatches: Positive
     """Minibatches of one update, in one copy of the pipeline."""
     work_s: Amount
-    """The first minibatch's passes, from the stage whose all-reduce is waited for to the slowest resource."""
+    """Time of the first minibatch's passes, from the stage whose all-reduce the others wait for to the slowest
+    resource."""
     transfers_s: Amount
-    """The first minibatch's transfers between these stages."""
+    """Time of the first minibatch's transfers between these stages."""
     steady_s: Amount
     """Time that the other minibatches add at the slowest resource."""
     exposed_s: Amount
-    """Time of an update from the last backward pass to the next forward pass: the exposed all-reduce, the exchange of
-    the gradients of shared weights, and the optimiser's step."""
+    """Time from the last backward pass before an update to the next forward pass: the exposed all-reduce, the exchange
+    of the gradients of shared weights, and the optimiser's step."""
     bound: str
-    """The slowest resource, for messages."""
+    """The slowest resource, as text for messages."""
     order_s: float = 0.0
-    """Waiting that the order of the passes causes, where workers run several stages."""
+    """Waiting time that the order of the passes causes where workers run several stages."""
 
     @property
     def total_s(self) -> float:
@@ -86,7 +88,10 @@ class BatchTime:
         return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.order_s
 
     def cause(self, stages: int) -> str:
-        """The part that takes longest. A plan of one stage has no pipeline to fill: its passes are all compute."""
+        """The part that takes longest, as text.
+
+        In a plan of one stage all passes count as compute, because it has no pipeline to fill.
+        """
         first_s, steady_s = self.work_s + self.transfers_s, self.steady_s
         parts = (
             (steady_s + (first_s if stages == 1 else 0.0), self.bound),
@@ -98,18 +103,18 @@ class BatchTime:
 
 
 class PlanPrediction(Struct, frozen=True):
-    """The field `prediction`: the cost by the formulas."""
+    """The field `prediction`: the cost that the formulas give."""
 
     minibatch_s: StepTime
     bound_by: str
-    """The cause: the resource or part of a batch that limits the step time."""
+    """The resource or part of a batch that limits the step time."""
     copies_synchronisation_s: Amount
     stages: tuple[PredictedStage, ...]
     batch: BatchTime | None = None
 
 
 class StatedTime(Struct, frozen=True):
-    """The field `stated`: the step time that the answer states."""
+    """The field `stated`: the step time that the answer shows."""
 
     minibatch_s: StepTime
 
@@ -127,18 +132,18 @@ class PlanBaseline(Struct, frozen=True):
 
     @property
     def step_time_s(self) -> float | None:
-        """Its step time, in seconds per minibatch; in older plans that of the formulas."""
+        """Step time of the baseline, in seconds per minibatch. Older plans have only the step time of the formulas."""
         return self.minibatch_s if self.step_s is None else self.step_s
 
 
 class PlanUpdates(Struct, frozen=True):
-    """How old the gradients of a rival are, by stage, in updates."""
+    """Age of the gradients of a rival, by stage, in updates."""
 
     stale_by: tuple[int, ...] = ()
 
 
 class PlanRival(Struct, frozen=True):
-    """A rival of the plan, at the same global batch."""
+    """A plan of another kind that the answer compares with the plan, at the same global batch."""
 
     kind: str
     config: str
@@ -156,11 +161,11 @@ class PlanChoice(Struct, frozen=True):
 
     rivals: tuple[PlanRival, ...]
     stale: PlanRival | None = None
-    """The best plan with old gradients."""
+    """The best plan whose gradients are computed with older weights."""
 
 
 class PlanFile(Struct, frozen=True, kw_only=True):
-    """The parts of a plan.json from which a problem, a plan, a simulation, launchers and a report are made."""
+    """The parts of a plan.json that are needed for a problem, a plan, a simulation, launchers and a report."""
 
     format: Literal["pipeplan-plan"] = "pipeplan-plan"
     version: Literal[1] = 1
@@ -179,7 +184,10 @@ class PlanFile(Struct, frozen=True, kw_only=True):
 
     @property
     def step_s(self) -> float:
-        """The step time that the answer states, in seconds per minibatch; in older files that of the formulas."""
+        """The step time that the answer shows, in seconds per minibatch.
+
+        Older files have only the step time of the formulas.
+        """
         return (self.stated or self.prediction).minibatch_s
 
     def to_cluster(self) -> Cluster:
@@ -187,14 +195,14 @@ class PlanFile(Struct, frozen=True, kw_only=True):
         return self.cluster.to_cluster()
 
     def to_problem(self, profile: Profile) -> Problem:
-        """The problem that the plan solves, given its profile. The plan states its schedule by itself."""
+        """The problem that the plan solves, given its profile. The schedule is that of the plan."""
         plan = self.plan
         options = replace(self.options, inference=plan.inference, schedule=plan.schedule, accumulate=plan.accumulate)
         return Problem(profile, self.to_cluster(), options)
 
     @staticmethod
     def of(root: Node) -> PlanFile:
-        """Read a plan.json. Raises an `InputError` that names the field that is wrong."""
+        """Read a plan.json. Raises an `InputError` that names the wrong field."""
         if root["options"].mapping().get("shard_optimizer") is True:  # plans before FSDP
             root = Node(root.mapping() | {"options": root["options"].mapping() | {"sharding": "zero1"}}, root.where)
         with root.locating_errors():
@@ -206,7 +214,7 @@ class PlanFile(Struct, frozen=True, kw_only=True):
 
 
 def is_plan(path: Path) -> bool:
-    """Whether a path is a folder, which is taken for a plan folder, or a JSON file whose `format` is that of a plan."""
+    """Whether a path is a plan: a JSON file with the `format` of a plan, or any folder."""
     if path.is_dir():
         return True
     try:
@@ -217,22 +225,22 @@ def is_plan(path: Path) -> bool:
 
 
 def read_plan_document(path: Path) -> Node:
-    """The content of a plan folder's plan.json, or of that file. Raises an `InputError` where there is none."""
+    """The content of a plan.json, given its path or that of its folder. Raises an `InputError` if there is none."""
     if not plan_file(path).is_file():
         raise InputError(f"{path} has no plan.json; `pipeplan solve` writes plan folders")
     return read_document(plan_file(path), PLAN_FORMAT, PLAN_VERSION)
 
 
 def plan_file(path: Path) -> Path:
-    """The path of the plan.json in a plan folder, or `path` itself where it is no folder."""
+    """The path of the plan.json in a plan folder, or `path` itself if it is not a folder."""
     return path / "plan.json" if path.is_dir() else path
 
 
 def read_plan(path: Path, profile_path: Path | None = None) -> tuple[Problem, Plan]:
     """The problem and the plan in a plan folder or plan.json, with the profile that it was made from.
 
-    The profile is taken at the minibatch size of the plan. Without `profile_path` it is searched for by its digest.
-    Raises an `InputError` where it is another profile or is not found, or where a file cannot be read.
+    The profile is scaled to the minibatch size of the plan. Without `profile_path`, the profile is searched for by its
+    digest. Raises an `InputError` if the profile has another digest or is not found, or if a file cannot be read.
     """
     root = read_plan_document(path)
     return plan_from_document(root, profile_of_plan(root, plan_file(path), profile_path))

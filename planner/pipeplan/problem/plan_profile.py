@@ -16,7 +16,7 @@ PROFILE = "profile.json"
 
 
 class PlanProfile(Struct, frozen=True):
-    """The field `profile`: what the plan was made from."""
+    """The field `profile`: the profile that the plan was made from."""
 
     digest: str
     minibatch: Positive
@@ -29,16 +29,16 @@ class PlanProfile(Struct, frozen=True):
     relative_path: str | None = None
     threads: Natural = 1
     processes: Positive = 1
-    """Busy workers beside which the profile was measured."""
+    """Number of workers that were busy on the machine while the profile was measured, this one included."""
 
 
 def profile_of_plan(root: Node, plan: Path, named: Path | None = None) -> Profile:
-    """The profile with the digest that the plan.json at `plan` states, at the plan's minibatch size, with the
-    times under the load of the plan's workers.
+    """The profile that the plan.json at `plan` was made from, identified by its digest.
 
-    If `named` is None, the profile is searched for where it was when the plan was made, first by its path from the plan
-    folder and then by its absolute path; then in the plan's folder, its parent, the current folder, and among the
-    bundled profiles. Raises `InputError` if no profile has that digest, or the one at `named` has another.
+    The profile has the plan's minibatch size, and the times under the load of the plan's workers. If `named` is None,
+    the profile is searched for at its path relative to the plan folder, at its absolute path, in the plan's folder, its
+    parent and the current folder, and among the bundled profiles. Raises `InputError` if no profile has that digest, or
+    if the profile at `named` has another digest.
     """
     stated = decode(root["profile"], PlanProfile)
     if named is not None:
@@ -71,7 +71,7 @@ def profile_if_found(root: Node, plan: Path, named: Path | None = None) -> Profi
 
 
 def _candidates(plan: Path, stated: PlanProfile) -> Iterator[Path]:
-    # A copied project has both, and the profile of the copy names the job of the copy.
+    # The relative path comes first: in a copied project it finds the copied profile, which names the copied job.
     if stated.relative_path is not None:
         yield plan.parent.resolve() / stated.relative_path
     if stated.path is not None:
@@ -81,9 +81,9 @@ def _candidates(plan: Path, stated: PlanProfile) -> Iterator[Path]:
 
 
 def _with_digest(profile: Profile, stated: PlanProfile) -> Profile | None:
-    """The profile at the plan's minibatch size, beside as many busy workers, if it has the plan's digest then.
+    """The profile at the plan's minibatch size and number of busy workers, if it then has the plan's digest; else None.
 
-    A size may have been extrapolated with or without pessimistic times, so both are tried.
+    The plan may have extrapolated the size with or without pessimistic times, so both are tried.
     """
     for pessimistic in (False, True):
         scaled = profile.under_load(stated.processes).rescaled(stated.minibatch, pessimistic=pessimistic)

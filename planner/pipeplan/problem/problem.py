@@ -1,4 +1,4 @@
-"""The planning problem: a profile, contracted to units that may be cut apart, a cluster, and the user's options."""
+"""The planning problem: a profile contracted to units, a cluster, and the user's options."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from pipeplan.util.units import show_size
 
 @dataclass(frozen=True)
 class CopyWays:
-    """The links from every worker of one copy to the others in its place, in the slowest copy: of all workers one
-    entry where they are equal."""
+    """The links between a worker of one copy of the pipeline and the workers in the same place of other copies.
+
+    There is one entry for each worker of a copy, by the slowest copy, or a single entry if all are equal."""
 
     bandwidth: Sequence[float] = (math.inf,)
-    """Bytes/s of all-reduces."""
+    """Bandwidth of all-reduces, in bytes/s."""
     latency_s: Sequence[float] = (0.0,)
 
 
@@ -34,16 +35,16 @@ class CopyWays:
 class Problem:
     """A planning problem: find the best plan of a profile on a cluster under the user's options.
 
-    Raises an `InputError` where the problem has no solution for a reason that is clear at once: an unknown layer name,
-    layers that take no time, more stages than units or workers.
+    Raises an `InputError` if the problem obviously has no solution: an unknown layer name, layers that take no time,
+    more stages than units or workers.
     """
 
     profile: Profile
     cluster: Cluster
     options: Options = field(default_factory=Options)
     copies: int = 1
-    """Number of copies of the sought pipeline that run side by side and average their gradients. `cluster` is then the
-    component of one copy."""
+    """Number of copies of the pipeline that run side by side and average their gradients. If there are several,
+    `cluster` is the component of one copy."""
     copies_allreduce_s: float = 0.0
     """Time of one all-reduce of all gradients among the copies."""
     copy_ways: CopyWays = CopyWays()
@@ -51,14 +52,14 @@ class Problem:
     unused: frozenset[int] = frozenset()
     """Workers of `cluster` that no stage may be on."""
     whole: Cluster | None = None
-    """The cluster of all copies; None where `cluster` is the whole."""
+    """The cluster of all copies; None if `cluster` is the whole cluster."""
     units: tuple[Unit, ...] = field(init=False)
     """The units of the model, in topological order."""
     flows: tuple[Flow, ...] = field(init=False)
     """The tensors between the units."""
     shared: tuple[SharedWeight, ...] = field(init=False)
-    """The weights that units share, of which stages may hold copies; none unless the schedule is synchronous and there
-    may be several stages."""
+    """The weights that units share, and of which stages may hold copies. The tuple is empty unless the schedule is
+    synchronous and several stages are allowed."""
 
     def __post_init__(self) -> None:
         rings = SHARDED_RINGS if self.options.shard_optimizer else 1.0
@@ -98,7 +99,8 @@ class Problem:
         )
 
     def _check_memory(self) -> None:
-        """A worker must leave memory for a stage, as the searches divide by it."""
+        """Raise an `InputError` if a worker process leaves no memory for a stage, because the searches divide by this
+        memory."""
         if not self.capacity > 0:
             memory, worker = self.memory_of(range(self.cluster.workers)), self.cluster.executor.worker_bytes
             raise InputError(
@@ -114,50 +116,56 @@ class Problem:
 
     @cached_property
     def executor_costs(self) -> ExecutorCosts:
-        """The executor's costs, with the correction of updates where the options ask for it."""
+        """The executor's costs, including the correction of updates if the options ask for it."""
         costs = self.cluster.executor
         return costs if self.options.correction == "none" else costs.with_correction()
 
     @property
     def state_ratio(self) -> float:
-        """Bytes of the optimiser's state per byte of parameters, less what `Options.copies_per_version` charges too
-        much: no step is kept for the newest version.
+        """Bytes of the optimiser's state per byte of parameters, corrected for `Options.copies_per_version`.
+
+        That option charges a copy of the optimiser's step for every version, but the newest version has no such copy.
+        The ratio subtracts this copy.
         """
         return self.profile.optimizer_state_ratio - (self.options.copies_per_version - 1)
 
     @property
     def divided_ratio(self) -> float:
-        """Bytes of the optimiser's state that replicas divide, per byte of parameters. The steps that a correction
-        keeps are charged whole."""
+        """Bytes of the optimiser's state that replicas divide, per byte of parameters.
+
+        Replicas do not divide the optimiser steps that a correction keeps."""
         return self.profile.optimizer_state_ratio if self.options.shard_optimizer else 0.0
 
     @property
     def copy_state_ratio(self) -> float:
-        """Bytes of the optimiser's state that the workers of one copy hold together at least, per byte of parameters:
-        `state_ratio`, less what the other copies hold where replicas divide it."""
+        """Lower bound on the optimiser's state that the workers of one copy hold together, in bytes per byte of
+        parameters.
+
+        The bound is `state_ratio` less the part that the other copies hold where replicas divide the state."""
         return self.state_ratio - self.divided_ratio * (1 - 1 / self.copies)
 
     @property
     def training(self) -> bool:
-        """Whether the plan is for training, not inference."""
+        """Whether the plan is for training, and not for inference."""
         return not self.options.inference
 
     @property
     def passes(self) -> int:
-        """Passes of a minibatch through a stage: forward, and in training backward."""
+        """Number of passes of a minibatch through a stage: 2 in training, 1 in inference."""
         return 2 if self.training else 1
 
     @property
     def copied_share(self) -> float:
-        """Copies of its weights that a stage before the last makes for each minibatch (`schedules.copied_share`)."""
+        """Number of copies of its weights that a stage before the last makes for each minibatch
+        (`schedules.copied_share`)."""
         return copied_share(self.options.schedule, self.options.accumulate) if self.training else 0.0
 
     @property
     def hidden_share(self) -> float:
         """Share of a stage's last backward pass before a flush that can hide its all-reduce.
 
-        It is 0 where the executor starts the all-reduce after the pass: where replicas divide the optimiser's state, or
-        stages share weights.
+        The share is 0 where the executor starts the all-reduce after the pass, because replicas divide the optimiser's
+        state or stages share weights.
         """
         return 0.0 if self.shared or self.options.shard_optimizer else self.options.overlap
 
@@ -173,15 +181,17 @@ class Problem:
 
     @property
     def capacity(self) -> float:
-        """Bytes that a stage may use on the worker with the least memory; infinite where memory does not limit it."""
+        """Bytes that a stage may use on the worker with the least memory; infinite where memory does not limit the
+        plan."""
         return self.capacity_of(range(self.cluster.workers))
 
     def capacity_of(self, workers: Iterable[int]) -> float:
-        """Bytes that a stage may use on each of these workers: the smallest memory, less the worker's own."""
+        """Bytes that a stage may use on each of these workers: the smallest device memory, less that of the worker
+        process."""
         return self.cluster.executor.room_in(self.memory_of(workers))
 
     def memory_of(self, workers: Iterable[int]) -> float:
-        """The smallest memory of these workers, in bytes; infinite where memory does not limit the plan."""
+        """The smallest device memory among these workers, in bytes; infinite where memory does not limit the plan."""
         return self.cluster.memory_of(workers) if self.options.memory else float("inf")
 
     @cached_property
@@ -191,7 +201,8 @@ class Problem:
 
     @property
     def minibatches_in_flight(self) -> int | None:
-        """The most minibatches that one copy of the pipeline may have in flight: under 2BW those of one update."""
+        """The most minibatches that one copy of the pipeline may have in flight: under 2BW the minibatches of one
+        update."""
         options = self.options
         if options.inference or options.schedule != DOUBLE_BUFFERED or options.accumulate is None:
             return None
@@ -205,7 +216,8 @@ class Problem:
 
     @property
     def speed_in_use(self) -> float:
-        """The most speed that the workers of one copy can have together: each in use has a minibatch in flight."""
+        """Upper bound on the total speed of the workers that one copy can keep busy: each needs a minibatch in
+        flight."""
         total, most = self.cluster.total_speed, self.minibatches_in_flight
         if most is None:
             return total
@@ -222,8 +234,8 @@ class Problem:
         return FlowArrays.of(self.flows)
 
     def within(self, cluster: Cluster, copies: int = 1, copies_allreduce_s: float = 0.0) -> Problem:
-        """This problem on another cluster, or on one of the `copies` equal components of a cluster."""
-        # Copied rather than made anew: the units and the flows do not depend on the cluster.
+        """This problem on another cluster, or on one of `copies` equal components of a cluster."""
+        # Copied, not constructed again: the units and the flows do not depend on the cluster.
         moved = copy(self)
         cluster = replace(cluster, exchange_rings=self.cluster.exchange_rings)
         whole = (self.whole or self.cluster) if copies > 1 else None
@@ -252,9 +264,10 @@ class Problem:
 
 
 def contradicting_pins(problem: Problem) -> str:
-    """A clause that names two pins of which no plan can satisfy both, ending in a semicolon; empty if there are none.
+    """A clause that names two pins that no plan can both satisfy, ending in a semicolon; empty if there are none.
 
-    They put one layer, or layers that must share a stage, into two stages, or a layer before one that it reads from.
+    Such pins put one layer, or layers that must share a stage, into two stages, or a layer before another layer that it
+    reads from.
     """
     unit_of = {name: number for number, unit in enumerate(problem.units) for name in unit.layers}
     readers: dict[int, set[int]] = {}

@@ -1,4 +1,4 @@
-"""The layers of a profile, contracted to units that no cut separates, and the tensors between units."""
+"""Units of a model (groups of layers that no cut separates), and the tensors between units."""
 
 from __future__ import annotations
 
@@ -31,24 +31,27 @@ class Unit:
     parameter_bytes: int
     buffer_bytes: int
     saved_bytes: float
-    """Bytes kept from forward to backward, with what the allocator takes for them; 0 in inference."""
+    """Bytes kept from forward to backward, including the allocator's overhead; 0 in inference."""
     update_s: float = 0.0
     """The part of `backward_s` that is the optimiser's step, times `Options.update_share`."""
     workspace_bytes: int = 0
-    """The largest workspace of its layers, as they run one after another; 0 in inference."""
+    """The largest workspace of the unit's layers in bytes, because layers run one after another; 0 in inference."""
 
 
 @dataclass(frozen=True)
 class Flow:
-    """A tensor that one unit sends to others. It crosses every cut with its producer inside and a consumer outside."""
+    """A tensor that one unit sends to others.
+
+    The tensor crosses every cut with its producer inside and a consumer outside.
+    """
 
     producer: int
-    """Index of the unit that computes it."""
+    """Index of the unit that computes the tensor."""
     consumers: tuple[int, ...]
-    """Indices of the units that read it, in increasing order."""
+    """Indices of the units that read the tensor, in increasing order."""
     bytes: int
     gradient_bytes: int
-    """Bytes of its gradient, sent backward; 0 in inference."""
+    """Bytes of the tensor's gradient, which is sent backward; 0 in inference."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class FlowArrays:
     starts: NDArray[np.intp]
     """Index of the first consumer of each flow."""
     bytes: NDArray[np.float64]
-    """Bytes forward and backward, a row for each flow."""
+    """(bytes forward, bytes backward), a row for each flow."""
 
     @classmethod
     def of(cls, flows: Sequence[Flow]) -> FlowArrays:
@@ -76,13 +79,13 @@ class FlowArrays:
         )
 
     def crossing(self, stage_of: NDArray[np.intp], stages: int) -> NDArray[np.float64]:
-        """Bytes that cross the cut behind each stage, forward and backward, if units are in these stages.
+        """Bytes that cross the cut behind each stage, forward and backward; `stage_of` has the stage of each unit.
 
         A tensor counts once for each cut that it crosses.
         """
         crossing = np.zeros((stages + 1, 2))
         if len(self.starts):
-            # Differences first, so that a tensor costs the same over any number of cuts.
+            # Add differences first, so that a tensor takes the same time for any number of cuts.
             first, last = stage_of[self.producer], np.maximum.reduceat(stage_of[self.consumers], self.starts)
             np.add.at(crossing, first, self.bytes)
             np.subtract.at(crossing, np.maximum(first, last), self.bytes)
@@ -92,8 +95,9 @@ class FlowArrays:
 def units_and_flows(
     profile: Profile, options: Options
 ) -> tuple[tuple[Unit, ...], tuple[Flow, ...], tuple[SharedWeight, ...]]:
-    """The units of a profile, the tensors between them, and the weights that they share; derived once for all options
-    that they depend on."""
+    """The units of a profile, the tensors between them, and the weights that they share.
+
+    The result is cached for each combination of the options that it depends on."""
     arrows = user_groups(profile, options)
     key = "units and flows", tuple(arrows), options.inference, options.update_share
     if key not in profile.derived:
@@ -106,7 +110,9 @@ def units_and_flows(
 
 
 def _contract(profile: Profile, wanted: Iterable[tuple[str, ...]]) -> list[list[str]]:
-    """The groups of layers that become units, in topological order; `wanted` are those that the user's options join.
+    """The groups of layers that become units, in topological order.
+
+    `wanted` has the groups that the user's options join.
 
     Layers that must share a stage, and all layers between them, are the strong components of the graph after adding
     edges in both directions between the members of each group.
@@ -119,10 +125,12 @@ def _contract(profile: Profile, wanted: Iterable[tuple[str, ...]]) -> list[list[
 
 
 def user_groups(profile: Profile, options: Options) -> list[tuple[str, ...]]:
-    """The groups of layers that the options keep in one stage, `together` or `no_cut_after`, and unless the schedule is
-    synchronous the layers that share weights.
+    """The groups of layers that the options keep in one stage.
 
-    Raises an `InputError` where the options name a layer that the profile does not have.
+    The groups come from `together` and `no_cut_after`, and, unless the schedule is synchronous, from layers that share
+    weights.
+
+    Raises an `InputError` if the options name a layer that the profile does not have.
     """
     names = [layer.name for layer in profile.layers]
     for name in itertools.chain(*options.together, options.no_cut_after, (layer for layer, _ in options.pins)):
@@ -136,7 +144,7 @@ def user_groups(profile: Profile, options: Options) -> list[tuple[str, ...]]:
 
 
 def _units(profile: Profile, groups: list[list[str]], options: Options) -> Iterator[Unit]:
-    """The units of groups of layers, with their layers in the order of the profile."""
+    """One unit for each group of layers. The layers of a unit are in the order of the profile."""
     position = {layer.name: index for index, layer in enumerate(profile.layers)}
     for group in groups:
         layers = [profile.layers[index] for index in sorted(position[name] for name in group)]

@@ -16,7 +16,7 @@ SAME, DIFFERENT, UNKNOWN = "same", "different", "not known"
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """Summed costs of some layers of one profile, for one minibatch or, where minibatches differ, for one sample."""
+    """Summed costs of some layers of one profile, for one minibatch, or for one sample if minibatches differ."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -26,7 +26,7 @@ class LayerCosts:
     saved_bytes: float = 0
     output_bytes: float = 0
     loaded_s: float = 0.0
-    """Time of both passes with all cores busy; 0 where that was not measured."""
+    """Time of both passes with all cores busy; 0 if it was not measured."""
 
     @property
     def total_s(self) -> float:
@@ -36,13 +36,13 @@ class LayerCosts:
 
 @dataclass(frozen=True)
 class LayerDiff:
-    """The costs of a layer in both profiles, zero where a profile does not have it."""
+    """The costs of a layer in both profiles; zero if a profile lacks the layer."""
 
     name: str
     first: LayerCosts
     second: LayerCosts
     beyond_spread: bool | None = None
-    """Whether the times differ by more than both spreads together; None where no spreads were measured."""
+    """Whether the times differ by more than both spreads together; None if no spreads were measured."""
 
     @property
     def change_s(self) -> float:
@@ -52,25 +52,25 @@ class LayerDiff:
 
 @dataclass(frozen=True)
 class ProfileDiff:
-    """The differences between two profiles, at a minibatch size that both have if there is one."""
+    """The differences between two profiles, at a common minibatch size if there is one."""
 
     first: Profile
     second: Profile
     per_sample: bool
-    """Whether figures are for one sample, because the minibatches differ, and not for one minibatch."""
+    """Whether figures are for one sample instead of one minibatch, because the minibatches differ."""
     graph: str
-    """`SAME` or `DIFFERENT` by the hashes of the traced graphs; `UNKNOWN` where a profile was not traced."""
+    """`SAME` or `DIFFERENT` by the hashes of the traced graphs; `UNKNOWN` if a profile was not traced."""
     same_structure: bool
-    """Whether both have the same layers, with the same edges between them."""
+    """Whether both profiles have the same layers, with the same edges between them."""
     layers: tuple[LayerDiff, ...]
-    """The layers that both have, in the order of their effect on the total time, largest first."""
+    """The layers that both profiles have, by their effect on the total time, largest first."""
     only_first: tuple[LayerDiff, ...]
     only_second: tuple[LayerDiff, ...]
     totals: tuple[LayerCosts, LayerCosts]
 
 
 def compare_profiles(first: Profile, second: Profile) -> ProfileDiff:
-    """Compare two profiles at the largest minibatch size that both were measured at, otherwise per sample."""
+    """Compare two profiles at the largest minibatch size at which both were measured, otherwise per sample."""
     common = {size.minibatch for size in first.all_sizes} & {size.minibatch for size in second.all_sizes}
     if common and first.minibatch != second.minibatch:
         first, second = first.rescaled(max(common)), second.rescaled(max(common))
@@ -99,7 +99,7 @@ def compare_profiles(first: Profile, second: Profile) -> ProfileDiff:
 
 
 def sum_costs(costs: Iterable[LayerCosts]) -> LayerCosts:
-    """The sum of some costs, field by field."""
+    """The sum of costs, field by field."""
     return LayerCosts(*map(sum, zip(*map(astuple, costs), strict=True)))
 
 
@@ -127,7 +127,7 @@ def diff_document(diff: ProfileDiff) -> dict[str, Any]:
 
 
 def _costs(profile: Profile, scale: float) -> dict[str, LayerCosts]:
-    """The costs of every layer, times `scale` where they depend on the minibatch."""
+    """The costs of every layer. Costs that depend on the minibatch are multiplied by `scale`."""
     output_bytes = profile.made_bytes()
     return {
         layer.name: LayerCosts(

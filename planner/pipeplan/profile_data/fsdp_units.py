@@ -1,8 +1,8 @@
-"""The units of a model whose weights FSDP gathers together: its repeated blocks, as the executor wraps them.
+"""The units of a model whose weights FSDP gathers together: the repeated blocks that the executor wraps.
 
-The members of the largest list of modules that are alike are a unit each, such as `transformer.h.0`, `transformer.h.1`,
-… The weights of all other layers belong to the root, which is gathered for the whole pass. A profile that names no
-modules, as imported ones, is divided into runs of consecutive layers with weights of about 25 MB.
+Each member of the largest list of equal modules is a unit, such as `transformer.h.0`, `transformer.h.1`, … The weights
+of all other layers belong to the root, which is gathered for the whole pass. A profile without module names, such as an
+imported one, is divided into runs of consecutive layers with weights of about 25 MB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class FsdpUnit:
 
     layers: tuple[Layer, ...]
     wrapped: bool = True
-    """Whether the unit gathers its own weights, and computes again alone; otherwise its weights are the root's."""
+    """Whether the unit gathers its own weights, and recomputes separately. Otherwise its weights belong to the root."""
 
     @property
     def gathered_bytes(self) -> int:
@@ -32,14 +32,14 @@ class FsdpUnit:
 
     @property
     def reduced_bytes(self) -> int:
-        """Bytes of the gradients that the unit reduces: those of its trained weights."""
+        """Bytes of the gradients that the unit reduces. Only trained weights have gradients."""
         return self.wrapped * sum(layer.parameter_bytes for layer in self.layers)
 
 
 def list_member(layer: Layer) -> tuple[str, int] | None:
-    """The path of the list of modules that a layer belongs to, and its index there. None if there is no list.
+    """(path of the list of modules that a layer belongs to, index in the list); None if there is no list.
 
-    If lists are nested directly, it is the inner one (`stages.0.1`). A list further inside a member does not count
+    If lists are nested directly, the inner list counts (`stages.0.1`). A list further inside a member does not count
     (`layers.3.experts.2`).
     """
     parts = (layer.module or layer.name.partition("#")[0]).split(".")
@@ -54,7 +54,7 @@ def _is_index(part: str) -> bool:
 
 
 def fsdp_units(layers: Sequence[Layer]) -> tuple[FsdpUnit, ...]:
-    """The units of a model in the order of its layers, which they hold all."""
+    """The units of a model in the order of its layers. Together they contain all layers."""
     starts = _starts_of_blocks(layers)
     if not starts:
         named = any(layer.module for layer in layers)
@@ -66,7 +66,7 @@ def fsdp_units(layers: Sequence[Layer]) -> tuple[FsdpUnit, ...]:
 
 
 def _runs(layers: Sequence[Layer]) -> tuple[FsdpUnit, ...]:
-    """Runs of consecutive layers with weights of at least `LEAST_BYTES`; the last one may have less."""
+    """Runs of consecutive layers with weights of at least `LEAST_BYTES`; the last run may have less."""
     units, run, filled = [], list[Layer](), 0
     for layer in layers:
         run.append(layer)
@@ -91,7 +91,10 @@ def _starts_of_blocks(layers: Sequence[Layer]) -> list[int]:
 
 
 def _are_alike(layers: Sequence[Layer], members: dict[int, list[int]]) -> bool:
-    """Whether there are several members, one after another, that have weights and, as single layers, the same class."""
+    """Whether there are several consecutive members with weights.
+
+    Members that are single layers must have the same class.
+    """
     weights = all(any(layers[place].weight_bytes for place in places) for places in members.values())
     kinds = {len(places) == 1 and layers[places[0]].op.partition("(")[0] for places in members.values()}
     ends = [(places[0], places[-1]) for places in members.values()]

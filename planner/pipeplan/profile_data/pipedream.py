@@ -31,9 +31,9 @@ _EDGE = re.compile(r"\t(\S+) -- (\S+)\s*")
 def read_pipedream_profile(path: Path, minibatch: int | None, device_name: str = "") -> Profile:
     """Read a graph.txt that was measured with `minibatch` samples, which the format does not state.
 
-    `Input*` nodes are data loading, and `__getitem__` nodes without readers carry no work; both are left out. The
-    format does not have the bytes saved for backward. A layer's output stands in for them, and nothing for a ReLU in
-    place, which shares the memory of its input. Raises `InputError` where the file or the minibatch size is unusable.
+    `Input*` nodes are data loading, and `__getitem__` nodes without readers do no work; both are left out. The format
+    lacks the bytes saved for backward. The bytes of a layer's output are taken instead, and 0 for an in-place ReLU,
+    which shares the memory of its input. Raises `InputError` if the file or the minibatch size is unusable.
     """
     if minibatch is None:
         raise InputError(

@@ -49,54 +49,56 @@ class Profile:
     """Samples in one minibatch."""
     model_ref: str = ""
     """The reference by which the executor loads the model: a bundled name, `/absolute/file.py:callable` or
-    `package.module:callable`. In a profile's file, the path is relative to the folder of that file."""
+    `package.module:callable`. In the profile's file, the path is relative to the file's folder."""
     model_name: str = ""
     graph_hash: str = ""
-    """Hash of the traced graph; empty where the profile cannot be run (imported, modelled)."""
+    """Hash of the traced graph; empty if the profile cannot be run (imported, modelled)."""
     dynamic_batch: bool = True
     """Whether the traced model accepts minibatches of any size."""
     granularity: str = "layer"
-    """The unit that becomes one layer, `module`, `layer` or `op`; the executor traces the model at the same one."""
+    """The unit that becomes one layer: `module`, `layer` or `op`. The executor traces the model with the same unit."""
     provenance: Provenance = field(default_factory=Provenance)
     optimizer_name: str = "SGD with momentum"
     optimizer_state_ratio: float = 1.0
-    optimizer_elementwise: bool = True
-    """Whether its step treats every element by itself, so that replicas may divide parameters among them (ZeRO-1)."""
     """Bytes of optimiser state per byte of parameters: 1 for SGD with momentum, 2 for Adam."""
+    optimizer_elementwise: bool = True
+    """Whether the optimiser treats every element separately, so that replicas may divide parameters (ZeRO-1)."""
     together: tuple[tuple[str, ...], ...] = ()
-    """Groups of layers that must share a stage (views of one storage, memory that is written in place)."""
+    """Groups of layers that must share a stage, because of views of one storage or memory that is written in place."""
     tied: tuple[TiedWeights, ...] = ()
     """Weights that several layers share. Under a synchronous schedule these layers may be in different stages."""
     whole_forward_s: float | None = None
-    """Forward time of the whole model in one piece; None where it was not measured."""
+    """Forward time of the whole model in one piece; None if it was not measured."""
     whole_backward_s: float | None = None
-    """Backward time of the whole model in one piece; None where it was not measured."""
+    """Backward time of the whole model in one piece; None if it was not measured."""
     peak_bytes: int = 0
-    """Peak memory of one forward and backward pass and update of the whole model; 0 where it was not measured."""
+    """Peak memory of one forward and backward pass and update of the whole model, in bytes; 0 if it was not
+    measured."""
     batch_norm: bool = False
     """Whether the model has BatchNorm, also inside of layers."""
     lacks: tuple[TrainingNeed, ...] = ()
-    """The needs of training that the job lacks, `loss` or `data`; empty where nothing is known to be missing. No plan
-    for a job that lacks one can be trained."""
+    """What the job lacks for training: `loss` or `data`; empty if nothing is known to be missing. A plan for a job that
+    lacks its loss or its data cannot be trained."""
     work: SampleWork = field(default_factory=SampleWork)
-    """FLOPs and tokens of a sample, and the samples of an epoch, as far as they are known."""
+    """FLOPs and tokens of a sample, and samples of an epoch, as far as they are known."""
     sizes: tuple[Size, ...] = ()
     """Other minibatch sizes that were measured in the same run."""
     step_s: float = 0.0
-    """Time of an optimiser's step that does not depend on its parameters. Each stage spends it in addition to
-    `update_s` of its layers. 0 where `update_s` has all of the step."""
+    """The part of an optimiser's step that does not depend on its parameters, in seconds. Each stage spends this time
+    in addition to `update_s` of its layers; 0 if `update_s` includes the whole step."""
     read_s: float = 0.0
-    """Time of reading the samples of one minibatch from the job's data, in the worker's own process; 0 where the job
-    has none, or reads them in other processes."""
+    """Time of reading the samples of one minibatch from the job's data in the worker process, in seconds; 0 if the job
+    has no data, or reads them in other processes."""
     model_file: JobFile | None = None
-    """The job's file when the profile was written, with the digest of what was profiled; None for a bundled model, and
-    in older profiles."""
+    """The job's file when the profile was written, with a digest of its content; None for a bundled model, and in older
+    profiles."""
     taken_whole: tuple[str, ...] = ()
-    """Paths of submodules that are not traced inside, because stages would not train them as the model does."""
+    """Paths of submodules that are not traced inside, because stages would train them differently from the model."""
     unchecked: str = ""
-    """Why the self-check was not made; empty where it passed, and for profiles without one."""
+    """The reason why there was no self-check; empty if the check passed, and for profiles without one."""
     file: str = field(default="", compare=False)
-    """The absolute path of the file that it was read from, if any; a profile's file does not hold it."""
+    """Absolute path of the file that the profile was read from; empty if there is none. The file itself does not
+    contain this path."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)
@@ -104,7 +106,7 @@ class Profile:
 
     @cached_property
     def derived(self) -> dict[Any, Any]:
-        """Values that others have derived from this profile, by keys of their own, so that each is derived once."""
+        """Cache of values that other modules derive from this profile, by keys that they choose."""
         return {}
 
     @property
@@ -114,7 +116,7 @@ class Profile:
 
     @property
     def all_sizes(self) -> list[Size]:
-        """All measured minibatch sizes, the profile's own among them, in increasing order."""
+        """All measured minibatch sizes, including the profile's own, in increasing order."""
         own = Size(self.minibatch, self.layers, self.tensors, self.whole_forward_s, self.whole_backward_s)
         return sorted([own, *self.sizes], key=lambda size: size.minibatch)
 
@@ -131,12 +133,11 @@ class Profile:
         return made
 
     def rescaled(self, minibatch: int, *, pessimistic: bool = False) -> Profile:
-        """This profile for minibatches of `minibatch` samples: as measured there, otherwise interpolated.
+        """This profile for minibatches of `minibatch` samples, as measured at this size, otherwise interpolated.
 
-        Times and activations change with the size, parameters and the optimiser's step do not
+        Times and activations change with the size; parameters and the optimiser's step stay the same
         (`pipeplan.profile_data.rescale`). With `pessimistic`, times that can only be extrapolated are upper bounds.
-        Raises an `InputError` unless the size lies between 1 and
-        `LARGEST_MINIBATCH`.
+        Raises an `InputError` unless the size lies between 1 and `LARGEST_MINIBATCH`.
         """
         if not 1 <= minibatch <= LARGEST_MINIBATCH:
             raise InputError(f"the microbatch size must be at least 1 and at most {LARGEST_MINIBATCH}, not {minibatch}")
@@ -159,9 +160,9 @@ class Profile:
     def under_load(self, busy: int) -> Profile:
         """This profile with the times that layers take while `busy` workers of one machine compute at the same time.
 
-        One worker has the times alone. If at least as many workers are busy as when the times under load were measured,
-        the layers have the times under load. Between the two the times are linear. A profile without times under load
-        is returned unchanged.
+        With one worker, the layers have the times without load. With at least as many workers as when the times under
+        load were measured, the layers have those times. Between the two numbers the times are linear. A profile without
+        times under load is returned unchanged.
         """
         most = self.provenance.load_processes
         if busy < 2 or most < 2:
@@ -169,7 +170,7 @@ class Profile:
         return self._under_load(min(1.0, (busy - 1) / (most - 1)), min(busy, most))
 
     def without_load(self) -> Profile:
-        """This profile with the times alone, and no others."""
+        """This profile with the times without load, and no times under load."""
         return self._under_load(0.0, self.provenance.processes)
 
     def _under_load(self, share: float, processes: int) -> Profile:
@@ -224,9 +225,9 @@ class Profile:
         }
 
     def digest(self) -> str:
-        """A SHA-256 hash of all fields, by which a plan identifies the profile that it was made from.
+        """A SHA-256 hash of all fields. A plan identifies its profile by this hash.
 
-        It leaves out the folder of a job whose content is known, so that a project can be moved.
+        The folder of a job whose content is known is left out, so that a project can be moved.
         """
         document = self.to_json()
         if self.model_file is not None:
@@ -239,14 +240,15 @@ class Profile:
         write_text(Path(path), self.text_for(Path(path)))
 
     def text_for(self, path: Path) -> str:
-        """The text of the profile's file at this path, to which the path of the job is relative."""
+        """The text of the profile's file at this path. In the text, the path of the job is relative to the file's
+        folder."""
         document = self.to_json()
         document["model"] |= located_fields(self.model_ref, self.model_file, Path(os.path.realpath(path)).parent)
         return json_text(document)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
-        """Read and check a profile. Raises an `InputError` that names the file and the field that is wrong."""
+        """Read and check a profile. Raises an `InputError` that names the file and the wrong field."""
         root = read_document(Path(path), PROFILE_FORMAT, PROFILE_VERSION)
         with root.locating_errors():
             arguments = decode(root, ProfileFields).arguments()
@@ -264,7 +266,7 @@ def bundled_profile_paths() -> dict[str, Path]:
 def load_profile(name: str) -> Profile:
     """The profile in the file `name`, otherwise the bundled profile of that name.
 
-    Raises an `InputError` where there is neither, or where the file is not a valid profile.
+    Raises an `InputError` if there is neither, or if the file is not a valid profile.
     """
     path = Path(name)
     if path.suffix == ".py" or ".py:" in name:
@@ -275,7 +277,7 @@ def load_profile(name: str) -> Profile:
     if path.is_file():
         return Profile.load(path)
     if name in bundled_profile_paths():
-        return replace(Profile.load(bundled_profile_paths()[name]), file="")  # found by its name on any machine
+        return replace(Profile.load(bundled_profile_paths()[name]), file="")  # its name finds it on any machine
     if path.suffix == ".json" or len(path.parts) > 1 or path.exists():
         return Profile.load(path)
     raise InputError(f"there is no profile {name!r}; {did_you_mean(name, bundled_profile_paths())} (or give a file)")
@@ -328,12 +330,12 @@ def _check_ties(profile: Profile) -> None:
 
 
 def _present(**fields: Any) -> dict[str, Any]:
-    """The fields that a file has: those that are not empty, zero or false."""
+    """The fields that a file contains: those that are not empty, zero or false."""
     return {name: value for name, value in fields.items() if value}
 
 
 def _measured_fields(size: Profile | Size) -> dict[str, Any]:
-    """The JSON fields that a profile has for its own minibatch size and for every further one."""
+    """The JSON fields that a profile has for its own minibatch size and for every further size."""
     whole = None
     if size.whole_forward_s is not None and size.whole_backward_s is not None:
         whole = {"forward_s": size.whole_forward_s, "backward_s": size.whole_backward_s}

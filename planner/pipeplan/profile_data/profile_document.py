@@ -1,4 +1,4 @@
-"""The fields of a profile file, as types state them, and the job behind a profile: its file, and what it lacks.
+"""The fields of a profile file as types, and the job behind a profile: its file, and what it lacks for training.
 
 docs/file-formats.md describes the fields.
 """
@@ -23,9 +23,9 @@ PROFILE_VERSION = 1
 Granularity = Literal["module", "layer", "op"]
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)
 TrainingNeed = Literal["loss", "data"]
-"""A field of a job that training needs, and profiling and planning do not."""
+"""A field of a job that training needs, but profiling and planning do not."""
 LEFT_OUT = "--no-self-check"
-"""The reason why a profile was not self-checked, where the option left it out."""
+"""The reason why a profile was not self-checked if the option turned the self-check off."""
 
 
 def unchecked_text(reason: str) -> str:
@@ -34,7 +34,7 @@ def unchecked_text(reason: str) -> str:
 
 
 def lacking_text(lacks: Sequence[TrainingNeed]) -> str:
-    """The consequence of what a job lacks, in one line for people."""
+    """The consequence of what a job lacks, in one line."""
     missing = " and ".join(f"no {name}" for name in lacks)
     fields = ", ".join(f"{name}=..." for name in lacks)
     return (
@@ -46,7 +46,7 @@ def lacking_text(lacks: Sequence[TrainingNeed]) -> str:
 def located_fields(ref: str, recorded: JobFile | None, folder: Path) -> dict[str, Any]:
     """The fields `ref` and `file` of a model, as a file in `folder` has them.
 
-    Where no file was recorded, `file` is left out and `ref` stays as it is.
+    If no file was recorded, `file` is left out and `ref` stays unchanged.
     """
     if recorded is None:
         return {"ref": ref}
@@ -56,7 +56,7 @@ def located_fields(ref: str, recorded: JobFile | None, folder: Path) -> dict[str
 
 
 def job_notes(ref: str, recorded: JobFile | None) -> Iterator[str]:
-    """Remarks where the file of a profile's job is another one than the recorded file, or has changed since."""
+    """Remarks if the file of a profile's job is not the recorded file, or has changed since."""
     if file_of(ref) is None:
         return
     if note := choice_note(ref, recorded):
@@ -126,7 +126,7 @@ class ProfileFields(SizeFields, kw_only=True):
     sizes: tuple[SizeFields, ...] = ()
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments by which a `Profile` is made."""
+        """The arguments of `Profile` for this file."""
         own, model = self.record(), asdict(self.model)
         shared = ("provenance", "together", "tied", "peak_bytes", "read_s", "work")
         return {

@@ -1,12 +1,13 @@
-"""The layers and tensors of a profile at a minibatch size at which they were not measured.
+"""Computes the layers and tensors of a profile at a minibatch size at which they were not measured.
 
-With one size known, times and activations are taken to be proportional to the number of samples, which ignores the
-fixed cost of launching a kernel. With several sizes known they are interpolated on the line through the two nearest
-sizes. Beyond the largest or smallest size that line is extended as long as it is plausible: its slope is limited so
-that a time neither falls with more samples nor becomes negative at zero samples.
+If one size is known, times and activations are taken to be proportional to the number of samples, which ignores the
+fixed cost of launching a kernel. If several sizes are known, figures are interpolated on the line through the two
+nearest sizes. Beyond the largest or smallest size, that line is extended with a limited slope, so that a time neither
+falls with more samples nor becomes negative at zero samples.
 
-Pessimistic times are for choices among sizes, so that none is chosen for a speed that nobody measured: below the
-smallest known size a minibatch takes as long as one of that size, above the largest a sample takes as long as there.
+Pessimistic times are for choices among sizes, so that no size is chosen for a speed that was not measured. Below the
+smallest known size, a minibatch takes as long as one of that size. Above the largest, a sample takes as long as at that
+size.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, TypeVar
 from pipeplan.profile_data.layers import Layer, Size, Tensor
 
 HALVINGS = 3
-"""Schedules that cut a batch into smaller minibatches halve the profile's minibatch at most so often."""
+"""Largest number of times that schedules with smaller minibatches halve the profile's minibatch."""
 
 _SCALED_TIMES = {
     *("forward_s", "backward_s", "forward_spread_s", "backward_spread_s", "loaded_forward_s", "loaded_backward_s")
@@ -27,7 +28,7 @@ _SCALED_BYTES = {"saved_bytes", "workspace_bytes", "bytes", "gradient_bytes"}
 _Record = TypeVar("_Record", Layer, Tensor)
 
 _Interpolation = Callable[[float, float], float]
-"""Takes a figure at the lower and at the higher of two known sizes to the figure at the wanted size."""
+"""A function from the figures at the lower and the higher of two known sizes to the figure at the wanted size."""
 
 
 def halved(minibatch: int, halvings: int = HALVINGS) -> list[int]:
@@ -36,10 +37,10 @@ def halved(minibatch: int, halvings: int = HALVINGS) -> list[int]:
 
 
 def size_at(known: Sequence[Size], minibatch: int, *, pessimistic: bool = False) -> Size:
-    """The layers and tensors for minibatches of `minibatch` samples: as measured there, otherwise interpolated.
+    """The layers and tensors for minibatches of `minibatch` samples, as measured at this size, otherwise interpolated.
 
     `known` holds the measured sizes in increasing order. Parameters, buffers and the optimiser's step do not depend on
-    the size and stay as they are. With `pessimistic`, times beyond the known sizes are upper bounds (see above).
+    the size and stay unchanged. With `pessimistic`, times beyond the known sizes are upper bounds.
     """
     measured = next((size for size in known if size.minibatch == minibatch), None)
     if measured is not None:
@@ -58,7 +59,7 @@ def size_at(known: Sequence[Size], minibatch: int, *, pessimistic: bool = False)
 
 
 def describe_rescaling(known: Sequence[Size], minibatch: int) -> str:
-    """A phrase that tells the user by which method `size_at` obtains the figures."""
+    """A phrase that tells the user how `size_at` obtains the figures."""
     if any(size.minibatch == minibatch for size in known) and len(known) > 1:
         return f"at its microbatch of {minibatch}"
     low, high = (size.minibatch for size in _neighbours(known, minibatch))
@@ -69,23 +70,26 @@ def describe_rescaling(known: Sequence[Size], minibatch: int) -> str:
 
 
 def _neighbours(known: Sequence[Size], minibatch: int) -> tuple[Size, Size]:
-    """The two known sizes around a size, or the two nearest where it lies beyond all; one size twice if it is alone."""
+    """The two known sizes around a size, or the two nearest if it lies beyond all of them.
+
+    If only one size is known, it is returned twice.
+    """
     above = next((index for index, size in enumerate(known) if size.minibatch > minibatch), len(known) - 1)
     above = min(max(1, above), len(known) - 1)
     return known[max(0, above - 1)], known[above]
 
 
 def _bound(known: Sequence[Size], minibatch: int) -> _Interpolation:
-    """The largest time that is plausible at a size beyond all known ones, from those at the two nearest sizes."""
+    """The largest plausible time at a size beyond all known sizes, from the times at the two nearest sizes."""
     if minibatch < known[0].minibatch:
         return lambda low, high: low
     return lambda low, high: high * minibatch / known[-1].minibatch
 
 
 def _linear(low: int, high: int, wanted: int) -> _Interpolation:
-    """The line through the figures at sizes `low` and `high`, with a limited slope where `wanted` lies beyond them.
+    """The line through the figures at sizes `low` and `high`, with a limited slope if `wanted` lies beyond them.
 
-    Of a single size the figures are in proportion to the samples.
+    If both are the same size, figures are proportional to the number of samples.
     """
     if low == high:
         scale = wanted / low
@@ -104,7 +108,7 @@ def _linear(low: int, high: int, wanted: int) -> _Interpolation:
 
 
 def _record(low: _Record, high: _Record, times: _Interpolation, sizes: _Interpolation) -> _Record:
-    """A layer or a tensor, its times and sizes interpolated."""
+    """A layer or a tensor with interpolated times and sizes."""
     changed: dict[str, Any] = {}
     for name in _SCALED_TIMES & vars(low).keys():
         changed[name] = times(getattr(low, name), getattr(high, name))

@@ -1,4 +1,4 @@
-"""Layers that have weights or memory in common, and the consequence for cuts."""
+"""Layers that have weights or memory in common, and the consequences for cuts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TiedWeights:
     weights: tuple[str, ...]
     """Names of the weights in the model."""
     layers: tuple[str, ...]
-    """The layers, in the order of the profile. The parameter bytes of the first include the weights."""
+    """The layers, in the order of the profile. The parameter bytes of the first layer include the weights."""
     bytes: Bytes
 
 
@@ -34,12 +34,12 @@ class HeldLayers:
     group: tuple[str, ...]
     """The layers that have weights or memory in common, in the order of the profile."""
     between: int
-    """Number of further layers that lie between them, and so are in the same stage."""
+    """Number of further layers that lie between the layers of the group, and are therefore in the same stage."""
     others: int
     """Number of all other layers of the profile."""
 
     def text(self, what: str = "weights or memory") -> str:
-        """The consequence for cuts, in one line for people; `what` the layers have in common."""
+        """The consequences for cuts, in one line; `what` is what the layers have in common."""
         between = f" with the {_layers(self.between)} between them" if self.between else ""
         left = f"{_layers(self.others)} can be in other stages" if self.others else "there is no place to cut"
         rest = len(self.group) - MOST_NAMED
@@ -52,7 +52,7 @@ def held_layers(
 ) -> list[HeldLayers]:
     """The layers that are in one stage in every plan, because each of these groups must share a stage.
 
-    `names` are all layers of the model, in order, and `arrows` its edges (producer, consumer).
+    `names` has all layers of the model in order, and `arrows` its edges (producer, consumer).
     """
     tied = [pair for group in groups for pair in (*itertools.pairwise(group), (group[-1], group[0]))]
     held = []

@@ -1,4 +1,4 @@
-"""From a solved problem to files: the plan folder with its stage files, and the launch scripts that start it.
+"""Writes a solved problem to files: the plan folder with its stage files, and the launch scripts that start it.
 
-Files for other trainers are written by `pipeplan.exports`.
+`pipeplan.exports` writes files for other trainers.
 """

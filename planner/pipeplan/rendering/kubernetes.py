@@ -1,6 +1,6 @@
-"""trainjob.yaml: starts a plan on Kubernetes, as a TrainJob of Kubeflow Trainer 2.3 or newer, with a pod a server.
+"""trainjob.yaml: starts a plan on Kubernetes, as a TrainJob of Kubeflow Trainer 2.3 or newer, with one pod per server.
 
-All pods of a TrainJob are alike (`numNodes` times `resourcesPerNode`). A plan for servers of different sizes therefore
+All pods of a TrainJob are equal (`numNodes` times `resourcesPerNode`). A plan for servers of different sizes therefore
 needs a pod for each worker.
 """
 
@@ -23,7 +23,7 @@ LONGEST_LABEL = 63
 
 
 def _slug(text: str, longest: int) -> str:
-    """A DNS label (RFC 1035, as JobSet wants it) that resembles `text`."""
+    """A DNS label (RFC 1035, as JobSet requires) that resembles `text`."""
     label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
     if not label[:1].isalpha():
         label = f"plan-{label}".strip("-")
@@ -31,7 +31,7 @@ def _slug(text: str, longest: int) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape a text for commands and variables, where Kubernetes expands `$(NAME)` and replaces `$$` by `$`."""
+    """Escape a text for commands and variables, in which Kubernetes expands `$(NAME)` and replaces `$$` by `$`."""
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
@@ -56,7 +56,7 @@ def _kubernetes_variables(context: TemplateContext, settings: Mapping[str, Any])
             raise InputError(f"--{option} {settings[option]!r} is no name: small letters, digits and - only")
     name, mount = _name(context, settings["name"], pods), _mount(settings["mount"])
     return {
-        "q": lambda text: json.dumps(text, ensure_ascii=False),  # YAML reads strings of JSON
+        "q": lambda text: json.dumps(text, ensure_ascii=False),  # a JSON string is valid YAML
         "name": name,
         "mount": mount,
         "pods": pods,
@@ -71,7 +71,7 @@ def _kubernetes_variables(context: TemplateContext, settings: Mapping[str, Any])
 
 
 def _name(context: TemplateContext, name: str | None, pods: int) -> str:
-    """The name of the TrainJob. JobSet wants the name of a pod, `NAME-node-0-INDEX-abcde`, to be a DNS label."""
+    """The name of the TrainJob. JobSet requires that the name of a pod, `NAME-node-0-INDEX-abcde`, is a DNS label."""
     longest = LONGEST_LABEL - len(f"-node-0-{pods - 1}-abcde")
     if name is None:
         return _slug(f"{context.model} {context.config}", longest)

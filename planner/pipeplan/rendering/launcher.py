@@ -21,14 +21,17 @@ from pipeplan_launch.job_reference import located_reference
 
 @dataclass(frozen=True)
 class TemplateContext:
-    """The variables of every template. Text is as in the user's files: quote whatever a shell reads."""
+    """The variables of every template.
+
+    Texts are unquoted, as in the user's files. A template must quote all that a shell reads.
+    """
 
     title: str
     """Description of the plan for comments, on one line and without control characters."""
     model: str
     """Name of the model."""
     model_ref: str
-    """Reference by which the executor loads the model; empty if the plan has none. The path of a file is absolute where
+    """Reference by which the executor loads the model; empty if the plan has none. The path of a file is absolute if
     the plan folder is known."""
     config: str
     """The plan in short: the replicas of every stage, such as `15-1`."""
@@ -36,32 +39,32 @@ class TemplateContext:
     """One sentence on how old gradients are and what an update averages over; empty for inference."""
     inference: bool
     servers: int
-    """Servers up to the last one with a busy worker. Nothing is started on those after it."""
+    """Number of servers up to the last one with a busy worker. Nothing is started on later servers."""
     idle_servers: int
-    """Servers of the cluster after these."""
+    """Number of the remaining servers of the cluster."""
     server_sizes: tuple[int, ...]
-    """Workers on every server, idle ones included, in the order of the servers' numbers."""
+    """Number of workers on every server, including idle workers, in the order of the servers."""
     server_devices: tuple[str, ...]
-    """The name of the devices of every server, in the same order."""
+    """The name of the devices of every server, in the order of the servers."""
     server_list: tuple[str, ...]
-    """A description of every server, on one line each; empty where all are the same."""
+    """A one-line description of every server; empty if all servers are the same."""
     uneven: bool
     """Whether servers differ in the number of their workers."""
     device: str
-    """`cuda` or `cpu`."""
+    """Kind of device: `cuda` or `cpu`."""
     threads: int
-    """Threads of a worker (OMP_NUM_THREADS): those of the profile, so that predictions hold."""
+    """Number of threads of a worker (OMP_NUM_THREADS), the same as in the profile, so that predictions hold."""
     python: str
-    """The interpreter that runs pipeplan now. Where the file runs it may be another one."""
+    """The interpreter that runs pipeplan now. The machine that runs the file may have another one."""
     version: str
     """Version of pipeplan."""
     command: str
     """The command that wrote the file, on one line, for comments."""
     digest: str
-    """Digest of the plan, its profile and its cluster. Stage files have it as `plan`."""
+    """Digest of the plan, its profile and its cluster, as in the field `plan` of stage files."""
     folder: str
-    """Absolute path of the plan folder if the file is written to another folder. Empty if it is written into the plan
-    folder, which can then be moved as a whole."""
+    """Absolute path of the plan folder if the file is written to another folder. The path is empty if the file is
+    written into the plan folder, so that the folder can be moved."""
 
     @classmethod
     def of(
@@ -74,7 +77,8 @@ class TemplateContext:
     ) -> TemplateContext:
         """Read the variables from a plan.json. Raises `InputError`.
 
-        `plan_folder`: its absolute path; empty if it is not known yet. `in_folder`: whether the file is for it.
+        `plan_folder` is the absolute path of the plan folder, empty if it is not known yet. `in_folder` says whether
+        the file is written into the plan folder.
         """
         stated = PlanFile.of(root)
         plan, profile, cluster = stated.plan, stated.profile, stated.to_cluster()
@@ -118,19 +122,19 @@ def _described(size: int, devices: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class LauncherSetting:
-    """An option of one launcher: `--some-name` on the command line, `some_name` in Python and in the template."""
+    """An option of a launcher: `--some-name` on the command line, `some_name` in Python and in the template."""
 
     name: str
     help: str
     type: Literal["text", "count", "flag"] = "text"
-    """A count is a whole number of at least 1."""
+    """Type of the value. A `count` is a whole number of at least 1."""
     default: str | int | bool | None = None
     many: bool = False
-    """Whether it may be given more than once. The template then gets a tuple."""
+    """Whether the option may be given more than once, so that the template gets a tuple of values."""
     metavar: str | None = None
 
     def checked(self, value: Any) -> Any:
-        """Check a value that Python code gave, and return it as the template gets it. Raises `InputError`."""
+        """Check a value from Python code, and return it in the form for the template. Raises `InputError`."""
         if self.many:
             values = () if value is None else (value,) if isinstance(value, str) else tuple(value)
             return tuple(self._one(single) for single in values)
@@ -158,14 +162,14 @@ class Launcher:
     title: str
     """Description in the help of `pipeplan export`."""
     file_name: str
-    """Name of the file in the plan folder, unless the user gives another path."""
+    """Name of the file in the plan folder if the user gives no other path."""
     template: str
-    """File in the bundled folder of templates."""
+    """Name of the template in the bundled folder of templates."""
     mode: int = 0o644
     settings: tuple[LauncherSetting, ...] = ()
     more: Callable[[TemplateContext, Mapping[str, Any]], Mapping[str, Any]] = lambda context, settings: {}
-    """Function that derives further variables of the template from the plan and the settings. It raises `InputError`
-    for a plan or settings that cannot be rendered."""
+    """Function that derives further variables of the template from the plan and the settings. The function raises
+    `InputError` if the plan or the settings cannot be rendered."""
 
     def text(self, context: TemplateContext, settings: Mapping[str, Any]) -> str:
         """The text of the file. Raises `InputError` for settings that this launcher does not have."""

@@ -1,8 +1,9 @@
-"""The launchers, and what starts a plan as a SLURM job, with one task on each node.
+"""The launchers, with the variables of a SLURM job, which has one task on each node.
 
-A new launcher needs a template and an entry in `LAUNCHERS`; `pipeplan.rendering.kubernetes` has one of its own.
-launch-ssh.sh takes the names of the hosts when it runs. In launch.slurm, consecutive servers with the same number of
-workers of the same device are one component of the job. Several components make it a heterogeneous job.
+A new launcher needs a template and an entry in `LAUNCHERS`. The launcher for Kubernetes is in
+`pipeplan.rendering.kubernetes`. launch-ssh.sh takes the names of the hosts when it runs. In launch.slurm, consecutive
+servers with the same number of workers of the same device are one component of the job. A job with several components
+is heterogeneous.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pipeplan.util.text import did_you_mean, one_line
 from pipeplan_launch.job_reference import file_of
 
 CORES_PER_GPU = 4
-"""Default cores of a worker on a GPU: one computes, the others read samples and send."""
+"""Default number of cores of a worker on a GPU: one computes, the others read samples and send messages."""
 _LONGEST_NAME = 40
 
 SETTINGS = (
@@ -51,7 +52,7 @@ SETTINGS = (
     ),
 )
 TIME_LIMIT = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}|UNLIMITED|INFINITE", re.IGNORECASE)
-"""A time limit of sbatch: minutes, with seconds or hours around them, or days and hours."""
+"""Time limit of sbatch: minutes, minutes:seconds, hours:minutes:seconds, or days-hours[:minutes[:seconds]]."""
 COMPONENT_OPTIONS = ("partition", "time")
 """Options that every component of a heterogeneous job must repeat."""
 
@@ -67,7 +68,7 @@ def _slurm_variables(context: TemplateContext, settings: Mapping[str, Any]) -> M
     """
     types = _gpu_types(context, settings["gpu_type"])
     for name, value in [*((name, settings[name]) for name in COMPONENT_OPTIONS), *(("gpu_type", t) for t in types)]:
-        # SLURM splits an `#SBATCH` line at spaces and ends it at a number sign.
+        # SLURM splits an `#SBATCH` line at spaces and ends the line at a number sign.
         if value and not re.fullmatch(r"[^\s\"'#\\]+", value):
             raise InputError(f"--{name.replace('_', '-')} must be one word without quotes, not {value!r}")
     if settings["time"] and not TIME_LIMIT.fullmatch(settings["time"]):
@@ -91,9 +92,9 @@ def _slurm_variables(context: TemplateContext, settings: Mapping[str, Any]) -> M
 
 
 def _gpu_types(context: TemplateContext, named: tuple[str, ...]) -> list[str]:
-    """The type of the GPUs of every server; empty texts where none is named or needed.
+    """The type of the GPUs of every server; empty texts if no type is named or needed.
 
-    Raises `InputError` if servers have different GPUs and the type of one is not named.
+    Raises `InputError` if servers have different GPUs and some type is not named.
     """
     devices = list(dict.fromkeys(context.server_devices))
     if context.device != "cuda" or len(devices) == 1:

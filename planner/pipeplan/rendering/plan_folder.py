@@ -1,7 +1,7 @@
 """Writes a plan folder: plan.json for people and tools, stages/*.json for the executor, launch.sh to run it.
 
-All files are written to a scratch folder first and then moved into place, so that no half-written plan can be started.
-Launch files of other kinds are rendered from plan.json alone; they need neither the profile nor a solver.
+All files are first written to a scratch folder and then moved into place, so that no half-written plan can be started.
+Other launch files are rendered from plan.json alone, without the profile or a solver.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def refuse_to_overwrite_plan(folder: Path, force: bool) -> None:
-    """Raise `InputError` if a plan cannot, or must not, be written to `folder`."""
+    """Raise `InputError` if a plan cannot or must not be written to `folder`."""
     if (folder.exists() or folder.is_symlink()) and not folder.is_dir():
         raise InputError(f"{folder} is not a folder; a plan is written to one: give another with -o")
     for parent in folder.parents:
@@ -42,7 +42,7 @@ def refuse_to_overwrite_plan(folder: Path, force: bool) -> None:
 
 
 def holds_unused_plan(folder: Path) -> bool:
-    """Whether a folder holds a plan as `write_plan` wrote it, with which no run was started."""
+    """Whether a folder has a plan as `write_plan` wrote it, and no run of the plan was started."""
     script = folder / LOCAL.file_name
     if not script.is_file() or any(folder.glob("runs/*")):
         return False
@@ -53,7 +53,10 @@ def holds_unused_plan(folder: Path) -> bool:
 
 
 def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
-    """Write the plan folder. With `force` it replaces a plan; other files in the folder stay. Raises `InputError`."""
+    """Write the plan folder.
+
+    With `force`, an existing plan is replaced; other files in the folder stay. Raises `InputError`.
+    """
     refuse_to_overwrite_plan(folder, force)
     is_new = not folder.exists()
     try:
@@ -70,7 +73,7 @@ def write_plan(outcome: Outcome, folder: Path, *, force: bool = False) -> None:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError):
             raise
-        # The error names a file in the scratch folder. The user knows the plan folder.
+        # The error names a file in the scratch folder, but the user knows only the plan folder.
         raise InputError(f"cannot write {folder}: {cause.strerror or cause}") from error
 
 
@@ -84,9 +87,10 @@ def _write_files(outcome: Outcome, scratch: Path, folder: Path) -> None:
 
 
 def _move_in(scratch: Path, folder: Path) -> None:
-    """Replace the files of an older plan by those in `scratch`.
+    """Replace the files of an older plan by the files in `scratch`.
 
-    The old launch.sh goes first and the new one comes last, so that no script starts a mixture after an interruption.
+    The old launch.sh is removed first and the new one added last, so that after an interruption no script starts a
+    mixture.
     """
     (folder / "launch.sh").unlink(missing_ok=True)
     if (folder / "stages").exists():
@@ -101,8 +105,8 @@ def launch_file_text(
 ) -> str:
     """The text of a file that starts the plan of a folder, rendered from the template of `launcher`.
 
-    `output` is where the text will be written: outside the plan folder it has to name that folder. `command` is the
-    command that wrote it, for a comment. Raises `InputError`.
+    `output` is the path of the file. If it is outside the plan folder, the text names that folder. `command` is the
+    command that writes the file, for a comment. Raises `InputError`.
     """
     root, folder = plan_file.read_plan_document(plan), plan_file.plan_file(plan).parent.resolve()
     in_folder = output is None or output.parent.resolve() == folder
@@ -119,9 +123,9 @@ def write_launch_file(
     command: str = "pipeplan export",
     force: bool = False,
 ) -> Path:
-    """Write the file to `output`, by default into the plan folder, in full or not at all; returns its path.
+    """Write the file to `output`, by default into the plan folder, in full or not at all. Returns the path of the file.
 
-    Raises `InputError` if another file is there, unless `force` is given.
+    Raises `InputError` if another file exists there, unless `force` is given.
     """
     path = output or plan_file.plan_file(plan).parent / launcher.file_name
     text = launch_file_text(plan, launcher, settings, output=path, command=command)

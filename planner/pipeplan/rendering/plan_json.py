@@ -1,6 +1,6 @@
 """The contents of a plan folder's files: plan.json for people and tools, stages/*.json for the executor.
 
-Stage files hold the link rates that the plan was made for, which the executor compares with those it measures.
+Stage files contain the link rates that the plan was made for. The executor compares these rates with measured rates.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ STAGE_FORMAT, FORMAT_VERSION = "pipeplan-stage", 1
 def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any]:
     """The contents of plan.json, which `solve --json` also prints.
 
-    `folder`: the plan folder, to which the paths in plan.json are relative; None for a plan that is not written.
+    `folder` is the plan folder, to which the paths in plan.json are relative; None for a plan that is not written.
     """
     profile, score = outcome.problem.profile, outcome.evaluation
     return {
@@ -97,7 +97,7 @@ def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any
 
 
 def _updates(outcome: Outcome) -> dict[str, Any]:
-    """How the stages update, and of an asynchronous plan what is measured of learning so."""
+    """The fields on updates of the stages, and, for an asynchronous plan, the measured cost of learning."""
     profile, correction = outcome.problem.profile, outcome.problem.options.correction
     known = known_learning(outcome.plan, profile.optimizer_name, profile.optimizer_state_ratio, correction)
     updates = Updates.of(outcome.plan, profile.minibatch).to_json()
@@ -105,7 +105,7 @@ def _updates(outcome: Outcome) -> dict[str, Any]:
 
 
 def _options(outcome: Outcome) -> dict[str, Any]:
-    """The options of the user. The schedule and its number are those of the plan, which leaves out unused ones."""
+    """The options of the user. The schedule and the minibatches per update are those of the plan."""
     options = asdict(outcome.problem.options)
     if options["correction"] == "none":
         del options["correction"]
@@ -119,7 +119,7 @@ def _options(outcome: Outcome) -> dict[str, Any]:
 
 
 def _simulation(figure: Figure) -> dict[str, Any]:
-    """The simulated step time of the plan; `minibatch_s` is null where there was no simulation."""
+    """The simulated step time of the plan; `minibatch_s` is null if there was no simulation."""
     return {
         "minibatch_s": figure.simulated_s,
         "ratio": figure.ratio,
@@ -129,7 +129,7 @@ def _simulation(figure: Figure) -> dict[str, Any]:
 
 
 def _baseline(baseline: Baseline, outcome: Outcome) -> dict[str, Any]:
-    """What is stated of a baseline; with `not_taken` where it is faster than the plan and not in the searched space."""
+    """The fields of a baseline. `not_taken` is included if it is faster than the plan and not in the searched space."""
     why = not_taken_because(baseline, outcome.plan, outcome.predicted_s, outcome.problem)
     return {
         "name": baseline.name,
@@ -169,17 +169,17 @@ def _model_fields(profile: Profile, folder: Path | None) -> dict[str, Any]:
 
 
 def _relative_path(profile: Profile, folder: Path | None) -> dict[str, str]:
-    """The path of the profile from the plan folder; nothing where the profile was made in memory or is bundled."""
+    """The path of the profile from the plan folder; empty if the profile was made in memory or is bundled."""
     if folder is None or not profile.file:
         return {}
     return {"relative_path": os.path.relpath(os.path.realpath(profile.file), folder.resolve())}
 
 
 def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[str, Any]]:
-    """The contents of the stage files. Each holds all that a worker of the stage needs to know.
+    """The contents of the stage files. Each has everything that a worker of the stage needs to know.
 
-    `folder`: the plan folder, to which the path of the job is relative; None for a plan that is not written.
-    Servers after the last one with a busy worker are no part of them: nothing is started there.
+    `folder` is the plan folder, to which the path of the job is relative; None for a plan that is not written. Servers
+    after the last one with a busy worker are left out, because nothing is started there.
     """
     problem, plan = outcome.problem, outcome.plan
     profile, cluster = problem.profile, problem.cluster
@@ -230,7 +230,7 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
 
 
 def _batch(batch: BatchTime) -> dict[str, Any]:
-    """The parts of a batch; the one that few plans have only where it is not 0."""
+    """The parts of a batch. `order_s`, which few plans have, is included only if it is not 0."""
     parts = asdict(batch)
     return {key: value for key, value in parts.items() if value or key != "order_s"}
 
@@ -253,11 +253,11 @@ def _stage_predictions(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
-    """Further predictions for a worker of the stage, per minibatch that this worker computes, at the stated
-    step time.
+    """Further predictions for a worker of the stage, per minibatch that this worker computes, at the answer's step
+    time.
     """
     plan, cluster = outcome.plan, outcome.problem.cluster
-    # The executor's table compares a run with the step time that the answer states, and waiting is what remains of it.
+    # The executor's table compares a run with the answer's step time. Waiting is the rest of that time.
     score = replace(outcome.evaluation, step_time_s=outcome.predicted_s)
     shared = (cores for first, stop, cores in cluster.shared_cores if first <= plan.stages[index].workers[0] < stop)
     return {
@@ -270,11 +270,11 @@ def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
 
 
 def planned_links(outcome: Outcome, workers: int) -> list[dict[str, Any]]:
-    """The levels of the cluster, innermost first: what each joins, its rates, and how long the plan keeps cards busy.
+    """The levels of the cluster, innermost first: components, rates, and how long the plan keeps network cards busy.
 
-    They are those of the first so many `workers`. `span` is the number of components that a component of the level
-    joins. `sendrecv` and `allreduce` are in bytes per second, null if unlimited. `cards_s` is in seconds per minibatch
-    for one network card. A value is a list over the components of the level where these differ.
+    Only the first `workers` workers count. `span` is the number of components that a component of the level joins.
+    `sendrecv` and `allreduce` are in bytes per second, null if unlimited. `cards_s` is in seconds per minibatch for one
+    network card. If the components of a level differ, a value is a list over them.
     """
     problem = outcome.problem
     cluster, links = problem.cluster, Links.of(problem.cluster)
@@ -284,7 +284,7 @@ def planned_links(outcome: Outcome, workers: int) -> list[dict[str, Any]]:
         rates = links.rates[number]
         starts = [start for start in cluster.starts(number) if start < workers]
         shown = len(starts)
-        # Network cards belong to the components that a level joins: to servers, and to groups of servers.
+        # Network cards belong to the components that a level joins: servers, and groups of servers.
         cards = busy[number - 1].max(axis=0).tolist() if number > cluster.server_level else None
         documents.append(
             {
@@ -304,5 +304,5 @@ def _finite(rate: float) -> float | None:
 
 
 def _one_or_all(values: list[Any]) -> Any:
-    """The value that all have in common, or else all values."""
+    """The common value if all values are equal, else all values."""
     return values[0] if all(value == values[0] for value in values) else values

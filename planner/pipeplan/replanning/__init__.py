@@ -1,1 +1,1 @@
-"""Plans again for what is left of a cluster, and says what changes for a run that resumes from its checkpoint."""
+"""Plans again for the rest of a cluster, and says what changes for a run that resumes from its checkpoint."""

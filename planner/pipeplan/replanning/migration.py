@@ -15,29 +15,30 @@ from pipeplan.replanning.remaining_cluster import RemainingCluster
 
 @dataclass(frozen=True)
 class WorkerChange:
-    """A worker of the new plan."""
+    """The changes for one worker of the new plan."""
 
     number: int
     server: int
     was: int | None
-    """Its number in the old plan; None if that is not known."""
+    """The worker's index in the old plan; None if it is unknown."""
     stages: tuple[int, ...]
-    """Its stages, counted from 0: several only under schedules with virtual stages, none if it is idle."""
+    """Stages of the worker, counted from 0. There are several only under schedules with virtual stages, and none if the
+    worker is idle."""
     stages_was: tuple[int, ...]
-    """Its stages in the old plan; none if it was idle, or is not known."""
+    """Stages of the worker in the old plan; empty if it was idle or is unknown."""
     taken: tuple[str, ...]
-    """Layers that it holds in the new plan only."""
+    """Layers that the worker holds only in the new plan."""
     read_bytes: int
-    """Weights, buffers and optimiser state that it reads from a checkpoint."""
+    """Bytes of weights, buffers and optimiser state that the worker reads from a checkpoint."""
 
 
 @dataclass(frozen=True)
 class LayerShift:
-    """Consecutive layers that move from the same stage to the same stage."""
+    """Consecutive layers that move from a common old stage to a common new stage."""
 
     layers: tuple[str, ...]
     stage_was: int
-    """Counted from 0, like `stage`."""
+    """The old stage, counted from 0."""
     stage: int
 
 
@@ -47,7 +48,7 @@ class BatchChange:
 
     layers: tuple[str, ...]
     minibatches_was: int
-    """Minibatches whose gradients an update averaged in the old plan."""
+    """Number of minibatches whose gradients an update averaged in the old plan."""
     minibatches: int
     samples_was: int
     samples: int
@@ -64,9 +65,9 @@ class PlanChanges:
 
     workers: tuple[WorkerChange, ...]
     shifts: tuple[LayerShift, ...]
-    """All layers, in the order of the new plan."""
+    """The shifts of all layers, in the order of the new plan."""
     batches: tuple[BatchChange, ...]
-    """All layers with parameters; empty for inference, which makes no updates."""
+    """The batch changes of all layers with parameters; empty for inference, which has no updates."""
 
     @property
     def read_bytes(self) -> int:
@@ -87,7 +88,7 @@ class PlanChanges:
 def plan_changes(
     old: Plan, new: Plan, remaining: RemainingCluster, profile: Profile, minibatch_was: int
 ) -> PlanChanges:
-    """The changes from `old` to `new`, on the workers of `remaining`, whose old numbers may not be known."""
+    """The changes from `old` to `new`, on the workers of `remaining`. The workers' old indices may be unknown."""
     layers = {layer.name: layer for layer in profile.layers}
     return PlanChanges(
         workers=tuple(_workers(old, new, remaining, layers, profile.optimizer_state_ratio)),
@@ -139,7 +140,7 @@ def _batches(old: Plan, new: Plan, profile: Profile, minibatch_was: int) -> Iter
 
 
 def _minibatches(plan: Plan) -> dict[str, int]:
-    """Number of minibatches that an update of each layer averages, by name of the layer."""
+    """Number of minibatches that an update averages, by name of the layer."""
     return {
         name: int(plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
         for stage in plan.stages

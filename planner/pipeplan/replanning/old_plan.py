@@ -1,4 +1,4 @@
-"""Reads the plan that is to be replaced, makes the problem for the remaining cluster, and solves it."""
+"""Reads the plan to be replaced, builds the problem for the remaining cluster, and solves it."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def read_old_plan(path: Path, profile_file: Path | None = None) -> tuple[Problem
 
 
 def remaining_cluster(old: Cluster, lost: Collection[str], instead: Cluster | None) -> RemainingCluster:
-    """The rest of a cluster without the servers and workers that are named, or the cluster that takes its place.
+    """The cluster without the lost servers and workers, or the cluster `instead` that replaces it.
 
-    Raises `InputError` unless exactly one of both is given.
+    Raises `InputError` unless exactly one of `lost` and `instead` is given.
     """
     if instead is not None:
         if lost:
@@ -57,7 +57,7 @@ def remaining_cluster(old: Cluster, lost: Collection[str], instead: Cluster | No
 
 
 def overriding_options(old: Options, fields: Mapping[str, Any]) -> Options:
-    """The old options with other values for some fields; minibatches per update stay where the schedule needs them."""
+    """The old options with other values for some fields. Minibatches per update are kept if the schedule needs them."""
     schedule, accumulate = fields.get("schedule", old.schedule), fields.get("accumulate")
     if accumulate is None and schedule in ACCUMULATING:
         accumulate = old.accumulate
@@ -86,7 +86,7 @@ def solve_again(problem: Problem, settings: Settings, report: Report | None = No
     """The outcome of a problem. If nothing fits, the `InfeasibleError` names the options that would help."""
     deadline = Deadline.after(settings.time_limit_s)
     try:
-        # A part of the time is left for options that would help, if these have no plan.
+        # Part of the time is reserved for finding options that would help if there is no plan.
         return solve(problem, settings, report=report, deadline=deadline.share(0.8))
     except InfeasibleError as error:
         helps = helpful_options(problem, deadline)

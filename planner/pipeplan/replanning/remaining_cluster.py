@@ -6,7 +6,7 @@
     server 1  [2][3]      ×  ×                          server 1  [2]        was server 2: worker 4 is now 2
     server 2  [4][5]         ×
 
-The remaining servers and workers keep their order and are numbered anew from 0, as in plans.
+The remaining servers and workers keep their order and are renumbered from 0, as in plans.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ INSTEAD = "describe what is left in a cluster file and give it with --cluster"
 
 @dataclass(frozen=True)
 class RemainingCluster:
-    """A reduced cluster, and the old numbers of its workers and servers."""
+    """A reduced cluster, and the old indices of its workers and servers."""
 
     cluster: Cluster
     workers: tuple[int, ...]
-    """The old number of every remaining worker; empty if the cluster was replaced."""
+    """The old index of every remaining worker; empty if the cluster was replaced."""
     servers: tuple[int, ...]
-    """The old number of every remaining server; empty if the cluster was replaced."""
+    """The old index of every remaining server; empty if the cluster was replaced."""
 
     def now(self, worker: int) -> int | None:
-        """The new number of the worker with an old number; None if it is lost."""
+        """The new index of the worker with the old index `worker`; None if it is lost."""
         return self.workers.index(worker) if worker in self.workers else None
 
 
 def workers_named(names: Iterable[str], cluster: Cluster) -> frozenset[int]:
-    """The workers that `server2`, `worker5` (of the cluster) or `server1.worker2` (of that server) name, all from 0.
+    """The workers named by texts such as `server2`, `worker5` (of the cluster) or `server1.worker2`, counted from 0.
 
     Raises `InputError` for a name of another form, or of a server or worker that the cluster does not have.
     """
@@ -72,10 +72,10 @@ def _existing(number: int, count: int, what: str, where: str) -> int:
 
 
 def remove_workers(cluster: Cluster, lost: frozenset[int]) -> RemainingCluster:
-    """The cluster without the lost workers, and without servers that lost all of theirs.
+    """The cluster without the lost workers, and without servers that lost all workers.
 
-    Servers may end up with different numbers of workers. Raises `InputError` if nothing is left, or if the levels above
-    the servers would join unequal numbers of them, which a cluster cannot express.
+    Servers may be left with different numbers of workers. Raises `InputError` if nothing is left, or if the levels
+    above the servers would join unequal numbers of them, which a cluster cannot express.
     """
     workers = tuple(worker for worker in range(cluster.workers) if worker not in lost)
     if not workers:
@@ -97,9 +97,10 @@ def _reduced(cluster: Cluster, workers: tuple[int, ...]) -> Cluster:
 
 
 def _counts(cluster: Cluster, workers: tuple[int, ...], level: int) -> list[int]:
-    """How many components of the level below (or workers) every component of `level` has left, without empty ones.
+    """Number of remaining components of the level below (or workers) in every component of `level`, without empty
+    components.
 
-    The components come in order, because the workers do.
+    The components are in order, because the workers are.
     """
     below = {cluster.component(level - 1, worker): worker for worker in workers}
     return list(Counter(cluster.component(level, worker) for worker in below.values()).values())

@@ -1,6 +1,6 @@
 """The report of `pipeplan replan` beside the new plan: old and new step time, moved layers, and commands that resume.
 
-`--relax` drops options of the old plan; `helpful_options` finds those that would make room for a new plan.
+`--relax` drops options of the old plan. `helpful_options` finds options whose removal would make a new plan possible.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _RELAXABLE = {
 }
 """By option of `pipeplan solve`, the fields of `Options` that it sets."""
 _MOST_CUTS = 2000
-"""Beyond this number only the cuts of one order of the layers are enumerated, as in `solve`."""
+"""Number of cuts above which only the cuts of one order of the layers are enumerated, as in `solve`."""
 
 
 @dataclass(frozen=True)
 class OldPlan:
-    """The old plan."""
+    """The old plan with its cluster and step time."""
 
     folder: Path
     plan: Plan
@@ -59,7 +59,7 @@ class LaunchCommand:
 
     server: int
     was: int | None
-    """The old number of the server; None if that is not known."""
+    """The old index of the server; None if it is unknown."""
     environment: tuple[tuple[str, str], ...]
     arguments: tuple[str, ...]
 
@@ -91,13 +91,14 @@ class ReplanReport:
 
     @property
     def samples_per_s(self) -> tuple[float, float]:
-        """Samples per second of the old plan and of the new one."""
+        """Samples per second of the old plan and of the new plan."""
         now = self.outcome.problem.profile.minibatch / self.outcome.predicted_s
         return self.old.minibatch / self.old.step_time_s, now
 
     @property
     def commands(self) -> list[LaunchCommand]:
-        """The commands that start the new plan, one for each server; none if it was not written or has no model."""
+        """The commands that start the new plan, one for each server; empty if the plan was not written or has no
+        model."""
         if self.folder is None or not self.outcome.problem.profile.model_ref:
             return []
         resume = [] if self.checkpoint is None else ["--resume-from", path_word(self.checkpoint.resume_from)]
@@ -109,7 +110,7 @@ class ReplanReport:
 
     @property
     def _servers(self) -> int:
-        """Servers on which the new plan starts workers."""
+        """Number of servers on which the new plan starts workers."""
         busy = (worker for stage in self.outcome.plan.stages for worker in stage.workers)
         return self.left.cluster.servers_up_to(busy)
 
@@ -121,7 +122,7 @@ class ReplanReport:
         return rank + self._devices(number)
 
     def _devices(self, number: int) -> list[tuple[str, str]]:
-        """CUDA_VISIBLE_DEVICES with the remaining GPUs of a server, unless these are its first ones."""
+        """CUDA_VISIBLE_DEVICES with the remaining GPUs of a server; empty if these are its first GPUs."""
         cluster = self.left.cluster
         if cluster.device.kind != "cuda" or not self.left.workers:
             return []
@@ -179,19 +180,19 @@ def _updates(batch: BatchChange) -> dict[str, Any]:
 RELAXED: dict[str, dict[str, Any]] = {
     option: {field: getattr(Options(), field) for field in names} for option, names in _RELAXABLE.items()
 }
-"""By option of `pipeplan solve`, the fields of `Options` that it sets, with their defaults."""
+"""The fields of `Options` that each option of `pipeplan solve` sets, with their defaults, by option."""
 
 
 def relax_options(options: Options, names: Iterable[str]) -> Options:
-    """The options without the constraints of the options of `RELAXED` that are named."""
+    """The options without the constraints that `names` (keys of `RELAXED`) set."""
     changes = {field: value for name in names for field, value in RELAXED[name].items()}
     if "stages" in changes and options.is_listed:
-        changes |= {"sharding": Sharding.NONE, "unequal_shares": False}  # Only plans of one stage have these.
+        changes |= {"sharding": Sharding.NONE, "unequal_shares": False}  # Only plans of one stage have these fields.
     return replace(options, **changes)
 
 
 def helpful_options(problem: Problem, deadline: Deadline = NO_DEADLINE) -> list[str]:
-    """Options of `pipeplan replan`, each of which alone makes the infeasible problem feasible."""
+    """Options of `pipeplan replan` that each make the infeasible problem feasible."""
     options = [
         f"--relax {name}"
         for name in RELAXED
@@ -204,7 +205,7 @@ def helpful_options(problem: Problem, deadline: Deadline = NO_DEADLINE) -> list[
 
 
 def _first_that_fits(problem: Problem, deadline: Deadline) -> Iterator[int]:
-    """The largest feasible size among the minibatch halved once, twice and so on; nothing if there is none."""
+    """The largest feasible size among the minibatch halved once, twice and so on; empty if there is none."""
     size = problem.profile.minibatch // 2
     while size >= 1:
         if _fits(replace(problem, profile=problem.profile.rescaled(size)), deadline):
@@ -214,7 +215,7 @@ def _first_that_fits(problem: Problem, deadline: Deadline) -> Iterator[int]:
 
 
 def _fits(problem: Problem, deadline: Deadline) -> bool:
-    """Whether a problem is found to have a plan before the deadline."""
+    """Whether a plan of the problem is found to exist before the deadline."""
     if problem.options.is_listed:
         return listed_plan(problem) is not None
     try:

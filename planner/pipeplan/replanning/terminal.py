@@ -19,7 +19,10 @@ MOST_COMMANDS = 16
 
 
 def changes_table(report: ReplanReport) -> Iterator[RenderableType]:
-    """Lines on the rest of the cluster and the loss of step time, and a table of the workers; lines to be folded."""
+    """Lines on the rest of the cluster and the change of throughput, and a table of the workers.
+
+    The lines may be wrapped.
+    """
     yield ""
     yield _left(report)
     yield _step_time(report)
@@ -70,7 +73,7 @@ def _workers(report: ReplanReport) -> Table:
 
 
 def _alike(worker: WorkerChange) -> tuple[object, ...]:
-    """The properties that consecutive workers must share to be shown in one row."""
+    """The properties that must be equal for consecutive workers to be shown in one row."""
     return worker.server, worker.stages, worker.stages_was, worker.taken, worker.was is None
 
 
@@ -79,7 +82,7 @@ def _stages(indices: Sequence[int]) -> str:
 
 
 def layer_span(names: Sequence[str]) -> str:
-    """The first and the last layer, and their number."""
+    """The first and the last layer, and the number of layers, as text."""
     if not names:
         return "-"
     text = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]} ({len(names)})"
@@ -109,7 +112,7 @@ def _update(batch: BatchChange) -> str:
 
 
 def resume_lines(report: ReplanReport) -> Iterator[str]:
-    """The checkpoint to resume from and the commands that do so. Users copy these lines, so they are not folded."""
+    """The checkpoint to resume from, and the commands that resume. Users copy these lines, so they are not wrapped."""
     commands, training = report.commands, not report.outcome.plan.inference
     for run in report.checkpoint.skipped if report.checkpoint else ():
         yield f"Left out: {one_line(run)} is a later run, and has no checkpoint."

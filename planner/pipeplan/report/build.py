@@ -34,7 +34,7 @@ COMPARED_FIGURES = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "
 """Figures of a stage that are both predicted and measured."""
 MEASURED_FIGURES = ("load_s", "send_s", "other_s")
 """Figures of a stage that are only measured."""
-# Characters that could end the script element around the document, or begin another. JSON parsers read the escapes
+# Characters that could end the script element around the document, or begin another one. JSON parsers read the escapes
 # as the same characters.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
@@ -42,7 +42,7 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 def build_report(source: ReportSource, run: MeasuredRun | None = None) -> PlanReport:
     """The report on a plan, and on a run of it if there is one.
 
-    Raises `InputError` where the run is of another plan.
+    Raises `InputError` if the run is a run of another plan.
     """
     simulated = timeline.simulate_for_report(source.scenario)
     shown = timeline.pipeline_timeline(simulated, run)
@@ -110,7 +110,7 @@ def _learning(source: ReportSource) -> str:
 
 
 def predicted_figures(source: ReportSource) -> dict[str, Any]:
-    """The step time, that of the formulas, the resource that limits the latter, and the throughput in other units."""
+    """The step time, the step time by the formulas with its limiting resource, and the throughput in other units."""
     step_s = source.step_s
     return {
         "minibatch_s": step_s,
@@ -123,7 +123,7 @@ def predicted_figures(source: ReportSource) -> dict[str, Any]:
 
 
 def _in_units(source: ReportSource) -> list[str]:
-    """The throughput in other units, in lines, as plan.json states it."""
+    """The throughput in other units, as lines, from plan.json."""
     return [] if (node := source.root.get("throughput")) is None else decode(node, Throughput).lines
 
 

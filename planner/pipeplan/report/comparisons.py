@@ -14,14 +14,14 @@ from pipeplan.report.source import ReportSource
 from pipeplan.util.text import one_line
 
 BEST = "best "
-"""Begins the name of a baseline that plan.json states to be the best of its kind."""
+"""Prefix of the name of a baseline that plan.json states to be the best of its kind."""
 MAX_CONFIG_LENGTH = 24
 """Most characters of a configuration. A longer one is described by its number of stages."""
 SEARCHED_SPACE = (
     "The searched space has all pipelines whose stages follow the order of the worker numbers, each on consecutive "
     "workers, and copies of such a pipeline in all components of a level."
 )
-COVERED = "`pipeplan solve` writes a certificate for plans that keep whole weights, where checking it takes seconds."
+COVERED = "`pipeplan solve` writes a certificate for plans that keep whole weights, if checking it takes only seconds."
 WIDER = "Over all microbatch sizes and kinds of plans the answer claims less: none is more than {} faster."
 LIMITS = (
     "This is about the predicted times: the profile's figures, the cluster's rates and the cost model. "
@@ -30,9 +30,9 @@ LIMITS = (
 
 
 def comparison_rows(source: ReportSource) -> list[Comparison]:
-    """This plan and the rivals in plan.json; plans for a named schedule have baselines instead.
+    """This plan and the rivals in plan.json. Plans for a named schedule have baselines instead of rivals.
 
-    No check verifies these, and the sentences say so.
+    `pipeplan check` does not verify these figures, and the sentences of the report say so.
     """
     rows = [Comparison("this plan", source.name, source.step_s, 1.0, "")]
     if source.stated.choice is not None:
@@ -44,7 +44,7 @@ def comparison_rows(source: ReportSource) -> list[Comparison]:
 
 
 def _rivals(source: ReportSource, choice: PlanChoice) -> Iterator[Comparison]:
-    """All rivals but the plan itself, and the best plan with old gradients."""
+    """All rivals except the plan itself, and the best plan with old gradients."""
     own = source.plan.config, source.plan.schedule, source.microbatch, data_parallel(source)
     for one in [*choice.rivals, *filter(None, [choice.stale])]:
         if (one.config, one.schedule, one.minibatch, one.data_parallel) != own and one.samples_per_s > 0:
@@ -56,12 +56,12 @@ def _rivals(source: ReportSource, choice: PlanChoice) -> Iterator[Comparison]:
 
 
 def data_parallel(source: ReportSource) -> str:
-    """How the executor trains the plan on the whole model: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for others."""
+    """The executor's kind of data parallelism for the plan: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for pipelines."""
     return source.stated.data_parallel
 
 
 def _rival_remark(rival: PlanRival) -> str:
-    """Its workers and microbatch, and what keeps it from being the answer."""
+    """The workers and microbatch of a rival, and the reason why it is not the answer."""
     size = f"{rival.workers} worker{'s' if rival.workers > 1 else ''}, microbatch {rival.minibatch}"
     oldest = max(rival.updates.stale_by, default=0)
     old = f"; gradients up to {oldest} updates old" if oldest > 1 else "; gradients 1 update old" if oldest else ""
@@ -69,7 +69,7 @@ def _rival_remark(rival: PlanRival) -> str:
 
 
 def _remark(baseline: PlanBaseline) -> str:
-    """The remark on a baseline, which no check verifies."""
+    """The remark on a baseline. `pipeplan check` does not verify it."""
     remarks = [one_line(baseline.not_taken), one_line(baseline.remark)]
     if baseline.name.startswith(BEST) and baseline.minibatch_s is not None:
         remarks.append("stated to be the best")
@@ -79,8 +79,8 @@ def _remark(baseline: PlanBaseline) -> str:
 def certificate_section(source: ReportSource) -> dict[str, Any]:
     """The section `certificate` of the report: `proven`, `gap`, `bound_s` and the sentences.
 
-    All of it is what the check of plan.json establishes. What the file itself says about a proof is not repeated,
-    except for a gap that is wider than the shown one.
+    The section has only what the check of plan.json establishes. What the file itself says about a proof is left out,
+    except a gap that is wider than the gap shown by the check.
     """
     checked, shown = source.checked, source.checked.shown
     sentences = [f"{checked.proof[:1].upper()}{checked.proof[1:]}."]

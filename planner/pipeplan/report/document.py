@@ -1,4 +1,4 @@
-"""The JSON document of a report: plain values that the page draws and prints without further computing.
+"""The JSON document of a report: plain values that the page shows without further computation.
 
 Times are in seconds, sizes in bytes, rates in bytes per second. Long tables are stored by columns.
 """
@@ -26,15 +26,15 @@ class LoadRow:
     name: str
     seconds: float
     share: float
-    """`seconds` as a share of the step time by the formulas."""
+    """The value of `seconds` as a share of the step time by the formulas."""
     binds: bool
     """Whether the plan names this resource as the one that limits the step time."""
     part: bool
-    """Whether it is a part of a batch of a schedule with a flush; the shares of the parts add up to 1."""
+    """Whether the row is a part of a batch under a flush schedule. The shares of these parts add up to 1."""
     rate: float | None = None
     bytes_per_minibatch: float | None = None
     simulated_busy: float | None = None
-    """Share of the simulated time in which the link is busy; None where it is not simulated by itself."""
+    """Share of the simulated time in which the link is busy; None if the link is not simulated separately."""
     measured_busy: float | None = None
 
 
@@ -61,9 +61,9 @@ class StageRow:
     parameter_bytes: int
     memory_bytes: int
     capacity_bytes: int | None
-    """None if memory does not limit the plan."""
+    """Smallest device memory of the stage's workers; None if memory does not limit the plan."""
     memory_parts: list[tuple[str, int]]
-    """Names and bytes of the parts of `memory_bytes`, which add up to it."""
+    """Names and bytes of the parts of `memory_bytes`, which add up to that total."""
 
 
 @dataclass(frozen=True)
@@ -80,26 +80,26 @@ class PipelineTimeline:
     measured: Columns | None
     measured_end_s: float | None
     minibatches: int
-    """Number of minibatches that are complete by the end of the predicted part."""
+    """Number of minibatches that are complete at the end of the predicted part."""
     omitted: str
 
 
 INTERVAL_KINDS = ("forward", "backward", "weights", "update", "all-reduce")
-"""Kinds of the intervals of a timeline. In between a worker waits."""
+"""Kinds of the intervals of a timeline. Between intervals a worker waits."""
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Memory over time of the worker of a stage that needs the most."""
+    """Memory over time of the worker of a stage that needs the most memory."""
 
     stage: int
     worker: int
     capacity_bytes: int | None
     planned_bytes: int
     peak_bytes: int
-    """Peak in the simulation."""
+    """Peak memory in the simulation, in bytes."""
     predicted: Columns
-    """Columns: t, bytes. The bytes are in use from that time on."""
+    """Columns: t, bytes. From time t on, these bytes are in use."""
     measured_peak_bytes: int | None
 
 
@@ -111,7 +111,7 @@ class Comparison:
     config: str
     minibatch_s: float | None
     gain: float | None
-    """Throughput of the plan relative to this one: 2 if the plan is twice as fast."""
+    """Throughput of the plan divided by that of this alternative: 2 if the plan is twice as fast."""
     remark: str
 
 
@@ -133,7 +133,7 @@ class PlanReport:
     comparisons: list[Comparison]
     certificate: dict[str, Any]
     words: dict[str, list[str]]
-    """Sentences on the sections, by the section's name: what its figures do not say."""
+    """Sentences on the sections, by the section's name. The sentences say what the figures do not show."""
     notes: list[str]
     """Notes on the report as a whole."""
 

@@ -1,4 +1,5 @@
-"""The loads of a plan in one table: how long a microbatch keeps each resource busy, and what crosses each link."""
+"""The loads of a plan in one table: how long a microbatch keeps each resource busy, and the bytes that cross each
+link."""
 
 from __future__ import annotations
 
@@ -14,9 +15,9 @@ from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
 
 FILL_AND_DRAIN = "filling and draining the pipeline"
-"""A name in `bound_by` that stands for two parts of a batch: the first microbatch's passes, and its transfers."""
+"""A name in `bound_by` that covers two parts of a batch: the first microbatch's passes and its transfers."""
 MAX_LOADS = 100
-"""Most loads that are listed, the longest first."""
+"""Largest number of loads that are listed."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class _Traffic:
 
 
 def load_rows(source: ReportSource, simulated: ReportSimulation, measured: Mapping[int, float]) -> list[LoadRow]:
-    """All resources, the longest busy first; before them, for a schedule with a flush, the parts of a batch.
+    """All resources, the longest busy first. For a schedule with a flush, the parts of a batch come before them.
 
     `measured` is the share of time in which all-reduces ran, by stage of a run.
     """
@@ -62,27 +63,27 @@ def _binds(name: str, bound: str) -> bool:
     """Whether a resource, or a part of a batch, is the bound that plan.json names."""
     if bound == FILL_AND_DRAIN:
         return name.endswith(": filling and draining") or name == "its transfers"
-    if name == "the first microbatch's passes":  # of a plan of one stage, which has no pipeline to fill
+    if name == "the first microbatch's passes":  # the name for a plan of one stage, which has no pipeline to fill
         return bound != "gradient synchronisation"
     return name == bound or (name.startswith(f"{bound}, microbatches ") or name == f"{bound} that is waited for")
 
 
 def _group(source: ReportSource, index: int) -> int:
-    """Minibatches of the whole pipeline for each all-reduce of a stage."""
+    """Number of minibatches of the whole pipeline for each all-reduce of a stage."""
     if source.plan.schedule in ACCUMULATING:
         return source.plan.accumulate or 1
     return source.plan.stages[index].replicas
 
 
 def _boundaries(source: ReportSource, simulated: ReportSimulation) -> Iterator[tuple[str, _Traffic]]:
-    """The traffic over every stage boundary, both directions and all copies of the pipeline together.
+    """The traffic over every stage boundary, in both directions and all copies of the pipeline together.
 
-    It is as busy as its busiest direction in any copy.
+    A boundary is as busy as its busiest direction in any copy.
     """
     shares = simulated.report.links
     for index, hops in enumerate(source.scenario.hops):
         if source.plan.stages[index].workers == source.plan.stages[index + 1].workers:
-            continue  # stages of one worker hand tensors over
+            continue  # stages on the same worker pass tensors directly
         stage, busy = source.predictions[index], 0.0
         for copy, hop in enumerate(hops, start=1):
             for direction in (f"stage {index + 1} → {index + 2}", f"stage {index + 2} → {index + 1}"):

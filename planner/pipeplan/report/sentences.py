@@ -1,4 +1,4 @@
-"""Sentences of a report: what its figures and tables do not say by themselves, by section, and notes on the whole."""
+"""Sentences of a report: what its figures and tables do not show, by section, and notes on the whole report."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from pipeplan.run_data.run_folder import MeasuredRun
 from pipeplan.util.units import show_step_time, show_time
 
 MAX_DESCRIBED = 8
-"""Most stages that are described one by one."""
+"""Largest number of stages that are described separately."""
 EQUAL_TIME = 0.01
 """Relative difference up to which two times count as equal."""
 STALE = 1e-6
 """Relative difference above which a plan's step time disagrees with the present cost model."""
 NOTABLE_SLOWDOWN, BUSY_SHARE = 0.03, 0.9
-"""If a simulation is slower than the formulas by this share, a link that is this busy explains it."""
+"""If a simulation is slower than the formulas by the first share, a link that is busy for the second share explains
+it."""
 
 
 def section_sentences(
@@ -82,10 +83,11 @@ def _graph(report: PlanReport) -> Iterator[str]:
 
 
 def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulation) -> Iterator[str]:
-    """The fill of the pipeline, its steady state, and the share of time that workers compute in that."""
+    """Sentences on the fill of the pipeline, its steady state, and the workers' share of compute time in the steady
+    state."""
     shown, metrics = report.timeline, simulated.report
     yield "This is a simulation of the schedule that the executor runs, with the predicted times."
-    yield "A trace for Perfetto has all of a long one."
+    yield "A trace for Perfetto shows the whole of a long simulation."
     if simulated.remark:
         yield simulated.remark
     if metrics.fill_s > 0:
@@ -108,14 +110,14 @@ def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulat
             busy = f"{full[0].name} is busy for {full[0].simulated_busy:.0%} of the time"
             yield f"Messages come in bursts, which the formulas average: {busy}."
     if shown.measured is not None:
-        yield "The run's recording of the same microbatches is below it, and begins with an epoch."
+        yield "Below it is the run's recording of the same microbatches, from the beginning of an epoch."
 
 
 def _memory(report: PlanReport) -> Iterator[str]:
     if any(row.peak_bytes < row.planned_bytes * (1 - EQUAL_TIME) for row in report.memory):
-        yield "The simulation needs less where it does not use every version of the weights that the plan allows for."
+        yield "The simulation needs less memory if it does not use all weight versions that the plan allows."
     if any(stage.capacity_bytes is None for stage in report.stages):
-        yield "Memory did not limit this plan, by request."
+        yield "As requested, memory did not limit this plan."
 
 
 def _loads(report: PlanReport) -> Iterator[str]:
@@ -124,7 +126,7 @@ def _loads(report: PlanReport) -> Iterator[str]:
 
 
 def _comparisons(source: ReportSource) -> Iterator[str]:
-    """Where the figures of other plans come from."""
+    """A sentence on the origin of the figures of other plans."""
     if source.stated.choice is not None:
         yield "All figures are for the same global batch; those of other plans are stated, not shown."
 

@@ -53,17 +53,17 @@ class ReportSource:
 
     @property
     def step_s(self) -> float:
-        """Seconds per minibatch as plan.json states them: simulated where that differs from the formulas."""
+        """Seconds per minibatch as plan.json states them: simulated if that differs from the formulas."""
         return self.stated.step_s
 
     @property
     def microbatch(self) -> int:
-        """Samples of a microbatch."""
+        """Number of samples of a microbatch."""
         return self.stated.profile.minibatch
 
     @property
     def name(self) -> str:
-        """The plan in the words of RUN: `8-1, 1f1b-flush`, `HSDP on 32 workers`."""
+        """The plan in a few words, such as `8-1, 1f1b-flush` or `HSDP on 32 workers`."""
         return plan_name(self.plan, self.stated.options.sharding, self.microbatch)
 
     @property
@@ -77,7 +77,7 @@ class ReportSource:
         return self.stated.prediction.stages
 
     def capacity_bytes(self, workers: Sequence[int]) -> int | None:
-        """The smallest memory of these workers; None if memory does not limit the plan."""
+        """The smallest device memory of these workers, in bytes; None if memory does not limit the plan."""
         return self.cluster.memory_of(workers) if self.stated.options.memory else None
 
 

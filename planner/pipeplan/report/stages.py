@@ -56,7 +56,7 @@ def stage_rows(source: ReportSource) -> list[StageRow]:
 
 
 def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) -> list[tuple[str, int]]:
-    """Names and bytes of the parts of a worker's memory, as the cost model counts it. They add up to that memory."""
+    """Names and bytes of the parts of a worker's memory in the cost model. The parts add up to that memory."""
     stage = source.plan.stages[index]
     profile, problem = source.profile, source.problem
     parameters, minibatch_bytes = predicted.parameter_bytes, predicted.minibatch_bytes
@@ -111,7 +111,7 @@ def _counted(count: int, what: str, plural: str = "s") -> str:
 
 
 def placement_rows(source: ReportSource) -> list[dict[str, object]]:
-    """The workers of every server, each with its stage (-1 for none). At most `MAX_SERVERS` are listed."""
+    """The workers of every server, each with its stage (-1 for none). At most `MAX_SERVERS` servers are listed."""
     stage_of = {worker: index for index, stage in enumerate(source.plan.stages) for worker in stage.workers}
     starts = list(source.cluster.starts(source.cluster.server_level))
     rows: list[dict[str, object]] = []
@@ -124,7 +124,7 @@ def placement_rows(source: ReportSource) -> list[dict[str, object]]:
 def memory_rows(
     source: ReportSource, simulated: ReportSimulation, end_s: float, run: MeasuredRun | None
 ) -> list[StageMemory]:
-    """Memory of one worker per stage until `end_s`. Of very many stages, an evenly spaced selection is shown.
+    """Memory of one worker per stage until `end_s`. If there are very many stages, an evenly spaced selection is shown.
 
     The peaks of a run are those of the fullest worker of every stage.
     """
@@ -163,7 +163,7 @@ def memory_rows(
 
 
 def _thinned(steps: list[tuple[float, int]], most: int) -> list[tuple[float, int]]:
-    """The steps that change the memory. If there are more than `most`, only the highest of every few is kept."""
+    """The steps that change the memory. If there are more than `most`, only the highest of every few steps is kept."""
     kept = [steps[0]]
     for time_s, size in steps[1:]:
         if time_s == kept[-1][0]:

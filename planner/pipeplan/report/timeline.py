@@ -1,7 +1,7 @@
 """The pipeline over time, from its fill to the steady state, on as many workers as a drawing can show.
 
-The simulation behind it is that of `pipeplan simulate`, or a shorter one if that would take long. A trace for Perfetto
-(`pipeplan.simulation.perfetto`) has all of it.
+The timeline comes from the simulation of `pipeplan simulate`, or from a shorter one if that would take long. A trace
+for Perfetto (`pipeplan.simulation.perfetto`) shows the whole simulation.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ MAX_PASSES_WITHOUT_CARDS = 120_000
 """Most passes that are simulated without shared network cards."""
 MAX_LANES = 64
 MAX_INTERVALS = 12_000
-"""Most intervals that are drawn, and as many that are measured."""
+"""Largest number of predicted intervals, and of measured intervals, that are drawn."""
 STEADY_TOLERANCE, STEADY_TOLERANCE_FACTOR = 0.01, 2.0
-"""A round is steady if its step time differs from the steady one by at most the share `STEADY_TOLERANCE`, or by at most
-`STEADY_TOLERANCE_FACTOR` times the largest difference among the rounds that the steady step time was measured on."""
+"""A round is steady if its step time differs from the steady step time by at most the share `STEADY_TOLERANCE`. A
+difference of `STEADY_TOLERANCE_FACTOR` times the largest difference among the measured steady rounds is also
+allowed."""
 MIN_SHOWN_BEATS, MIN_SHOWN_MINIBATCHES = 3, 8
-"""Number of beats of the steady part that are shown, and least number of minibatches."""
+"""Number of beats (see `beat`) of the steady part that are shown, and smallest number of minibatches."""
 MAX_BEAT = 64
-"""Most minibatches of a beat, unless it is given by the schedule or the replicas."""
+"""Most minibatches of a beat, unless the schedule or the replicas fix it."""
 LaneInterval = tuple[int, int, int, float, float]
 """Lane, kind, number, start and end (in seconds)."""
 _NAMES = ("lane", "kind", "number", "start_s", "end_s")
@@ -42,7 +43,7 @@ class ReportSimulation(Simulated):
     """A simulated plan."""
 
     remark: str = ""
-    """A sentence on what was left out; empty if the simulation is that of `pipeplan simulate`."""
+    """A sentence on what the simulation leaves out; empty if it is that of `pipeplan simulate`."""
 
 
 def simulate_for_report(scenario: Scenario) -> ReportSimulation:
@@ -93,8 +94,9 @@ def shown_lanes(scenario: Scenario) -> ShownLanes:
 def pipeline_timeline(simulated: ReportSimulation, run: MeasuredRun | None = None) -> PipelineTimeline:
     """The predicted timeline, and that of a run.
 
-    The predicted one begins with the first minibatch. It ends after as many minibatches as the run recorded, or,
-    without a run, after some rounds of the steady state. Raises `InputError` where the run is of another plan.
+    The predicted timeline begins with the first minibatch. The timeline ends after as many minibatches as the run
+    recorded, or, without a run, after a few rounds of the steady state. Raises `InputError` if the run is a run of
+    another plan.
     """
     scenario, shown = simulated.scenario, shown_lanes(simulated.scenario)
     began = steady_start(simulated)
@@ -123,7 +125,7 @@ def pipeline_timeline(simulated: ReportSimulation, run: MeasuredRun | None = Non
 def steady_start(simulated: ReportSimulation) -> float | None:
     """Start of the steady state in seconds: from then on all rounds of the replicas have the steady step time.
 
-    None if the simulation found no steady state.
+    The result is None if the simulation found no steady state.
     """
     steady = simulated.report.steady
     if steady is None:
@@ -154,9 +156,10 @@ def _predicted_end_s(simulated: ReportSimulation, began: float | None, run: Meas
 
 
 def beat(scenario: Scenario) -> int:
-    """Number of minibatches after which a pipeline repeats itself: a round of all replicas.
+    """The beat: number of minibatches after which a pipeline's schedule repeats, which is a round of all replicas.
 
-    If such a round is long, it is the number between two updates, or a round of the replicas of the largest stage.
+    If such a round is long, the beat is the number of minibatches between two updates, or a round of the replicas of
+    the largest stage.
     """
     length = round_length(scenario)
     if length <= MAX_BEAT:
@@ -167,7 +170,7 @@ def beat(scenario: Scenario) -> int:
 def _intervals(workers: Sequence[lanes.Lane], shown: ShownLanes, end_s: float) -> tuple[list[LaneInterval], float]:
     """The intervals that begin before `end_s`, in order of their start, and the time up to which they are complete.
 
-    These are at most `MAX_INTERVALS`, without waits.
+    There are at most `MAX_INTERVALS` of them. Waits are left out.
     """
     number_of: Mapping[tuple[int, int], int] = {place: number for number, place in enumerate(shown.places)}
     kinds = {kind: number for number, kind in enumerate(INTERVAL_KINDS)}

@@ -1,7 +1,7 @@
 """Reads run folders of the executor (docs/file-formats.md): `summary.json`, timelines, and the latest checkpoint.
 
-Training can resume from a checkpoint. A run folder holds `checkpoints/<name>/manifest.json`, which is read without
-torch. The manifest is written last, so a checkpoint that has one was complete. Files of it may still be missing, if
+Training can resume from a checkpoint. A run folder has `checkpoints/<name>/manifest.json`, which is read without torch.
+The manifest is written last, so a checkpoint with a manifest was complete. Some of its files may still be missing, if
 they were on the disk of a lost server.
 """
 
@@ -49,7 +49,7 @@ class MeasuredRun:
     summary: SummaryFile
     """The content of summary.json."""
     recorded: Mapping[int, TimelineFile] = field(default_factory=dict)
-    """Timelines by rank; empty where the run recorded none."""
+    """Timelines by rank; empty if the run recorded none."""
 
     @property
     def where(self) -> str:
@@ -75,7 +75,7 @@ def read_run(folder: Path) -> MeasuredRun:
         decode(read_document(path, TIMELINE_FORMAT, TIMELINE_VERSION), TimelineFile)
         for path in sorted((folder / "timeline").glob("rank-*.json"))
     ]
-    # A timeline of another plan is left from before a run went on with this one.
+    # A timeline of another plan is from the time before the run continued with this plan.
     recorded = {timeline.rank: timeline for timeline in timelines if timeline.plan == summary.plan}
     if len({(timeline.epoch, timeline.first) for timeline in recorded.values()}) > 1:
         raise InputError(f"{folder / 'timeline'} has files of different epochs: the run was cut off, so run it again")
@@ -83,7 +83,10 @@ def read_run(folder: Path) -> MeasuredRun:
 
 
 def read_run_of_plan(plan_folder: Path, folder: Path | None = None) -> MeasuredRun:
-    """Read a run of a plan: `folder`, or the latest one. Raises `InputError`, also for a run of another plan."""
+    """Read a run of a plan: `folder`, or the latest one.
+
+    Raises `InputError` for a missing run, or for a run of another plan.
+    """
     run = read_run(plan_folder if folder is None else folder)
     stage = read_document(plan_folder / "stages" / "stage-0.json", "pipeplan-stage", 1)
     if run.plan != stage["plan"].text():
@@ -97,7 +100,7 @@ def has_runs(plan_folder: Path) -> bool:
 
 
 def latest_run(plan_folder: Path) -> Path:
-    """The latest run of a plan folder with a summary. Raises `InputError` where there is none."""
+    """The latest run of a plan folder with a summary. Raises `InputError` if there is none."""
     if not has_runs(plan_folder):
         raise InputError(f"{plan_folder} has no run that came to its end: run {plan_folder}/launch.sh, or name a run")
     return max(path.parent for path in plan_folder.glob(f"runs/*/{SUMMARY}"))
@@ -121,21 +124,21 @@ class Checkpoint:
     run: Path
     folder: Path
     epoch: int
-    """Counted from 0."""
+    """Epoch of the checkpoint, counted from 0."""
     minibatch: int
     """Number of minibatches of the epoch that are done."""
     minibatches: int
     """Number of minibatches of the epoch."""
     damaged: tuple[str, ...] = ()
-    """The errors of later checkpoints, which are damaged."""
+    """The errors of later checkpoints that are damaged."""
     skipped: tuple[Path, ...] = ()
     """Later runs of the plan without any checkpoint, latest first."""
     chosen: bool = False
-    """Whether the user named this checkpoint itself, not its run."""
+    """Whether the user named this checkpoint, and not its run."""
 
     @property
     def resume_from(self) -> Path:
-        """The path to resume from: the run, or this checkpoint if it is not the run's latest one or was named."""
+        """The path to resume from: the run, or this checkpoint if it is not the run's latest or was named."""
         return self.folder if self.damaged or self.chosen else self.run
 
     @property
@@ -144,7 +147,7 @@ class Checkpoint:
         return f"after {self.minibatch} of {self.minibatches} minibatches of epoch {self.epoch + 1}"
 
     def to_json(self) -> dict[str, Any]:
-        """The part of `pipeplan replan --json` on the checkpoint."""
+        """The fields of the checkpoint in `pipeplan replan --json`."""
         return {
             "run": str(self.run),
             "folder": str(self.folder),
@@ -157,10 +160,10 @@ class Checkpoint:
 
 
 def latest_checkpoint(plan_folder: Path, named: Path | None, graph_hash: str) -> Checkpoint | None:
-    """The latest complete checkpoint of the run or checkpoint `named`, or else of the latest run of the plan with one.
+    """The latest complete checkpoint of `named` (a run or checkpoint), or of the latest run of the plan that has one.
 
-    Returns None if nothing was named and there is none. Raises `InputError` if `named` has no complete checkpoint, or
-    if the hash of its model's graph is not `graph_hash` (empty: any graph).
+    Returns None if nothing was named and there is no checkpoint. Raises `InputError` if `named` has no complete
+    checkpoint, or if the hash of its model's graph is not `graph_hash` (empty: any graph).
     """
     damaged: list[str] = []
     for folder in _candidates(plan_folder, named):

@@ -1,19 +1,19 @@
-"""The simulator: a discrete-event simulation of a plan's schedule. It is deterministic and depends on no clock.
+"""The simulator: a deterministic discrete-event simulation of a plan's schedule, independent of the real clock.
 
-The rules:
+A worker runs the actions of its stream in order, one at a time. F and B wait for their message.
 
-worker   A worker runs the actions of its stream in order, one at a time. F and B wait for their message.
-link     A link carries one message at a time, first come, first served. It is busy for transmit_s (for gradients
-         back_s), and the message arrives latency_s later. With cards, every pair of workers has a link in each
-         direction, and activations wait for their receive; otherwise a boundary has links that the minibatches of a
-         copy take in turn.
-R        R joins the all-reduce of the group, which starts once all replicas have joined and the previous one has ended.
-U        U keeps the worker busy for exposed_s, and for the optimiser's step where B does not have it; the rest of the
-         all-reduce, hidden_s, runs beside computing. Where U directly follows its R, the hidden part runs after the
-         exposed one. Where the schedule put other actions between them, it runs before, and U waits for its end.
-card     With `Scenario.cards`, a message or the hidden part of an all-reduce is a flow that shares the network cards
-         that it crosses (`fair_share`), and takes as long as these allow. Under a flush the whole all-reduce is such a
-         flow, or what the last backward pass leaves of it.
+A link carries one message at a time, first come, first served. The link is busy for transmit_s (for gradients back_s),
+and the message arrives latency_s later. With cards, every pair of workers has a link in each direction, and activations
+wait until their receive is posted. Without cards, a boundary has links that the minibatches of a copy take in turn.
+
+Action R joins the all-reduce of the group, which starts when all replicas have joined and the previous one has ended.
+Action U keeps the worker busy for exposed_s, and for the optimiser's step if B does not include it. The rest of the
+all-reduce, hidden_s, overlaps with computing. If U directly follows its R, the hidden part runs after the exposed part.
+If other actions come between them, the hidden part runs first, and U waits for its end.
+
+With `Scenario.cards`, a message or the hidden part of an all-reduce is a flow that shares the network cards that it
+crosses (`fair_share`), and takes as long as these cards allow. Under a flush, such a flow is the whole all-reduce, or
+the part of it that remains after the last backward pass.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 from pipeplan_launch.plan.schedule import POSTED_RECEIVES, Action, ActionKind
 
 EVENTS_BETWEEN_LOOKS = 256
-"""Events between two checks of the deadline and the limit."""
+"""Number of events between two checks of the deadline and the limit."""
 FORWARD, BACKWARD, WEIGHTS, REDUCE, UPDATE = ActionKind
 
 
 class TooSlow(Exception):
-    """A simulated schedule takes longer than the limit that the simulation was given."""
+    """A simulated schedule takes longer than the limit of the simulation."""
 
 
 class _Engine:
@@ -44,7 +44,7 @@ class _Engine:
         self._queue = EventQueue()
         self._actions: list[Pass] = []
         self._has_pairs = scenario.cards is not None
-        """Whether each two workers have a link of their own in each direction, and post receives."""
+        """Whether each pair of workers has its own link in each direction, and workers post receives."""
         self._workers = make_workers(scenario)
         self._seats = make_seats(scenario, self._workers, minibatches)
         routes = Routes(scenario, self._workers, minibatches, pairs=self._has_pairs)
@@ -52,15 +52,15 @@ class _Engine:
         self._network = SharedNetwork(self._queue, routes.kinds)
         self._carrier = Carrier(self._queue, self._network)
         self._joined: dict[tuple[int, int], int] = {}
-        """(stage, group) -> the replicas that have joined its all-reduce."""
+        """Number of replicas that have joined an all-reduce, by (stage, group)."""
         self._waited: dict[tuple[int, int], float] = {}
-        """(stage, group) -> time since which the drained replicas have only waited for this all-reduce."""
+        """Time since which the drained replicas have only waited for an all-reduce, by (stage, group)."""
 
     def run(self, deadline: Deadline, limit_s: float) -> SimulatedEvents:
-        """Play all streams to their ends.
+        """Run all streams to their ends.
 
-        Raises an `InputError` on a deadlock, with a worker and what it waits for, `OutOfTime` at the deadline, and
-        `TooSlow` as soon as the first stage certainly ends after `limit_s`.
+        Raises an `InputError` on a deadlock, which names a worker and the action that it waits for, `OutOfTime` at the
+        deadline, and `TooSlow` as soon as the first stage certainly ends after `limit_s`.
         """
         queue, count = self._queue, 0
         for seat in self._seats:
@@ -79,7 +79,7 @@ class _Engine:
         return SimulatedEvents(tuple(self._actions), tuple(transfers), queue.now)
 
     def _check_limit(self, limit_s: float) -> None:
-        """Raise `TooSlow` if the passes that are left take longer. The first stage ends after those of all stages."""
+        """Raise `TooSlow` if the remaining passes take longer. The first stage ends after the passes of all stages."""
         if self._seats[0].head is not None and self._queue.now + max(seat.left_s for seat in self._seats) > limit_s:
             raise TooSlow
 
@@ -132,7 +132,7 @@ class _Engine:
         return index in worker.joined
 
     def _compute(self, worker: Worker, action: Action, duration_s: float, began_s: float | None = None) -> None:
-        """Keep a worker busy for `duration_s`; `began_s` is the time since which it has waited for the same action."""
+        """Keep a worker busy for `duration_s`; `began_s` is the time since which it has waited for this action."""
         worker.seat.busy = True
         now = self._queue.now
         start_s = now if began_s is None else began_s
@@ -159,9 +159,9 @@ class _Engine:
         self._advance(worker.seat)
 
     def _send(self, sender: Worker, receivers: list[Worker], action: Action) -> None:
-        """Queue a message on its link; it arrives at the receiver after the transfer and the latency.
+        """Queue a message on its link. The message arrives at the receiver after the transfer and the latency.
 
-        The executor posts the receives of activations a few minibatches ahead, and activations leave when theirs is
+        The executor posts the receives of activations a few minibatches ahead. Activations leave when their receive is
         posted. Receives of gradients are posted before the activations leave, so gradients never wait.
         """
         receiver = receivers[action.index % len(receivers)]
@@ -175,7 +175,7 @@ class _Engine:
             self._carry(sender, receiver, action)
 
     def _post_receive(self, worker: Worker, minibatch: int) -> None:
-        """Note that a worker has taken the activations of a minibatch, and posts the next receive."""
+        """Record that a worker has taken the activations of a minibatch, and post the next receive."""
         replicas = worker.load.replicas
         worker.taken = minibatch // replicas + 1
         if (held := worker.held.pop(minibatch + POSTED_RECEIVES * replicas, None)) is not None:
@@ -195,7 +195,7 @@ class _Engine:
             self._arrive(receiver, arrived, action.index)
 
     def _arrive(self, worker: Worker, arrived: set[int], index: int) -> None:
-        """Note that activations or gradients of a minibatch are there, or that an update may start."""
+        """Record that activations or gradients of a minibatch have arrived, or that an update may start."""
         arrived.add(index)
         self._advance(worker.seat)
 
@@ -208,7 +208,7 @@ class _Engine:
         if joined < len(replicas):
             self._joined[key] = joined
             return
-        # Under a flush, replicas go on at the end of the all-reduce, which cards may delay, and not at its start.
+        # Under a flush, replicas continue at the end of the all-reduce, which cards may delay, and not at its start.
         waits = self._scenario.cards is not None and self._scenario.drains
         early = [replica for replica in replicas if group in replica.awaits_at_once and not waits]
         late = [replica for replica in replicas if replica not in early]
@@ -241,7 +241,7 @@ def simulate_schedule(
 ) -> SimulatedEvents:
     """Simulate a plan for a number of minibatches.
 
-    Raises an `InputError` where its schedule comes to a deadlock, `OutOfTime` where it does not end in time, and
-    `TooSlow` where its first stage certainly ends after `limit_s`.
+    Raises an `InputError` if the schedule comes to a deadlock, `OutOfTime` if the simulation does not end in time, and
+    `TooSlow` if the first stage certainly ends after `limit_s`.
     """
     return _Engine(scenario, minibatches).run(deadline, limit_s)

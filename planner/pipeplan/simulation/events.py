@@ -25,17 +25,17 @@ class Transfer(NamedTuple):
     """A period in which a link was busy."""
 
     row: str
-    """The link, in words."""
+    """Name of the link in words."""
     number: int
     """Number of the minibatch, or of the group of an all-reduce."""
     start_s: float
     end_s: float
     pair: str = ""
-    """The two workers, in words, where each pair has a link of its own."""
+    """The two workers in words, if each pair has its own link; else empty."""
 
     @property
     def whole_row(self) -> str:
-        """The link and its workers, in words; the transfers of one row follow each other."""
+        """Name of the link with its workers. The transfers of one row do not overlap."""
         return f"{self.row}, {self.pair}" if self.pair else self.row
 
 
@@ -44,8 +44,8 @@ class SimulatedEvents:
     """All events of a simulation: actions and transfers, each in order of their starts."""
 
     actions: tuple[Pass, ...]
-    """The actions of all workers, for each worker in the order of its stream. Starts of all-reduces are not listed,
-    because they take no time."""
+    """The actions of all workers. The actions of one worker are in the order of its stream. Starts of all-reduces are
+    left out, because they take no time."""
     transfers: tuple[Transfer, ...]
     end_s: float
     """Time of the last event."""
@@ -65,11 +65,11 @@ class SimulatedEvents:
 
 
 FIRST = -1
-"""The rank of all events but ends of passes, whose rank is their minibatch."""
+"""The rank of all events except ends of passes, whose rank is their minibatch."""
 
 
 class EventQueue:
-    """The simulated time, and what happens later.
+    """The simulated time, and the scheduled events.
 
     Events at the same time happen by rank, then in the order in which they were scheduled.
     """
@@ -77,17 +77,17 @@ class EventQueue:
     def __init__(self) -> None:
         self.now = 0.0
         self.settle: Callable[[], None] | None = None
-        """Called once before the time goes on."""
+        """A function that is called once before the time advances."""
         self._events: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
 
     def at(self, time_s: float, rank: int, event: Callable[..., None], *args: Any) -> None:
-        """Call `event(*args)` at a time."""
+        """Schedule the call `event(*args)` at a time."""
         self._count += 1
         heapq.heappush(self._events, (time_s, rank, self._count, event, args))
 
     def pop(self) -> bool:
-        """Advance the time to the next event, and let it happen. False if there is none."""
+        """Advance the time to the next event and execute it. Returns False if there is none."""
         if self.settle is not None and (not self._events or self._events[0][0] > self.now):
             settle, self.settle = self.settle, None
             settle()

@@ -1,12 +1,12 @@
 """Messages and all-reduces as flows that share network cards by weighted max-min fairness.
 
 The cards are those of `pipeplan.cost.contention`: every component of every level has a card that joins it to the level
-above. Each direction of a card counts as a card of its own here. Shared processor cores are treated in the same way.
+above. Here each direction of a card counts as a separate card. Shared processor cores are treated in the same way.
 
-A flow that is alone takes its stated duration. At full speed it uses a given share of each card that it crosses. Where
-the shares of a card add up to more than 1, its flows are slowed down until they fit. The result is max-min fair: no
-flow could be faster without slowing down another flow that gets no larger share of a card that both cross, where the
-share of a flow is divided by its weight.
+A flow that is alone takes its stated duration. At full speed it uses a given share of each card that it crosses. If the
+shares of a card add up to more than 1, its flows are slowed down until they fit. The result is max-min fair: a flow
+could only be faster by slowing down another flow on a common card whose share there, divided by its weight, is at most
+as large.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ class Card:
     """One direction of a network card, or the cores of a server."""
 
     workers: int = 0
-    """Of a server's cores, the number of workers that compute at full speed together whatever their shares add up to;
-    0 for a network card."""
+    """For a server's cores, the number of workers that compute at full speed together, whatever the sum of their
+    shares; 0 for a network card."""
 
 
 Use = Mapping[Card, float]
-"""The share of each card that a flow uses at full speed; more than 1 where the card is slower than the flow."""
+"""The share of each card that a flow uses at full speed; above 1 if the card is slower than the flow."""
 
 RING_WEIGHT = 4.5
-"""Share of a card that an all-reduce gets, where a message beside it gets 1. TCP connections share a link equally only
-after a while: those of an all-reduce carry data nearly all the time, those of a message begin slowly each time."""
+"""Weight of an all-reduce on a card, if a message has weight 1. TCP connections share a link equally only after a
+while: connections of an all-reduce carry data nearly all the time, those of a message begin slowly each time."""
 YOUNGER = 0.9
-"""Share of a card that a message gets, where the one that began before it gets 1; for the same reason. All messages on
-a card together have as much of it, beside an all-reduce, as if they were equal. Both numbers fit replays
+"""Weight of a message on a card, if the message that began before it has weight 1, for the same reason. The weights of
+all messages on a card are scaled so that their sum is the number of messages. Both constants were fitted to replays
 (docs/report.md)."""
 EPSILON = 1e-12
-"""A flow with fewer seconds left has arrived: the remainder is rounding."""
+"""Seconds left below which a flow has arrived; the rest is rounding."""
 MOST_REMEMBERED = 10_000
-"""The most combinations of flows whose speeds are remembered; a schedule comes back to the same ones often."""
+"""Largest number of combinations of flows whose speeds are cached. A schedule often repeats the same combinations."""
 
 
 @dataclass(frozen=True)
 class FlowKind:
-    """The properties of a flow that decide its speed beside other flows."""
+    """The properties of a flow that determine its speed beside other flows."""
 
     shares: tuple[tuple[Card, float], ...]
-    """The share of each card that it uses at full speed."""
+    """The share of each card that the flow uses at full speed."""
     most: float
-    """Its share of the card that it uses the most."""
+    """The flow's share of the card that it uses the most."""
     weight: float = 1.0
-    """Its share of a card beside flows of weight 1."""
+    """The flow's weight on a card, relative to flows of weight 1."""
     meets: tuple[Card, ...] = ()
-    """For a message: the cards where its weight depends on the messages that began before it."""
+    """For a message, the cards on which its weight depends on the messages that began before it."""
 
 
 def flow_kind(use: Use, weight: float = 1.0, *, is_message: bool = False) -> FlowKind:
@@ -71,10 +71,10 @@ def flow_kind(use: Use, weight: float = 1.0, *, is_message: bool = False) -> Flo
 
 
 def reduced_kinds(kinds: Sequence[FlowKind]) -> list[FlowKind]:
-    """The kinds without the cards that no speed depends on, if there is at most one flow of each at a time.
+    """The kinds without cards that affect no speed, if there is at most one flow of each kind at a time.
 
-    A card slows nothing that cannot be full, or that is never full before another one that all its flows cross. The
-    same holds for the order of messages. So kinds that differ at first often become equal.
+    A card slows no flow if it cannot be full, or if another card that all its flows cross is always full earlier. The
+    same is true for the order of messages. So kinds that differ at first often become equal.
     """
     crossing: dict[Card, dict[int, float]] = defaultdict(dict)
     meeting: dict[Card, dict[int, float]] = defaultdict(dict)
@@ -96,7 +96,8 @@ def reduced_kinds(kinds: Sequence[FlowKind]) -> list[FlowKind]:
 
 
 def _undominated(crossing: dict[Card, dict[int, float]], kinds: Sequence[FlowKind]) -> dict[Card, dict[int, float]]:
-    """The cards without those whose flows all have at least as large a share of another one that is left."""
+    """The cards that remain after dropping cards whose flows all have at least as large a share of another remaining
+    card."""
     left = dict(crossing)
     for card, flows in crossing.items():
         for other, _ in kinds[next(iter(flows))].shares:
@@ -108,33 +109,36 @@ def _undominated(crossing: dict[Card, dict[int, float]], kinds: Sequence[FlowKin
 
 
 class SharedNetwork:
-    """The flows that are under way, in simulated time: parallel lists, in the order in which the flows started.
+    """The flows that are under way in simulated time, as parallel lists in the order in which the flows started.
 
-    Flows that start or arrive at the same time change the speeds once, before the time goes on.
+    If several flows start or arrive at the same time, the speeds are changed once, before the time advances.
     """
 
     def __init__(self, queue: EventQueue, kinds: Sequence[FlowKind]) -> None:
-        """`kinds`: of all flows, of each of which there is at most one at a time; flows name theirs by its place."""
+        """Prepare an empty network.
+
+        `kinds` has the kinds of all flows. There is at most one flow of each kind at a time, and a flow refers to its
+        kind by index."""
         self._queue = queue
         self._kinds = reduced_kinds(kinds)
         self._uses_none = [not kind.shares for kind in kinds]
         first: dict[FlowKind, int] = {}
         self._equal = [first.setdefault(kind, number) for number, kind in enumerate(self._kinds)]
-        """For each kind the first that is equal."""
+        """For each kind, the index of the first equal kind."""
         self._numbers: list[int] = []
-        """The kind of each flow."""
+        """The index of the kind of each flow."""
         self._left: list[float] = []
         """Seconds that each flow still takes at full speed."""
         self._speeds: list[float] = []
-        """Speed of each flow, as a share of full speed, since the last plan."""
+        """Speed of each flow since the last change of speeds, as a share of full speed."""
         self._done: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
-        """What to call when each flow has arrived."""
+        """The function and arguments to call when each flow has arrived."""
         self._since_s = 0.0
-        """The time of `_left`."""
+        """The time to which `_left` refers."""
         self._plans = 0
-        """The number of plans so far; only the last one's arrival happens."""
+        """Number of changes of speeds so far. Only the arrival scheduled at the last change is valid."""
         self._remembered: dict[tuple[int, ...], list[float]] = {}
-        """The speeds of flows, by their kinds."""
+        """Cached speeds of combinations of flows, by their kinds."""
 
     def start(self, duration_s: float, kind: int, done: Callable[..., None], *args: Any) -> None:
         """Start a flow that takes `duration_s` at full speed; `done(*args)` is called when it has arrived."""
@@ -148,7 +152,7 @@ class SharedNetwork:
         self._queue.settle = self._plan
 
     def _move(self) -> None:
-        """Account for the progress of all flows since the last call."""
+        """Subtract the progress of all flows since the last call."""
         passed, self._since_s = self._queue.now - self._since_s, self._queue.now
         if passed > 0:
             self._left = [left - passed * speed for left, speed in zip(self._left, self._speeds, strict=True)]
@@ -183,15 +187,15 @@ class SharedNetwork:
 
 
 _User = tuple[int, float, float, float]
-"""A flow on a card: (its place, the level at which it has full speed, its share of the card, that share / level)."""
+"""A flow on a card: (index, level at which it has full speed, share of the card, share / level)."""
 
 
 def share_cards(flows: Sequence[FlowKind]) -> list[float]:
     """The weighted max-min fair speed, at most 1, of every flow.
 
-    Progressive filling: the levels of all flows rise together until a card is full or a flow reaches full speed; these
-    flows stop, and the others go on rising. The level of a flow is its share of the card that it uses the most, over
-    its weight.
+    This is progressive filling. The levels of all flows rise together until a card is full or a flow reaches full
+    speed. The affected flows stop, and the others go on rising. The level of a flow is its share of the card that it
+    uses the most, divided by its weight.
     """
     speeds = [1.0] * len(flows)
     crowded = _crowded(flows)
@@ -222,8 +226,7 @@ def share_cards(flows: Sequence[FlowKind]) -> list[float]:
 def _crowded(flows: Sequence[FlowKind]) -> list[list[_User]]:
     """The flows on each card that is too slow for all of its flows. No other card limits a flow.
 
-    Messages, in the order of their starts, have less weight the later they began. The order is that on the card which
-    the most messages share.
+    The later a message began, the less weight it has. The order counts on the card that the most messages share.
     """
     demand: dict[Card, float] = {}
     messages: dict[Card, int] = {}
@@ -251,13 +254,13 @@ def _crowded(flows: Sequence[FlowKind]) -> list[list[_User]]:
 
 
 def _has_cores(card: Card, flows: Sequence[FlowKind]) -> bool:
-    """Whether each of the computing workers has one of these cores."""
+    """Whether each of the computing workers has a core of its own."""
     return sum(card is used for flow in flows for used, _ in flow.shares) <= card.workers
 
 
 @cache
 def _weight(members: int, older: int) -> float:
-    """The weight of one of several messages on a card, of which some began before it."""
+    """The weight of one of `members` messages on a card, of which `older` began before it."""
     return members * YOUNGER**older * (1 - YOUNGER) / (1 - YOUNGER**members)
 
 
@@ -274,24 +277,24 @@ class SharedCards:
     plan: Plan
     links: Links
     busy: int = 1
-    """Busy workers of a server beside which the layers were measured. So many or fewer compute at full speed: what they
-    take from each other is in their times. More of them have the cores of the server, some of which may be idle at
-    times."""
+    """Number of busy workers of a server when the layers were measured. Up to this number, workers compute at full
+    speed, because the measured times include their mutual slowdown. More workers share the cores of the server."""
     _cards: dict[tuple[int, int, int], Card] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The cards so far, by direction, level and index of the component."""
+    """The cards created so far, by direction, level and index of the component."""
 
     def message(self, sender: int, receiver: int, bandwidth: float) -> Use:
         """Use of cards by a message from one worker to another at `bandwidth` bytes/s."""
         return self._use([(sender, receiver)], bandwidth, MESSAGES)
 
     def ring(self, stage: int) -> Use:
-        """Use of cards by an all-reduce among the replicas of a stage, in a ring in the order of their numbers."""
+        """Use of cards by an all-reduce among the replicas of a stage, in a ring in the order of the workers'
+        indices."""
         workers = sorted(self.plan.stages[stage].workers)
         hops = list(zip(workers, [*workers[1:], workers[0]], strict=True))
         return self._use(hops, self.links.allreduce_among(workers)[0], RINGS)
 
     def computing(self, worker: int) -> Use:
-        """Use of its server's cores by a worker that computes; empty where the server has a core for each worker."""
+        """Use of its server's cores by a worker that computes; empty if the server has a core for each worker."""
         return self._computing.get(worker, {})
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a plan that is not written yet gives the simulator: its scenario, and the order of its passes."""
+"""The simulator's input for a plan that is not written yet: its scenario, and the order of its passes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def scenario_of_plan(plan: Plan, problem: Problem, score: Evaluation) -> Scenari
 
 
 def stage_figures(plan: Plan, problem: Problem, score: Evaluation) -> list[PredictedStage]:
-    """The figures of all stages of a plan with this score, which plan.json states and the simulator takes."""
+    """The figures of all stages of a plan with this score, as plan.json has them and the simulator needs them."""
     links, figures = Links.of(problem.cluster), []
     for index, cost in enumerate(score.stages):
         before = score.stages[index - 1] if index else None
@@ -47,7 +47,8 @@ def stage_figures(plan: Plan, problem: Problem, score: Evaluation) -> list[Predi
 
 
 def _exposed_sync_s(plan: Plan, problem: Problem, links: Links, index: int) -> float | None:
-    """The part of a stage's `sync_s` that is left when the backward pass ends that it starts in; None elsewhere."""
+    """The part of a stage's `sync_s` that remains after the backward pass during which it starts; None if it starts
+    later."""
     if waits_for_allreduce(plan) and problem.options.contention:
         return ddp_exposed_allreduce_s(plan, problem, links)
     return flush_exposed_allreduce_s(plan, problem, links, index)
@@ -56,10 +57,8 @@ def _exposed_sync_s(plan: Plan, problem: Problem, links: Links, index: int) -> f
 def pass_order(plan: Plan, stage: int) -> list[tuple[str, int]]:
     """The passes of one update on the first replica of a stage, as (kind, minibatch), for a synchronous schedule.
 
-    The kinds are `F`, `B`, and of a stage that defers gradients of weights `I` (inputs) and `W` in the place of `B`.
-
-    Minibatches are counted from 0 among those of the replica. All replicas with the same number of minibatches run the
-    same passes.
+    The kinds are `F` and `B`. A stage that defers gradients of weights has `I` (inputs) and `W` instead of `B`. The
+    minibatches of the replica are counted from 0. All replicas with the same number of minibatches run the same passes.
     """
     devices = [plan.device_of(index) for index in range(len(plan.stages))]
     shapes = [
@@ -76,7 +75,7 @@ def pass_order(plan: Plan, stage: int) -> list[tuple[str, int]]:
 
 
 def device_orders(plan: Plan) -> list[list[tuple[int, str, int]]]:
-    """The passes of one update on every position of a plan whose workers run several stages, on its first replica.
+    """The passes of one update on the first replica of every position, for a plan whose workers run several stages.
 
     A pass is (stage, kind, minibatch), with the kinds of `pass_order`.
     """

@@ -1,8 +1,8 @@
 """The activity of each worker over time, in one form for simulations and runs.
 
-A run records its activity (`pipeplan.run_data`); a simulation plays actions with the times of the plan. In a simulation
-the optimiser's step is the end of a backward pass, or under schedules that accumulate that of U; the exposed part of an
-all-reduce is a wait; and a worker waits whenever it plays no action.
+A run records its activity (`pipeplan.run_data`). A simulation runs actions with the times of the plan. In a simulation,
+the optimiser's step is at the end of a backward pass, or, under schedules that accumulate, at the end of U. The exposed
+part of an all-reduce is a wait, and a worker waits whenever it runs no action.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeplan.simulation.scenario import Scenario
 from pipeplan_launch.plan.schedule import Action, ActionKind, group_count
 
 BRIEF_S = 2e-5
-"""Shorter waits are left out, in runs and in simulations."""
+"""Length in seconds below which waits are left out, in runs and in simulations."""
 _ACTIONS = {
     FORWARD: ActionKind.FORWARD,
     BACKWARD: ActionKind.BACKWARD,
@@ -42,9 +42,9 @@ class Bar(NamedTuple):
     """A period in which a worker was busy, or waited."""
 
     kind: str
-    """One of `pipeplan_launch.telemetry.run_folder.KINDS`."""
+    """Kind of activity, one of `pipeplan_launch.telemetry.run_folder.KINDS`."""
     action: Action
-    """The action that it performed, or for which it waited."""
+    """The action that the worker ran or waited for."""
     start_s: float
     end_s: float
 
@@ -55,14 +55,14 @@ class Lane:
 
     worker: int
     stage: int
-    """Index of its stage, from 0."""
+    """Index of the worker's stage, from 0."""
     replica: int
     bars: tuple[Bar, ...]
-    """Its bars, in the order of their starts."""
+    """The worker's bars, in the order of their starts."""
 
 
 def predicted_lanes(scenario: Scenario, replayed: SimulatedEvents, minibatches: int) -> list[Lane]:
-    """The lanes of a simulation of `minibatches` minibatches, in the order of the workers' numbers."""
+    """The lanes of a simulation of `minibatches` minibatches, in the order of the workers' indices."""
     played: dict[tuple[int, int], list[Pass]] = {}
     for done in replayed.actions:
         played.setdefault((done.stage, done.replica), []).append(done)
@@ -114,7 +114,10 @@ def _played(scenario: Scenario, stage: int, replica: int, passes: Sequence[Pass]
 
 
 def measured_lanes(scenario: Scenario, run: MeasuredRun) -> list[Lane]:
-    """The lanes of a run of the plan. Raises an `InputError` where it recorded no timelines, or is of another plan."""
+    """The lanes of a run of the plan.
+
+    Raises an `InputError` if the run recorded no timelines, or is a run of another plan.
+    """
     if not run.recorded:
         raise InputError(f"{run.folder} has no timelines: it is of an older executor, so run the plan again")
     places = {
@@ -145,9 +148,9 @@ def _recorded(intervals: Sequence[TimelineInterval]) -> Iterator[Bar]:
 
 
 def cut_lanes(lanes: Sequence[Lane], scenario: Scenario, minibatches: int, first: int = 0) -> list[Lane]:
-    """The lanes cut to the first `minibatches` minibatches, and to the groups that begin among them.
+    """The lanes restricted to the first `minibatches` minibatches, and to the groups that begin among them.
 
-    Minibatches are then counted from `first`, as a run that resumes in the middle of an epoch counts them.
+    The minibatches are then counted from `first`, as in a run that resumes in the middle of an epoch.
     """
     kept = []
     for lane in lanes:

@@ -16,7 +16,7 @@ MemoryOverTime = dict[tuple[int, int], list[tuple[float, int]]]
 def memory_over_time(scenario: Scenario, replayed: SimulatedEvents, minibatches: int) -> MemoryOverTime:
     """Memory of every worker over time.
 
-    It is at most `StageLoad.memory_bytes`, which includes one more weight version where updates lag.
+    The memory is at most `StageLoad.memory_bytes`, which includes one more weight version if updates lag.
     """
     by_worker: dict[tuple[int, int], list[Pass]] = defaultdict(list)
     for done in replayed.actions:
@@ -43,7 +43,7 @@ def _steps(
     for _, _, action, start_s, end_s in actions:
         in_flight += action.kind is ActionKind.FORWARD
         if action.kind is ActionKind.BACKWARD:
-            # A minibatch whose W is still to come keeps its activations, and as much of gradients.
+            # A minibatch whose W is still to come keeps its activations, and equally many bytes of gradients.
             in_flight, finished = in_flight + (1 if load.deferred else -1), finished + 1
         if action.kind is ActionKind.WEIGHTS and load.deferred:
             in_flight -= 2

@@ -15,17 +15,17 @@ from pipeplan_launch.plan.schedule import ActionKind
 
 SIMULATION_FORMAT, SIMULATION_VERSION = "pipeplan-simulation", 1
 LONGEST_ROUND = 2000
-"""Largest round, in minibatches. Replica counts without common divisors repeat only after very many minibatches; then a
-round of the stage where minibatches leave is used instead."""
+"""Largest round, in minibatches. Replica counts without common divisors repeat only after very many minibatches. In
+that case a round of the stage where minibatches leave is used."""
 LEAST_WINDOW = 100
-"""Least number of minibatches in the steady part."""
+"""Smallest number of minibatches in the steady part."""
 WARM_UP, LEAST_WARM_UP = 20, 3
-"""Usual and least length of the warm-up, as a multiple of the minibatches in flight. It is long because a first stage
-that is slightly faster than the step time runs ahead at first, and takes long to use up its depth."""
+"""Usual and smallest length of the warm-up, as a multiple of the minibatches in flight. The warm-up is long because a
+first stage slightly faster than the step time runs ahead, and takes long to use up its depth."""
 WINDOW, SHORTEST_WINDOW = 10, 2
-"""Usual and least length of the steady part, as a multiple of the minibatches in flight."""
+"""Usual and smallest length of the steady part, as a multiple of the minibatches in flight."""
 LARGE_SIMULATION = 10_000
-"""Number of minibatches above which the usual lengths are cut, at most to the least ones."""
+"""Number of minibatches above which the usual lengths are shortened, down to the smallest lengths."""
 
 
 @dataclass(frozen=True)
@@ -33,22 +33,24 @@ class SteadyPart:
     """The part of a simulation in which the pipeline neither fills nor drains."""
 
     first: int
-    """Number of minibatches finished when it begins."""
+    """Number of minibatches that have finished when the part begins."""
     last: int
-    """Number of minibatches finished when it ends."""
+    """Number of minibatches that have finished when the part ends."""
     start_s: float
     end_s: float
 
     @property
     def step_time_s(self) -> float:
-        """Seconds per minibatch."""
+        """Seconds per minibatch in the steady part."""
         return (self.end_s - self.start_s) / (self.last - self.first)
 
 
 @dataclass(frozen=True)
 class SimulatedStage:
-    """The summary of one stage. Shares are of its replicas' time in the steady part, or in the whole simulation where
-    there is no steady part."""
+    """The summary of one stage.
+
+    Shares refer to the time of its replicas in the steady part, or in the whole simulation if there is no steady
+    part."""
 
     replicas: int
     depth: int
@@ -59,16 +61,16 @@ class SimulatedStage:
     synchronising: float
     """Share of time in the exposed part of all-reduces."""
     held_bytes: int
-    """Peak memory of the minibatches in flight, without weight versions."""
+    """Peak memory of the minibatches in flight in bytes, without weight versions."""
     peak_bytes: int
-    """Peak memory of one worker."""
+    """Peak memory of one worker, in bytes."""
     memory_bytes: int
-    """Memory of one worker according to the plan."""
+    """Memory of one worker according to the plan, in bytes."""
 
 
 @dataclass(frozen=True)
 class SimulationReport:
-    """The summary of a simulation, each figure of which is measured when it is asked for."""
+    """The summary of a simulation. Each figure is computed when it is needed."""
 
     scenario: Scenario
     replayed: SimulatedEvents
@@ -81,9 +83,9 @@ class SimulationReport:
 
     @cached_property
     def steady(self) -> SteadyPart | None:
-        """The steady part; None where there were too few minibatches for one.
+        """The steady part; None if there were too few minibatches.
 
-        It is a whole number of rounds between warm-up and drain, so that bursts of replicas cancel out.
+        The part is a whole number of rounds between warm-up and drain, so that bursts of replicas cancel out.
         """
         finished = exit_times(self.scenario, self.replayed)
         # Until `last` minibatches have finished, new ones still enter the pipeline.
@@ -104,7 +106,7 @@ class SimulationReport:
 
     @property
     def fill_s(self) -> float:
-        """Time until every stage has begun."""
+        """Time until every stage has begun, in seconds."""
         begun: dict[int, float] = {}
         for done in self.replayed.passes:
             begun[done.stage] = min(begun.get(done.stage, math.inf), done.start_s)
@@ -112,7 +114,7 @@ class SimulationReport:
 
     @property
     def drain_s(self) -> float:
-        """Time from the end of the first stage that finishes to the end of the last."""
+        """Time from the end of the first stage that finishes to the end of the last, in seconds."""
         ended: dict[int, float] = {}
         for done in self.replayed.passes:
             ended[done.stage] = max(ended.get(done.stage, 0.0), done.end_s)
@@ -125,7 +127,7 @@ class SimulationReport:
         computing, synchronising = defaultdict[int, float](float), defaultdict[int, float](float)
         for stage, _, action, since, until in self.replayed.passes:
             updates = action.kind is ActionKind.UPDATE
-            waited = until - self.scenario.stages[stage].step_s if updates else since  # the optimiser's step computes
+            waited = until - self.scenario.stages[stage].step_s if updates else since  # the step is computing
             synchronising[stage] += _inside(since, waited, start, end)
             computing[stage] += _inside(waited, until, start, end)
         peaks = peak_in_flight(self.scenario, self.replayed)
@@ -146,9 +148,9 @@ class SimulationReport:
 
     @cached_property
     def links(self) -> dict[str, float]:
-        """Share of the time for which each link, or any of the pairs of workers at a boundary, was busy.
+        """Share of the time for which each link, or any pair of workers at a boundary, was busy.
 
-        Links that never were are left out.
+        Links that were never busy are left out.
         """
         start, end = self._measured
         busy, until_s = defaultdict[str, float](float), defaultdict[str, float](lambda: start)
@@ -160,11 +162,11 @@ class SimulationReport:
 
     @property
     def _measured(self) -> tuple[float, float]:
-        """Start and end of the steady part, or of the whole simulation where there is none."""
+        """Start and end of the steady part, or of the whole simulation if there is no steady part."""
         return (0.0, self.total_s) if self.steady is None else (self.steady.start_s, self.steady.end_s)
 
     def to_json(self) -> dict[str, Any]:
-        """What `pipeplan simulate --json` prints."""
+        """The document that `pipeplan simulate --json` prints."""
         steady = self.steady and asdict(self.steady) | {"minibatch_s": self.steady.step_time_s}
         return {
             "format": SIMULATION_FORMAT,
@@ -185,29 +187,29 @@ class SimulationReport:
 
 
 def enough_minibatches(scenario: Scenario) -> int:
-    """Number of minibatches that leaves a steady part of whole rounds between filling and draining."""
+    """Number of minibatches for which there is a steady part of whole rounds between filling and draining."""
     length = round_length(scenario)
     window = max(_scaled(scenario, WINDOW, SHORTEST_WINDOW), LEAST_WINDOW)
     return _warm_up(scenario) + length * math.ceil(window / length) + _tail(scenario) + 1
 
 
 def _warm_up(scenario: Scenario) -> int:
-    """Minibatches before the steady part."""
+    """Number of minibatches before the steady part."""
     if scenario.drains and scenario.accumulate:
-        # Every batch is like the first, except for the delay by the all-reduces before it.
+        # Every batch is like the first, except for the delay by earlier all-reduces.
         return LEAST_WARM_UP * scenario.accumulate
     return _scaled(scenario, WARM_UP, LEAST_WARM_UP)
 
 
 def _tail(scenario: Scenario) -> int:
-    """Minibatches after the steady part: those in flight, or under a flush those of a last, short group."""
+    """Number of minibatches after the steady part: those in flight, or, under a flush, those of a last, short group."""
     if scenario.drains and scenario.accumulate:
         return scenario.accumulate
     return scenario.in_flight
 
 
 def _scaled(scenario: Scenario, usual: int, least: int) -> int:
-    """A number of minibatches, from its usual and least multiples of the minibatches in flight."""
+    """A number of minibatches, from its usual and smallest multiples of the minibatches in flight."""
     return max(least * scenario.in_flight, min(usual * scenario.in_flight, LARGE_SIMULATION))
 
 

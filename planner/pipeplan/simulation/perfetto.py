@@ -1,4 +1,4 @@
-"""Writes a simulation, or a run beside it, as a trace for Perfetto or chrome://tracing; see docs/report.md.
+"""Writes a simulation, alone or beside a run, as a trace for Perfetto or chrome://tracing; see docs/report.md.
 
 The format is Google's "Trace Event Format" in its JSON object form, with complete events `X`, counters `C`, flows `s`
 and `f`, metadata `M`, and `ts` and `dur` in microseconds. A server is shown as a process. A worker is shown as two
@@ -26,16 +26,16 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Group:
-    """The processes of the simulation, or those of the run."""
+    """The processes of the simulation or of the run."""
 
     name: str
-    """`PREDICTED` or `MEASURED`."""
+    """Name of the group: `PREDICTED` or `MEASURED`."""
     scenario: Scenario
     offset: int
-    """Added to the numbers of all its processes."""
+    """Number that is added to the numbers of all processes of the group."""
 
     def process(self, worker: int) -> int:
-        """Number of the process of a worker's server. It counts from 1, because Perfetto takes 0 for idle time."""
+        """Number of the process of a worker's server, counted from 1, because Perfetto takes 0 for idle time."""
         return self.offset + self.scenario.server_of(worker) + 1
 
     def events(self, workers: Sequence[Lane]) -> Iterator[Event]:
@@ -54,7 +54,8 @@ class _Group:
         yield from self.flows(workers)
 
     def flows(self, workers: Sequence[Lane]) -> Iterator[Event]:
-        """Arrows from each pass of a minibatch to its pass in the next stage: forwards up, backwards down."""
+        """Arrows from each pass of a minibatch to its pass in the next stage, for forward passes, or previous stage,
+        for backward passes."""
         passes: dict[tuple[str, int, int], list[tuple[Bar, int]]] = {}
         for lane in workers:
             for bar in lane.bars:
@@ -67,7 +68,7 @@ class _Group:
             what = "activations" if kind == FORWARD else "gradients"
             common = {"name": what, "cat": "flow", "id": f"{self.name} {kind} {stage + 1} {index}"}
             (left, sender), (met, receiver) = max(parts, key=_ends), min(following, key=_starts)
-            # An arrow is bound to the slice around its time, so that it leaves a nanosecond before the end.
+            # An arrow belongs to the slice around its time, so it leaves a nanosecond before the end.
             leaves_s = max(left.start_s, left.end_s - 1e-9)
             ends: tuple[tuple[str, int, float, Event], ...] = (
                 ("s", sender, leaves_s, {}),
@@ -99,13 +100,13 @@ def trace_document(scenario: Scenario, replayed: SimulatedEvents) -> dict[str, A
 def overlaid_document(scenario: Scenario, run: MeasuredRun, most: int | None = None) -> dict[str, Any]:
     """The trace of a run together with a simulation of the same minibatches, of at most `most` minibatches.
 
-    Numbers of processes and threads are those of the separate traces, but the measured processes have a power of ten
-    added to theirs. Raises an `InputError` where the run recorded no timelines.
+    Processes and threads have the same numbers as in the separate traces, except that a power of ten is added to
+    measured processes. Raises an `InputError` if the run recorded no timelines.
     """
     measured = lanes.measured_lanes(scenario, run)
     first, end = _recorded(run, most)
     measured = lanes.cut_lanes(measured, scenario, end)
-    # More minibatches follow than are shown, so that the pipeline stays full, as it did in the run.
+    # Simulate more minibatches than are shown, so that the pipeline stays full, as in the run.
     epoch_minibatches = next(iter(run.recorded.values())).epoch_minibatches
     count = min(epoch_minibatches - first, end - first + 2 * scenario.in_flight)
     replayed = simulate_schedule(scenario, count)
@@ -123,7 +124,7 @@ def overlaid_document(scenario: Scenario, run: MeasuredRun, most: int | None = N
 
 
 def _recorded(run: MeasuredRun, most: int | None) -> tuple[int, int]:
-    """(first, one past the last) of the recorded minibatches, of which there are at most `most`."""
+    """(first, one past the last) of the recorded minibatches, limited to `most` of them."""
     timeline = next(iter(run.recorded.values()), None)
     if timeline is None:
         return 0, 0
@@ -148,13 +149,14 @@ def _starts(part: tuple[Bar, int]) -> float:
 
 
 def _threads(worker: int) -> tuple[int, int]:
-    """Numbers of the threads of a worker: (its actions, its all-reduces)."""
+    """Numbers of the threads of a worker: (thread of actions, thread of all-reduces)."""
     return 2 * worker + 1, 2 * worker + 2
 
 
 def _in_flight(lane: Lane, trains: bool) -> Iterator[tuple[float, int]]:
-    """(time in seconds, minibatches in flight from then on) of a worker; one counts from the start of its forward to
-    the end of its backward pass."""
+    """(time in seconds, minibatches in flight from then on) of a worker.
+
+    A minibatch is in flight from the start of its forward pass to the end of its backward pass."""
     changes: dict[tuple[int, int], float] = {}
     for bar in lane.bars:
         if bar.kind == FORWARD:

@@ -1,6 +1,6 @@
 """The input of the simulator: a plan with its times, read from a plan folder and checked.
 
-The order in which a stage computes the minibatches of one update is that of the executor's schedule.
+A stage computes the minibatches of one update in the order of the executor's schedule.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class StageLoad:
     depth: int
     forward_s: float
     backward_s: float
-    """Backward time, including the optimiser's step, unless `step_s` has it."""
+    """Backward time, including the optimiser's step unless `step_s` has it."""
     sync_s: float
     """Time of one all-reduce of a group of minibatches among all replicas."""
     minibatch_bytes: int = 0
-    """Memory of a replica for each minibatch in flight, without weight versions."""
+    """Bytes that each minibatch in flight takes on a replica, without weight versions."""
     memory_bytes: int = 0
-    """Memory of one worker according to the plan."""
+    """Memory of one worker according to the plan, in bytes."""
     parameter_bytes: int = 0
     """Bytes of one version of the weights."""
     versions: int = 1
@@ -50,24 +50,27 @@ class StageLoad:
     per_update: float = 1.0
     """Average number of minibatches that a replica computes for one update."""
     left_s: float | None = None
-    """The rest of an all-reduce when the backward pass ends during which it starts, in plain data parallelism and
-    under a flush; None elsewhere, where it starts after the pass."""
+    """Time of an all-reduce that remains after the backward pass during which it starts, in plain data parallelism and
+    under a flush. The value is None if the all-reduce starts after the pass."""
     update_share: float = 0.0
     """Share of `backward_s` that is the optimiser's step."""
     step_s: float = 0.0
-    """The optimiser's step, under schedules that make one for several minibatches: every replica makes it whole."""
+    """Time of the optimiser's step under schedules that make one step for several minibatches; every replica makes the
+    whole step. Else 0."""
     deferred: int = 0
-    """Most minibatches whose gradients of the weights are put off."""
+    """Most minibatches whose gradients of the weights are deferred."""
     weights_s: float = 0.0
-    """The part of `backward_s` that action W takes; 0 where the backward pass is one."""
+    """The part of `backward_s` that action W takes; 0 if the backward pass is not split."""
     shares: tuple[int, ...] = ()
-    """Minibatches of an update on each replica, where they are unequal."""
+    """Minibatches of an update on each replica, if they are unequal; else empty."""
     relative: tuple[float, ...] = ()
-    """With unequal shares the time of a pass on each replica, as a share of that on the slowest one, which is given."""
+    """With unequal shares, the time of a pass on each replica relative to the slowest replica, whose times this object
+    has."""
 
     @property
     def at_once(self) -> float:
-        """Minibatches that the replicas compute at once, on average: fewer than replicas where these are unequal."""
+        """Average number of minibatches that the replicas compute at once; less than the replicas if these are
+        unequal."""
         if not self.shares:
             return self.replicas
         busiest = max(share * time for share, time in zip(self.shares, self.relative, strict=True))
@@ -88,24 +91,23 @@ class StageLoad:
 
     @property
     def busy_s(self) -> float:
-        """Time for which a replica computes for one minibatch, with its share of the optimiser's step."""
+        """Compute time of a replica for one minibatch, including its share of the optimiser's step, in seconds."""
         return self.forward_s + self.backward_s + self.step_s / self.per_update
 
     def exposed_s(self, overlap: float) -> float:
-        """Time for which an all-reduce holds up its replicas. With it a group takes the time that the cost model
-        predicts."""
+        """Exposed time of an all-reduce, in seconds, such that a group takes the time that the cost model predicts."""
         if self.left_s is not None:
             return self.left_s + (1.0 - overlap) * max(0.0, self.sync_s - self.left_s)
         work = self.busy_s * self.per_update
         return float(formulas.overlapped(work, self.sync_s, overlap)) - max(work, self.hidden_s(overlap))
 
     def hidden_s(self, overlap: float) -> float:
-        """Time for which an all-reduce runs beside the replicas' computing."""
+        """Time of an all-reduce that overlaps with computing, in seconds."""
         return 0.0 if self.left_s is not None else overlap * self.sync_s
 
     @property
     def fixed_bytes(self) -> int:
-        """Memory of a worker that does not depend on the number of weight versions and minibatches in flight."""
+        """Bytes of a worker that do not depend on the number of weight versions and minibatches in flight."""
         held = self.depth + (2 * self.deferred + 1 if self.deferred else 0)
         return self.memory_bytes - self.versions * self.parameter_bytes - held * self.minibatch_bytes
 
@@ -117,13 +119,13 @@ class StageBoundary:
     transmit_s: float
     """Time for which the activations of a minibatch keep the link busy."""
     latency_s: float
-    """Time from then until the message arrives."""
+    """Time from the end of `transmit_s` until the message arrives."""
     return_s: float | None = None
-    """Time for which the gradients of a minibatch keep the link busy; None where it is equal to `transmit_s`."""
+    """Time for which the gradients of a minibatch keep the link busy; None if it equals `transmit_s`."""
     links: int = 1
     """Number of messages that each direction carries at once, each at full bandwidth."""
     bandwidth: float = math.inf
-    """Bandwidth of one link, bytes/s."""
+    """Bandwidth of one link, in bytes/s."""
 
     @property
     def back_s(self) -> float:
@@ -139,7 +141,7 @@ class Scenario:
     """The replica counts, such as `15-1` (`Plan.config`)."""
     stages: tuple[StageLoad, ...]
     hops: tuple[tuple[StageBoundary, ...], ...]
-    """For each stage but the last, its boundary to the next stage in every copy of the pipeline."""
+    """For each stage except the last, its boundary to the next stage in every copy of the pipeline."""
     schedule: Schedule
     overlap: float
     """Share of an all-reduce that can hide behind computing."""
@@ -150,20 +152,20 @@ class Scenario:
     server_starts: tuple[int, ...] = ()
     """The first worker of every server of a heterogeneous cluster; empty for a uniform cluster."""
     accumulate: int | None = None
-    """Minibatches per update, for the schedules that need a number."""
+    """Minibatches per update, for schedules that need this number; else None."""
     cards: SharedCards | None = None
-    """The network cards that messages and all-reduces share; None where each uses its links alone."""
+    """The network cards that messages and all-reduces share; None if contention is not modelled."""
 
     @cached_property
     def shapes(self) -> tuple[StageShape, ...]:
-        """The shapes of the stages, which is the input of the executor's schedules."""
+        """The shapes of the stages, as the executor's schedules need them."""
         return tuple(
             StageShape(one.replicas, one.depth, self.accumulate, one.deferred, self.device_of(index), one.shares)
             for index, one in enumerate(self.stages)
         )
 
     def device_of(self, stage: int) -> int | None:
-        """The position of a stage's workers in the pipeline, where they run several stages; else None."""
+        """The position of a stage's workers in the pipeline if they run several stages; else None."""
         if self.schedule.virtual is None:
             return None
         return list(dict.fromkeys(one.workers for one in self.stages)).index(self.stages[stage].workers)
@@ -181,14 +183,15 @@ class Scenario:
 
     @property
     def in_flight(self) -> int:
-        """The largest number of minibatches in flight; in inference, which has no limit, the number of replicas."""
+        """The largest number of minibatches in flight; in inference, which has no limit, the number of replicas of all
+        stages."""
         if self.schedule.trains:
             return self.stages[0].depth * self.stages[0].replicas
         return sum(stage.replicas for stage in self.stages)
 
 
 def read_scenario(folder: Path) -> Scenario:
-    """The scenario of a plan folder. Raises an `InputError` that says which file or field is missing or wrong."""
+    """The scenario of a plan folder. Raises an `InputError` that names the missing or wrong file or field."""
     if not folder.is_dir():
         why = "is not a folder" if folder.exists() else "does not exist"
         raise InputError(f"{folder} {why}; `pipeplan solve` writes plan folders")
@@ -200,7 +203,7 @@ def read_scenario(folder: Path) -> Scenario:
 
 
 def scenario_from_document(root: Node) -> Scenario:
-    """The scenario of a plan.json. Raises an `InputError` that names the field that is wrong."""
+    """The scenario of a plan.json. Raises an `InputError` that names the wrong field."""
     stated = PlanFile.of(root)
     plan, options, cluster = stated.plan, stated.options, stated.to_cluster()
     _check(root["plan"], plan, cluster)
@@ -213,7 +216,8 @@ def assemble_scenario(
 ) -> Scenario:
     """The scenario of a plan with the figures of its stages.
 
-    `predicted_s`: its step time, in seconds per minibatch. `busy`: workers beside which the profile was measured.
+    `predicted_s` is the plan's step time in seconds per minibatch, `busy` the number of busy workers when the profile
+    was measured.
     """
     links = Links.of(cluster)
     return Scenario(
@@ -233,7 +237,7 @@ def assemble_scenario(
 
 
 def _check(node: Node, plan: Plan, cluster: Cluster) -> None:
-    """Raise an `InputError` where the workers or depths of the stages are impossible."""
+    """Raise an `InputError` if the workers or depths of the stages are impossible."""
     workers = [worker for stage in plan.stages for worker in stage.workers]
     if not plan.stages:
         node["stages"].fail("the plan has no stages: solve again with --force")
@@ -283,7 +287,7 @@ def _load(plan: Plan, cluster: Cluster, index: int, figures: PredictedStage, opt
 
 
 def _left_s(plan: Plan, figures: PredictedStage, options: Options) -> float | None:
-    """The rest of an all-reduce at the end of the backward pass during which it starts, in seconds."""
+    """Seconds of an all-reduce that remain after the backward pass during which it starts; None if it starts later."""
     left_s = figures.exposed_sync_s
     if plan.schedule in FLUSHING and left_s is not None:
         return left_s + (1.0 - options.overlap) * max(0.0, figures.sync_s - left_s)
@@ -294,7 +298,7 @@ def _hops(plan: Plan, links: Links, index: int, figures: PredictedStage, options
     hops = []
     for copy in range(plan.copies):
         senders, receivers = plan.copy(copy)[index : index + 2]
-        if senders == receivers:  # stages of one worker hand tensors over
+        if senders == receivers:  # stages on the same worker pass tensors directly
             hops.append(StageBoundary(0.0, 0.0, 0.0, len(senders)))
             continue
         bandwidth, latency_s = links.sendrecv_among(senders + receivers)

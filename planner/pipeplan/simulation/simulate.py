@@ -1,4 +1,4 @@
-"""Runs the simulation of a plan, and measures it: in the steady state, or from one update to the next."""
+"""Runs the simulation of a plan and measures it, in the steady state or from one update to the next."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pipeplan_launch.plan.schedule import ActionKind
 MOST_MINIBATCHES = 100_000
 """Largest number of minibatches that are simulated unless the user asks for more."""
 UPDATES = 2
-"""Updates that the short simulation of a schedule with a flush covers."""
+"""Number of updates in the short simulation of a schedule with a flush."""
 MOST_ROUNDS = 2
-"""The most rounds that are simulated to see whether a schedule with a flush repeats itself."""
+"""Most rounds that are simulated to find out whether a schedule with a flush repeats itself."""
 SAME = 1e-9
-"""Times that differ by less, as a share of the whole simulation, are equal but for rounding."""
+"""Difference below which times are equal, as a share of the whole simulation."""
 _LAST = (ActionKind.BACKWARD, ActionKind.WEIGHTS)
 
 
@@ -38,9 +38,9 @@ class Simulated:
 def simulate(scenario: Scenario, minibatches: int | None = None, deadline: Deadline = NO_DEADLINE) -> Simulated:
     """Simulate `minibatches` minibatches, by default enough for a steady state.
 
-    Raises an `InputError` where the plan's schedule comes to a deadlock, and `OutOfTime` at the deadline.
+    Raises an `InputError` if the plan's schedule comes to a deadlock, and `OutOfTime` at the deadline.
     """
-    # Where very many minibatches are in flight, this limit leaves no steady state, and the report says so.
+    # If very many minibatches are in flight, this limit allows no steady state, and the report says so.
     count = minibatches or min(enough_minibatches(scenario), MOST_MINIBATCHES)
     replayed = simulate_schedule(scenario, count, deadline)
     return Simulated(scenario, replayed, summarise_simulation(scenario, replayed, count))
@@ -49,9 +49,11 @@ def simulate(scenario: Scenario, minibatches: int | None = None, deadline: Deadl
 def steady_step_s(
     scenario: Scenario, minibatches: int, deadline: Deadline = NO_DEADLINE, useful_s: float = math.inf
 ) -> float | None:
-    """Seconds per minibatch in the steady part of a simulation of `minibatches` minibatches; None if it has none.
+    """Seconds per minibatch in the steady part of a simulation of `minibatches` minibatches; None without a steady
+    part.
 
-    Infinite where a schedule with a flush certainly takes longer than `useful_s`. Raises what `simulate` raises.
+    The result is infinite if a schedule with a flush certainly takes longer than `useful_s`. Raises the same errors as
+    `simulate`.
     """
     length, rounds = round_length(scenario), 1
     while _repeats_exactly(scenario) and rounds <= MOST_ROUNDS and rounds * length < minibatches:
@@ -69,8 +71,8 @@ def steady_step_s(
 def simulated_update_s(scenario: Scenario, deadline: Deadline = NO_DEADLINE) -> float:
     """Seconds from the end of a stage's passes of the first update to those of the second. Raises `OutOfTime`.
 
-    It is the longest time of any stage. In the steady state all stages take the same time; at the beginning a stage
-    that waits for its all-reduce may still be caught up with by others.
+    The result is the longest time of any stage. In the steady state all stages take the same time. At the beginning,
+    other stages may still catch up with a stage that waits for its all-reduce.
     """
     assert scenario.accumulate is not None
     if _repeats_exactly(scenario) and round_length(scenario) == scenario.accumulate:
@@ -87,7 +89,7 @@ def simulated_update_s(scenario: Scenario, deadline: Deadline = NO_DEADLINE) -> 
 
 
 def _repeats_exactly(scenario: Scenario) -> bool:
-    """Whether a schedule with a flush does the same in every round as in the one before, but for its times."""
+    """Whether a schedule with a flush runs the same actions in every round. Only their times may differ."""
     length = round_length(scenario)
     return (
         scenario.drains and bool(scenario.accumulate) and all(length % load.replicas == 0 for load in scenario.stages)
@@ -97,8 +99,9 @@ def _repeats_exactly(scenario: Scenario) -> bool:
 def _last_round_s(scenario: Scenario, rounds: int, deadline: Deadline, limit_s: float = math.inf) -> float | None:
     """Seconds of the last of the first `rounds` rounds, if all further rounds take as long; else None.
 
-    They do if the last round leaves the pipeline in the state in which it found it. The first stage ends an update
-    last, but for all-reduces of other stages. So the state is how much later other workers end the update.
+    Further rounds take as long as the last one if that round leaves the pipeline in the state in which the round began.
+    The first stage ends an update last, except for all-reduces of other stages. So the state consists of the seconds by
+    which other workers end the update later.
     """
     length, group = round_length(scenario), scenario.accumulate or 1
     replayed = simulate_schedule(scenario, rounds * length, deadline, limit_s)
@@ -109,13 +112,14 @@ def _last_round_s(scenario: Scenario, rounds: int, deadline: Deadline, limit_s: 
 
 
 def _state(scenario: Scenario, replayed: SimulatedEvents, update: int) -> tuple[float, dict[tuple[int, int], float]]:
-    """(time at which the first stage ends an update, seconds by which each worker ends it later); 0 at the start."""
+    """(time at which the first stage ends an update, seconds by which each worker ends it later); all 0 before the
+    first update."""
     ends = {
         (done.stage, done.replica): done.end_s
         for done in replayed.actions
         if done.action.index == update and done.action.kind is ActionKind.UPDATE
     }
-    # Where workers have several stages, those of the first stage end with another one.
+    # If workers have several stages, the workers of the first stage end with another stage.
     home = scenario.stages[0].workers
     first_s = max((end_s for (stage, _), end_s in ends.items() if scenario.stages[stage].workers == home), default=0.0)
     return first_s, {worker: max(0.0, end_s - first_s) for worker, end_s in ends.items()}

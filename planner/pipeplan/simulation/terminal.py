@@ -1,4 +1,7 @@
-"""Prints a simulation: a timeline of the workers, and the summary. A run beside it is drawn by `pipeplan report`."""
+"""Prints a simulation: a timeline of the workers, and the summary.
+
+`pipeplan report` draws a simulation beside a run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ DRAWN_PASSES = 3
 """Number of forward and backward passes of the slowest stage that are drawn after the fill."""
 MOST_ROWS = 32
 """Largest number of workers that are drawn."""
-# The number of a pass is followed by dashes for forward and double dashes for backward, to be read without colours.
+# The number of a pass is followed by dashes for forward and double dashes for backward, so that colours are not needed.
 _LOOKS = {
     ActionKind.FORWARD: ("-", "cyan"),
     ActionKind.BACKWARD: ("=", "magenta"),
@@ -95,7 +98,7 @@ def _row(passes: Sequence[Pass], span_s: float, cells: int) -> Text:
             continue
         row.append("." * (first - drawn), "dim")
         label, (fill, style) = str(done.action), _LOOKS[done.action.kind]
-        # A number that does not fit is left out, because its first digits would be another number.
+        # A number that does not fit is left out, because its first digits would read as another number.
         shown = label if len(label) <= last - first else done.action.kind.value
         row.append(shown.ljust(last - first, fill), style)
         drawn = last

@@ -1,6 +1,6 @@
 """The workers and the links of a simulation, and the routes of messages and all-reduces.
 
-A link carries one message or all-reduce at a time.
+A link carries one message or one all-reduce at a time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pipeplan.simulation.scenario import Scenario, StageLoad
 from pipeplan_launch.plan.schedule import Action, device_actions, own_minibatches
 
 Flown = Callable[[], None]
-"""Called at the end of a flow."""
+"""A function that is called at the end of a flow."""
 Begun = Callable[[float], None] | None
-"""Called with the start time when the link begins with a job."""
+"""A function that is called with the start time when the link begins with a job."""
 
 
 @dataclass(eq=False, slots=True)
@@ -33,9 +33,9 @@ class SerialLink:
 
 @dataclass(eq=False, slots=True)
 class Route:
-    """What all messages between two workers have in common, or all all-reduces of a stage.
+    """The common properties of all messages between two workers, or of all all-reduces of a stage.
 
-    Each is a flow, which cards may slow, followed by a part that none slows.
+    A message or all-reduce consists of a flow, which cards may slow down, and a second part, which they do not.
     """
 
     link: SerialLink
@@ -44,16 +44,16 @@ class Route:
     rest_s: float
     """Duration of the second part."""
     kind: int
-    """The kind of its flow, as a place in the kinds of the `SharedNetwork`."""
+    """The kind of the flow, as an index into the kinds of the `SharedNetwork`."""
     latency_s: float = 0.0
-    """Time from the end of a message's flow to its arrival, in which the link is free."""
+    """Time from the end of a message's flow to its arrival. The link is free during this time."""
 
 
 class Carrier:
-    """Carries the jobs of links in simulated time, and lists when each link was busy."""
+    """Carries the jobs of links in simulated time, and records when each link was busy."""
 
     def __init__(self, queue: EventQueue, network: SharedNetwork) -> None:
-        """Flows share the cards of the network."""
+        """Create a carrier whose flows share the cards of the network."""
         self._queue, self._network = queue, network
         self.transfers: list[Transfer] = []
 
@@ -94,26 +94,26 @@ class Worker:
     replica: int
     load: StageLoad
     cores: int | None = None
-    """The kind of flow that its computing is, where it shares the cores of its server."""
+    """The kind of flow that stands for the worker's computing, if it shares the cores of its server; else None."""
     seat: Seat = field(init=False)
     routes: dict[Worker, Route] = field(default_factory=dict)
-    """The routes to the workers of the next stage and the previous one."""
+    """The routes to the workers of the next stage and of the previous stage."""
     activations: set[int] = field(default_factory=set)
     """Minibatches whose activations have arrived."""
     gradients: set[int] = field(default_factory=set)
     """Minibatches whose gradients have arrived."""
     reduced: set[int] = field(default_factory=set)
-    """Groups whose all-reduce lets their update start."""
+    """Groups whose update may start, because their all-reduce has advanced far enough."""
     awaiting_backward: set[int] = field(default_factory=set)
     """Minibatches between the end of their forward and the start of their backward pass."""
     joined: set[int] = field(default_factory=set)
-    """Minibatches whose gradients of the weights were computed with those of the inputs."""
+    """Minibatches whose gradients of the weights were computed together with those of the inputs."""
     awaits_at_once: set[int] = field(default_factory=set)
     """Groups whose update directly follows the start of their all-reduce."""
     taken: int = 0
-    """Minibatches whose activations it has taken from their receives."""
+    """Number of minibatches whose activations the worker has taken from their receives."""
     held: dict[int, tuple[Worker, Action]] = field(default_factory=dict)
-    """Messages whose receive is not posted yet, by their minibatch: (sender, action that made it)."""
+    """Messages whose receive is not posted yet, by minibatch: (sender, action that produced the message)."""
 
     @property
     def number(self) -> int:
@@ -123,14 +123,15 @@ class Worker:
 
 @dataclass(eq=False, slots=True)
 class Seat:
-    """A worker of the cluster: the actions that it runs in order, each with its stage; it may have several stages."""
+    """A worker of the cluster, which may have several stages: the actions that it runs, in order, each with its
+    stage."""
 
     stream: Iterator[tuple[Worker, Action]]
     head: tuple[Worker, Action] | None = None
     """The next action."""
     busy: bool = False
     left_s: float = 0.0
-    """Time that its passes which have not begun take, without W."""
+    """Total time of the passes that have not begun, without W, in seconds."""
 
     def pop(self) -> None:
         """Move on to the next action."""
@@ -164,7 +165,7 @@ def make_seats(scenario: Scenario, workers: list[list[Worker]], minibatches: int
 def _stream(
     scenario: Scenario, workers: list[list[Worker]], worker: Worker, minibatches: int
 ) -> Iterator[tuple[Worker, Action]]:
-    """The actions of a worker in order, those of all its stages where it may have several."""
+    """The actions of a worker in order, over all stages that the worker runs."""
     schedule, shapes, replica = scenario.schedule, scenario.shapes, worker.replica
     device = shapes[worker.stage].device
     if device is None:
@@ -176,13 +177,13 @@ def _stream(
 
 
 class Routes:
-    """Sets the routes between workers, and has those of all-reduces, with the kinds of all flows."""
+    """Sets the routes between workers, and has the routes of all-reduces and the kinds of all flows."""
 
     def __init__(self, scenario: Scenario, workers: list[list[Worker]], minibatches: int, *, pairs: bool) -> None:
-        """`pairs`: whether each two workers have a link of their own in each direction."""
+        """Set all routes. `pairs` says whether each pair of workers has its own link in each direction."""
         self._scenario, self._minibatches, self._has_pairs = scenario, minibatches, pairs
         self._pairs: dict[tuple[int, int, bool], SerialLink] = {}
-        """The link of each two workers, by (sender, receiver, whether it carries activations)."""
+        """The link of each pair of workers, by (sender, receiver, whether it carries activations)."""
         self.kinds: list[FlowKind] = []
         boundaries = range(len(workers) - 1)
         for boundary in boundaries:
@@ -196,12 +197,12 @@ class Routes:
                 worker.cores = self._kind(use)
 
     def _kind(self, use: Use, weight: float = 1.0, *, is_message: bool = False) -> int:
-        """The number of a new kind of flow."""
+        """Add a kind of flow and return its index."""
         self.kinds.append(flow_kind(use, weight, is_message=is_message))
         return len(self.kinds) - 1
 
     def _connect(self, boundary: int, senders: list[Worker], receivers: list[Worker], *, forward: bool) -> None:
-        """Set the routes of all messages from the workers of a stage to those of a neighbour."""
+        """Set the routes of all messages from the workers of a stage to the workers of a neighbouring stage."""
         name = f"stage {senders[0].stage + 1} → {receivers[0].stage + 1}"
         links: dict[str, SerialLink] = {}
         for index in range(min(math.lcm(len(senders), len(receivers)), self._minibatches)):
@@ -224,7 +225,7 @@ class Routes:
 
     def _all_reduces(self) -> list[Route]:
         scenario, cards = self._scenario, self._scenario.cards
-        # Copies of a pipeline are in different components, and all stages share the link between these.
+        # Copies of a pipeline are in different components, and all stages share the link between components.
         shared = SerialLink("all-reduce")
         routes = []
         for stage, load in enumerate(scenario.stages):

@@ -1,5 +1,5 @@
-"""The two solvers, a dynamic program and an integer program, and what both return.
+"""The two solvers, a dynamic program and an integer program, and the result that both return.
 
-They share the formulas of `pipeplan.cost` and no search. Choosing between them, cross-checking them and comparing
-their plan with baselines is the task of `pipeplan.planning`.
+The solvers share the formulas of `pipeplan.cost`, but no search. `pipeplan.planning` chooses between them, cross-checks
+them, and compares their plan with baselines.
 """

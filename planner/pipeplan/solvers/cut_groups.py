@@ -1,8 +1,8 @@
-"""Fewer cuts for a bound: those of a model's main units, and groups of cuts with nearly the same totals.
+"""Fewer cuts for a bound: cuts of a model's main units, and groups of cuts with nearly the same totals.
 
-Units that may run beside many others are left out, such as the projections of a U-Net's time embedding. Every cut of
-the model has a cut of its main units that agrees with it on these. Work, parameters and traffic of the others are
-missing in its totals, so that a bound from these totals holds for the whole model.
+Units that may run in parallel with many others are left out, such as the projections of a U-Net's time embedding. Every
+cut of the model corresponds to a cut of its main units. The totals of that cut lack the work, parameters and traffic of
+the other units. So a bound from these totals holds for the whole model.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from pipeplan.util import graph
 from pipeplan.util.deadline import Deadline
 
 LOOSEST = (1.0, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.02)
-"""Units are left out that may run beside more than this share of all units, tried in this order."""
+"""Shares of all units, tried in this order. A unit that may run in parallel with a larger share of the units is left
+out."""
 MOST_LEFT_OUT = 0.15
 """The largest share of the whole work that may be left out."""
 MOST_CUTS = 12_000
 MOST_GROUPS = 500
-"""Cuts are grouped where there are more."""
+"""Number of cuts above which cuts are grouped."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,14 @@ class MainUnits:
     """The main units of a model, whose cuts are listed once for all microbatch sizes."""
 
     units: tuple[int, ...]
-    """Indices into the units of a problem."""
+    """Indices of the main units among the units of a problem."""
     ideals: tuple[int, ...]
     inside: Floats
-    """Zeros and ones of shape (ideals, main units): whether a cut holds a unit."""
+    """Zeros and ones of shape (ideals, main units): whether a cut contains a unit."""
 
     @staticmethod
     def of(problem: Problem, deadline: Deadline) -> MainUnits | None:
-        """The main units of a problem, all of them where their cuts are few; None where no choice has few cuts."""
+        """The main units of a problem: all units if they have few cuts; None if no choice of units has few cuts."""
         work = np.array([unit.forward_s + unit.backward_s for unit in problem.units])
         beside = _units_beside(problem)
         for share in LOOSEST:
@@ -52,7 +53,7 @@ class MainUnits:
         return None
 
     def cuts(self, problem: Problem) -> Cuts:
-        """The cuts of the main units of a problem, with the totals of these alone."""
+        """The cuts of the main units of a problem. The totals of these cuts count only main units."""
         number = {unit: index for index, unit in enumerate(self.units)}
         sent, returned = np.zeros((2, len(self.ideals)))
         members = np.ascontiguousarray(self.inside.T != 0)
@@ -85,7 +86,7 @@ class MainUnits:
 
 
 def _units_beside(problem: Problem) -> Ints:
-    """For every unit, the number of those that neither come before it nor after it."""
+    """For every unit, the number of units that come neither before nor after it."""
     count = len(problem.units)
     before = [0] * count
     for producer, consumer in sorted(problem.edges, key=lambda edge: edge[1]):
@@ -99,7 +100,10 @@ def _units_beside(problem: Problem) -> Ints:
 
 
 def _edges_among(problem: Problem, main: list[int]) -> list[tuple[int, int]]:
-    """The order of the main units: an edge wherever a path leads through other units alone."""
+    """The order of the main units, as edges.
+
+    Two units have an edge if a path joins them that passes only through other units.
+    """
     number = {unit: index for index, unit in enumerate(main)}
     sources: list[set[int]] = [set() for _ in problem.units]
     edges: set[tuple[int, int]] = set()
@@ -116,20 +120,20 @@ def _edges_among(problem: Problem, main: list[int]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class CutGroups:
-    """Groups of cuts with nearly the same work and parameters, and the least and the most of their totals.
+    """Groups of cuts with nearly the same work and parameters, with the smallest and largest totals of each group.
 
-    A stage between cuts of two groups has at least the least of the one less the most of the other.
+    A total of a stage between cuts of two groups is at least the smallest of one group less the largest of the other.
     """
 
     least: dict[str, Floats]
     most: dict[str, Floats]
     crossing: Floats
-    """Bytes of one minibatch that cross a cut of the group forward, at least."""
+    """Smallest number of bytes of one minibatch that cross a cut of the group forward."""
     returned: Floats
 
     @staticmethod
     def of(cuts: Cuts) -> CutGroups:
-        """The groups: every cut alone if there are few."""
+        """The groups of cuts. If there are few cuts, each is a group by itself."""
         totals = {
             "work": cuts.work_s - cuts.update_s,
             "forward": cuts.forward_s,
@@ -155,16 +159,19 @@ class CutGroups:
         )
 
     def inside(self, name: str) -> Floats:
-        """At least so much of a total is between two groups: from rows to columns."""
+        """Lower bound on a total of a stage that begins in one group (rows) and ends in another (columns)."""
         return np.maximum(0.0, self.least[name][None, :] - self.most[name][:, None])
 
     def most_inside(self, name: str) -> Floats:
-        """At most so much of a total is between two groups."""
+        """Upper bound on a total of a stage that begins in one group (rows) and ends in another (columns)."""
         return np.maximum(0.0, self.most[name][None, :] - self.least[name][:, None])
 
 
 def _groups(work: Floats, parameters: Floats) -> Ints:
-    """The group of every cut. Cuts that contain others are in no earlier group; the ends are alone."""
+    """The group of every cut.
+
+    A cut is never in an earlier group than a cut that it contains. The empty and the full cut are groups by themselves.
+    """
     count = len(work)
     if count <= MOST_GROUPS:
         return np.arange(count)

@@ -1,15 +1,15 @@
-"""Results of searches that the next similar problems reuse: plans, bounds, and answers to the same question.
+"""Results of searches that later searches of similar problems reuse: plans, bounds, and answers to the same question.
 
-Where `planning.fast` says so, `dynamic_program.solve` keeps what it finds, and begins with what it knows. Problems are
-similar if they differ in the cluster alone. Then
+If `planning.fast` asks for it, `dynamic_program.solve` keeps its results, and starts from earlier ones. Problems are
+similar if they differ only in the cluster. Then
 
-  a plan    of one problem is a plan of the other where both clusters have the same components. Evaluated there, it is
-            an upper bound, so that one search right below it is often enough;
+  a plan    of one problem is a plan of the other if both clusters have the same components. Its step time there is an
+            upper bound, and one search right below this bound is often enough;
   a bound   of one problem holds for the other on every cluster that is no better: with links that are no faster and no
             more memory (docs/cost-model.md, "More is never worse");
-  an answer that is proven holds for the same question, and for any question for less.
+  an answer that is proven holds for the same question, also if plans must be faster.
 
-Only how soon a search ends depends on these. What it finds is the best plan in any case.
+Known answers only make a search faster. The search finds the best plan in any case.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from pipeplan.solvers.dp.threshold import PRECISION
 from pipeplan.solvers.result import Result, Status
 
 _MOST_PLANS = 3
-"""So many of the latest plans of a kind are tried."""
+"""Number of the latest plans of a kind that are tried."""
 _SAME = 1 + 1e-6
-"""A limit that is this times the step time of a known plan includes the plan itself, however step times are rounded."""
+"""Factor on the step time of a known plan, so that the limit includes the plan itself in spite of rounding."""
 _ROUNDING = 1e-12
-"""Depths are those for a step time that is longer by this, so that rounding asks for no minibatch more."""
+"""Relative margin on the step time that determines depths, so that rounding does not add a minibatch."""
 _MARGIN = 1.04
-"""Where a plan is sought within a limit, the search is up to this times the limit."""
+"""Factor on the limit of a search, so that its bound may serve later searches."""
 
 Kind = tuple[Profile, Options, int, bool]
-"""The profile and the options of similar problems, and the cuts of their searches: how many, and whether all."""
+"""The kind of similar problems: profile, options, number of cuts, and whether these are all cuts."""
 Question = tuple[Kind, Cluster, float, float]
-"""A kind, a cluster, the gap that is enough and the most effort."""
+"""The question of a search: kind, cluster, relative gap that is enough, and largest effort."""
 
 
 @dataclass
@@ -53,11 +53,11 @@ class KnownAnswers:
     plans: dict[Kind, list[tuple[Cluster, Plan]]] = field(default_factory=dict)
     """The latest plans, with the clusters that they were found on."""
     best: dict[Kind, list[tuple[Cluster, Result]]] = field(default_factory=dict)
-    """The latest answers that are proven, with their clusters."""
+    """The latest proven answers, with their clusters."""
     bounds: dict[Kind, list[tuple[Cluster, float]]] = field(default_factory=dict)
-    """Clusters, and bounds on the step time of every plan on each, in seconds per minibatch."""
+    """Clusters, each with a lower bound on the step time of every plan on it, in seconds per minibatch."""
     answers: dict[Question, tuple[float, Result]] = field(default_factory=dict)
-    """Proven results, each with the step time below which plans were searched for."""
+    """Proven results, each with the step time that limited the search, in seconds per minibatch."""
 
     def use(
         self,
@@ -68,10 +68,10 @@ class KnownAnswers:
         *,
         near: bool,
     ) -> Result:
-        """The best plan with a step time below `useful_s`, by what is known, or by a search that is kept.
+        """The best plan with a step time below `useful_s`, from known answers or from a search, whose result is kept.
 
-        `search` is given the step time below which plans are searched for, whether that is probably near the best, and
-        a bound on the step time of every plan.
+        The arguments of `search` are the step time below which to search, whether the best plan is probably near it,
+        and a lower bound on the step time of every plan.
         """
         kind, cluster = question[:2]
         if (answer := self.answer(question, useful_s)) is not None:
@@ -83,7 +83,7 @@ class KnownAnswers:
             self.keep(question, useful_s, proven)
             return proven
         if near:
-            # A little more to search is a bound that may hold for the next problems, too.
+            # A slightly wider search gives a bound that may also hold for the next problems.
             limit_s = useful_s * _MARGIN
         limit_s = min(limit_s, known_s)
         result = search(limit_s, near or known_s < useful_s, bound_s)
@@ -101,14 +101,13 @@ class KnownAnswers:
         return result
 
     def bound_s(self, kind: Kind, cluster: Cluster) -> float:
-        """A lower bound on the step time of every plan on a cluster, in seconds per minibatch; 0 where none is
-        known.
-        """
+        """A known lower bound on every plan's step time on a cluster, in seconds per minibatch; 0 if none is known."""
         known = self.bounds.get(kind, [])
         return max((bound for other, bound in known if is_no_better(cluster, other)), default=0.0)
 
     def step_time_s(self, kind: Kind, problem: Problem) -> float:
-        """The least step time that a known plan has under this problem, times a little; infinite if none is known."""
+        """The smallest step time of a known plan under this problem, with a margin for rounding; infinite if none is
+        known."""
         known = self.plans.get(kind, [])
         step_times = (
             self.step_time_of(plan, problem) for cluster, plan in known if _same_shape(cluster, problem.cluster)
@@ -116,10 +115,10 @@ class KnownAnswers:
         return min(step_times, default=float("inf")) * _SAME
 
     def proven(self, kind: Kind, problem: Problem, bound_s: float, useful_s: float) -> Result | None:
-        """A known answer whose plan has a step time below `useful_s` that reaches a bound under this problem; else
-        None.
+        """A known answer whose plan reaches the bound under this problem, and takes less than `useful_s`; else None.
 
-        No plan is faster here than on the cluster of that answer, so it is the simplest of the fastest here as well.
+        No plan is faster here than on the cluster of that answer. So its plan is the simplest of the fastest plans here
+        as well.
         """
         for cluster, known in reversed(self.best.get(kind, [])):
             if not known.charged or known.objective_s < bound_s * (1 - PRECISION):
@@ -134,7 +133,7 @@ class KnownAnswers:
         return None
 
     def keep(self, question: Question, searched_s: float, result: Result) -> None:
-        """Keep a result of a search for plans with step times below `searched_s`."""
+        """Keep the result of a search for plans with step times below `searched_s`."""
         kind, cluster = question[:2]
         if result.plan is not None:
             plans = self.plans.setdefault(kind, [])
@@ -150,7 +149,7 @@ class KnownAnswers:
 
 
 KNOWN: ContextVar[KnownAnswers | None] = ContextVar("known answers", default=None)
-"""The answers that are known here; None where searches do not reuse anything (`planning.fast` sets it)."""
+"""The known answers in this context; None if searches reuse nothing. `planning.fast` sets it."""
 
 
 def question_of(problem: Problem, cuts: Cuts, gap: float, most_effort: float) -> Question:
@@ -160,7 +159,10 @@ def question_of(problem: Problem, cuts: Cuts, gap: float, most_effort: float) ->
 
 
 def is_no_better(cluster: Cluster, other: Cluster) -> bool:
-    """Whether every plan on a cluster is one on the other, and no slower there. Only uniform clusters compare."""
+    """Whether every plan on a cluster is also a plan on the other, and no slower there.
+
+    Only uniform clusters are comparable.
+    """
     devices = cluster.device, other.device
     return (
         _same_shape(cluster, other)

@@ -1,24 +1,25 @@
-"""A lower bound on the step time of pipelines that pass through servers or racks, with everything charged that these
-share.
+"""A lower bound on the step time of pipelines that pass through servers or racks, including contention for their cards.
 
-Where a stage lies wholly inside a component of a level, every minibatch visits that component. If neither the first nor
-the last stage has a worker there, its activations leave the component and its gradients do, by the same card in the
-same direction, which takes
+If a stage lies wholly inside a component of a level, every minibatch visits that component. If neither the first nor
+the last stage has a worker there, both its activations and its gradients leave the component through the same card in
+the same direction. That takes
 
-    P = (least bytes sent over a cut + least bytes returned over one) / bandwidth of the card
+    P = (least bytes sent over a cut + least bytes returned over a cut) / bandwidth of the card
 
-Below that step time such components hold no whole stage. So all stages but those that straddle components lie in two of
-them, that where the first stage ends and that where the last one begins. A stage of w bytes that straddles on r workers
-sends its ring over a card: 2 (r-1)/r² · w/B ≤ T, so that with at most ρ seconds of work for a byte it does no more than
+At a smaller step time T < P such components contain no whole stage. So every stage that does not straddle components
+lies in one of two components: where the first stage ends, or where the last stage begins. A stage of w bytes that
+straddles components on r workers sends its ring over a card: 2 (r-1)/r² · w/B ≤ T. With at most ρ seconds of work per
+byte, its work is at most
 
     ρ w ≤ T · β (r + 1 + 1/(r-1)) ≤ T · β (r + 2),   β = ρ B / 2
 
-As there is at most one such stage for each edge between components, D workers in components of S do at most the work of
+At most one such stage lies across each edge between components. So D workers in components of S workers do at most the
+work of
 
     E = 2 S + β (D - 2 S + 2 (D / S - 1))
 
-workers. A pipeline below the step time P takes at least all work on these. It all holds where stages synchronise once
-for a group of their replicas.
+workers. The step time of a pipeline is at least the smaller of P and all work on E workers. This holds if stages
+synchronise once per group of their replicas.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.problem import Problem
 
 _NOTHING = 1e-6
-"""The least efficiency, for all-reduces over links that no stage is to use."""
+"""A tiny efficiency for all-reduces over links that no stage should use."""
 
 
 @dataclass(frozen=True)
 class PassedLevel:
-    """A level whose components pipelines pass through."""
+    """A level of the cluster whose components a pipeline may pass through."""
 
     level: int
     bound_s: float
     """Lower bound on the step time of every single pipeline, in seconds per minibatch."""
     crossing_s: float
-    """P, the step time at which components may be passed through."""
+    """P, the smallest step time at which a pipeline may pass through a component, in seconds per minibatch."""
 
 
 def passed_levels(problem: Problem, cuts: Cuts) -> list[PassedLevel]:
-    """The levels of a problem for which something is known of pipelines that pass through."""
+    """The levels of a problem for which there is such a bound."""
     options, cluster = problem.options, problem.cluster
     grouped = problem.training and not options.flushes and problem.minibatches_in_flight is None
     if not (options.contention and grouped and cluster.uniform) or len(cuts.ideals) < 3:
         return []
-    # Units without parameters may be in stages that straddle for nothing.
+    # Units without parameters may be in stages that straddle components at no cost.
     units = [
         (unit.forward_s + unit.backward_s, unit.parameter_bytes) for unit in problem.units if unit.parameter_bytes > 0
     ]
@@ -73,7 +74,7 @@ def passed_levels(problem: Problem, cuts: Cuts) -> list[PassedLevel]:
 
 
 def without_straddling(problem: Problem, level: int) -> Problem:
-    """The problem where no stage straddles components of a level, as all-reduces between them take too long."""
+    """The problem with such slow all-reduces between components of a level that no stage straddles them."""
     levels = problem.cluster.levels
     above = tuple(replace(one, allreduce_efficiency=_NOTHING) for one in levels[level:])
     return problem.within(replace(problem.cluster, levels=(*levels[:level], *above)))

@@ -1,9 +1,9 @@
-"""The spaces of plans that both solvers search: pipelines on one component of the cluster, copied into others like it.
+"""The spaces of plans that both solvers search: pipelines on one component of the cluster, copied to equal components.
 
 In the first space, stages are on consecutive workers of the whole cluster and may straddle servers (15-1 on 4×4). In
-the others, a whole pipeline lies inside a component of some level and has a copy in each of the components behind it,
-in any number of them that are alike. Such a space is the first space on a smaller cluster, plus a synchronisation among
-the copies that depends on the model alone.
+the other spaces, a whole pipeline lies inside a component of some level and has copies in any number of equal
+components that follow. Such a space is the first space on a smaller cluster, plus a synchronisation among the copies
+that depends on the model alone.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class PlanSpace:
     first: int = 0
     """The component of `level`, counted from 0, that holds the first copy."""
     unused: frozenset[int] = frozenset()
-    """Workers of one component, counted from its first, that no stage is on, because they would slow the copies'
-    all-reduce."""
+    """Workers of one component, counted from its first, that no stage uses, because they would slow down the all-reduce
+    among the copies."""
 
     def inner(self, problem: Problem) -> Problem:
         """The problem of one copy, on one component of the cluster."""
@@ -59,17 +59,17 @@ class PlanSpace:
     def step_time(self, problem: Problem, inner_s: float) -> float:
         """The step time of all copies together, if one copy takes `inner_s` for each of its minibatches.
 
-        With a flush `inner_s` is the time from one update to the next.
+        With a flush, `inner_s` is the time from one update to the next.
         """
         if problem.options.flushes and problem.options.accumulate is not None:
             return inner_s / problem.options.accumulate
         return float(formulas.overlapped(inner_s / self.copies, self.synchronisation(problem), problem.options.overlap))
 
     def inner_step_time(self, problem: Problem, step_time_s: float) -> float | None:
-        """The step time of one copy at which all copies together have the given step time; None where no step time is
-        slow enough.
+        """The step time of one copy if all copies together have the given step time; None if no step time is slow
+        enough.
 
-        It is the inverse of `step_time`: with a flush it is the time from one update to the next.
+        This function is the inverse of `step_time`. With a flush, the result is the time from one update to the next.
         """
         if problem.options.flushes and problem.options.accumulate is not None:
             return step_time_s * problem.options.accumulate
@@ -82,8 +82,10 @@ class PlanSpace:
         return (step_time_s - reduce_s) / (1.0 - overlap) * self.copies
 
     def floor(self, problem: Problem) -> float:
-        """Lower bound on the step time in this space: all work on all of its workers, and the synchronisation of copies
-        if no flush hides it.
+        """Lower bound on the step time in this space, in seconds per minibatch.
+
+        The bound is the time of all work on all workers of the space, or that of the synchronisation among copies, if
+        no flush hides it.
         """
         options, machines = problem.options, problem.cluster.inner(self.level, self.first)
         inner_s = problem.work_s / machines.total_speed
@@ -93,8 +95,9 @@ class PlanSpace:
         return self.step_time(problem, inner_s)
 
     def synchronisation(self, problem: Problem) -> float:
-        """Gradient all-reduce among the copies, in seconds per minibatch: a lower bound on the step time in
-        this space.
+        """Time of the gradient all-reduce among the copies, in seconds per minibatch.
+
+        This time is a lower bound on the step time.
         """
         if problem.options.schedule in ACCUMULATING and problem.options.accumulate is not None:
             return float(formulas.buffered_synchronisation(self._allreduce(problem), problem.options.accumulate))
@@ -106,7 +109,7 @@ class PlanSpace:
         return range(starts[self.first], starts[self.first + self.copies])
 
     def card_rate(self, cluster: Cluster) -> float:
-        """The slowest card, in bytes/s of all-reduces, that every ring among the copies crosses."""
+        """Rate of the slowest card that every ring among the copies crosses, in bytes/s of all-reduces."""
         workers, links = self.workers(cluster), Links.of(cluster)
         crossed = range(self.level, cluster.level_between(workers[0], workers[-1]))
         firsts = cluster.starts(self.level)[self.first : self.first + self.copies]
@@ -124,14 +127,14 @@ class PlanSpace:
             used = [workers[kept[0]], workers[kept[-1] - size_of_one]]
         else:
             used = [worker for index, worker in enumerate(workers) if index % size_of_one not in self.unused]
-        # Also if each copy is on one worker, the copies meet at the level that joins their components.
+        # Even if each copy is on one worker, the copies meet at the level that joins their components.
         rate = Links.of(problem.cluster).allreduce_among(used)
         return float(formulas.ring_allreduce_time(self.copies, size, *rate))
 
     def single_stage_s(self, problem: Problem, workers: Sequence[int], *, recompute: bool) -> float:
         """Seconds per minibatch of plain data parallelism on some workers, whose forward pass waits for the update.
 
-        0 under schedules where it does not wait.
+        The result is 0 under schedules where the forward pass does not wait.
         """
         options, stage = problem.options, Stage(problem.layer_names, tuple(workers), 1, 1, recompute)
         plan = replace(self.plan(problem, [stage]), schedule=options.schedule, accumulate=options.accumulate)
@@ -145,7 +148,8 @@ class PlanSpace:
         firsts = problem.cluster.starts(self.level)[self.first : self.first + self.copies]
         stages = []
         for stage in pipeline:
-            # Interleaved, so that minibatch i goes to copy i mod m by the plain round robin over a stage's workers.
+            # Workers of the copies alternate, so that round robin over a stage's workers sends minibatch i to copy i
+            # mod m.
             workers = [first + worker for worker in stage.workers for first in firsts]
             stages.append(replace(stage, workers=tuple(workers)))
         return Plan(tuple(stages), self.copies, problem.options.inference)
@@ -154,8 +158,8 @@ class PlanSpace:
 def plan_spaces(problem: Problem) -> list[PlanSpace]:
     """All spaces of plans: the whole cluster first, then copies in the components of each lower level, largest first.
 
-    Of each level, the spaces with the most copies come first. Copies are all alike, so their components must be alike,
-    too. Spaces that leave a copy without a worker, or under 2BW without a minibatch, are left out.
+    Within each level, the spaces with the most copies come first. All copies are equal, so their components must be
+    equal, too. Spaces that leave a copy without a worker, or under 2BW without a minibatch, are left out.
     """
     cluster, options = problem.cluster, problem.options
     spaces, size = [PlanSpace(len(cluster.levels), 1)], cluster.workers
@@ -165,7 +169,7 @@ def plan_spaces(problem: Problem) -> list[PlanSpace]:
     if options.schedule == "2bw" and problem.training and options.accumulate is not None:
         most = min(most, options.accumulate)
     for level in range(len(cluster.levels) - 1, 0, -1):
-        # A level that joins one component has the same components as the one inside it.
+        # A level that joins one component has the same components as the level below it.
         if cluster.span(level) < size:
             size = cluster.span(level)
             found = [space for space in _copied(cluster, level) if space.copies <= most]
@@ -198,10 +202,10 @@ def _copied(cluster: Cluster, level: int) -> list[PlanSpace]:
 
 
 def _by_links(space: PlanSpace, cluster: Cluster, links: Links) -> Iterator[PlanSpace]:
-    """The space, and those in which stages keep to workers with faster links to the other copies.
+    """The space, and the spaces in which stages use only workers with faster links to the other copies.
 
-    The copies' all-reduce is as slow as the slowest link of a worker in use. There is one space for each pair of a
-    bandwidth and a latency that it may have.
+    The all-reduce among the copies is as slow as the slowest link of a used worker. There is one space for each
+    possible pair of its bandwidth and latency.
     """
     workers = space.workers(cluster)
     ways = links.ways[cluster.level_between(workers[0], workers[-1])]
@@ -218,7 +222,7 @@ def _by_links(space: PlanSpace, cluster: Cluster, links: Links) -> Iterator[Plan
 
 
 def _runs(cluster: Cluster, level: int) -> Iterator[tuple[int, int]]:
-    """The longest runs of consecutive components of a level that are alike: the first one, and one past the last."""
+    """(first, one past the last) of the longest runs of consecutive components of a level that are equal."""
     count, first = len(cluster.starts(level)) - 1, 0
     for component in range(1, count + 1):
         if component == count or not cluster.alike(level, first, component):
@@ -227,10 +231,10 @@ def _runs(cluster: Cluster, level: int) -> Iterator[tuple[int, int]]:
 
 
 def _starts(cluster: Cluster, links: Links, level: int, run: range) -> list[int]:
-    """The components of a run at which the first copy may be.
+    """The components of a run where the first copy may be.
 
-    Where a component has the same card as the one before it, and both are in one component of the next level, all
-    copies may begin one component earlier: the links that join them are then no slower.
+    A component is left out if it has the same card as the previous one and both are in one component of the next level.
+    All copies may then begin one component earlier, where the links between them are no slower.
     """
     firsts, above = cluster.starts(level), set(cluster.starts(level + 1))
     return [
@@ -241,7 +245,7 @@ def _starts(cluster: Cluster, links: Links, level: int, run: range) -> list[int]
 
 
 def _rates(space: PlanSpace, cluster: Cluster, links: Links) -> tuple[float, ...]:
-    """What tells one run of components from another of as many that are like them; more of each is better."""
+    """Rates by which runs of equally many components are compared. More is better for each rate."""
     workers = space.workers(cluster)
     bandwidth, latency = links.allreduce_among(workers)
     firsts = cluster.starts(space.level)[space.first : space.first + space.copies]

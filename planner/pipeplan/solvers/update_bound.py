@@ -1,8 +1,8 @@
 """A lower bound on the step time of every plan of 1f1b-flush and zb-h1, found in about a second.
 
-The search for the best plan keeps states apart by where their workers are, and takes long where there are many cuts.
-This bound relaxes the problem until a state is a cut alone. Whether a plan may make an update within a limit is then
-the question how many workers it needs at least:
+The search for the best plan distinguishes states by the position of their workers, and takes long if there are many
+cuts. This bound relaxes the problem until a state is only a cut. The question whether a plan can make an update within
+a limit then becomes how many workers it needs at least:
 
     need(J) = min over I ⊂ J of need'(I → J) + need(...)        from the output end; need'(I → J) workers of one stage
 
@@ -13,9 +13,9 @@ A stage I → J needs the fewest replicas that satisfy all of these (symbols of 
     messages    f + n (a(J) + a'(I)) / B + e ≤ T                 one card carries messages and the exchange in turn
     memory      fixed + d · (bytes of one minibatch) ≤ capacity  d = min(n, 1 + ⌈workers behind / r⌉)
 
-E is the exchange of the first stage, of which several ranges are tried; A(I) the forward passes of the layers in front.
-Replicas are joined by the fastest links that may join so many workers. On unequal devices a stage has a class of
-devices, none slower than it; a worker counts as much as its speed, so that one number tells what is left.
+E is the exchange of the first stage, and A(I) the forward passes of the layers before cut I. Replicas are joined by the
+fastest links that may join that many workers. On unequal devices, a stage has a class of workers with a smallest speed.
+A worker counts as much as its speed, so that one number says what is left.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ from pipeplan.solvers.cut_groups import CutGroups
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 GRID = 2
-"""On unequal devices, what workers count is rounded down to this part of the slowest worker."""
+"""Number of grid steps in the slowest speed: on unequal devices, sums of workers' speeds are rounded down to
+this grid."""
 SLACK = 1 + 1e-9
 AT_ONCE = 16
-"""Groups of cuts between looks at the clock."""
+"""Number of groups of cuts between deadline checks."""
 STEPS = 4
-"""Steps towards the fewest replicas of a stage; each gives a lower bound."""
+"""Number of iterations towards the fewest replicas of a stage. Each iteration gives a lower bound."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +51,12 @@ class WorkerClass:
 
     speed: float
     capacity: float
-    """Bytes of the slowest workers, at most."""
+    """Largest memory of the slowest workers of the class, in bytes."""
     price: Floats
-    """What the cheapest 0, 1, 2 … of these workers count together, each as much as its speed; infinite for too many."""
+    """Sum of the speeds of the slowest 0, 1, 2, … of these workers; infinite for more workers than there are."""
 
     def price_of(self, replicas: Floats) -> Floats:
-        """What so many of them count together at least."""
+        """Smallest sum of speeds of `replicas` workers of the class."""
         return np.asarray(self.price[np.minimum(replicas, len(self.price) - 1).astype(np.intp)])
 
     @staticmethod
@@ -76,18 +77,18 @@ class WorkerClass:
 
 @dataclass(frozen=True)
 class FastestLinks:
-    """The fastest links that some workers may have, whichever they are."""
+    """The fastest links that any workers of the cluster may have."""
 
     ring_bandwidth: Floats
-    """Of a ring, by its members."""
+    """Bandwidth of a ring in bytes/s, by its number of members."""
     ring_latency_s: Floats
     port: float
-    """Bytes/s of all messages that one worker sends."""
+    """Rate of all messages that one worker sends, in bytes/s."""
     latency_s: float
 
     @staticmethod
     def of(cluster: Cluster) -> FastestLinks:
-        """The links of a cluster."""
+        """The fastest links of a cluster."""
         links, workers = Links.of(cluster), cluster.workers
         bandwidth, latency = np.full(workers + 2, np.inf), np.zeros(workers + 2)
         spans = [
@@ -104,7 +105,7 @@ class FastestLinks:
 
 
 def _port(links: Links, worker: int) -> float:
-    """Bytes/s of messages that a worker sends: its own port, and every card that it has to itself."""
+    """Rate of messages that a worker sends, in bytes/s: that of its port, or of a slower card that it has to itself."""
     cluster, rate = links.cluster, np.inf
     for level in range(len(cluster.levels)):
         starts = cluster.starts(level)
@@ -116,7 +117,7 @@ def _port(links: Links, worker: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class GroupStages(StageTable):
-    """The stages from every group of cuts (rows) to every group (columns), with the least that each of them holds."""
+    """Lower bounds on the figures of stages from every group of cuts (rows) to every group (columns)."""
 
     problem: Problem
     groups: CutGroups
@@ -151,31 +152,34 @@ class Stages:
     passes: Floats
     """Seconds of both passes of one minibatch."""
     tail: Floats
-    """What of the last ones fills the time in which stages in front drain, in seconds."""
+    """The part of the last passes that fills the time while earlier stages drain, in seconds."""
     replicas: Floats
-    """The fewest that suffice, or fewer."""
+    """Lower bound on the number of replicas that suffice."""
     depth: Floats
-    """The most minibatches in flight that fit in memory."""
+    """Upper bound on the minibatches in flight that fit in memory."""
 
 
 @dataclass
 class UpdateBound:
-    """The bound for one problem, whose options give the minibatches of an update. Times are seconds per update."""
+    """The bound for one problem.
+
+    The problem's options give the minibatches of an update. Times are seconds per update.
+    """
 
     problem: Problem
     cuts: Cuts
     splits: bool = True
-    """Whether gradients of weights may be put off, as under zb-h1."""
+    """Whether gradients of weights may be deferred, as under zb-h1."""
 
     @cached_property
     def minibatches(self) -> int:
-        """M, the minibatches of an update."""
+        """M, the number of minibatches of an update."""
         assert self.problem.options.accumulate is not None
         return self.problem.options.accumulate
 
     @cached_property
     def groups(self) -> CutGroups:
-        """The cuts, grouped where there are many."""
+        """The cuts, grouped if there are many."""
         return CutGroups.of(self.cuts)
 
     @cached_property
@@ -190,27 +194,27 @@ class UpdateBound:
 
     @cached_property
     def budget(self) -> float:
-        """What all workers that may be used count together."""
+        """Sum of the speeds of all workers that may be used."""
         speeds = np.sort([device.speed for device in self.problem.cluster.devices])[::-1]
         return float(speeds[: self.problem.options.max_workers].sum())
 
     @cached_property
     def floor_s(self) -> float:
-        """All workers compute all the time."""
+        """Lower bound on the time of an update: all workers compute without pause."""
         return self.minibatches * self.problem.work_s / self.budget
 
     # -- stages, as matrices from a group (row) to a later one (column) --
 
     @cached_property
     def inside(self) -> dict[str, Floats]:
-        """At least so much of every total is in a stage, and at most so long is its backward pass."""
+        """Lower bounds on every total of a stage, and an upper bound on its backward pass."""
         found = {name: self.groups.inside(name) for name in self.groups.least}
-        # With recomputation it takes as long as both passes.
+        # With recomputation the backward pass takes as long as both passes.
         found["backward"] = self.groups.most_inside("work")
         return found
 
     def exchange_s(self, replicas: Floats | Ints, speed: float, pick: Any = ...) -> Floats:
-        """The exposed exchange of stages with so many replicas, and the optimiser's step."""
+        """Seconds of the exposed exchange of stages with `replicas` replicas, and of the optimiser's step."""
         inside, options = self.inside, self.problem.options
         counts = np.minimum(replicas, len(self.links.ring_bandwidth) - 1).astype(np.intp)
         rates = self.links.ring_bandwidth[counts], self.links.ring_latency_s[counts]
@@ -229,23 +233,23 @@ class UpdateBound:
 
     @cached_property
     def ahead_s(self) -> Floats:
-        """For each group: forward passes of the first minibatch through the layers in front."""
+        """For each group of cuts, seconds of the first minibatch's passes through the layers before it."""
         return np.asarray(self.groups.least["forward" if self.splits else "work"] / self.classes[0].speed)
 
     @cached_property
     def way_s(self) -> Floats:
-        """For each group: half of the way of one minibatch across its boundary and back."""
+        """For each group of cuts, seconds that one minibatch's transfers across the boundary add."""
         way = (self.groups.crossing + self.groups.returned) / self.links.port + 2 * self.links.latency_s
         return np.asarray(way / (1 + self.splits))
 
     def _passes(self, kind: WorkerClass, recompute: bool) -> tuple[Floats, Floats]:
-        """Both passes of one minibatch, and what of its last ones fills the time in which stages in front drain."""
+        """Seconds of both passes of one minibatch, and of their part that fills the time while earlier stages drain."""
         forward = self.inside["forward"] / kind.speed
         passes = self.inside["work"] / kind.speed + recompute * forward
         return passes, (passes - forward) / 2 * self.splits
 
     def replicas(self, limit_s: float, kind: WorkerClass, *, recompute: bool) -> Floats:
-        """The fewest replicas of stages within a limit, or fewer. Infinite where no number suffices."""
+        """Lower bound on the replicas of stages within a limit; infinite if no number suffices."""
         forward, (passes, tail) = self.inside["forward"] / kind.speed, self._passes(kind, recompute)
         filled = (limit_s * SLACK - self.ahead_s - self.way_s)[:, None] + tail
         filled[0] = np.inf
@@ -264,7 +268,7 @@ class UpdateBound:
     # -- memory --
 
     def deepest(self, replicas: Floats, kind: WorkerClass, *, recompute: bool) -> Floats:
-        """The most minibatches in flight for which the stages have memory; below 1 where not even one has room."""
+        """Upper bound on the minibatches in flight that fit in memory; below 1 if not even one fits."""
         stages = GroupStages(self.problem, self.groups, recompute)
         fixed = stages.kept_bytes + stages.version_bytes + formulas.replica_memory(stages.parameters, replicas)
         each = stages.each_bytes
@@ -275,7 +279,7 @@ class UpdateBound:
     # -- the question for a limit --
 
     def may_fit(self, limit_s: float, deadline: Deadline = NO_DEADLINE) -> bool:
-        """Whether an update may take at most so long. Raises `OutOfTime` at the deadline."""
+        """Whether an update may take at most `limit_s` seconds. Raises `OutOfTime` at the deadline."""
         if limit_s < self.floor_s:
             return False
         stages = self._stages(limit_s)
@@ -298,16 +302,17 @@ class UpdateBound:
         return found
 
     def _for_memory(self, depth: Floats, behind: Floats) -> Floats:
-        """The fewest replicas whose depth fits in memory, or fewer, given what the workers behind them count."""
+        """Lower bound on the replicas whose depth fits in memory, given the sum of the speeds of the workers behind
+        them."""
         workers = np.ceil(behind / self.classes[0].speed / SLACK)
         with np.errstate(divide="ignore", invalid="ignore"):
             fewest = np.minimum(workers / (depth - 1), self.minibatches / depth)
         return np.ceil(np.nan_to_num(fewest, nan=0.0) / SLACK)
 
     def _behind(self, stages: list[Stages], deadline: Deadline) -> Floats:
-        """For every group of cuts, what the workers count at least that hold the layers behind it.
+        """For every group of cuts, the smallest sum of speeds of workers for the layers behind it.
 
-        Stages get the number of replicas here that their depth needs.
+        The replicas in `stages` are raised to the number that their depth needs.
         """
         last = len(self.groups.crossing) - 1
         needs = np.zeros(last + 1)
@@ -325,10 +330,10 @@ class UpdateBound:
         return needs
 
     def _reaches_the_end(self, limit_s: float, stages: list[Stages], behind: Floats, deadline: Deadline) -> bool:
-        """Whether stages from the first layer to the last one fit in the limit with all workers.
+        """Whether stages from the first layer to the last fit in the limit with all workers.
 
-        A state is a group of cuts with what the workers in front count, rounded down to a grid. Of all ways there, the
-        one counts that delays the stages behind it least.
+        A state is a group of cuts with the sum of the speeds of the workers before it, rounded down to a grid. For each
+        state, only the smallest delay of the stages behind it counts.
         """
         last = len(self.groups.crossing) - 1
         grid = min(kind.speed for kind in self.classes) / (1 if len(self.classes) == 1 else GRID)
@@ -368,7 +373,7 @@ class UpdateBound:
         return bool(np.isfinite(delay[last]).any())
 
     def _place_first(self, limit_s: float, delay: Floats, grid: float) -> None:
-        """Put the first stages in place. One stage alone is no pipeline."""
+        """Enter the first stages into the states. A stage with all layers is left out, because it is no pipeline."""
         counts = np.arange(1, self.problem.most_replicas + 1)[:, None]
         for kind in self.classes:
             exchange = self.exchange_s(counts, kind.speed, np.s_[:1, :])

@@ -19,7 +19,7 @@ from pipeplan.util.units import show_rate, show_size
 
 MOST_POINTS = 10_000
 BEST = "best"
-"""The word for a schedule that is left to pipeplan."""
+"""The word for a schedule that pipeplan chooses."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class SweepAxes:
     """The values of each quantity that a sweep varies; an empty list leaves the quantity unchanged."""
 
     bandwidths: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """By the name of the level, in bytes/s."""
+    """Bandwidths in bytes/s, by the name of the level."""
     memory: Sequence[int] = ()
     """Memory of a device, in bytes."""
     microbatch: Sequence[int] = ()
-    """Sizes in samples."""
+    """Microbatch sizes in samples."""
     schedules: Sequence[str] = ()
-    """By name; none leaves the choice to pipeplan, as in `pipeplan solve`."""
+    """Names of schedules; if empty, pipeplan chooses the schedule, as in `pipeplan solve`."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,16 @@ class SweptQuestion:
     """The settings that all points of a sweep share."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Options`, as the user gave them."""
+    """Fields of `Options` that the user sets."""
     batch: int | None = None
     """Global batch in samples."""
     staleness: float | None = None
-    """The age of the oldest gradients that may be used, in updates."""
+    """Largest allowed age of gradients, in updates; None if the user gives none."""
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One problem of a sweep. Whether it is a valid problem is checked when it is solved."""
+    """One problem of a sweep. Solving it checks whether it is valid."""
 
     profile: Profile
     cluster: Cluster
@@ -58,7 +58,7 @@ class SweepPoint:
     microbatch: int | None = None
     """Microbatch size in samples; None for the best one."""
     named: str | None = None
-    """The schedule of the point; None where the choice is left to pipeplan."""
+    """The schedule of the point; None if pipeplan chooses it."""
 
     @property
     def request(self) -> Request:
@@ -70,7 +70,7 @@ class SweepPoint:
 
     @property
     def schedule(self) -> str:
-        """Name of the schedule; `best` where it is left to pipeplan."""
+        """Name of the schedule; `best` if pipeplan chooses it."""
         if self.question.options.get("inference"):
             return INFERENCE
         return self.named or self.question.options.get("schedule") or BEST
@@ -87,7 +87,7 @@ class SweepPoint:
 
     @property
     def ideal_rate(self) -> float:
-        """Samples per second if all workers computed all the time."""
+        """Samples per second if all workers computed without pause."""
         return self.profile.minibatch * self.cluster.total_speed / self._work_s
 
     @property
@@ -96,7 +96,7 @@ class SweepPoint:
         return math.fsum(layer.forward_s + backward * layer.backward_s for layer in self.profile.layers)
 
     def settings(self) -> dict[str, str]:
-        """The settings that may differ between points, formatted for readers, by short names; workers first."""
+        """The settings that may differ between points, as text by short names; workers come first."""
         rates = {f"{name} links": show_rate(rate) for name, rate in self.bandwidths.items() if rate}
         return (
             {"servers": str(self.cluster.servers), "workers": str(self.cluster.workers)}
@@ -112,7 +112,7 @@ class SweepPoint:
 def sweep_points(
     profile: Profile, clusters: Sequence[Cluster], question: SweptQuestion, axes: SweepAxes
 ) -> list[SweepPoint]:
-    """All combinations in the order of the lists, the last axis varying fastest.
+    """All combinations in the order of the lists. The last axis varies fastest.
 
     Raises `InputError` for an unknown level or schedule, an invalid microbatch size, or too many combinations.
     """
@@ -131,7 +131,7 @@ def sweep_points(
         for schedule in (axes.schedules or (None,))
     ]
     for point in points:
-        _ = point.request  # Raises for numbers that are out of range.
+        _ = point.request  # This raises an error for numbers that are out of range.
     return points
 
 

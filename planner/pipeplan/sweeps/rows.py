@@ -23,7 +23,7 @@ class SweepRow:
     point: SweepPoint
     answer: PointAnswer
     price_per_hour: float | None = None
-    """Price of the whole cluster, idle servers included."""
+    """Price of the whole cluster for one hour, including idle servers."""
 
     @property
     def minibatch(self) -> int:
@@ -44,14 +44,16 @@ class SweepRow:
 
 
 def hourly_price(point: SweepPoint, per_server: float | None) -> float | None:
-    """Hourly price of the point's cluster: that of its servers at `per_server` if given, else the cluster's own."""
+    """Hourly price of the point's cluster, from `per_server` if given, else from the cluster; None if unknown."""
     if per_server is not None:
         return per_server * point.cluster.servers
     return point.cluster.price_per_hour
 
 
 def pareto_rows(rows: Sequence[SweepRow]) -> set[int]:
-    """The Pareto set of speed and cost: indices of rows that no other row beats in one without losing in the other."""
+    """Indices of the rows in the Pareto set of speed and cost.
+
+    No other row is better in one of these without being worse in the other."""
     known = [(number, row.rate, row.cost) for number, row in enumerate(rows)]
     priced = [(number, rate, cost) for number, rate, cost in known if rate is not None and cost is not None]
     return {

@@ -1,6 +1,6 @@
 """Solves the points of a sweep, several of them in parallel processes.
 
-What the searches for one point find is reused for the points that the same process solves after it.
+A process reuses the results of its searches for one point in later points.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class PointAnswer:
     step_time_s: float | None = None
     """The figure, in seconds per minibatch; None if there is no plan."""
     over_parallelism: float | None = None
-    """Speedup over data parallelism, whether that fits in memory or not."""
+    """Speedup over data parallelism, even if that does not fit in memory; None if unknown."""
     parallelism_fits: bool = True
     """Whether data parallelism fits in memory."""
     config: str = ""
     bound: str = ""
-    """The slowest resource."""
+    """Name of the slowest resource."""
     busy: int = 0
     """Number of busy workers."""
     proven: str = ""
@@ -47,14 +47,14 @@ class PointAnswer:
     why: str = ""
     """The reason if there is no plan."""
     minibatch: int = 0
-    """Samples of a minibatch of the plan, which the choice of a schedule may have made smaller."""
+    """Number of samples of a minibatch of the plan. The choice of a schedule may have made it smaller."""
     schedule: str = ""
     synchronous: bool = True
     """Whether no gradient of the plan is stale."""
 
 
 LEAST_S = 0.1
-"""Least time for a point, which may be enough for the plan of a small one."""
+"""Smallest time limit of one point, in seconds. A small problem may need no more."""
 OnAnswer = Callable[[int, PointAnswer], None]
 
 
@@ -80,7 +80,7 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
 
 
 def _solved(point: SweepPoint, settings: Settings) -> Outcome:
-    """The outcome of a point, with the choices that are left to pipeplan."""
+    """The outcome of a point, including the choices that pipeplan makes."""
     deadline = Deadline.after(settings.time_limit_s)
     request = replace(point.request, maximum_cuts=settings.maximum_cuts, deadline=deadline, simulate=settings.simulate)
     built = build_problem(request)
@@ -88,7 +88,7 @@ def _solved(point: SweepPoint, settings: Settings) -> Outcome:
 
 
 def _schedule(point: SweepPoint, outcome: Outcome) -> str:
-    """The schedule of the answer, or how its replicas divide the weights."""
+    """The schedule of the answer, or the name of its division of the weights."""
     sharding = outcome.problem.options.sharding
     if sharding.divides_weights:
         return str(sharding)
@@ -96,7 +96,7 @@ def _schedule(point: SweepPoint, outcome: Outcome) -> str:
 
 
 def _over_parallelism(outcome: Outcome) -> tuple[float | None, bool]:
-    """(the speed-up over data parallelism at the same global batch or None, whether that fits in memory)."""
+    """(speed-up over data parallelism at the same global batch or None, whether data parallelism fits in memory)."""
     if outcome.choice is not None:
         rival = outcome.choice.rival(DDP)
         own_s = outcome.predicted_s / outcome.problem.profile.minibatch
@@ -106,7 +106,7 @@ def _over_parallelism(outcome: Outcome) -> tuple[float | None, bool]:
 
 
 def _proven(outcome: Outcome) -> str:
-    """The solvers that proved the plan optimal with everything charged, `scoring` where that needs none, or the gap."""
+    """The solvers that proved the plan optimal, `scoring` if that needs no solver, or the gap."""
     if outcome.status != Status.OPTIMAL:
         return f"gap {outcome.gap:.1%}"
     return "+".join(solver.split()[0] for solver in outcome.verdict.provers) or "scoring"
@@ -114,7 +114,7 @@ def _proven(outcome: Outcome) -> str:
 
 @dataclass(frozen=True)
 class SharedTime:
-    """The time that is left for the rest of a sweep, of which each point takes an equal share when its turn comes."""
+    """The time that is left for the rest of a sweep. Each point gets an equal share when its turn comes."""
 
     ends: float
     """The end by `time.monotonic`, which all processes of a machine share."""
@@ -122,7 +122,7 @@ class SharedTime:
     jobs: int
 
     def for_point(self, number: int) -> float:
-        """Seconds for a point, given that those before it are solved or being solved."""
+        """Seconds for a point, given that earlier points are solved or being solved."""
         turns = math.ceil((self.points - number) / self.jobs)
         return max(LEAST_S, (self.ends - time.monotonic()) / turns)
 
@@ -136,7 +136,7 @@ def solve_points(
 ) -> bool:
     """Solve all points, and call `on_answer` with the number and the answer of each. Returns False if interrupted.
 
-    The settings limit the time of each point; `together_s` is how long all points may take together.
+    The settings limit the time of each point, and `together_s` the total time of all points.
     """
     jobs = min(jobs or processors(), len(points))
     time_left = None if together_s is None else SharedTime(time.monotonic() + together_s, len(points), max(1, jobs))
@@ -155,10 +155,10 @@ def solve_points(
 
 
 def _in_order(points: Sequence[SweepPoint]) -> list[int]:
-    """The numbers of the points in the order in which they are solved.
+    """The indices of the points in the order in which they are solved.
 
-    Of points that differ in links and memory alone, those with more of both come first: what is proven for them holds
-    for those with less (`known_answers`).
+    Among points that differ only in links and memory, those with more of both come first, because bounds proven for
+    them hold for points with less (`known_answers`).
     """
     groups: dict[object, int] = {}
 

@@ -15,14 +15,14 @@ from pipeplan.util.units import show_time
 
 LONGEST_CONFIG = 14
 MANY = 5
-"""With so many settings in columns, the columns that follow from the others are left out."""
+"""Number of columns of settings from which on a column is left out if its values follow from other columns."""
 PARETO = "*"
 EXPENDABLE = ("proven\nby", "a micro-\nbatch", "over\nDP", "plan")
-"""Columns that are left out, the first one first, where a terminal is too narrow."""
+"""Columns that are left out if a terminal is too narrow, in this order."""
 
 
 def sweep_table(rows: Sequence[SweepRow]) -> Iterator[RenderableType]:
-    """A heading with the settings that all rows share, the table, and notes on it; lines to be folded."""
+    """A heading with the settings that all rows share, the table, and notes on it. The lines may be wrapped."""
     if not rows:
         yield "No point was solved."
         return
@@ -69,7 +69,7 @@ def _choices(rows: Sequence[SweepRow]) -> Iterator[str]:
 
 
 def _points_by_cluster(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
-    """The numbers of the points, by the servers that they have in words."""
+    """The numbers of the points, by a description of their servers."""
     points: dict[str, list[int]] = {}
     for number, row in enumerate(rows, start=1):
         points.setdefault(describe_cluster(row.point.cluster), []).append(number)
@@ -77,7 +77,7 @@ def _points_by_cluster(rows: Sequence[SweepRow]) -> dict[str, list[int]]:
 
 
 def _shown(rows: Sequence[SweepRow]) -> list[str]:
-    """The settings that get a column: those that vary, but not the workers if the servers determine them."""
+    """The settings that get a column: all varying settings, except the workers if the servers determine them."""
     names = varying_settings(rows)
     clusters = [row.point.cluster for row in rows]
     if (

@@ -1,5 +1,5 @@
-"""Helpers that know nothing of pipelines: files, graphs, units, text and interrupts.
+"""Helpers that are independent of pipelines: files, graphs, units, text and interrupts.
 
-Files are read with a limit and a clear message, and written whole or not at all. Anything that knows what a profile,
-a cluster or a plan is belongs in a package of its own.
+Files are read with a size limit and clear errors, and written whole or not at all. Code that depends on profiles,
+clusters or plans belongs in other packages.
 """

@@ -1,4 +1,4 @@
-"""When a search must end: one deadline that its phases share."""
+"""The deadline of a search, which its phases share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Deadline:
-    """A moment at which a search must have ended, or none."""
+    """The time at which a search must end, or no limit."""
 
     at: float | None = None
-    """The moment, by `time.perf_counter`; None for no limit."""
+    """The time by `time.perf_counter`; None for no limit."""
 
     @staticmethod
     def after(seconds: float | None) -> Deadline:
-        """The deadline that many `seconds` from now; None for no limit."""
+        """The deadline `seconds` from now; None for no limit."""
         return Deadline(None if seconds is None else time.perf_counter() + seconds)
 
     @property
@@ -29,16 +29,17 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether the moment has come."""
+        """Whether the deadline has passed."""
         return self.at is not None and time.perf_counter() > self.at
 
     def check(self) -> None:
-        """Raise `OutOfTime` if the moment has come."""
+        """Raise `OutOfTime` if the deadline has passed."""
         if self.passed:
             raise OutOfTime
 
     def share(self, part: float, most_s: float | None = None) -> Deadline:
-        """The deadline of a phase that may take this part of the time that is left, and at most `most_s` seconds."""
+        """The deadline of a phase that may take the share `part` of the remaining time, and at most `most_s`
+        seconds."""
         own_s = None if self.left_s is None else self.left_s * part
         limits = [seconds for seconds in (own_s, most_s) if seconds is not None]
         return Deadline.after(min(limits, default=None))

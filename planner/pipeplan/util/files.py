@@ -1,6 +1,6 @@
 """Reading and writing of text, JSON and TOML files: versioned, checked field by field, written by atomic replace.
 
-Bundled data lies inside the installed package or at the top of a checkout; `bundled_folder` finds it.
+Bundled data is inside the installed package or at the top of a checkout; `bundled_folder` finds it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ from pipeplan_launch.typed_document import LARGEST as LARGEST
 from pipeplan_launch.typed_document import refuse_half_characters, shortened
 
 LARGEST_FILE = 2**28
-"""Most bytes of a file that is read."""
+"""Largest size of a file that is read, in bytes."""
 HEAD = 2**12
-"""Bytes at the beginning of a file that are searched for the mark of its kind."""
+"""Number of bytes at the beginning of a file that are searched for the mark of its kind."""
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
-    """Write `text` to `path` by atomic replace: a reader sees the old file or the new one, never a part.
+    """Write `text` to `path` by atomic replace: a reader sees the old or the new file, never a part of it.
 
-    A symbolic link stays, and the file that it points to is replaced. A device or a pipe is written to directly.
-    The file's permissions are `mode` without what the user's umask takes away. Raises an `InputError` where the file
-    cannot be written.
+    If `path` is a symbolic link, its target is replaced. A device or a pipe is written to directly. The file's
+    permissions are `mode` minus the user's umask. Raises an `InputError` if the file cannot be written.
     """
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -56,16 +55,16 @@ def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
 
 
 def _umask() -> int:
-    """The process's umask, which can only be read by setting it."""
+    """The umask of the process, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
 def refuse_unwritable(path: Path, option: str = "-o") -> None:
-    """Raise an `InputError` for a path that `write_text` could not write; for use before long work.
+    """Raise an `InputError` for a path that `write_text` could not write. Call this function before long work.
 
-    `option` is the option by which the path was given.
+    `option` is the option that gave the path.
     """
     if path.is_dir():
         raise InputError(f"{path} is a folder: name the file to write with {option}")
@@ -83,10 +82,11 @@ def refuse_unwritable(path: Path, option: str = "-o") -> None:
 def refuse_to_replace(
     path: Path, option: str = "-o", *, force: bool = False, mark: bytes | None = None, what: str = ""
 ) -> None:
-    """Raise an `InputError` if a file cannot, or without `force` must not, be written; for use before long work.
+    """Raise an `InputError` if a file cannot be written, or, without `force`, must not be. Call this function before
+    long work.
 
-    A file with `mark` in its first bytes is `what` the caller writes, and is replaced without `force`; so is an empty
-    one. Without a mark every file is refused.
+    An empty file, and a file with `mark` in its first bytes, may be replaced without `force`. `what` describes files
+    with the mark in the error message. Without a mark, every existing file is refused.
     """
     refuse_unwritable(path, option)
     if force or not path.is_file():
@@ -98,7 +98,7 @@ def refuse_to_replace(
 
 
 def refuse_to_overwrite(folder: Path, names: Collection[str], force: bool) -> None:
-    """Raise an `InputError` if files of these names cannot, or without `force` must not, be written to `folder`."""
+    """Raise an `InputError` if files of these names cannot be written to `folder`, or, without `force`, must not be."""
     place = next(parent for parent in (folder, *folder.parents) if parent.exists() or parent.is_symlink())
     if not place.is_dir():
         raise InputError(f"{place} is not a folder: give another one with -o")
@@ -110,10 +110,10 @@ def refuse_to_overwrite(folder: Path, names: Collection[str], force: bool) -> No
 
 
 def write_together(folder: Path, contents: Mapping[str, tuple[str, int]], *, force: bool = False) -> None:
-    """Write texts with their permissions to a folder under these names: all of them or none.
+    """Write texts with their permissions to a folder under these names, either all or none.
 
-    With `force` they replace older files. Raises an `InputError` where they must not, or the folder cannot be written;
-    new folders are then removed again.
+    With `force` they replace older files. Raises an `InputError` if they would replace files without `force`, or if the
+    folder cannot be written; new folders are then removed again.
     """
     refuse_to_overwrite(folder, contents, force)
     created = [place for place in (folder, *folder.parents) if not place.exists()]
@@ -146,10 +146,10 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_bytes(path: Path, most: int = LARGEST_FILE) -> bytes:
-    """The content of a file that the user has given.
+    """The content of a file that the user named.
 
-    Raises an `InputError` that names the file if it cannot be read, is no regular file (a device, a pipe, a folder),
-    or has more than `most` bytes. It does not wait for a pipe.
+    Raises an `InputError` that names the file if it cannot be read, is not a regular file (but a device, a pipe or a
+    folder), or has more than `most` bytes. The function never waits for a pipe.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -168,8 +168,10 @@ def read_bytes(path: Path, most: int = LARGEST_FILE) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, without a byte order mark, and with plain line ends. Raises an `InputError` as `read_bytes`
-    does."""
+    """The text of a file, without a byte order mark, and with plain line ends.
+
+    Raises the same errors as `read_bytes`.
+    """
     try:
         return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
@@ -228,7 +230,7 @@ def read_toml(path: Path, kind: str, version: int) -> Node:
 
 
 class Node:
-    """A value inside a parsed document together with its place there, which every error message names."""
+    """A value in a parsed document, with its place in the document for error messages."""
 
     def __init__(self, value: Any, where: str) -> None:
         self.value = value
@@ -240,7 +242,7 @@ class Node:
 
     @contextmanager
     def locating_errors(self) -> Iterator[None]:
-        """Add this place to every `InputError` raised inside that does not name it yet."""
+        """Add this place to every `InputError` raised in the block that does not name it yet."""
         try:
             yield
         except InputError as error:
@@ -254,19 +256,19 @@ class Node:
         return self.value
 
     def __getitem__(self, key: str) -> Node:
-        """The field `key`. Raises an `InputError` where it is missing."""
+        """The field `key`. Raises an `InputError` if it is missing."""
         fields = self.mapping()
         if key not in fields:
             self.fail(f"the field {key!r} is missing")
         return Node(fields[key], f"{self.where}: {key}")
 
     def get(self, key: str) -> Node | None:
-        """The field `key`, or None where it is missing or null."""
+        """The field `key`; None if it is missing or null."""
         value = self.mapping().get(key)
         return None if value is None else Node(value, f"{self.where}: {key}")
 
     def refuse_others(self, names: Collection[str]) -> None:
-        """Raise an `InputError` where this mapping has a field that is not among `names`."""
+        """Raise an `InputError` if this mapping has a field that is not among `names`."""
         for key in self.mapping():
             if key not in names:
                 self.fail(f"there is no field {key!r}; {did_you_mean(key, sorted(names))}")
@@ -290,8 +292,10 @@ class Node:
         return self.value
 
     def number(self, *, minimum: float = 0.0) -> float:
-        """This value as a finite number of at least `minimum`: by default 0, as times, sizes and rates are never
-        negative."""
+        """This value as a finite number of at least `minimum`.
+
+        The default is 0, because times, sizes and rates are never negative.
+        """
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int | float):
             self.fail(f"expected a number, found {shortened(value)}")
@@ -313,6 +317,6 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def bundled_folder(name: str) -> Path:
-    """The folder of bundled data called `name` (`profiles` or `templates`)."""
+    """The folder of bundled data with the name `name` (`profiles`, `templates`, …)."""
     installed = _PACKAGE / name
     return installed if installed.is_dir() else _PACKAGE.parent.parent / name

@@ -24,8 +24,9 @@ class TooManyIdeals(PipeplanError):
 def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) -> list[list[Key]]:
     """Strongly connected components, in a topological order of the condensation.
 
-    The members of a component keep the order of `nodes`, and so do, where possible, components that no edge orders.
-    Source: Tarjan, Depth-first search and linear graph algorithms, SIAM J. Computing 1972; here without recursion.
+    The members of a component keep the order of `nodes`. Components without edges between them also keep it, if
+    possible. Source: Tarjan, Depth-first search and linear graph algorithms, SIAM Journal on Computing,
+    1972, implemented without recursion.
     """
     position = {node: index for index, node in enumerate(nodes)}
     successors: dict[Key, list[Key]] = {node: [] for node in nodes}
@@ -68,7 +69,7 @@ def strong_components(nodes: Sequence[Key], edges: Iterable[tuple[Key, Key]]) ->
 
 
 def find_cycle(nodes: Iterable[Key], edges: Iterable[tuple[Key, Key]]) -> list[Key]:
-    """The nodes of one cycle, with its first node repeated at the end; an empty list where there is no cycle."""
+    """The nodes of one cycle, with its first node repeated at the end; an empty list if there is no cycle."""
     sorter = TopologicalSorter[Key](dict.fromkeys(nodes, ()))
     for source, target in edges:
         sorter.add(target, source)
@@ -82,8 +83,8 @@ def find_cycle(nodes: Iterable[Key], edges: Iterable[tuple[Key, Key]]) -> list[K
 def ideals(count: int, edges: Iterable[tuple[int, int]], limit: int, deadline: Deadline = NO_DEADLINE) -> list[int]:
     """All ideals of a DAG on nodes 0 … count-1, as bit sets, from the empty set to the set of all nodes.
 
-    They are ordered by size and then by value, so a proper subset always precedes its superset. Raises
-    `TooManyIdeals` where there are more than `limit`, and `OutOfTime` at the deadline.
+    The ideals are ordered by size and then by value, so a proper subset always precedes its superset. Raises
+    `TooManyIdeals` if there are more than `limit`, and `OutOfTime` at the deadline.
     """
     grow = IdealGrowth(count, edges)
     level = {0: grow.sources}
@@ -100,7 +101,7 @@ def ideals(count: int, edges: Iterable[tuple[int, int]], limit: int, deadline: D
 class IdealGrowth:
     """Grows ideals of a DAG by one node at a time.
 
-    An ideal is kept together with its ready nodes: those outside it whose predecessors are all inside. Both are bit
+    An ideal is kept together with its ready nodes: nodes outside it whose predecessors are all inside. Both are bit
     sets.
     """
 
@@ -113,7 +114,7 @@ class IdealGrowth:
         self.sources = sum(1 << node for node in range(count) if not self.predecessors[node])
 
     def larger(self, level: dict[int, int]) -> dict[int, int]:
-        """All ideals with one node more than those in `level`. Argument and result map an ideal to its ready nodes."""
+        """All ideals with one more node than those in `level`. Argument and result map an ideal to its ready nodes."""
         larger_ideals: dict[int, int] = {}
         for ideal, ready in level.items():
             remaining = ready
@@ -125,7 +126,8 @@ class IdealGrowth:
         return larger_ideals
 
     def steps(self, ideal: int, ready: int) -> Iterator[tuple[int, int, int]]:
-        """Every way to grow one ideal, as (added node, larger ideal, its ready nodes)."""
+        """All ideals with one more node than `ideal`, as (added node, larger ideal, ready nodes of the larger
+        ideal)."""
         rest = ready
         while rest:
             bit = rest & -rest

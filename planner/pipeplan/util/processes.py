@@ -1,8 +1,8 @@
-"""Worker processes of this one, and Ctrl-C while several problems are solved.
+"""Child processes, and Ctrl-C while several problems are solved.
 
-Processes are spawned, not forked, so that all platforms behave alike and no thread is copied. They ignore Ctrl-C; the
-process that started them ends them. A solver that is interrupted returns the best plan so far. Code that solves further
-problems must not go on with it.
+Processes are spawned, not forked, so that all platforms behave alike and no thread is copied. Child processes ignore
+Ctrl-C; the process that started them ends them. A solver that is interrupted returns the best plan so far. After an
+interrupt, code must not start solving further problems.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from types import FrameType
 
 def processors() -> int:
     """The number of processors that this process may use."""
-    # Not every platform can say which ones.
+    # Not every platform can report the usable processors.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -27,10 +27,11 @@ def processors() -> int:
 def spawned(
     most: int, initializer: Callable[[], None] | None = None, *, at_once: bool = False
 ) -> Iterator[ProcessPoolExecutor]:
-    """Yield an executor with at most `most` processes, each of which begins with `initializer`.
+    """Yield an executor with at most `most` processes, each of which first runs `initializer`.
 
-    Processes start when work is submitted, which has to be under `interrupts_ignored`. After the block they end: with
-    `at_once`, or if it raised anything, Ctrl-C included, whatever they are doing; else when their work is done.
+    Processes start when work is submitted, which must happen inside `interrupts_ignored`. After the block, the
+    processes end when their work is done. With `at_once`, or if the block raised an exception (also for Ctrl-C), they
+    are ended immediately.
     """
     executor = ProcessPoolExecutor(most, mp_context=multiprocessing.get_context("spawn"), initializer=initializer)
     before = {process.pid for process in multiprocessing.active_children()}
@@ -49,7 +50,8 @@ def spawned(
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Make processes that are started inside ignore Ctrl-C for good, because they inherit ignored signals."""
+    """Make processes that are started inside the block ignore Ctrl-C permanently, because they inherit ignored
+    signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -74,7 +76,7 @@ def remember_interrupt() -> Iterator[Callable[[], None]]:
         if interrupted:
             raise KeyboardInterrupt
 
-    # Signals only reach the main thread. A process that ignores Ctrl-C goes on ignoring it.
+    # Signals reach only the main thread. A process that ignores Ctrl-C continues to ignore it.
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         yield raise_if_interrupted
         return

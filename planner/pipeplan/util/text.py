@@ -1,4 +1,4 @@
-"""Text for messages: names cleaned for printing, suggestions for misspelt ones, and paths in commands to copy."""
+"""Text for messages: names cleaned for printing, suggestions for misspelt names, and paths in commands to copy."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and line feed, separators of lines, what turns text around, and surrogates."""
+"""Control characters except tab and line feed, line separators, bidirectional overrides, and surrogates."""
 MOST_NAMES = 24
-"""Most names that are listed."""
+"""Largest number of names that are listed."""
 
 
 def printable(text: str) -> str:
-    """Text that cannot change a terminal: control characters and bidirectional overrides become replacement
-    characters. Tabs and line feeds stay."""
+    """Text that is safe for terminals: control characters and bidirectional overrides become replacement characters.
+
+    Tabs and line feeds stay."""
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def escaped_json(text: str) -> str:
-    """A JSON document whose strings have such characters as escapes."""
+    """A JSON document with control characters and bidirectional overrides as escapes."""
     return _UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def utc_now() -> str:
-    """The present time, ISO 8601."""
+    """The present UTC time, in ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -37,7 +38,7 @@ def one_line(value: object) -> str:
 
 
 def number_ranges(numbers: Iterable[int]) -> str:
-    """Numbers in increasing order, three or more consecutive ones as a range: `0-2,5,6`."""
+    """Numbers in increasing order as text, with three or more consecutive numbers as a range: `0-2,5,6`."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:
@@ -48,24 +49,27 @@ def number_ranges(numbers: Iterable[int]) -> str:
 
 
 def path_word(path: object) -> str:
-    """A path that no command takes for an option, though it may begin with a dash."""
+    """A path that no command mistakes for an option, even if it begins with a dash."""
     text = str(path)
     return f"./{text}" if text.startswith("-") else text
 
 
 def program_word(path: object) -> str:
-    """The path of a program to run. A shell would search its PATH for a name without a slash."""
+    """The path of a program to run.
+
+    The result has a slash, because a shell would search PATH for a name without one.
+    """
     word = path_word(path)
     return word if "/" in word else f"./{word}"
 
 
 def shell_path(path: object) -> str:
-    """A path as an argument in a line for a shell."""
+    """A path as an argument in a shell command."""
     return shlex.quote(path_word(path))
 
 
 def shell_program(path: object) -> str:
-    """The path of a program at the start of a line for a shell."""
+    """The path of a program at the beginning of a shell command."""
     return shlex.quote(program_word(path))
 
 

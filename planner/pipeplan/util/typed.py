@@ -27,19 +27,19 @@ from pipeplan_launch.typed_document import whole_number as whole_number
 
 
 class WrittenRate(float):
-    """Bytes per second, in a file text such as `10 Gbit/s`; only 0 needs no unit."""
+    """Bytes per second. In a file, a rate is text such as `10 Gbit/s`; only 0 needs no unit."""
 
 
 class WrittenTime(float):
-    """Seconds, in a file text such as `50 us`; only 0 needs no unit."""
+    """Seconds. In a file, a time is text such as `50 us`; only 0 needs no unit."""
 
 
 class WrittenSize(int):
-    """Bytes, in a file a number or text such as `16 GiB`."""
+    """Bytes. In a file, a size is a number, or text such as `16 GiB`."""
 
 
 class WrittenShare(float):
-    """A share of 1, in a file a number such as 0.05 or text such as `5%`."""
+    """A share of 1. In a file, a share is a number such as 0.05, or text such as `5%`."""
 
 
 _WRITTEN: dict[Any, Any] = {
@@ -49,12 +49,12 @@ _WRITTEN: dict[Any, Any] = {
     WrittenShare: parse_share,
 }
 _NEEDS_UNIT: dict[Any, str] = {WrittenRate: "10 Gbit/s", WrittenTime: "50 us"}
-"""Quantities that people write in several units, so that a number without one is a guess, with an example."""
+"""Quantities that must have a unit, because people write them in several units, each with an example."""
 _Document = TypeVar("_Document")
 
 
 def decode(node: Node, kind: type[_Document]) -> _Document:
-    """The value at a place of a file as an instance of `kind`, which states its fields and their limits.
+    """The value at a place of a file as an instance of `kind`, which defines the fields and their limits.
 
     Whole numbers may be written with a decimal point or an exponent. Raises an `InputError` that names the place, the
     field and its wrong value.
@@ -77,13 +77,13 @@ def _read_written(kind: type[Any], value: Any) -> Any:
 
 
 def json_fields(record: Any, *optional: str) -> dict[str, Any]:
-    """The fields of a dataclass as JSON has them; those in `optional` only where they are not empty, zero or false."""
+    """The fields of a dataclass as JSON values; fields in `optional` only if they are not empty, zero or false."""
     stated = {name: value for name, value in asdict(record).items() if value or name not in optional}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in stated.items()}
 
 
 def json_schema(*kinds: type[Any]) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a document that is of one of these types."""
+    """The JSON Schema (draft 2020-12) of a document that has one of these types."""
     schemas, definitions = msgspec.json.schema_components(kinds, schema_hook=_written_schema)
     (choice,) = schemas if len(schemas) == 1 else ({"anyOf": list(schemas)},)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **choice, "$defs": definitions}
@@ -100,8 +100,8 @@ _TYPES: dict[object, type] = {float: float, float | None: float, int: int, int |
 def settle_numbers(instance: Any) -> None:
     """Turn whole numbers in fields of type `float` into floats, and whole floats in fields of type `int` into integers.
 
-    For `__post_init__` of frozen dataclasses: `Level("server", 2, 12_000_000_000)` is then written as
-    `12000000000.0`, which is also what a reader of that file finds. Other values are left for checks to complain of.
+    This is for `__post_init__` of frozen dataclasses. `Level("server", 2, 12_000_000_000)` is then written as
+    `12000000000.0`, which a reader of the file also finds. Other values stay unchanged, and checks report them.
     """
     kind: type = type(instance)
     for name, wanted in _numeric_fields(kind):
@@ -114,6 +114,6 @@ def settle_numbers(instance: Any) -> None:
 
 @cache
 def _numeric_fields(kind: type) -> tuple[tuple[str, type], ...]:
-    """The names of the numeric fields of a dataclass, with the type that each has."""
+    """The numeric fields of a dataclass, as (name, type)."""
     hints = get_type_hints(kind)
     return tuple((field.name, _TYPES[hints[field.name]]) for field in fields(kind) if hints[field.name] in _TYPES)

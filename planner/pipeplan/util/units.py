@@ -12,12 +12,12 @@ import re
 from pipeplan.errors import InputError
 
 LARGEST = 10**18
-"""Largest number that is read as a size, a rate or a time; what it stands for has a unit."""
+"""Largest number that is read as a size, a rate or a time, in its own unit."""
 _SIZES = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 _RATES = {f"{unit}/s": float(factor) for unit, factor in _SIZES.items()} | {
     f"{prefix}bit/s": factor / 8 for prefix, factor in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))
 }
-# Units per second: dividing by 1e6 is exact where multiplying by 1e-6 is not.
+# Units per second, because dividing by 1e6 is exact but multiplying by 1e-6 is not.
 _TIMES = {"s": 1.0, "ms": 1e3, "us": 1e6, "µs": 1e6, "ns": 1e9}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*", re.ASCII)
 
@@ -25,8 +25,7 @@ _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*(\S*)\s*
 def parse_size(value: object, where: str) -> int:
     """Bytes, from a number of bytes or text such as `16 GiB`.
 
-    Raises an `InputError` that begins with `where`, the place of the value, for anything else. So do the other
-    parsers.
+    For other values this and the other parsers raise an `InputError` that begins with `where`, the place of the value.
     """
     return round(_parse(value, _SIZES, "a size such as '16 GB'", where))
 
@@ -61,7 +60,7 @@ def _parse(value: object, units: dict[str, int] | dict[str, float], example: str
 
 
 def show_time(seconds: float) -> str:
-    """A time as text: in milliseconds, in microseconds below one millisecond, or in seconds from ten on."""
+    """A time as text: in microseconds below 1 ms, in seconds from 10 s on, else in milliseconds."""
     if seconds == 0:
         return "0"
     if seconds >= 10:
@@ -88,6 +87,6 @@ def show_rate(rate: float) -> str:
 
 
 def show_step_time(per_s: float) -> str:
-    """A number per second as text, to four digits and without an exponent: `49.9`, `3194`, `282800`."""
+    """A number per second as text with four digits and no exponent, such as `49.9`, `3194` or `282800`."""
     rounded = float(f"{per_s:.4g}")
     return f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:.4g}"

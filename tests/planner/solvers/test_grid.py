@@ -356,7 +356,7 @@ def test_what_is_of_an_older_plan_is_named(run: Run) -> None:
     for name in ("megatron", "trainjob.yaml"):
         Path("plan", name).write_text("", encoding="utf-8")
     (line,) = (line for line in run(*asked, "--max-workers", "2").err.splitlines() if "older plan" in line)
-    assert line == "still of the older plan, to be made anew: trainjob.yaml, megatron in plan"
+    assert line == "files of the older plan, to be written again: trainjob.yaml, megatron in plan"
 
 
 @pytest.mark.usefixtures("told")

@@ -44,9 +44,9 @@ from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
 DISTURBED = 0.05
-"""Share of a worker's time spent waiting for a core, above which a note says so."""
+"""Share of a worker's time spent waiting for a core above which a note reports it."""
 MOST_SLACK = 1.25
-"""Factor on the times of all layers, above which a note says so."""
+"""Factor on the times of all layers above which a note reports it."""
 _REMARK = "written by pipeplan calibrate"
 
 
@@ -128,7 +128,7 @@ def _warnings(calibrated: Calibrated, runs: list[ObservedRun]) -> Iterator[str]:
             yield f"a worker of run {run.name} waited for a core {share:.0%} of its time: {cause}"
     if calibrated.slack > MOST_SLACK:
         unused = 1 - 1 / calibrated.slack
-        yield f"for {unused:.0%} of the time no stage was busy: this is valid for hardly any other plan"
+        yield f"for {unused:.0%} of the time no stage was busy: the new profile is valid for hardly any other plan"
 
 
 def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | None) -> list[_PlannedRun]:
@@ -138,7 +138,7 @@ def _read(folders: tuple[Path, ...], named: Path | None, profile_file: Path | No
         run = read_run(folder)
         home = named or run.folder.absolute().parent.parent
         if not plan_file.plan_file(home).is_file():
-            raise InputError(f"{run.folder} is not in the folder of its plan: name that with --plan")
+            raise InputError(f"{run.folder} is not in the folder of its plan: name that folder with --plan")
         root, path = plan_file.read_plan_document(home), plan_file.plan_file(home)
         first = planned_runs[0] if planned_runs else None
         if first is None:
@@ -164,7 +164,7 @@ def _shape(cluster: Cluster) -> tuple[object, ...]:
 
 
 def _refuse(profile: Path, cluster: Path, force: bool, made_from: list[str]) -> None:
-    """Refuse to replace any file but calibrated ones, and the profile that the plan was made from in any case."""
+    """Refuse to replace a file that `pipeplan calibrate` did not write, or the profile that the plan was made from."""
     if profile == cluster:
         raise InputError(f"the profile and the cluster cannot both be {profile}: give another file with -o")
     for path in (profile, cluster):

@@ -24,14 +24,15 @@ from pipeplan.util.units import parse_share
 @click.argument("plan", type=PATH, default=Path("plan"))
 @plan_profile_option
 @click.option("--require-proof", is_flag=True, help="Refuse a plan that plan.json does not show to be optimal.")
-@click.option("--within", metavar="1%", help="Accept a gap that is shown to be at most this, with --require-proof.")
+@click.option("--within", metavar="1%", help="With --require-proof, accept a gap that is shown to be at most this.")
 @json_option
 @quiet_option
 def command(plan: Path, profile_file: Path | None, require_proof: bool, within: str | None, as_json: bool) -> None:
     """Check PLAN, a plan.json or a folder with one (default: ./plan), without the solvers that made it.
 
-    Everything that plan.json states is derived again from the profile and the cluster. Only its certificate can show
-    that no plan of the searched space is faster; without one that is stated, not shown.
+    Every figure in plan.json is derived again from the profile and the cluster. Only a certificate in plan.json can
+    show that no plan of the searched space is faster. Without a certificate, plan.json only states that the plan is the
+    best.
 
     \b
     pipeplan check

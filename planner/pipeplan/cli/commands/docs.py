@@ -15,14 +15,14 @@ from pipeplan.util.text import did_you_mean
 
 
 def _pages() -> dict[str, Path]:
-    """The pages by their names, such as `sweep` and `reference/cli`; the general ones first."""
+    """The pages by name, such as `sweep` and `reference/cli`; general pages come first."""
     folder = bundled_folder("docs")
     found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in folder.rglob("*.md")}
     return dict(sorted(found.items(), key=lambda item: ("/" in item[0], item[0])))
 
 
 def _shown(text: str) -> str:
-    """A page without the comments before its title, which are for those who edit it."""
+    """A page without the comments before its title, which only editors of the page need."""
     return text.partition("-->")[2].lstrip() if text.startswith("<!--") else text
 
 

@@ -17,7 +17,7 @@ from pipeplan.errors import InputError
 from pipeplan.first_steps.doctor import MISSING, OK, WARNING, DoctorFinding, examine_machine, run_self_test
 
 LACKING = 2
-"""The exit code if something that is needed is missing."""
+"""Exit code if something that is needed is missing."""
 STYLES = {OK: "green", WARNING: "yellow", MISSING: "bold red"}
 
 
@@ -39,7 +39,10 @@ STYLES = {OK: "green", WARNING: "yellow", MISSING: "bold red"}
     help="Measure as one of N servers, each of which has NODE_RANK, MASTER_ADDR and MASTER_PORT set.",
 )
 @click.option(
-    "--workers", type=int, metavar="N", help="Start this number of workers on each  [default: one for each device]"
+    "--workers",
+    type=int,
+    metavar="N",
+    help="Start this number of workers on each server  [default: one for each device]",
 )
 @click.option(
     "--profile", type=PATH, help="Use the model of this profile  [default: ./profile.json, or a bundled VGG-16]"
@@ -60,12 +63,13 @@ def command(
     With PLAN, a plan folder, also say whether this machine can run its part of the plan. Nothing is changed; the checks
     take some seconds. The exit code is 2 if something that is needed is missing.
 
-    With --selftest, also run small plans here: every schedule and every transport, compared with one process; a worker
-    that is killed; the speed of messages. On GPUs it remembers which transport launch.sh is to use.
+    With --selftest, also run small plans here: with every schedule and every transport, compared with one process, and
+    with a worker that is killed. The self-test also measures the speed of messages. On GPUs it records the transport
+    for launch.sh.
 
-    With --hosts or --servers, measure several servers for about a minute: their speed, the links in each direction and
-    at once, the clocks. Ten lines say what data parallelism makes on one and on all of them, what limits it, and what
-    would be faster.
+    With --hosts or --servers, measure several servers for about a minute: their speed, their clocks, and their links,
+    in each direction and all at once. Ten lines report the throughput of data parallelism on one server and on all,
+    what limits it, and what would be faster.
 
     \b
     pipeplan doctor

@@ -1,4 +1,4 @@
-"""`pipeplan explain`: the reasons for a plan, or for there being none."""
+"""`pipeplan explain`: the reasons for a plan, or why there is none."""
 
 from __future__ import annotations
 
@@ -30,9 +30,12 @@ from pipeplan.util.units import parse_share
 
 @click.command("explain", cls=GroupedCommand)
 @problem_options()
-@click.option("--profile", "profile_option", type=PATH, help="Read this profile, which a plan was made from.")
+@click.option("--profile", "profile_option", type=PATH, help="Read the plan's profile from this file.")
 @click.option(
-    "--samples", type=click.IntRange(0, 10_000), default=20, help="Draw the layers' times at random this many times."
+    "--samples",
+    type=click.IntRange(0, 10_000),
+    default=20,
+    help="Draw the layers' times at random in this many samples.",
 )
 @seed_option
 @click.option("--spread", metavar="5%", help="Assume this interquartile range of every time  [default: as measured]")
@@ -48,8 +51,8 @@ def command(
 ) -> None:
     """Explain the best plan: what bounds its step time, which plan comes second, and what other machines would gain.
 
-    PROFILE is a profile as for `solve`; or a plan folder or plan.json, which excludes the options that describe a
-    problem.
+    PROFILE is a profile, as for `solve`, or a plan folder or plan.json. With a plan, options that describe a problem
+    are refused.
 
     \b
     pipeplan explain --cluster A
@@ -98,9 +101,9 @@ def command(
 def _subject(
     profile: Path | None, arguments: dict[str, Any], deadline: Deadline
 ) -> tuple[BuiltProblem, Plan | None, str | None, float | None, str]:
-    """The problem, the plan to explain with its proof and its step time, and a line on where they come from.
+    """(problem, plan to explain, proof, step time, line on their origin).
 
-    Without a plan, that of a solve is explained.
+    If the user names no plan, plan, proof and step time are None, and a solve finds the plan.
     """
     path: Path | None = arguments["profile"]
     if path is not None and plan_file.is_plan(path):
@@ -115,7 +118,7 @@ def _subject(
 
 
 def _refuse_problem_options(path: Path) -> None:
-    """Raise an `InputError` where an option describes the problem, which the plan at `path` describes already."""
+    """Raise an `InputError` if an option describes the problem, because the plan at `path` already does."""
     context = click.get_current_context()
     allowed = {"profile", "profile_option", "samples", "seed", "spread", "as_json"}
     for parameter in context.command.params:

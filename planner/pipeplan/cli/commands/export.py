@@ -1,4 +1,4 @@
-"""`pipeplan export TARGET [PLAN]`: write what starts a plan, or the files of another trainer."""
+"""`pipeplan export TARGET [PLAN]`: write a script that starts a plan, or the files of another trainer."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def command(context: click.Context) -> None:
     """Write PLAN (default: ./plan) for TARGET: a script that starts it over ssh or in a batch system, or the files of
     another trainer.
 
-    Each TARGET has options of its own: see `pipeplan export TARGET --help`. A plan that a trainer cannot express is
-    refused; `pipeplan solve --for TRAINER` finds the best plan that it can.
+    Each TARGET has its own options: see `pipeplan export TARGET --help`. A plan that a trainer cannot express is
+    refused; `pipeplan solve --for TRAINER` finds the best plan that the trainer can express.
 
     \b
     pipeplan export ssh

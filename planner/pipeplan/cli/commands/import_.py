@@ -17,7 +17,9 @@ from pipeplan.util.units import show_size, show_time
 
 @click.command("import")
 @click.argument("file", type=PATH)
-@click.option("--microbatch", type=int, metavar="N", help="Take times as those of a microbatch of N samples.")
+@click.option(
+    "--microbatch", type=int, metavar="N", help="Read the file's times as times of a microbatch of N samples."
+)
 @click.option(
     "--device-name",
     default="",

@@ -28,7 +28,7 @@ from pipeplan.first_steps import init
 def command(folder: Path | None, workers: int | None, output: Path | None, force: bool, as_json: bool) -> None:
     """Write job.py, a small training job that runs as it is, and cluster.toml, which describes this machine.
 
-    Both files are to be edited. Prints the three commands that measure the job, plan it, and train it.
+    Edit both files for your job. The command prints the three commands that measure the job, plan it, and train it.
 
     \b
     pipeplan init

@@ -27,8 +27,8 @@ MODELS, CLUSTERS = "models", "clusters"
 @json_option
 @quiet_option
 def command(kind: str | None, files: tuple[str, ...], as_json: bool) -> None:
-    """List the bundled models, and the bundled clusters with this machine as `local`; or, given FILEs, the clusters in
-    those.
+    """List the bundled models, and the bundled clusters with this machine as `local`. With FILEs, list the clusters in
+    these files.
 
     \b
     pipeplan list
@@ -78,7 +78,8 @@ def _cluster_table(clusters: Sequence[Cluster]) -> Table:
 
 
 def _row(cluster: Cluster) -> tuple[str, ...]:
-    """The cells of a cluster. A heterogeneous one has several counts and rates for a level, listed in server order."""
+    """The cells of a cluster's row in the table. A heterogeneous cluster may have several counts and rates for a level,
+    listed in server order."""
     servers = "\n".join(f"{count} × {devices} {name}" for count, devices, name in cluster.kinds)
     memory = "\n".join(dict.fromkeys(show_size(device.memory_bytes) for device in cluster.devices))
     price = "" if cluster.price_per_hour is None else f"{cluster.price_per_hour:.2f}"

@@ -106,7 +106,7 @@ def command(
     if not old.plan.inference:
         checkpoint = latest_checkpoint(folder, run_folder, problem.profile.graph_hash)
     if not no_write:
-        refuse_to_overwrite_plan(output, force)  # after what may be mistyped, as in `solve`
+        refuse_to_overwrite_plan(output, force)  # after the checks of mistyped arguments, as in `solve`
     note(f"plan: {plan_file.plan_file(plan_folder)}; profile: {problem.profile.model_name}", dim=True)
     with watched_search() as (progress, interrupted):
         outcome = solve_again(problem, settings, progress)
@@ -130,7 +130,7 @@ def command(
 
 
 def _default_output(folder: Path) -> Path:
-    """The folder of a new plan: `plan-replanned` for `plan`, `plan-replanned-2` for that, and so on."""
+    """The folder of a new plan: `plan-replanned` after `plan`, `plan-replanned-2` after `plan-replanned`, and so on."""
     named = folder if folder.name not in ("", "..") else folder.resolve()
     replanned = re.fullmatch(r"(.*-replanned)(?:-([1-9][0-9]{0,8}))?", named.name, re.DOTALL)
     if replanned is None:
@@ -139,7 +139,7 @@ def _default_output(folder: Path) -> Path:
 
 
 def _replacement(instead: str | None, servers: int | None, workers: int | None) -> Cluster | None:
-    """The cluster that takes the place of the old one; None if none is named."""
+    """The cluster that replaces the old one; None if the user names none."""
     if instead is not None:
         return named_cluster(instead, servers=servers, workers=workers)
     if servers is not None or workers is not None:
@@ -148,9 +148,10 @@ def _replacement(instead: str | None, servers: int | None, workers: int | None) 
 
 
 def _fields(old: Options, arguments: dict[str, Any], microbatch: int) -> dict[str, Any]:
-    """The fields of the options that the command line sets. The schedule is the old plan's unless one is named.
+    """The fields of the options that the command line sets. The schedule is that of the old plan unless the user names
+    one.
 
-    A global batch is cut into microbatches of `microbatch` samples. Raises `InputError` where it cannot be.
+    A global batch is cut into microbatches of `microbatch` samples. Raises `InputError` if that is impossible.
     """
     fields = checked_option_fields(arguments | {"inference": old.inference, "schedule": None})
     if arguments["schedule"]:

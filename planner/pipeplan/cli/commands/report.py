@@ -44,9 +44,9 @@ def command(
     profile_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Write one HTML page on PLAN (default: ./plan) and, beside it, on RUN, the folder of a run (default: the latest).
+    """Write one HTML page that shows PLAN (default: ./plan) beside RUN, the folder of a run (default: the latest).
 
-    An older report is replaced, any other file only with --force. With --json no file is written.
+    An older report is replaced; any other file is replaced only with --force. With --json no file is written.
 
     \b
     pipeplan report
@@ -71,7 +71,7 @@ def command(
 
 
 def _latest_run(folder: Path) -> MeasuredRun | None:
-    """The latest run of the plan, with a line that names it; None, with the reason, if it cannot be read."""
+    """The latest run of the plan; None if it cannot be read. A note names the run, or the reason."""
     if not has_runs(folder):
         return None
     try:

@@ -21,7 +21,7 @@ from pipeplan.simulation.terminal import simulation_parts
 from pipeplan.util.files import refuse_to_replace, write_text
 
 TRACE_MARK = b'"traceEvents"'
-"""The field of a trace by which its file is recognised."""
+"""The field by which a trace file is recognised."""
 LATEST = "latest"
 """Value of `--run` for the latest run of the plan."""
 
@@ -53,7 +53,8 @@ def command(
 ) -> None:
     """Replay the plan in PLAN_FOLDER (default: ./plan) in simulated time, with the schedule that the executor runs.
 
-    Open a trace at ui.perfetto.dev or chrome://tracing. An older trace is replaced, any other file only with --force.
+    Open a trace at ui.perfetto.dev or chrome://tracing. An older trace is replaced; any other file is replaced only
+    with --force.
 
     \b
     pipeplan simulate

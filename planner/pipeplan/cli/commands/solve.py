@@ -40,8 +40,9 @@ from pipeplan.exports import TARGET_NAMES
 def command(**arguments: Any) -> None:
     """Find the best plan for a profile on a cluster, prove how good it is, and write it to a folder.
 
-    PROFILE defaults to ./profile.json. Where there is none, a bundled VGG-16 on V100 serves as an example, and nothing
-    is written. A plan in the folder that no run has used is replaced; another one only with --force.
+    PROFILE defaults to ./profile.json. If there is no such file, a bundled profile of VGG-16 on V100 serves as an
+    example, and nothing is written. A plan in the folder is replaced if no run has used it; otherwise only with
+    --force.
 
     \b
     pipeplan solve profile.json --cluster local --workers 3

@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 
 
 def _values(text: str | None, where: str, parse: Callable[[object, str], Value]) -> list[Value]:
-    """The distinct values of a list with commas, in its order."""
+    """The distinct values of a comma-separated list, in its order."""
     return [] if text is None else list(dict.fromkeys(parse(item.strip(), where) for item in text.split(",")))
 
 
@@ -117,7 +117,7 @@ def command(
 ) -> None:
     """Solve for every combination of the listed values, several at a time, and compare the plans.
 
-    Only --csv writes a file. The table of an older sweep is replaced, any other file only with --force.
+    Only --csv writes a file. The table of an older sweep is replaced; any other file is replaced only with --force.
 
     \b
     pipeplan sweep --cluster A --servers 1,2,4,8 --bandwidth cluster=10Gbit/s,25Gbit/s
@@ -128,7 +128,7 @@ def command(
     source, name = read_profile(arguments["profile"]), arguments["cluster_name"]
     counts = itertools.product(servers or (None,), workers or (None,))
     clusters = [cluster(name, servers=server_count, workers=count) for server_count, count in counts]
-    # The schedules are an axis; here they are only checked against the other options.
+    # The schedules are an axis of the sweep. Here they are only checked against the other options.
     fields = checked_option_fields(arguments | {"schedule": ",".join(schedule) or None})
     fields.pop("schedule", None)
     question = SweptQuestion(fields, arguments["batch"], arguments["staleness"])
@@ -157,7 +157,7 @@ def command(
 def _run(
     grid: list[SweepPoint], settings: Settings, jobs: int | None, time_limit: float | None
 ) -> tuple[dict[int, PointAnswer], bool]:
-    """The answers by number of the point, and whether every point has one; it has not if Ctrl-C came."""
+    """(answers by number of the point, whether every point has an answer). After Ctrl-C some points have no answer."""
     answers: dict[int, PointAnswer] = {}
     with progress_bar("solving") as update:
         update(0, len(grid), "solving")

@@ -18,7 +18,7 @@ _NAMED = ("show", "diff")
 
 
 class _Profile(click.Group):
-    """A group that measures by default: a word that names none of its commands is a model."""
+    """A group that measures by default: a word that is not the name of a command is a model."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         if "--links" in args:
@@ -43,7 +43,7 @@ class _Profile(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        # In usage lines, the commands `measure` and `links` appear under the name of the group.
+        # Usage lines show the commands `measure` and `links` under the name of the group.
         return name if name in _NAMED else "", self.get_command(context, name), args[1:]
 
 

@@ -39,7 +39,7 @@ SIZE_RATIOS = {"weights\nB/A": "parameter_bytes", "kept\nB/A": "saved_bytes", "o
 def command(first: str, second: str, top: int, as_json: bool) -> None:
     """Compare two profiles layer by layer. The layers that change the total the most come first.
 
-    A and B are profiles, or names of bundled ones. Layers of the same name are compared.
+    A and B are profiles, or names of bundled profiles. Layers of the same name are compared.
 
     \b
     pipeplan profile diff before.json after.json --top 5

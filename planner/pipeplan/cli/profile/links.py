@@ -31,7 +31,8 @@ from pipeplan_measure.pair_schedule import BenchmarkSettings, MeasuredLinks, Pai
 
 _HEADINGS = ("level", "joins", "link\nGbit/s", "latency", "message\nGbit/s", "±", "all-reduce\nGbit/s", "±", "sizes")
 Progress = Callable[[int, int, str], None]
-"""A function that is called with the steps done, the steps in all, and the current step."""
+"""A function that is called with the number of steps done, the total number of steps, and the name of the current
+step."""
 
 
 class _Links(click.Command):
@@ -75,7 +76,8 @@ def command(
 ) -> None:
     """Measure messages and all-reduces between workers, and write a cluster file with the measured links.
 
-    On several servers, run it on each with NODE_RANK counted from 0. The first server writes the file.
+    To measure several servers, run the command on each of them, with NODE_RANK counted from 0. The first server writes
+    the file.
 
     \b
     pipeplan profile --links --workers 3 -o local.toml
@@ -100,10 +102,11 @@ def command(
 
 
 def measure_servers(workers: int | None, servers: int, settings: BenchmarkSettings) -> MeasuredLinks | None:
-    """Measure between so many workers on each of so many servers, of which this is one.
+    """Measure between `workers` workers on each of `servers` servers; this machine is one of them.
 
-    `settings.device` may be empty, for a GPU where there is one. Returns None on servers other than the first, which
-    has the result. Raises `InputError`, with a `settings.refusal` on several servers once all workers are there.
+    If `settings.device` is empty, a GPU is used if there is one. The first server returns the result, the others return
+    None. Raises `InputError`. On several servers, an error in `settings.refusal` is raised once all workers have
+    connected.
     """
     share = _share(servers)
     if workers is not None and workers * servers < 2:
@@ -153,7 +156,7 @@ def _gbit(rate: float) -> str:
 
 
 def _share(servers: int) -> ServerShare | None:
-    """The part of this server among several, from the environment variables that launch.sh reads too."""
+    """The role of this server among several, from the environment variables that launch.sh also reads."""
     if servers == 1:
         return None
     if servers < 1:
@@ -175,7 +178,7 @@ def _share(servers: int) -> ServerShare | None:
 
 
 def _refusal(output: Path, force: bool) -> str:
-    """Why the file cannot be written; empty if it can."""
+    """The reason why the file cannot be written; empty if it can be."""
     try:
         refuse_to_replace(output, force=force)
     except InputError as error:
@@ -195,13 +198,13 @@ def _hardware(device: str | None, workers: int | None) -> tuple[local.Hardware, 
 
 
 def _nesting(measured: PairRates, kind: str) -> Nesting:
-    # Processes move between the cores of a CPU, so any islands of fast links among them would be chance.
+    # Processes move between the cores of a CPU, so islands of fast links among them would be accidental.
     return find_levels(measured.pairs, measured.places, islands=kind == "cuda")
 
 
 def _measure(settings: BenchmarkSettings, workers: int, share: ServerShare | None) -> MeasuredLinks | None:
     """Measure with `workers` workers of this machine; returns None on servers other than the first."""
-    # When a worker is lost, torch would print pages of traces beside our one-line error.
+    # Otherwise, if a worker is lost, torch prints pages of traces beside our one-line error.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if why := import_problem():
         raise InputError(f"measuring links needs torch: {why[0]}; {why[1]}")
@@ -219,7 +222,7 @@ def _measure(settings: BenchmarkSettings, workers: int, share: ServerShare | Non
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """Show a progress bar in a terminal, and elsewhere a line whenever another kind of measurement begins."""
+    """Show a progress bar in terminals. Elsewhere, print a line whenever another kind of measurement begins."""
     in_lines = not is_watched()
     begun: list[str] = []
     with progress_bar("waiting for the workers") as update:

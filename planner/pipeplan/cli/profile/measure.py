@@ -36,7 +36,7 @@ from pipeplan.util.text import shell_path
 from pipeplan.util.units import show_time
 
 FIRST_PASS = "first pass"
-"""The step of the profiler with which it begins to run the model."""
+"""The name of the profiler's step at which it begins to run the model."""
 
 
 class _Measure(GroupedCommand):
@@ -64,7 +64,7 @@ class _Measure(GroupedCommand):
     "--halvings",
     type=int,
     metavar="N",
-    help="Measure the microbatch halved up to N times as well, briefly  [default: 3, or 0 with several sizes]",
+    help="Also measure the microbatch halved up to N times, briefly  [default: 3, or 0 with several sizes]",
 )
 @click.option(
     "--device",
@@ -88,7 +88,7 @@ class _Measure(GroupedCommand):
 @click.option(
     "--self-check/--no-self-check",
     default=True,
-    help="Compare two training steps of the model alone with those of its stages first, and stop if they differ.",
+    help="First compare two training steps of the whole model with those of its stages; stop if they differ.",
 )
 @seed_option
 @json_option
@@ -106,7 +106,7 @@ def command(
 
     MODEL is a bundled name (see `pipeplan list models`), path/to/file.py:callable or package.module:callable. The
     callable takes no arguments and returns a torch module with `example_input_array`, or a pipeplan_launch.Job. An
-    older profile is replaced, any other file only with --force.
+    older profile is replaced; any other file is replaced only with --force.
 
     \b
     pipeplan profile mnist
@@ -131,7 +131,7 @@ def command(
 
 
 def _measure_with_executor(model: str, options: dict[str, Any], output: Path) -> Profile:
-    """Measure and save the profile, then measure what the executor costs on this machine, and say so."""
+    """Measure and save the profile, then measure the executor's costs on this machine, and print them."""
     from pipeplan.profiler.measure_executor import ExecutorTrials
 
     with ExecutorTrials() as trials:
@@ -148,7 +148,7 @@ def _measure_with_executor(model: str, options: dict[str, Any], output: Path) ->
             )
             return measured
     busy = ", ".join(f"{count} workers {found.done_by(count):.2f}" for count in found.throughput if count > 1)
-    note(f"executor: {show_time(found.costs.pass_s)} a pass; busy together, in one worker's worth: {busy}")
+    note(f"executor: {show_time(found.costs.pass_s)} a pass; throughput relative to one worker: {busy}")
     if found.disturbed:
         note("note: other programs use this machine: the next `pipeplan profile` measures the executor again")
     return measured
@@ -164,7 +164,7 @@ def _next(profile: Profile, output: Path) -> str:
 
 
 def _sizes(text: str | None) -> tuple[int, ...]:
-    """The sizes that `32` or `8,16,32` stand for."""
+    """The microbatch sizes in a text such as `32` or `8,16,32`."""
     if text is None:
         return ()
     try:
@@ -176,8 +176,8 @@ def _sizes(text: str | None) -> tuple[int, ...]:
 
 
 def _measure(model: str, options: dict[str, Any], before_passes: Callable[[], None] = lambda: None) -> Profile:
-    """The profile of a model. `before_passes` is called before anything is measured, again and again."""
-    # Standard output is for the result, so text that the user's code prints goes to standard error.
+    """The profile of a model. `before_passes` is called before every measurement."""
+    # Standard output is for the result, so output of the user's code goes to standard error.
     with progress_bar("loading") as update, redirect_stdout(sys.stderr):
 
         def progress(done: int, total: int, step: str) -> None:

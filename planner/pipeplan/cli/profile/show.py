@@ -45,7 +45,7 @@ ORIGINS = {
 def command(profile: str, top: int | None, no_picture: bool, as_json: bool) -> None:
     """Show a profile: the origin of its numbers, the cost of each layer, and its graph.
 
-    FILE is a profile, or the name of a bundled one, such as vgg16-v100.
+    FILE is a profile, or the name of a bundled profile, such as vgg16-v100.
 
     \b
     pipeplan profile show profile.json --top 10

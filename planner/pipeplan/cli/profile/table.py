@@ -18,13 +18,13 @@ PLAINLY = "torch.export"
 """The tracer of models that contain no opaque modules."""
 MIB, GIB = 2**20, 2**30
 WIDE = 10 * GIB
-"""Least total of a column, in bytes, that is shown in GiB."""
+"""Smallest total of a column, in bytes, that is shown in GiB."""
 LEAST_SHARE = 0.05
-"""Share of the time from which a layer is named for how much other busy cores slow it down."""
+"""Smallest share of the time at which a layer may be named as the one that busy cores slow down the most."""
 MUCH_READING = 0.1
-"""Share of the time of computing from which reading samples is said to be worth processes of its own."""
+"""Share of the compute time above which separate processes for reading samples are recommended."""
 LONGEST = 18
-"""Most characters of an operation; those of other tools contain all their arguments."""
+"""Most characters of an operation's name. Names from other tools contain all arguments."""
 
 
 def measured_profile(profile: Profile) -> Iterator[RenderableType]:
@@ -98,13 +98,13 @@ def _columns(profile: Profile) -> dict[str, Callable[[Sequence[Layer]], str]]:
 
 
 def _operation(layer: Layer) -> str:
-    """The operation of a layer, and the layer that was measured in its place if there is one."""
+    """The operation of a layer, and the layer that was measured in its place if there is such a layer."""
     text = layer.op if len(layer.op) <= LONGEST else layer.op[: LONGEST - 1] + "…"
     return f"{text} = {layer.like}" if layer.like else text
 
 
 def _deviation(part: Sequence[Layer]) -> str:
-    """The spread of a layer in percent of its time; empty for several layers, or one that takes no time."""
+    """The spread of a layer in percent of its time; empty for several layers, or for a layer without time."""
     spread_s = part[0].forward_spread_s + part[0].backward_spread_s
     time_s = layer_time_s(part[0]) if len(part) == 1 else 0.0
     return f"{spread_s / time_s * 100:.0f}" if time_s else ""
@@ -152,7 +152,7 @@ def profile_totals(profile: Profile) -> list[str]:
 
 
 def _reading(profile: Profile) -> list[str]:
-    """A line on the time of reading samples, with advice where that is much; none where it is not known."""
+    """A line on the time of reading samples, with advice if it is long; empty if the time is not known."""
     if not profile.read_s:
         return []
     line = f"Reading the samples of a microbatch: {show_time(profile.read_s)}"
@@ -176,7 +176,7 @@ def _whole(profile: Profile) -> list[str]:
 
 
 def _under_load(profile: Profile) -> list[str]:
-    """A line on the times with all cores busy, and the layer of some weight that these slow down the most."""
+    """A line on the times with all cores busy, and the long layer that busy cores slow down the most."""
     processes = profile.provenance.load_processes
     if not processes or not profile.total_s:
         return []

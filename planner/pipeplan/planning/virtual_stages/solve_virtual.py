@@ -1,4 +1,4 @@
-"""Solves a problem whose schedule gives every worker several stages, and compares the plan with ordinary ones."""
+"""Solves a problem whose schedule gives every worker several stages, and compares the plan with ordinary plans."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NO_PROOF = "plans whose workers run several stages are searched for, not proven"
 
 
 def solve_with_virtual_stages(problem: Problem, settings: Settings, deadline: Deadline) -> Outcome:
-    """The best plan of the problem's schedule that the search finds, and what it is compared with, but no certificate.
+    """The best plan of the problem's schedule that the search finds, with its baselines, but without a certificate.
 
-    Raises `InfeasibleError` where none fits.
+    Raises `InfeasibleError` if no plan fits.
     """
     began = time.perf_counter()
     found = search_virtual(problem, deadline.share(0.6))
@@ -53,7 +53,7 @@ def solve_with_virtual_stages(problem: Problem, settings: Settings, deadline: De
 
 
 def _baselines(flushing: Problem, maximum_cuts: int, deadline: Deadline) -> tuple[Baseline, ...]:
-    """Data parallelism and grids as ever, and the best plan of 1f1b-flush, whose workers have one stage each."""
+    """The usual baselines, and the best plan of 1f1b-flush, whose workers have one stage each."""
     try:
         cuts = enumerate_cuts(flushing, maximum_cuts, deadline.share(0.2))
     except OutOfTime:

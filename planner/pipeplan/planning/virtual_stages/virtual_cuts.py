@@ -2,7 +2,7 @@
 
 The cuts are places in the order of the problem's units, so stages are consecutive units. A dynamic program finds the
 cuts with the shortest longest stage; from there, cuts are moved one at a time as long as the estimated time of a batch
-falls. The estimate is that of `cost.virtual_stages`, without what messages and all-reduces take.
+falls. The estimate is that of `cost.virtual_stages`, without the time of messages and all-reduces.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from pipeplan.plan.schedules import ZERO_BUBBLE_V
 from pipeplan.problem.problem import Problem
 
 Places = tuple[int, ...]
-"""For every stage but the last, the number of units up to its end."""
+"""For every stage except the last, the number of units up to its end."""
 MOST_SWEEPS = 20
 MOST_UNITS = 1500
-"""Units up to which the dynamic program is run; beyond, the search begins with stages of equal work."""
+"""Largest number of units for which the dynamic program runs. For more units, the search begins with stages of equal
+work."""
 
 
 @dataclass(frozen=True)
@@ -31,25 +32,27 @@ class VirtualShape:
 
     schedule: str
     devices: int
-    """Positions in the pipeline."""
+    """Number of positions in the pipeline."""
     chunks: int
-    """Stages of each position."""
+    """Number of stages of each position."""
     replicas: int
-    """Workers at each position."""
+    """Number of workers at each position."""
 
     @property
     def stages(self) -> int:
-        """Stages of the pipeline."""
+        """Number of stages of the pipeline."""
         return self.devices * self.chunks
 
     @property
     def workers(self) -> int:
-        """Workers of the pipeline."""
+        """Number of workers of the pipeline."""
         return self.devices * self.replicas
 
 
 def batch_estimate(problem: Problem, shape: VirtualShape, minibatches: int) -> Callable[[Sequence[int]], float]:
-    """The estimated time of a batch for cuts at given places, where a replica has so many minibatches of an update."""
+    """A function that estimates the time of a batch for cuts at given places, in seconds.
+
+    Each replica has `minibatches` minibatches of an update."""
     forward = np.cumsum([0.0, *(unit.forward_s for unit in problem.units)])
     both = np.cumsum([0.0, *(unit.forward_s + unit.backward_s for unit in problem.units)])
     placement = PLACEMENTS[shape.schedule]
@@ -73,7 +76,8 @@ def quick_estimate_s(problem: Problem, shape: VirtualShape, minibatches: int) ->
 
 
 def cuts_to_try(problem: Problem, shape: VirtualShape, minibatches: int) -> list[Places]:
-    """Good places to cut for a shape, none twice; [] if the model has fewer units than the shape has stages."""
+    """Distinct lists of good places to cut for a shape; empty if the model has fewer units than the shape has
+    stages."""
     count, units = shape.stages, len(problem.units)
     if count > units:
         return []
@@ -92,7 +96,7 @@ def cuts_to_try(problem: Problem, shape: VirtualShape, minibatches: int) -> list
 
 
 def pinned_places(problem: Problem, stages: int) -> tuple[list[int], list[int]]:
-    """For every cut the first and the last place that the user's pins allow."""
+    """(first places, last places) that the user's pins allow, with an entry for every cut."""
     units = len(problem.units)
     least = list(range(1, stages))
     most = [units - stages + number for number in range(1, stages)]
@@ -118,7 +122,7 @@ def _equal_work(times: NDArray[np.float64], count: int) -> Places:
 
 
 def _shortest_longest(times: NDArray[np.float64], count: int) -> Places:
-    """The cuts whose longest stage is shortest, by a dynamic program over (stages, units)."""
+    """The cuts with the shortest longest stage, by a dynamic program over (stages, units)."""
     units, sums = len(times), np.cumsum([0.0, *times])
     best = sums.copy()
     choices: list[NDArray[np.intp]] = []
@@ -143,7 +147,7 @@ def _descended(
     estimate: Callable[[Sequence[int]], float],
     allowed: tuple[Sequence[int], Sequence[int]],
 ) -> Places:
-    """The places after moves of single cuts, and of all cuts from one on, that shorten the batch."""
+    """The places after moves that shorten the batch: moves of single cuts, and of all cuts from one cut on."""
     best, best_s = list(places), estimate(places)
     for _ in range(MOST_SWEEPS):
         before_s = best_s

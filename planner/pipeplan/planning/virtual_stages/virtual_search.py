@@ -1,9 +1,9 @@
 """Finds plans whose workers run several stages each: `interleaved-1f1b` and `zb-v`.
 
-For every number of positions, replicas and stages of a worker, `virtual_cuts` looks for cuts, memory decides which
-stages recompute, and the evaluator scores the plan. Of the best few plans single units are moved between stages as long
-as that makes them faster; then they are simulated, with links that messages share, and the fastest in the simulation is
-taken. This search proves nothing but a bound for all such plans, which the verdict states.
+For every number of positions, of replicas and of stages per worker, `virtual_cuts` looks for cuts, memory decides which
+stages recompute, and the evaluator scores the plan. In the best few plans, single units are moved between stages as
+long as the plan becomes faster. These plans are then simulated, with links that messages share, and the fastest is
+taken. The search proves only a bound for all such plans, which the verdict states.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from pipeplan.simulation.simulate import UPDATES
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
 
 MOST_CHUNKS = 6
-"""Most stages of a worker that are tried where the user does not say how many."""
+"""Largest number of stages per worker that is tried if the user gives none."""
 EVALUATED, MORE_EVALUATED, MORE_S = 12, 48, 2.0
-"""Shapes for which a plan is made, as far as they fit: those with the shortest batches by a quick estimate, which knows
-nothing of shared cards. There are more of them as long as all take no longer than `MORE_S` seconds, and a tenth of the
+"""Number of shapes for which a plan is made: those with the shortest batches by a quick estimate, which ignores shared
+cards. The larger number applies while all shapes together take at most `MORE_S` seconds, and at most a tenth of the
 time."""
 SIMULATED = 4
-"""Plans that are simulated: those with the shortest batches by the formula."""
+"""Number of plans that are simulated: those with the shortest batches by the formulas."""
 NEAR = 0.25
-"""Relative. Plans whose formula is so much longer than the shortest are not simulated."""
+"""Plans whose time by the formulas is longer than the shortest by more than this share are not simulated."""
 MOVES_S = 3.0
-"""Most seconds for moving single units of one plan between its stages."""
+"""Time limit for moving single units of one plan between its stages, in seconds."""
 LEAST_MOVE = 1e-3
-"""Relative. A move is made if the plan becomes so much faster."""
+"""Smallest relative gain for which a unit is moved."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +48,23 @@ class VirtualPlan:
     plan: Plan
     score: Evaluation
     simulated_s: float | None = None
-    """Seconds per minibatch; None where it was not simulated."""
+    """Simulated seconds per minibatch; None if the plan was not simulated."""
     minibatches: int = 0
-    """Minibatches that were simulated."""
+    """Number of minibatches that were simulated."""
 
     @property
     def step_time_s(self) -> float:
-        """The step time by which plans are compared, in seconds per minibatch: simulated, else predicted."""
+        """The step time by which plans are compared, in seconds per minibatch: simulated if known, else by the
+        formulas."""
         return self.score.step_time_s if self.simulated_s is None else self.simulated_s
 
 
 @dataclass(frozen=True)
 class VirtualPlans:
-    """The plans that were found, best first, and a bound."""
+    """The plans that a search found, best first, and a bound."""
 
     plans: tuple[VirtualPlan, ...]
-    """Empty where no plan seems to be useful."""
+    """The plans, best first; empty if no plan seems to be useful."""
     bound_s: float
     """Lower bound on the step time of every plan of the shapes that were tried, in seconds per minibatch."""
 
@@ -71,9 +72,9 @@ class VirtualPlans:
 def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE, useful_s: float = float("inf")) -> VirtualPlans:
     """The best plans of the problem's schedule whose workers run several stages each.
 
-    Plans that take `useful_s` seconds per minibatch or more are of no use, so that little time is spent on these.
+    Plans that take `useful_s` seconds per minibatch or more are of no use, so little time is spent on them.
 
-    Raises `InfeasibleError` where none fits, `NotFoundInTimeError` where none was found until the deadline, and
+    Raises `InfeasibleError` if no plan fits, `NotFoundInTimeError` if none was found before the deadline, and
     `InputError` for options that such plans cannot satisfy.
     """
     _refuse_options(problem)
@@ -123,7 +124,7 @@ def _moved(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) 
 
 
 def _neighbours(plan: Plan, problem: Problem) -> Iterator[Plan]:
-    """The plan with one unit moved over one of its cuts."""
+    """The plans that result from moving one unit over one of the plan's cuts."""
     ends, position = [0], {unit.layers[0]: index for index, unit in enumerate(problem.units)}
     for stage in plan.stages:
         ends.append(ends[-1] + sum(name in position for name in stage.layers))
@@ -135,9 +136,9 @@ def _neighbours(plan: Plan, problem: Problem) -> Iterator[Plan]:
 
 
 def with_simulation(found: VirtualPlan, problem: Problem, deadline: Deadline) -> VirtualPlan:
-    """A plan with its simulated step time: the time from the end of its first update to that of its second.
+    """A plan with its simulated step time, from the end of its first update to the end of its second.
 
-    Without one where the deadline comes first, or where the plan is too large to simulate.
+    The step time stays None if the deadline comes first or the plan is too large to simulate.
     """
     scenario = scenario_of_plan(found.plan, problem, found.score)
     lengths = lengths_of_updates(scenario, found.plan)
@@ -173,13 +174,14 @@ def _numbers_of_chunks(problem: Problem, devices: int) -> range:
 
 
 def _is_useful(problem: Problem, shape: VirtualShape) -> bool:
-    """Whether every replica has a minibatch of an update, and there are several positions if workers allow it."""
+    """Whether every replica has a minibatch of an update, and there are several positions if there are enough
+    workers."""
     return shape.replicas <= (problem.options.accumulate or 1) and (shape.devices > 1 or problem.cluster.workers == 1)
 
 
 def _bound_s(problem: Problem, shape: VirtualShape) -> float:
-    """Lower bound on the step time of all plans of a shape: the busiest replica has an equal share or the
-    largest unit.
+    """Lower bound on the step time of all plans of a shape: the busiest replica has at least an equal share of the work
+    and at least the largest unit.
     """
     accumulate = problem.options.accumulate or 1
     fastest = max(device.speed for device in problem.cluster.devices)
@@ -188,7 +190,7 @@ def _bound_s(problem: Problem, shape: VirtualShape) -> float:
 
 
 def _plan_of(problem: Problem, shape: VirtualShape) -> VirtualPlan | None:
-    """The plan of a shape, with recomputation where memory asks for it; None if it does not fit."""
+    """The plan of a shape, with recomputation where memory requires it; None if it does not fit."""
     tried = cuts_to_try(problem, shape, _rounds(problem, shape))
     plans = [fitted(plan_at(problem, shape, places), problem) for places in tried]
     scored = (VirtualPlan(plan, evaluate(plan, problem)) for plan in plans if plan is not None)
@@ -196,7 +198,7 @@ def _plan_of(problem: Problem, shape: VirtualShape) -> VirtualPlan | None:
 
 
 def _rounds(problem: Problem, shape: VirtualShape) -> int:
-    """Minibatches of one update on the replica that has most."""
+    """Minibatches of one update on the replica that has the most."""
     return int(formulas.rounds(problem.options.accumulate or 1, shape.replicas))
 
 
@@ -213,7 +215,7 @@ def plan_at(problem: Problem, shape: VirtualShape, places: Places) -> Plan:
 
 
 def fitted(plan: Plan, problem: Problem) -> Plan | None:
-    """The plan with as many stages recomputing as memory asks for; None if it does not fit even so."""
+    """The plan with as few recomputing stages as memory allows; None if it does not fit even with all."""
     if _excess(plan, problem) and not problem.options.recompute:
         return None
     everywhere = replace(plan, stages=tuple(replace(stage, recompute=True) for stage in plan.stages))
@@ -230,7 +232,7 @@ def fitted(plan: Plan, problem: Problem) -> Plan | None:
 
 
 def _excess(plan: Plan, problem: Problem) -> dict[int, float]:
-    """The stages whose workers lack memory, each with the bytes of its minibatches in flight."""
+    """Bytes of the minibatches in flight of every stage whose workers lack memory, by stage."""
     if not problem.options.memory:
         return {}
     found: dict[int, float] = {}

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from pipeplan.problem.grid_shapes import GridShape
 from pipeplan.problem.problem import Problem
-from pipeplan.util.deadline import OutOfTime as OutOfTime  # the searches raise it, and their callers import it here
+from pipeplan.util.deadline import OutOfTime as OutOfTime  # raised here, and imported from here by callers
 
-# Relative amount by which rounding may raise a time that equals the threshold.
+# Relative amount by which rounding may raise a time above a threshold that it equals.
 SLACK = 1e-12
 
 
@@ -19,7 +19,7 @@ STEP = 1000
 
 @dataclass(eq=False)
 class SearchEffort:
-    """The cost of searches, in table rows that they go through, so that it is the same on every machine."""
+    """The effort of searches, counted in table rows, so that it is the same on every machine."""
 
     most: float = float("inf")
     """The most rows that the searches may go through."""
@@ -27,24 +27,24 @@ class SearchEffort:
 
     @property
     def over(self) -> bool:
-        """Whether the searches took more than they may."""
+        """Whether the searches used more than the allowed effort."""
         return self.spent > self.most
 
 
 @dataclass(frozen=True)
 class StateCounts:
-    """The counts of stages and workers by which the search tells states apart."""
+    """The counts of stages and workers by which the search compares states."""
 
     stages: bool = False
-    """Fewer stages are better."""
+    """Whether a state with fewer stages is better."""
     exact_stages: bool = False
-    """Only states with equally many stages compare."""
+    """Whether only states with equally many stages are compared."""
     workers: bool = False
-    """Fewer busy workers are better."""
+    """Whether a state with fewer busy workers is better."""
 
     @property
     def any(self) -> bool:
-        """Whether states differ in more than their position and their demand."""
+        """Whether any count matters, besides a state's position and demand."""
         return self.stages or self.exact_stages or self.workers
 
 
@@ -61,22 +61,22 @@ class SearchLimits:
     max_stages: int | None = None
     max_workers: int | None = None
     deadline: float | None = None
-    """When to stop, by `time.perf_counter`."""
+    """Time at which the search stops, by `time.perf_counter`; None for no limit."""
     effort: SearchEffort = field(default_factory=SearchEffort)
     """The effort that this and other searches share."""
     every_cut: bool = False
-    """Whether the caller needs the states of all cuts, including those of cuts that others make superfluous."""
+    """Whether the caller needs the states of all cuts, including superfluous cuts."""
     shape: GridShape | None = None
     """The shape of the uniform grid to search for, which fixes the workers of every stage; None for any plan."""
     coarse: bool = False
-    """Whether a search for batches on equal servers tries only powers of two as numbers of replicas, to find some plan
-    soon."""
+    """Whether a search for batches on equal servers tries only powers of two as numbers of replicas, in order to find
+    some plan soon."""
     fitting: bool = False
-    """Whether a search for batches finds any pipeline that fits in memory, however slow: it compares states without
-    their times."""
+    """Whether a search for batches accepts any pipeline that fits in memory, however slow. Such a search ignores the
+    times of states."""
 
     def step(self, rows: float = 0) -> None:
-        """Count a step through so many rows. Raises `OutOfTime` after the deadline or if the effort is exceeded."""
+        """Count a step through `rows` rows. Raises `OutOfTime` after the deadline or if the effort is exceeded."""
         self.effort.spent += STEP + rows
         if self.effort.over or (self.deadline is not None and time.perf_counter() > self.deadline):
             raise OutOfTime
@@ -103,7 +103,7 @@ def limits_of(
         ),
         exact_stages=options.stages if shape is None else shape.stages,
         max_stages=options.max_stages,
-        # The option counts the workers of all copies together.
+        # The option limits the workers of all copies together.
         max_workers=None if options.max_workers is None else options.max_workers // problem.copies,
         deadline=deadline,
         effort=effort or SearchEffort(),
@@ -113,7 +113,7 @@ def limits_of(
 
 @dataclass(frozen=True)
 class Step:
-    """One transition of the search: the stage between two cuts, by their indices, and where it lies.
+    """One transition of the search: the stage between two cuts, by their indices, and its workers.
 
     Only searches use steps; their results are `plan.Stage` objects.
     """

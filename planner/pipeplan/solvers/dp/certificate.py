@@ -1,8 +1,8 @@
-"""Certificates that no plan is faster than a given step time, for anyone to check without the solvers.
+"""Certificates that no plan is faster than a given step time, which can be checked without the solvers.
 
-A certificate lists the states of a search that finds no plan. docs/check.md describes its content and why it is a
-proof; `pipeplan check` verifies it with code of its own. For every space of plans, one more search runs just below the
-step time that the best plan would need there, over all cuts of the graph and all candidate placements.
+A certificate lists the states of a search that finds no plan. docs/check.md describes its content, and why it is a
+proof. `pipeplan check` verifies it with separate code. For every space of plans, one more search runs just below the
+step time of the best plan, over all cuts of the graph and all candidate placements.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 TOLERANCE = 1e-9
-"""Relative margin below the step time within which a faster plan is not excluded."""
+"""Relative margin below the step time in which the certificate does not exclude a faster plan."""
 
-# The checker goes over every state, cut and candidate placement. Beyond these limits that would take minutes.
+# The checker visits every state, cut and candidate placement. Beyond these limits that would take minutes.
 MOST_CUTS = 2000
 MOST_CELLS = 40_000
-"""Limit on the number of cuts times workers."""
+"""Largest product of cuts and workers."""
 MOST_STATES = 20_000
 MOST_WORKERS = 256
-"""The most workers of a cluster that certificates cover."""
+"""Largest number of workers of a cluster that certificates cover."""
 NO_TIME = "there was no time left to make a certificate; give more with --time-limit"
 PATIENCE_S = 20.0
-"""Seconds that making a certificate may take."""
+"""Time limit for making a certificate, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Certificate:
 def make_certificate(problem: Problem, cuts: Cuts, step_time_s: float, deadline: Deadline = NO_DEADLINE) -> Certificate:
     """The certificate that no plan of a problem is faster than `step_time_s`, in seconds per minibatch.
 
-    It takes at most `PATIENCE_S` seconds, and ends at the deadline without a certificate.
+    Making the certificate takes at most `PATIENCE_S` seconds. If the deadline comes first, there is no certificate.
     """
     if reason := _unfit(problem, cuts):
         return Certificate(None, reason)
@@ -81,7 +81,7 @@ def make_certificate(problem: Problem, cuts: Cuts, step_time_s: float, deadline:
 def _unproven(problem: Problem) -> str:
     """The reason why a search may find a plan faster than the proven step time."""
     if problem.training and problem.options.schedule == VERTICAL and problem.options.memory:
-        # The searches count one version of the weights, the checker at most one for each minibatch in flight.
+        # The searches count one version of the weights; the checker counts at most one per minibatch in flight.
         return "under vertical sync the memory of every stage depends on the first, which certificates leave out"
     return "the search that was to prove it found a faster plan"
 
@@ -104,17 +104,17 @@ def _unfit(problem: Problem, cuts: Cuts) -> str:
 
 @dataclass(frozen=True)
 class _SpaceProof:
-    """The searches that show that no pipeline of one space of plans keeps within a threshold."""
+    """The searches that prove that no pipeline of one space of plans stays within a threshold."""
 
     problem: Problem
     cuts: Cuts
     space: PlanSpace
     threshold_s: float
-    """Seconds per minibatch of one copy, or with a flush from one update to the next."""
+    """Seconds per minibatch of one copy, or, with a flush, seconds from one update to the next."""
     deadline: float | None
 
     def entries(self) -> list[dict[str, Any]] | None:
-        """The certificate's entries, one for each part of the space, or None where there is a faster plan."""
+        """The certificate's entries, one for each part of the space; None if there is a faster plan."""
         for inner, limits in self._relaxed():
             resources = SharedResources(HeterogeneousTerms(inner, self.cuts), self.problem, self.space)
             found = [self._entry_of(resources, part) for part in self._parts(resources.terms, limits)]
@@ -124,9 +124,9 @@ class _SpaceProof:
         return None
 
     def _relaxed(self) -> Iterator[tuple[Problem, SearchLimits]]:
-        """The problem of one copy without a memory limit, and with it where there is one.
+        """The problem of one copy without a memory limit, and then with the limit if there is one.
 
-        Without the limit there are far fewer states, and a proof without it holds with it as well.
+        Without the limit there are far fewer states, and a proof without the limit also holds with it.
         """
         inner = self.space.inner(self.problem)
         for memory in (False, True) if self.problem.options.memory else (False,):
@@ -134,7 +134,8 @@ class _SpaceProof:
             yield chosen, replace(limits_of(chosen, memory=memory, deadline=self.deadline), every_cut=True)
 
     def _parts(self, terms: HeterogeneousTerms, limits: SearchLimits) -> list[SearchLimits]:
-        """The searches that cover the space: a search for each shape of a grid, or number of stages if pinned."""
+        """The limits of the searches that cover the space: one for each shape of a grid, or number of stages if layers
+        are pinned."""
         if self.problem.options.grid:
             shapes, inner = grid_shapes(self.problem), terms.problem
             limited = (limits_of(inner, memory=limits.memory, deadline=self.deadline, shape=shape) for shape in shapes)
@@ -143,14 +144,14 @@ class _SpaceProof:
         return [replace(limits, exact_stages=stages) for stages in counts]
 
     def _entry_of(self, resources: SharedResources, limits: SearchLimits) -> dict[str, Any] | None:
-        """The entry of one part, or None where there is a faster plan."""
+        """The entry of one part of the space; None if there is a faster plan."""
         search = self._search(resources, limits, self.threshold_s * (1 - TOLERANCE))
         if search.run() is not None:
             return None
         part = {"stages": limits.exact_stages} if limits.exact_stages != self.problem.options.stages else {}
         if limits.shape is not None:
             part = {"stages": limits.shape.stages, "replicas": limits.shape.replicas}
-        # At the empty cut only states are left that have another number of stages than was asked for.
+        # The states left at the empty cut have another number of stages than was asked for.
         search.kept.pop(0, None)
         return {
             **_named(self.space),
@@ -161,7 +162,7 @@ class _SpaceProof:
         }
 
     def _search(self, resources: SharedResources, limits: SearchLimits, threshold: float) -> PlacementSearch:
-        """The search for a pipeline within the threshold, with everything charged that the options charge."""
+        """The search for a pipeline within the threshold, including contention as the options say."""
         shared = None
         if self.problem.options.contention:
             shared = SharedLimit(resources, self.space.step_time(self.problem, threshold))
@@ -170,7 +171,7 @@ class _SpaceProof:
 
 
 def _named(space: PlanSpace) -> dict[str, int]:
-    """The fields by which an entry names its space of plans."""
+    """The fields of an entry that name its space of plans."""
     place = {"first": space.first} if space.first else {}
     return {"level": space.level, "copies": space.copies, **place}
 
@@ -193,7 +194,7 @@ def _states(search: PlacementSearch) -> list[list[float | int]]:
     for index, cut in enumerate(sorted(search.kept)):
         states = search.kept[cut]
         tables = [table for table in (states.times, states.loads) if table is not None]
-        # A stage of hardly any work may have a time right below 0, by rounding.
+        # By rounding, a stage with hardly any work may have a time slightly below 0.
         parts = [np.maximum(column, 0.0) for table in tables for column in table.T]
         chosen = [np.full(len(states), index), states.first, states.replicas, states.demand, *parts]
         if counting.stages or counting.exact_stages:

@@ -1,10 +1,10 @@
-"""Finds the fastest plan with everything charged, from the bounds that a search without shared resources has proven.
+"""Finds the fastest plan with contention charged, starting from the bounds that a search without contention has proven.
 
-A search over candidate placements (`placement_search`) decides whether any plan keeps within a step time, its shared
-cards, ports and cores included. Bisection between the bound without them and the step time of the best plan known so
-far finds the fastest plan and proves it.
+A search over candidate placements (`placement_search`) decides whether any plan stays within a step time, including the
+load of shared cards, ports and cores. Bisection between the bound without contention and the step time of the best
+known plan finds the fastest plan and proves it.
 
-Where there are too many placements for that search, the best of a few plans is taken.
+If there are too many placements for that search, the best of a few plans is taken.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 
 MOST_WORKERS, MOST_PLACEMENTS = 1024, 256**2
-"""The most workers, and the most of them times the replicas that a stage may have, for which all candidate placements
-are searched with everything charged."""
+"""Limits for searching all candidate placements with contention: the number of workers, and workers times the most
+replicas of a stage."""
 
 # Up to this number of cuts times workers, the plan with the fewest stages and workers among the best is returned.
 _SMALL_SEARCH = 20_000
-# Above, a search takes seconds, and the first one is so far above the bound that it often finds a plan.
+# Larger searches take seconds, so the first is this far above the bound, where it often finds a plan.
 _FIRST_STEP = 5e-3
 
 
 def charges(problem: Problem) -> bool:
-    """Whether plans of a problem can be searched for with everything charged."""
+    """Whether plans of a problem can be searched for with contention charged."""
     workers = problem.cluster.workers
     few = workers <= MOST_WORKERS and workers * problem.most_replicas <= MOST_PLACEMENTS
     return problem.options.contention and few
@@ -48,7 +48,7 @@ def charges(problem: Problem) -> bool:
 
 @dataclass(frozen=True)
 class ChargedPipeline:
-    """A pipeline of a region, and its step time with everything charged, in seconds per minibatch of the whole plan."""
+    """A pipeline of a region, and its step time with contention, in seconds per minibatch of the whole plan."""
 
     step_time_s: float
     region: Region
@@ -57,16 +57,16 @@ class ChargedPipeline:
 
 @dataclass
 class ChargedPipelines:
-    """The search for the fastest pipeline of some regions with everything charged."""
+    """The search for the fastest pipeline of some regions with contention charged."""
 
     task: SearchTask
-    """What is searched for. With `near` the known pipeline is probably the fastest."""
+    """The task of the search. If its `near` is set, the known pipeline is probably the fastest."""
     memory_binds: bool = False
-    """Whether the memory limit makes the fastest pipeline slower where nothing is shared."""
+    """Whether the memory limit makes the fastest pipeline without contention slower."""
     _known: dict[tuple[PlanSpace, bool], SharedResources] = field(default_factory=dict)
 
     def charge(self, region: Region, pipeline: FoundPipeline, step_time_s: float) -> ChargedPipeline:
-        """A pipeline whose step time without shared resources is known, with its step time with everything charged."""
+        """A pipeline with its step time including contention; `step_time_s` is its step time without contention."""
         resources = self._resources(region, memory=False)
         steps = pipeline.steps_among(self.task.cuts)
         return ChargedPipeline(
@@ -74,13 +74,13 @@ class ChargedPipelines:
         )
 
     def best(self, regions: list[Region], known: ChargedPipeline) -> BisectionResult[ChargedPipeline]:
-        """The fastest pipeline of these regions, at most as slow as the `known` one, with the bound reached."""
+        """The fastest pipeline of these regions, at most as slow as the `known` pipeline, with the bound reached."""
         regions = [self._with_floor(region) for region in regions if region.low_s < known.step_time_s]
         low = min([known.step_time_s, *(region.low_s for region in regions)])
         if low >= min(self.task.useful_s, known.step_time_s):
             return BisectionResult(low, known.step_time_s, known)
         if self.memory_binds:
-            # A pipeline that is found without the limit would not fit.
+            # A pipeline that is found without the memory limit would not fit.
             return self._bisect(regions, known, memory=True)
         result = self._bisect(regions, known, memory=False)
         assert result.best is not None
@@ -94,7 +94,7 @@ class ChargedPipelines:
         return replace(region, low_s=max(region.low_s, self._resources(region, memory=False).floor_s))
 
     def _resources(self, region: Region, *, memory: bool) -> SharedResources:
-        """The shared resources of a region, with their terms."""
+        """The shared resources of a region, with their cost terms."""
         key = region.space, memory
         if key not in self._known:
             self._known[key] = SharedResources.of(self.task.problem, region.space, self.task.cuts, memory=memory)
@@ -123,7 +123,7 @@ class ChargedPipelines:
         start = known.step_time_s, known
         limit = min(self.task.useful_s, known.step_time_s * (1 - PRECISION) if self.task.near else float("inf"))
         if low < limit < known.step_time_s:
-            # Whatever is slower is of no use, or probably there is nothing faster, so that is asked first.
+            # Slower pipelines are of no use, or probably none is faster, so that is checked first.
             near = threshold.least_near(find, low, limit, gap=self.task.gap)
             if near.best is None:
                 useful = near.finished and known.step_time_s < self.task.useful_s
@@ -134,7 +134,7 @@ class ChargedPipelines:
                     near.best = self._smallest(near.best, memory=memory)
                 return near
             low, start = near.low, (near.high, near.best)
-        # A plan that was found without the memory limit is only a bound.
+        # A plan that was found without the memory limit only gives a bound.
         counts = memory or not self.task.problem.options.memory
         result = threshold.least_threshold(
             find,
@@ -181,9 +181,9 @@ class ChargedPipelines:
         return len(self.task.cuts.ideals) * self.task.problem.cluster.workers <= _SMALL_SEARCH
 
     def _smallest(self, best: ChargedPipeline, *, memory: bool) -> ChargedPipeline:
-        """The pipeline with the fewest stages, and then workers, among the equally fast ones of the best one's region.
+        """The pipeline with the fewest stages, and then workers, among equally fast pipelines in the region of `best`.
 
-        The best one itself is returned where finding another would take long.
+        If finding another one would take long, `best` itself is returned.
         """
         if not self._is_small or self.task.problem.options.grid:
             return best
@@ -197,7 +197,7 @@ class ChargedPipelines:
 
 
 def charged_result(task: SearchTask, alone: BestSoFar) -> Result:
-    """The result of a task with everything charged; `alone` has the bounds and the best plan without shared resources.
+    """The result of a task with contention charged; `alone` has the bounds and the best plan without contention.
 
     With `task.near` that plan is probably the best.
     """
@@ -220,7 +220,7 @@ def charged_result(task: SearchTask, alone: BestSoFar) -> Result:
 
 
 def _searched(task: SearchTask, alone: BestSoFar) -> Result:
-    """The result of a search that goes on from the bounds without shared resources."""
+    """The result of a search that starts from the bounds without contention."""
     assert alone.best is not None
     problem, (step_time, space, pipeline) = task.problem, alone.best
     bound = max(alone.bound, task.above_s, contention.least_step_time_of_shared_cores_s(problem))
@@ -245,7 +245,8 @@ def _searched(task: SearchTask, alone: BestSoFar) -> Result:
 def _best_of_few(
     task: SearchTask, alone: BestSoFar, levels: list[PassedLevel], price: Callable[[Plan], float]
 ) -> Result:
-    """The best of a few plans with everything charged: the best one without, and those without stages that straddle."""
+    """The best of a few plans with contention charged: the best plan without contention, and plans without straddling
+    stages."""
     assert alone.best is not None
     problem, (step_time_s, space, pipeline) = task.problem, alone.best
     plans = [plan_of(problem, space, pipeline.stages(), step_time_s)]

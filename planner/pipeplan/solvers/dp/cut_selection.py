@@ -1,19 +1,19 @@
-"""Which cuts are searched: those that provably cannot matter are left out, and a selection gives a good plan soon.
+"""Selects the cuts to search: leaves out cuts that provably do not matter, and finds small selections of good cuts.
 
 Let v be a unit without cost: no work, no parameters of its own or shared, and, if memory is limited, nothing saved, no
-buffers and no workspace. It may move across a cut, which only changes the bytes that cross. Let c(I) be these bytes,
-for each direction on its own. The cut I is left out in two cases:
+buffers and no workspace. Such a unit may move across a cut, which only changes the bytes that cross. Let c(I) be these
+bytes, separately for each direction. The cut I is left out in two cases.
 
-  later    v ∈ I, nothing in I reads v, and c(I - v) ≤ c(I). Every plan with the cut I is matched by a plan without it:
-           take v out of I and out of all smaller cuts I' that hold it. Removing v adds the bytes of tensors that v
-           reads and that nothing outside has read so far. A smaller cut has fewer of these, so c(I' - v) ≤ c(I') as
-           well.
-  earlier  v ∉ I, all that v reads is in I, c(I + v) ≤ c(I), and c is less in one direction. The same argument applies
-           to v and all larger cuts.
+In the first case, v moves later: v ∈ I, nothing in I reads v, and c(I - v) ≤ c(I). Every plan with the cut I is matched
+by a plan without it: take v out of I and out of all smaller cuts I' that hold it. Removing v adds the bytes of tensors
+that v reads and that nothing outside has read so far. A smaller cut has fewer of these, so c(I' - v) ≤ c(I') as well.
+
+In the second case, v moves earlier: v ∉ I, all that v reads is in I, c(I + v) ≤ c(I), and c is smaller in one
+direction. The same argument applies to v and all larger cuts.
 
 Both kinds of moves end, because the sum of all c falls, or stays the same while units move later. So some best plan has
-no such cut. A stage may become empty and vanish; with a fixed number of stages, or layers pinned to stages, no cut is
-therefore left out.
+no such cut. A stage may become empty and vanish. Therefore no cut is left out if the number of stages is fixed or
+layers are pinned to stages.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipeplan.solvers.dp.budget import OutOfTime
 
 
 def prune_cuts(problem: Problem, cuts: Cuts) -> Cuts:
-    """The cuts without those that some best plan does not need."""
+    """The cuts that remain after leaving out superfluous cuts."""
     options = problem.options
     if options.stages is not None or options.pins:
         return cuts
@@ -54,28 +54,29 @@ def _is_costless(problem: Problem, unit: Unit) -> bool:
 
 
 def _no_costlier(cuts: Cuts, first: int, second: int, *, strictly: bool) -> bool:
-    """Whether no more bytes cross cut `first` than `second` in either direction, and with `strictly` fewer in one."""
+    """Whether at most as many bytes cross cut `first` as `second` in both directions, and with `strictly` fewer in
+    one."""
     sent, returned = cuts.sent[first] - cuts.sent[second], cuts.returned[first] - cuts.returned[second]
     return bool(sent <= 0 and returned <= 0 and (not strictly or sent + returned < 0))
 
 
 SELECTED_CUTS = 48
-"""The number of cuts in a selection that is spread over all of them."""
+"""Number of cuts in a selection that is spread over all cuts."""
 
-# Up to so many cuts around each end of a stage are looked at in search of a better plan.
+# Largest number of cuts around each end of a stage that are searched for a better plan.
 _NEAREST = 24
 
-# Each selection has so many times as many cuts as the one before it, and none has more than such a part of all cuts.
+# Factor by which each selection is larger than the previous one, and largest share of all cuts that it has.
 _GROWTH, _PART = 4, 0.25
 
-# The first and the last relative step by which a better plan is searched below the best.
+# Relative distance below the best step time at which a better plan is searched: the first and the smallest.
 _FIRST_STEP, _LAST_STEP = 4e-3, 1e-6
 
 Found = TypeVar("Found")
 
 
 def cheap_cuts(cuts: Cuts, count: int | None = None) -> Flags:
-    """A mask of so many cuts: of each of as many equal parts of the work, that which fewest bytes cross."""
+    """Mask selecting, for each of `count` equal shares of the work, the cut that the fewest bytes cross."""
     count = count or SELECTED_CUTS
     part = np.minimum((cuts.work_s / cuts.work_s[-1] * count).astype(np.intp), count - 1)
     order = np.lexsort((np.arange(len(part)), cuts.sent + cuts.returned, part))
@@ -86,9 +87,10 @@ def cheap_cuts(cuts: Cuts, count: int | None = None) -> Flags:
 
 
 def selections(cuts: Cuts, ends: Sequence[int]) -> list[Flags]:
-    """Masks of ever more of the cuts, with those of nearly the work of the given ones.
+    """Masks that select more and more cuts, including cuts with nearly the work of the given `ends`.
 
-    Each is a small part of all cuts, so that a search on it takes little; where there are few cuts, there is none.
+    Each mask selects a small part of all cuts, so that a search on it is quick. If there are few cuts, there are no
+    masks.
     """
     most = int(len(cuts.ideals) * _PART)
     counts = [count for count in (SELECTED_CUTS * _GROWTH**step for step in range(8)) if count < most]
@@ -110,12 +112,11 @@ def refined_result(
     enough: float,
     report: Callable[[float], None],
 ) -> tuple[float, Found]:
-    """A result at least as good as a known one; the search ends with the first one of at most `enough`.
+    """A result at least as good as a known one. The search ends at the first result of at most `enough`.
 
-    `find(around, limit)` looks for a result within a limit, similar to another one. `report` is called with every
-    better result. Steps that succeed are followed by longer ones. Where nothing is found right below the best, nothing
-    is found further below it either, so a step that fails is followed by the last one, and only if that succeeds by
-    shorter ones.
+    `find(around, limit)` looks for a result within a limit that is similar to `around`. `report` is called with every
+    better result. After a success the step below the best result grows. After a failure the smallest step is tried: if
+    even that fails, a longer step would fail, too, and the search ends; otherwise it goes on with shorter steps.
     """
     step, is_last = _FIRST_STEP, False
     try:

@@ -1,13 +1,13 @@
 """Exact dynamic programming over cuts: the fastest pipeline on consecutive workers, some of which may stay idle.
 
-A search over cuts decides whether any pipeline keeps within a threshold, and bisection finds the least threshold for
-which one does. The first bisection ignores memory, so that depths do not matter and many cuts can be left out. If its
-plan fits in memory, it is the best of all. Otherwise a second bisection continues upwards from its step time, with the
-memory limit and with recomputation where that is allowed.
+A search over cuts decides whether any pipeline stays within a threshold, and bisection finds the smallest such
+threshold. The first bisection ignores memory, so that depths do not matter and many cuts can be left out. If its plan
+fits in memory, it is the best plan. Otherwise a second bisection continues upwards from its step time, with the memory
+limit, and with recomputation if that is allowed.
 
-For a large problem there is a first plan and a bound within a second: the plan is the best one to within a tenth on a
-few of the cuts, of one pipeline on the whole cluster, and the bound is all work on all workers. The search for the best
-plan does not use either, so its result does not depend on them.
+For a large problem there is a first plan and a bound within a second. The plan is one pipeline on the whole cluster,
+within 10% of the best on a few of the cuts. The bound is all work on all workers. The search for the best plan uses
+neither this plan nor this bound, so its result does not depend on them.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
 
 _ANY_GAP = 1e6
-"""A relative gap that every plan has."""
+"""A relative gap so large that every plan is within it."""
 
 
 def is_feasible(problem: Problem, cuts: Cuts, deadline: float | None = None) -> bool:
     """Whether any plan satisfies the constraints, however slow.
 
-    Raises `OutOfTime` where that is not known at the deadline (by `time.perf_counter`).
+    Raises `OutOfTime` if the answer is not known at the deadline (by `time.perf_counter`).
     """
     spaces = plan_spaces(problem)
     if not problem.options.flushes:
-        # Fewer copies need no more memory, and leave each of them no fewer workers and minibatches.
+        # With fewer copies, no more memory is needed, and each copy has at least as many workers and minibatches.
         spaces = [space for space in spaces if space.copies <= 2]
     searches = [PipelineSearches(space.inner(problem), cuts, deadline) for space in spaces]
     if problem.options.grid:
@@ -69,19 +69,18 @@ def solve(
     """The best plan over all spaces of plans, proven optimal by a search just below its step time that finds nothing.
 
     A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan so far and
-    the bound reached. Plans with at least the step time `useful_s`, in seconds per minibatch, are not searched for:
-    where no plan is faster, there is none in the result, or one that is no faster; `near` says that the best plan is
-    probably about as fast as that. With `options.contention` everything is charged, otherwise every link is used alone.
-    `report` is called with the bound and the step time of the best plan, in seconds per minibatch, as they improve.
-    `price` is the step time of a plan with everything charged, without which no first plan is reported where that is
-    asked for.
+    the bound reached. Plans with a step time of `useful_s` seconds per minibatch or more are not searched for. If no
+    plan is faster, the result has no plan, or one that is not faster; `near` says that the best plan is probably about
+    that fast. `options.contention` says whether contention is charged. `report` is called with the bound and the step
+    time of the best plan, in seconds per minibatch, as they improve. `price` is a function that gives the step time of
+    a plan with contention. Without `price` no first plan is reported if contention is charged.
     """
     if problem.options.flushes and problem.options.schedule in VIRTUAL:
         raise InputError(f"plans of {problem.options.schedule} are found by `pipeplan solve` alone")
     if 1 in (problem.options.stages, problem.options.max_stages) and not problem.options.pins:
         cuts = cuts.whole
     began, deadline, effort = time.perf_counter(), Deadline.after(seconds).at, effort or SearchEffort()
-    # A first plan is for those who watch, and for searches that may end early.
+    # A first plan is of use if somebody watches the progress, or if the search may end early.
     wants_first = (report is not None or seconds is not None or effort.most < float("inf")) and not near
     told = MonotoneReport(report or tell_nobody)
     told(least_step_time_s(problem), float("inf"))
@@ -102,7 +101,7 @@ def solve(
 
 
 def _at_least(first: FirstPlan | None, answer: Result, price: Callable[[Plan], float] | None) -> Result:
-    """The answer, with the first plan in place of its own where that is slower or was not found in time."""
+    """The answer, or the first plan in its place if the answer's plan is slower or was not found in time."""
     if first is None or answer.status in (Status.INFEASIBLE, Status.OPTIMAL):
         return answer
     step_time_s = answer.objective_s
@@ -116,7 +115,7 @@ def _at_least(first: FirstPlan | None, answer: Result, price: Callable[[Plan], f
 
 
 def _searched(task: SearchTask) -> Result:
-    """The results of the searches, first with every shared resource to itself, and then with everything charged."""
+    """The result of the searches, first without contention, and then with contention charged."""
     options = task.problem.options
     if not task.cuts.complete:
         # A bound on a selection of the cuts holds for no other cuts.
@@ -124,10 +123,10 @@ def _searched(task: SearchTask) -> Result:
     search = search_batches if options.flushes else search_spaces
     search = search_grids if options.grid else search
     hurries = task.near and task.above_s > 0 and search is search_spaces and charges(task.problem)
-    # Where a bound with everything charged is known, that without is hardly of use, and any plan will do.
+    # If a bound with contention is known, the bound without contention is of little use, and any plan suffices.
     alone = replace(task, gap=_ANY_GAP) if hurries else task
     if options.contention:
-        # A plan of the first searches may be slower once everything is charged, so only their bounds are reported.
+        # A plan of the first searches may be slower with contention, so only their bounds are reported.
         alone = replace(alone, report=_without_plan(task.report))
     so_far = search(alone)
     if options.contention and so_far.best is not None:
@@ -144,23 +143,21 @@ def _without_plan(report: Callable[[float, float], None]) -> Callable[[float, fl
 
 
 LARGE = 5_000
-"""From this product of cuts and workers on, a first plan is looked for."""
+"""Smallest product of cuts and workers for which a first plan is searched."""
 _CUTS, _GAP, _MOST_EFFORT = 12, 0.1, 200_000
 # An effort of 200,000 rows takes half a second.
 
 
 @dataclass
 class MonotoneReport:
-    """Passes a bound and the step time of the best plan on where one of them is better than before; neither
-    gets worse.
-    """
+    """Reports a bound and the step time of the best plan whenever one of them has improved; neither ever gets worse."""
 
     tell: Callable[[float, float], None]
     bound_s: float = 0.0
     best_s: float = float("inf")
 
     def __call__(self, bound_s: float, best_s: float) -> None:
-        """Report a bound on all plans, and the step time of a plan; 0 and infinity where there is none."""
+        """Report a bound on all plans (0 if there is none), and the step time of a plan (infinite if there is none)."""
         bound_s = max(self.bound_s, bound_s if bound_s < float("inf") else 0.0)
         best_s = min(self.best_s, best_s)
         if (bound_s, best_s) != (self.bound_s, self.best_s):
@@ -170,20 +167,21 @@ class MonotoneReport:
 
 @dataclass(frozen=True)
 class FirstPlan:
-    """A plan that is found soon, and its step time in seconds per minibatch."""
+    """A plan that is found within a second, and its step time in seconds per minibatch."""
 
     plan: Plan
     step_time_s: float
     charged: bool
-    """Whether everything is charged that workers share."""
+    """Whether the step time includes contention."""
 
 
 def first_plan(
     problem: Problem, cuts: Cuts, deadline: float | None, price: Callable[[Plan], float] | None = None
 ) -> FirstPlan | None:
-    """A plan of a large problem; None where it is small, or none is found so soon.
+    """A quickly found plan of a large problem; None if the problem is small or no plan is found.
 
-    `price` is the step time of a plan with everything charged; where that is asked for, there is no plan without it.
+    `price` is a function that gives the step time of a plan with contention. If contention is charged, there is no
+    first plan without `price`.
     """
     if problem.options.contention and price is None:
         return None

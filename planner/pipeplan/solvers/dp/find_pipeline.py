@@ -2,17 +2,17 @@
 
 Under vertical sync with a memory limit, every stage's memory depends on the input stage. The number of weight versions
 (`schedules.vertical_versions`) grows with the replicas r and with the depth and lag of the input stage, which the
-search reaches last. So both are assumed: for every r, the search looks for the least sum of depth and lag for which it
-finds a pipeline whose input stage needs no more. It approaches that sum from below. A search with too small a sum shows
-how much is needed at least, because more versions leave less memory for everything else.
+search reaches last. So depth and lag are assumed: for every r, the search looks for the smallest sum of depth and lag
+for which it finds a pipeline whose input stage needs no larger sum. The search approaches that sum from below. A search
+with too small a sum gives a lower bound on the sum, because more versions leave less memory for everything else.
 
-Two kinds of search come before those for each input stage, as they usually decide. Where one of them finds no pipeline,
-there is none; where it finds one that fits with all its versions, that is the answer.
+Two kinds of search come first, because they usually decide. If one of them finds no pipeline, there is none. If it
+finds a pipeline that fits with all its versions, that is the answer.
 
-- With stashing: a stage keeps no fewer versions than d + lag. Depths cover what is in flight behind, so the input stage
-  has d_1 r_1 ≥ r_1 + d r, and 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d.
-- With the versions that any input stage asks for (`cost_terms.AnyInputStage`), repeated with those that the pipelines
-  found need at least.
+- With stashing: a stage keeps at least d + lag versions. Depths cover the minibatches in flight behind, so the input
+  stage has d_1 r_1 ≥ r_1 + d r, and 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d.
+- With the versions that every input stage needs (`cost_terms.AnyInputStage`). This search is repeated with
+  the versions that the pipelines found need at least.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from pipeplan.solvers.dp.search.uniform_search import UniformSearch
 
 
 class VerticalSearch(UniformSearch):
-    """The search for one threshold and one assumed input stage; with any input stage, for the least delay."""
+    """The search for one threshold and one assumed input stage, or for the smallest delay with any input stage."""
 
     def _undominated(self, cut: int, states: SearchStates) -> SearchStates:
         if cut > 0 or not isinstance(self.terms.first, AnyInputStage):
             return super()._undominated(cut, states)
-        # States in front of the same stages differ in their input stages alone, of which one asks for the least.
+        # States before the same stages differ only in their input stages. One of these needs the fewest versions.
         needed = AnyInputStage.delays(self.terms.problem.copies, states.depth, states.replicas)
         return states.take(np.flatnonzero(needed == needed.min()))
 
@@ -96,7 +96,7 @@ def find_vertical_sync_pipeline(
         if steps is None or placed_steps.steady_fits(terms, steps, step_time_s):
             return steps
     counts = range(1, terms.most_replicas + 1) if limits.shape is None else (limits.shape.replicas,)
-    # The last pipeline fails by little, so its input stage is the most promising one.
+    # The last pipeline nearly fits, so its input stage is the most promising one.
     promising = [count for count in counts if count == steps[0].replicas]
     for replicas in (*promising, *(count for count in counts if count not in promising)):
         found = _with_input_stage(terms, step_time_s, replicas, least, once)
@@ -106,7 +106,7 @@ def find_vertical_sync_pipeline(
 
 
 def _has_no_single_stage(terms: CostTerms) -> bool:
-    """Whether no stage can have all layers. As the only stage it would keep one version whatever its replicas."""
+    """Whether no stage can have all layers. Such a stage would keep one version, whatever its number of replicas."""
     if not terms.problem.cluster.uniform:
         return False
     last, start = len(terms.cuts.ideals) - 1, np.array([0])
@@ -117,10 +117,10 @@ def _has_no_single_stage(terms: CostTerms) -> bool:
 def _with_any_input_stage(
     terms: CostTerms, step_time_s: float, once: Callable[[CostTerms], list[Step] | None]
 ) -> tuple[list[Step] | None, AnyInputStage]:
-    """A pipeline that fits with the versions that every input stage asks for, and what these ask for at least.
+    """A pipeline that fits with the versions that every input stage needs, and these versions.
 
-    There is no pipeline where the first is None. Every one that is found by the search for the least delay shows how
-    much any of them needs.
+    If the first is None, there is no pipeline. The search finds the smallest delay, so each pipeline found shows how
+    many versions every pipeline needs at least.
     """
     assumed = AnyInputStage.within(terms, step_time_s)
     while True:
@@ -140,7 +140,10 @@ def _with_input_stage(
     least: AnyInputStage,
     once: Callable[[CostTerms], list[Step] | None],
 ) -> list[Step] | None:
-    """A pipeline whose input stage has so many replicas, or None; every input stage asks for the `least` versions."""
+    """A pipeline whose input stage has `replicas` replicas, or None.
+
+    Every input stage needs at least the versions of `least`.
+    """
     delay = max(
         AnyInputStage.least_delay(terms, step_time_s, replicas), least.delay_with(replicas, terms.problem.copies)
     )
@@ -156,7 +159,8 @@ def _with_input_stage(
 
 
 MOST_WORKERS = 1024
-"""The most workers for a search over all candidate placements, of which there are about half the square."""
+"""Largest number of workers for a search over all candidate placements. The number of placements is about half its
+square."""
 
 
 def terms_of(problem: Problem, cuts: Cuts) -> CostTerms:
@@ -176,9 +180,9 @@ def terms_of(problem: Problem, cuts: Cuts) -> CostTerms:
 
 
 def limits_range(terms: CostTerms) -> tuple[float, float]:
-    """A lower bound on the least limit for which there is a pipeline, and a limit that excludes none.
+    """(lower bound on the smallest limit for which there is a pipeline, limit that excludes no pipeline).
 
-    Limits are seconds per minibatch, or with a flush seconds from one update to the next.
+    Limits are seconds per minibatch, or, with a flush, seconds from one update to the next.
     """
     if terms.problem.options.flushes:
         batch = BatchLimit(terms, math.inf)
@@ -191,9 +195,10 @@ def find_pipeline(
 ) -> list[Step] | None:
     """A pipeline within the limit, input to output, or None. Raises `OutOfTime`.
 
-    In the steady state it is any pipeline that has every resource within the limit, in seconds per minibatch. With a
-    flush it is the one whose batch is the fastest, if that is within the limit, in seconds from one update to the next.
-    With `shared`, which takes terms of all placements, what workers share keeps within its limit as well.
+    In the steady state the result is any pipeline that has every resource within the limit, in seconds per minibatch.
+    With a flush the result is the pipeline with the fastest batch, if that is within the limit, in seconds from one
+    update to the next. With `shared`, which needs terms of all placements, shared resources stay within their limit as
+    well.
     """
     if terms.problem.options.flushes:
         if isinstance(terms, HeterogeneousTerms):
@@ -211,9 +216,9 @@ def find_pipeline(
 
 
 def pipeline_step_time(terms: CostTerms, steps: list[Step], *, depths: bool) -> float:
-    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the step time they sustain.
+    """Seconds per minibatch of one copy, by the slowest stage or boundary, and with `depths` also by the depths.
 
-    With a flush it is the time from one update to the next, which no depth changes.
+    With a flush the result is the time from one update to the next, which does not depend on depths.
     """
     if terms.problem.options.flushes:
         return placed_steps.batch_s(terms, steps)
@@ -221,8 +226,8 @@ def pipeline_step_time(terms: CostTerms, steps: list[Step], *, depths: bool) -> 
 
 
 def pipeline_fits(terms: CostTerms, steps: list[Step], step_time_s: float) -> bool:
-    """Whether every worker's memory suffices at the depths that a step time needs, or with a flush the
-    pipeline's own.
+    """Whether every worker's memory suffices at the depths that a step time needs, or, with a flush, at the pipeline's
+    own depths.
     """
     if terms.problem.options.flushes:
         return placed_steps.batch_fits(terms, steps)

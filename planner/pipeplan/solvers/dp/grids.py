@@ -1,13 +1,13 @@
-"""The fastest uniform grid without a memory limit. The shape gives every stage's workers, so only the cuts are open.
+"""The fastest uniform grid without a memory limit.
 
-The least time over stages s and cuts J follows from the time of a stage from cut I to cut J on the workers of s, and
-from that of the boundary before it:
+The shape gives every stage's workers, so only the cuts are searched. The smallest time over stages s and cuts J follows
+from the time of a stage from cut I to cut J on the workers of s, and from the time of the boundary before it:
 
     V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
 
-In the steady state V is the best step time of the grid. With a flush it is a lower bound on a batch: the work of each
-stage, after that of the layers in front of it, and its exposed all-reduce with its own work or the way to the last
-stage.
+In the steady state V is the best step time of the grid. With a flush V is a lower bound on the time of a batch. The
+bound counts the work of the layers before each stage, the work of the stage, and its exposed all-reduce together with
+its own work or the path to the last stage.
 
 The shapes of a task are searched one by one, the most promising first.
 """
@@ -36,9 +36,9 @@ from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.util.deadline import Deadline
 
 MOST_CUTS = 1500
-"""The most cuts for which going over all their pairs is faster than a search."""
+"""Largest number of cuts for which trying all pairs is faster than a search."""
 PAIRS = 50
-"""Pairs of cuts that take as long as one row of a search."""
+"""Number of pairs of cuts that take as long as one row of a search."""
 
 
 @dataclass
@@ -50,7 +50,8 @@ class UniformGrids:
     _known: dict[tuple[float, ...], Floats] = field(default_factory=dict)
 
     def floor(self, shape: GridShape) -> float:
-        """Lower bound on the step time of a shape: all work on all workers, and the costliest unit on its replicas."""
+        """Lower bound on the step time of a shape: the larger of all work on all workers, and the costliest unit on its
+        replicas."""
         problem = self.terms.problem
         largest = max(unit.forward_s + unit.backward_s for unit in problem.units)
         if problem.cluster.uniform:
@@ -60,21 +61,24 @@ class UniformGrids:
 
     @property
     def has_few_cuts(self) -> bool:
-        """Whether the cuts are few enough to go over all their pairs."""
+        """Whether there are few enough cuts to try all pairs of cuts."""
         return len(self.terms.cuts.ideals) <= MOST_CUTS
 
     @property
     def exact(self) -> bool:
-        """Whether `least_step_time` finds a plan, not only a bound: no layer is pinned, and depths do not matter."""
+        """Whether `least_step_time` finds a plan, and not only a bound.
+
+        A plan is found if no layer is pinned and depths do not matter.
+        """
         options = self.terms.problem.options
         return not options.pins and not options.flushes and self.terms.accumulate is None
 
     def rows(self, shape: GridShape) -> float:
-        """Effort of going over all pairs of cuts, stage by stage, in rows of a search."""
+        """Effort of trying all pairs of cuts, stage by stage, in rows of a search."""
         return len(self.terms.cuts.ideals) ** 2 * shape.stages / PAIRS
 
     def least_step_time(self, shape: GridShape) -> tuple[float, list[Step]]:
-        """The least step time of a shape without a memory limit, and its steps; only a bound where not `exact`."""
+        """The smallest step time of a shape without a memory limit, and its steps; only a bound if not `exact`."""
         values, choices = self._stage_s(shape, 0)[0], []
         for stage in range(1, shape.stages):
             before = np.maximum(values, self._boundary_s(shape, stage))[:, None]
@@ -84,18 +88,18 @@ class UniformGrids:
         return float(values[-1]) / minibatches_of(self.terms.problem), steps_of(shape, choices)
 
     def stage(self, shape: GridShape, stage: int) -> tuple[float, ...]:
-        """Replicas and speed of a stage of a shape, and bandwidth and latency of its all-reduce."""
+        """(replicas, speed, bandwidth and latency of the all-reduce) of a stage of a shape."""
         first, end = stage * shape.replicas, (stage + 1) * shape.replicas
         speed = self.terms.problem.cluster.speed_of(range(first, end))
         return shape.replicas, speed, *self.terms.links.allreduce_among(range(first, end))
 
     def hop(self, shape: GridShape, stage: int) -> tuple[float, float, int]:
-        """Bandwidth, latency and number of the links before a stage."""
+        """(bandwidth, latency, number) of the links before a stage."""
         both = range((stage - 1) * shape.replicas, (stage + 1) * shape.replicas)
         return *self.terms.links.sendrecv_among(both), shape.replicas if self.terms.parallel else 1
 
     def _stage_s(self, shape: GridShape, stage: int) -> Floats:
-        """The time of a stage from one cut I (rows) to another J (columns), infinite unless I ⊂ J."""
+        """The time of a stage from cut I (rows) to cut J (columns); infinite unless I ⊂ J."""
         key = self.stage(shape, stage)
         if key not in self._known:
             self._known[key] = np.where(self.nested, self._all_stages_s(*key), np.inf)
@@ -122,13 +126,13 @@ class UniformGrids:
 
     @cached_property
     def ahead_s(self) -> Floats:
-        """For each cut, by how much the layers inside delay the stages behind it at least, with a flush."""
+        """For each cut, the least time by which the layers inside delay the stages behind it, with a flush."""
         cuts, splits = self.terms.cuts, TRAITS[self.terms.schedule].splits
         fastest = max(device.speed for device in {*self.terms.problem.cluster.devices})
         return np.asarray((cuts.forward_s if splits else cuts.work_s - cuts.update_s) / fastest)
 
     def _boundary_s(self, shape: GridShape, stage: int) -> Floats:
-        """The time of the boundary before a stage, by cut."""
+        """The time of the boundary before a stage, for every cut."""
         cuts, options = self.terms.cuts, self.terms.problem.options
         bandwidth, _, links = self.hop(shape, stage)
         size = np.maximum(cuts.sent, cuts.returned)
@@ -139,7 +143,7 @@ class UniformGrids:
 
     @cached_property
     def nested(self) -> Flags:
-        """Whether a cut (rows) is a proper subset of another (columns)."""
+        """Whether a cut (rows) is a proper subset of another cut (columns)."""
         cuts = self.terms.cuts
         nested = np.triu(np.ones((len(cuts.ideals),) * 2, dtype=bool), 1)
         if not cuts.chain:
@@ -150,12 +154,14 @@ class UniformGrids:
 
 
 def minibatches_of(problem: Problem) -> int:
-    """The number of minibatches that the solvers' times refer to: those of a batch with a flush, else one."""
+    """The number of minibatches that the solvers' times refer to: the minibatches of a batch with a flush, else one."""
     return problem.options.accumulate or 1 if problem.options.flushes else 1
 
 
 def steps_of(shape: GridShape, choices: list[Ints]) -> list[Step]:
-    """The steps of a shape; `choices` gives, for each stage but the first and each end cut, the cut where it begins."""
+    """The steps (stages with their cuts) of a shape of a grid.
+
+    For each stage except the first, `choices` gives the cut where the stage begins, by the cut where it ends."""
     ends = [-1]
     for choice in reversed(choices):
         ends.insert(0, int(choice[ends[0]]))
@@ -167,7 +173,7 @@ def steps_of(shape: GridShape, choices: list[Ints]) -> list[Step]:
 
 
 def search_grids(task: SearchTask) -> BestSoFar:
-    """Search all shapes of a uniform grid, each for plans that are faster than the best before."""
+    """Search all shapes of a uniform grid, each for plans that are faster than the best plan so far."""
     space, so_far = plan_spaces(task.problem)[0], BestSoFar(task)
     try:
         searches = PipelineSearches(
@@ -182,7 +188,7 @@ def search_grids(task: SearchTask) -> BestSoFar:
 
 
 def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> Iterator[BisectionResult[FoundPipeline]]:
-    """Results for the shapes of a uniform grid in the order of their bounds, until a bound is no longer `below()`."""
+    """Results for the shapes of a uniform grid in the order of their bounds, until a bound reaches `below()`."""
     grids, per_update = UniformGrids(searches.unlimited), minibatches_of(searches.problem)
     shapes_of = enumerate(filter(searches.unlimited.has_minibatches_for, grid_shapes(searches.problem)))
     waiting = [(grids.floor(shape), number, shape, _bounds(searches, grids, shape)) for number, shape in shapes_of]
@@ -208,7 +214,7 @@ def _shape_results(searches: PipelineSearches, below: Callable[[], float]) -> It
 def _bounds(
     searches: PipelineSearches, grids: UniformGrids, shape: GridShape
 ) -> Iterator[float | BisectionResult[FoundPipeline] | None]:
-    """Ever better bounds on the step time of a shape, and last, if known, its best plan without a memory limit."""
+    """Increasing bounds on the step time of a shape, and last, if known, its best plan without a memory limit."""
     if not grids.has_few_cuts:
         yield None
         return

@@ -24,42 +24,42 @@ from pipeplan.solvers.dp.search.cost_terms import CostTerms
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.util.deadline import Deadline
 
-# Up to this number of cuts times workers, the plan with the fewest stages among the best is returned, and searches with
-# a memory limit look for some plan first: within `_FIRST_LIMIT` times the bound.
+# Largest product of cuts and workers for which the plan with the fewest stages among the best is returned. Up to it,
+# searches with a memory limit first look for any plan within `_FIRST_LIMIT` times the bound.
 _SMALL_SEARCH = 100_000
 _FIRST_LIMIT = 8
 
-# With more than twice `SELECTED_CUTS`, plans that memory limits are first searched on a selection, to within this gap.
+# With more than twice `SELECTED_CUTS` cuts, a search under a memory limit first uses a selection, with this gap.
 _SELECTED_GAP = 0.01
-# The share of the time that is left that such a search may take.
+# The share of the remaining time that a search on selected cuts may take.
 SELECTED_SHARE = 0.2
-# With so many cuts a plan is refined on selections of them, before it is proven by a search on all.
+# From this number of cuts on, a plan is refined on selections of the cuts before a search on all cuts proves it.
 _REFINED_CUTS = 300
-# The share of the time that is left for a search right below the best pipeline, on all cuts.
+# The share of the remaining time for a search on all cuts right below the best pipeline.
 _PROOF_SHARE = 0.6
 
 
 @dataclass(frozen=True)
 class FoundPipeline:
-    """A pipeline found by a search, with the terms (and thereby the cuts) that the search used."""
+    """A pipeline found by a search, with the cost terms and thereby the cuts that the search used."""
 
     terms: CostTerms
     steps: list[Step]
 
     def fits(self, limited: CostTerms, step_time: float) -> bool:
-        """Whether the pipeline fits in memory at the depths that its step time needs; `limited` has the memory
-        limit.
+        """Whether the pipeline fits in memory at the depths that its step time needs; `limited` has terms with the
+        memory limit.
         """
         return pipeline_fits(limited, self.steps_among(limited.cuts), step_time)
 
     def steps_among(self, cuts: Cuts) -> list[Step]:
-        """The steps with their cuts numbered as in `cuts`, which has all of them."""
+        """The steps with their cuts numbered as in `cuts`, which contains all of these cuts."""
         index_of = {ideal: index for index, ideal in enumerate(cuts.ideals)}
         cut_of = [index_of.get(ideal, -1) for ideal in self.terms.cuts.ideals]
         return [replace(step, start=cut_of[step.start], end=cut_of[step.end]) for step in self.steps]
 
     def stages(self) -> list[Stage]:
-        """The stages of one copy with the names of their layers; each has one version of the weights as yet."""
+        """The stages of one copy with the names of their layers. The stages' weight versions are not set yet."""
         units, cuts = self.terms.problem.units, self.terms.cuts
         return [
             Stage(
@@ -86,18 +86,19 @@ class PipelineSearches:
     above: float = 0.0
     """A known lower bound, in the unit of `best`."""
     below: float = float("inf")
-    """Slower pipelines are not searched for."""
+    """Limit of the search: slower pipelines are not searched for."""
     near: bool = False
-    """Whether the fastest pipeline is probably right below `below`, or slower."""
+    """Whether the fastest pipeline is probably just below `below`, or slower."""
     effort: SearchEffort = field(default_factory=SearchEffort)
 
     report: Callable[[float, float], None] = lambda low, high: None
-    """Is called with the bound and the step time of the best pipeline as they change; infinite where there is none."""
+    """A function that is called with the bound and the step time of the best pipeline as they change. The step time is
+    infinite while there is no pipeline."""
 
     without_memory: BisectionResult[FoundPipeline] | None = None
-    """The best pipeline without a memory limit, where that is known."""
+    """The best pipeline without a memory limit, if it is known."""
     found_without_memory: BisectionResult[FoundPipeline] | None = None
-    """The same as `best` has found it, once it is certain."""
+    """The best pipeline without a memory limit that `best` has found; None until it is certain."""
     memory_binds: bool = False
     """Whether `best` found that the fastest pipeline without a memory limit does not fit."""
 
@@ -108,31 +109,34 @@ class PipelineSearches:
         below: float = float("inf"),
         without_memory: BisectionResult[FoundPipeline] | None = None,
     ) -> PipelineSearches:
-        """Searches for a uniform grid of this shape only. They share the terms of these searches."""
+        """Searches for a uniform grid of this shape only. The new searches share the cost terms with these searches."""
         searches = replace(self, shape=shape, above=above, below=below, without_memory=without_memory)
         searches.__dict__.update({"unlimited": self.unlimited, "limited": self.limited})
         return searches
 
     @cached_property
     def unlimited(self) -> CostTerms:
-        """The terms without a memory limit."""
+        """The cost terms without a memory limit."""
         problem = self.problem.without_memory_limit()
         # Stages without cost may vanish when cuts are left out, but a grid has a fixed number of stages.
         return terms_of(problem, self.cuts if problem.options.grid else prune_cuts(problem, self.cuts))
 
     @cached_property
     def limited(self) -> CostTerms:
-        """The terms with the memory limit."""
+        """The cost terms with the memory limit."""
         return terms_of(self.problem, self.cuts)
 
     def feasible(self) -> bool:
-        """Whether any pipeline satisfies the constraints, however slow. Raises `OutOfTime` where that is not known."""
+        """Whether any pipeline satisfies the constraints, however slow.
+
+        Raises `OutOfTime` if the answer is not known in time.
+        """
         return self.fitting(self.deadline) is not None
 
     def best(self) -> BisectionResult[FoundPipeline]:
-        """The fastest pipeline. The result's `best` is None where none exists or none was found in time.
+        """The fastest pipeline. The result's `best` is None if no pipeline exists or none was found in time.
 
-        Its step time is in seconds per minibatch of one copy, or with a flush in seconds per update.
+        The step time is in seconds per minibatch of one copy, or, with a flush, in seconds per update.
         """
         if self.unlimited.most_replicas < 1:
             return BisectionResult(float("inf"))
@@ -162,7 +166,7 @@ class PipelineSearches:
         return self._least(self.limited, limits, low, known, near=finished)
 
     def _on_selected_cuts(self, low: float) -> tuple[tuple[float, FoundPipeline] | None, bool]:
-        """A fast pipeline that fits in memory, found on selections of the cuts, and whether the time was enough."""
+        """(a fast pipeline that fits in memory, whether the time sufficed), found on selections of the cuts."""
         deadline = Deadline(self.deadline).share(SELECTED_SHARE).at
         limits = replace(self.limits(memory=True), deadline=deadline)
         silent = replace(self, gap=max(self.gap, _SELECTED_GAP), report=lambda low, high: None)
@@ -173,7 +177,7 @@ class PipelineSearches:
             return None, found.finished
         self.report(low, found.high)
         known = found.high, found.best
-        # In a graph with branches, cuts of nearly the same work are many and differ in what crosses them.
+        # In a graph with branches, many cuts have nearly the same work but differ in the bytes that cross them.
         if not found.finished or len(self.cuts.ideals) < _REFINED_CUTS or not self.cuts.chain:
             return known, False
         return self._refined(known, low, deadline), True
@@ -181,7 +185,10 @@ class PipelineSearches:
     def _refined(
         self, known: tuple[float, FoundPipeline], low: float, deadline: float | None
     ) -> tuple[float, FoundPipeline]:
-        """A pipeline at least as fast as a `known` one that fits in memory, with stages that end near its own."""
+        """A pipeline that fits in memory and is at least as fast as the `known` one.
+
+        The stages of this pipeline end near those of `known`.
+        """
         limits = replace(self.limits(memory=True), deadline=deadline)
 
         def masks(around: FoundPipeline) -> list[Flags]:
@@ -203,16 +210,16 @@ class PipelineSearches:
 
     @property
     def has_many_cuts(self) -> bool:
-        """Whether `cut_selection` leaves out most of them."""
+        """Whether there are so many cuts that `cut_selection` leaves out most of them."""
         return len(self.cuts.ideals) > 2 * cut_selection.SELECTED_CUTS
 
     @property
     def selected_cuts(self) -> Cuts:
-        """The cuts on which a fast plan is searched first, where there are many."""
+        """The selected cuts on which a fast plan is searched first if there are many cuts."""
         return self.cuts.only(cut_selection.cheap_cuts(self.cuts))
 
     def stage_counts(self, terms: CostTerms, limits: SearchLimits) -> list[int | None]:
-        """The numbers of stages to search one by one, because they decide which stage a pinned layer is in."""
+        """The numbers of stages to search separately, because they decide which stage a pinned layer is in."""
         lowest = max((stage for _, stage in self.problem.options.pins), default=1)
         if limits.exact_stages is not None and lowest > limits.exact_stages:
             return []
@@ -222,7 +229,7 @@ class PipelineSearches:
         return list(range(lowest, highest + 1))
 
     def limits(self, *, memory: bool) -> SearchLimits:
-        """The limits of one search, with or without memory."""
+        """The limits of one search, with or without the memory limit."""
         return limits_of(self.problem, memory=memory, deadline=self.deadline, shape=self.shape, effort=self.effort)
 
     def most(self, *, memory: bool) -> float:
@@ -230,17 +237,17 @@ class PipelineSearches:
         return limits_range(self.limited if memory else self.unlimited)[1]
 
     def fitting(self, deadline: float | None) -> tuple[float, FoundPipeline] | None:
-        """Any pipeline that fits in memory, with its step time or the time of its batch; None where there is none.
+        """Any pipeline that fits in memory, with its step time or the time of its batch; None if there is none.
 
-        Raises `OutOfTime` where that is not known.
+        Raises `OutOfTime` if the answer is not known in time.
         """
         limits = replace(self.limits(memory=True), fitting=True, deadline=deadline)
         return None if self.limited.most_replicas < 1 else self._found(self.limited, self.most(memory=True), limits)
 
     def within(self, limit: float, *, memory: bool, coarse: bool = False) -> tuple[float, FoundPipeline] | None:
-        """A pipeline within a limit with its step time, or None; with a flush the fastest one. Raises `OutOfTime`.
+        """A pipeline within a limit and its step time, or None; with a flush the fastest pipeline. Raises `OutOfTime`.
 
-        A `coarse` search may miss it (`SearchLimits`).
+        A `coarse` search (`SearchLimits`) may find none although there is one.
         """
         terms = self.limited if memory else self.unlimited
         limits = replace(self.limits(memory=memory), coarse=coarse)
@@ -255,13 +262,12 @@ class PipelineSearches:
         *,
         near: bool = False,
     ) -> BisectionResult[FoundPipeline]:
-        """The pipeline of the least step time of at least `low`, by bisection below a `known` step time and its
-        pipeline.
+        """The fastest pipeline, by bisection between the lower bound `low` and a `known` step time with its pipeline.
 
-        With `near` that step time is probably close to the least.
+        With `near`, the known step time is probably close to the smallest.
         """
 
-        # Without the memory limit a pipeline is only a bound, unless it fits.
+        # A pipeline that was found without the memory limit only gives a bound, unless it fits.
         counts, fitting = limits.memory or not self.problem.options.memory, float("inf")
 
         def find(limit: float) -> tuple[float, FoundPipeline] | None:
@@ -301,7 +307,7 @@ class PipelineSearches:
         )
 
     def _near(self, terms: CostTerms, limits: SearchLimits, low: float) -> threshold.NearLeast[FoundPipeline]:
-        """How the search goes on from the pipeline that was found on selections of the cuts."""
+        """The functions by which the search continues from the pipeline that was found on selections of the cuts."""
         hurried = replace(limits, deadline=Deadline(self.deadline).share(_PROOF_SHARE).at)
         return threshold.NearLeast(
             lambda limit: self._found(terms, limit, hurried),
@@ -309,7 +315,7 @@ class PipelineSearches:
         )
 
     def _found(self, terms: CostTerms, limit: float, limits: SearchLimits) -> tuple[float, FoundPipeline] | None:
-        """A pipeline within a limit with its step time, or None. Raises `OutOfTime`."""
+        """A pipeline within a limit and its step time, or None. Raises `OutOfTime`."""
         steps = self._search(terms, limit, limits)
         if steps is None:
             return None
@@ -317,12 +323,12 @@ class PipelineSearches:
         return pipeline_step_time(terms, steps, depths=depths), FoundPipeline(terms, steps)
 
     def _tried_first(self, terms: CostTerms, limits: SearchLimits, low: float, most: float) -> list[float]:
-        """The limits that are tried before bisection: where none has a pipeline, there is none up to `most`."""
+        """The limits that are tried before bisection. If no pipeline is found for any, there is none up to `most`."""
         if self.problem.options.flushes:
-            # A search for the fastest batch takes long far above the bound, and those near the bound take little.
+            # A search for the fastest batch takes long far above the bound, and little time near it.
             return []
         if self.below < limits_range(terms)[1] and self.shape is None:
-            # Most spaces have nothing faster than the best plan so far, which a single search shows.
+            # Most spaces have no faster plan than the best so far, and a single search shows it.
             return [most]
         if limits.memory and len(terms.cuts.ideals) * terms.workers <= _SMALL_SEARCH:
             # Find some plan first: it is the result if the search is stopped early, and without one no search is
@@ -331,7 +337,7 @@ class PipelineSearches:
         return []
 
     def _search(self, terms: CostTerms, limit: float, limits: SearchLimits) -> list[Step] | None:
-        """A pipeline within a threshold, over the numbers of stages, or None; with a flush the fastest one."""
+        """A pipeline within a threshold, among all numbers of stages, or None; with a flush the fastest pipeline."""
         found: list[tuple[float, list[Step]]] = []
         for stages in self.stage_counts(terms, limits):
             steps = find_pipeline(terms, limit, replace(limits, exact_stages=stages))
@@ -342,7 +348,7 @@ class PipelineSearches:
         return min(found, key=lambda one: one[0])[1] if found else None
 
     def _with_fewest_stages(self, limits: SearchLimits, step_time: float) -> FoundPipeline | None:
-        """The pipeline with the fewest stages among the equally fast ones, or None where that takes long to find."""
+        """The pipeline with the fewest stages among equally fast ones; None if finding it takes long."""
         terms = self.unlimited
         if len(terms.cuts.ideals) * terms.workers > _SMALL_SEARCH or limits.counting.any:
             return None

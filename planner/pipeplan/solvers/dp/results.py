@@ -1,8 +1,8 @@
-"""The task of the dynamic program, the best plan and the bound of its searches so far, and the result that follows.
+"""The task of the dynamic program, the best plan and bound of its searches so far, and the final result.
 
-`SearchTask` has the problem and what ends the search. One space of plans is searched after another, and `BestSoFar`
-keeps the best plan and the bound of them all. `found_result` states the plan, its step time, and what is proven about
-it.
+`SearchTask` has the problem and the limits of the search. The spaces of plans are searched one after another, and
+`BestSoFar` keeps the best plan and the bound over all of them. `found_result` has the plan, its step time, and what is
+proven about it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeplan.solvers.result import Result, Status
 
 
 def tell_nobody(bound_s: float, best_s: float) -> None:
-    """The report of a search that nobody watches."""
+    """A report function that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +33,21 @@ class SearchTask:
     problem: Problem
     cuts: Cuts
     deadline: float | None = None
-    """When to stop, by `time.perf_counter`."""
+    """Time at which the search stops, by `time.perf_counter`; None for no limit."""
     gap: float = 0.0
     """Relative distance of the best plan from the bound at which the search may stop."""
     effort: SearchEffort = field(default_factory=SearchEffort)
     report: Callable[[float, float], None] = tell_nobody
-    """Is called with the bound and the step time of the best plan as they change; infinite while there is no plan."""
+    """A function that is called with the bound and the step time of the best plan as they change. The step time is
+    infinite while there is no plan."""
     price: Callable[[Plan], float] | None = None
-    """The step time of a plan with everything charged, by the evaluator, or None."""
+    """A function that gives the step time of a plan with contention, by the evaluator; or None."""
     useful_s: float = float("inf")
-    """Plans with at least this step time are of no use."""
+    """Step time from which on plans are of no use, in seconds per minibatch."""
     above_s: float = 0.0
-    """All plans have at least this step time."""
+    """A known lower bound on the step time of all plans, in seconds per minibatch."""
     near: bool = False
-    """Whether the best plan is probably just fast enough to be of use, or not quite."""
+    """Whether the step time of the best plan is probably close to `useful_s`."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Region:
     space: PlanSpace
     shape: GridShape | None
     low_s: float
-    """No plan of the region has a smaller step time, in seconds per minibatch."""
+    """Lower bound on the step time of every plan of the region, in seconds per minibatch."""
 
 
 @dataclass
@@ -69,13 +70,13 @@ class BestSoFar:
     finished: bool = True
     interrupted: bool = False
     regions: list[Region] = field(default_factory=list)
-    """The spaces of plans, each with its own bound."""
+    """The regions searched so far, each with its own bound."""
     memory_binds: bool = False
     """Whether the best plan would be faster without the memory limit."""
 
     @property
     def step_time_s(self) -> float:
-        """The step time of the best plan, in seconds per minibatch; infinite where there is none."""
+        """The step time of the best plan, in seconds per minibatch; infinite if there is none."""
         return self.best[0] if self.best else float("inf")
 
     @property
@@ -84,7 +85,8 @@ class BestSoFar:
         return self.task.useful_s if self.best is None else min(self.task.useful_s, self.best[0] * (1 - PRECISION))
 
     def watch(self, space: PlanSpace, others_s: float) -> Callable[[float, float], None]:
-        """The function that reports the search of one space; `others_s` bounds the spaces that are still to search."""
+        """The function that reports the search of one space; `others_s` is a lower bound on the spaces that remain to
+        be searched."""
         problem = self.task.problem
 
         def report(low: float, high: float) -> None:
@@ -94,20 +96,20 @@ class BestSoFar:
         return report
 
     def excludes(self, bound_s: float) -> bool:
-        """Whether a space of plans with step times of at least so many seconds has none that is of use."""
+        """Whether a space of plans with step times of at least `bound_s` has no useful plan."""
         return bound_s >= self.task.useful_s or (self.best is not None and bound_s >= self.best[0])
 
     def stop(self, bound_s: float) -> None:
-        """Leave out a space of plans whose step times are at least so many seconds, because Ctrl-C came."""
+        """Record that Ctrl-C ended the search before a space of plans with step times of at least `bound_s`."""
         self.interrupted = True
         self.leave(bound_s)
 
     def leave(self, bound_s: float) -> None:
-        """Leave a space out for which there is no time, given a bound on its step times."""
+        """Record that there is no time for a space of plans with step times of at least `bound_s`."""
         self.finished, self.bound = False, min(self.bound, bound_s)
 
     def add(self, space: PlanSpace, result: BisectionResult[FoundPipeline], memory_binds: bool = False) -> None:
-        """Take in the result of one more search."""
+        """Add the result of one more search."""
         problem = self.task.problem
         if result.low < float("inf"):
             self.regions.append(Region(space, None, space.step_time(problem, result.low)))
@@ -122,25 +124,23 @@ class BestSoFar:
 
 
 def least_step_time_alone_s(problem: Problem) -> float:
-    """A lower bound on the step time of every plan with every shared resource to itself: all work on all workers in
-    use.
-    """
+    """Lower bound on every plan's step time without contention: all work on all workers that may be used."""
     return problem.work_s / problem.speed_in_use
 
 
 def least_step_time_s(problem: Problem) -> float:
-    """A lower bound on the step time of every plan, also where workers share cores."""
+    """Lower bound on every plan's step time, which also counts cores that workers share."""
     return max(least_step_time_alone_s(problem), contention.least_step_time_of_shared_cores_s(problem))
 
 
 def plan_of(problem: Problem, space: PlanSpace, stages: Sequence[Stage], step_time_s: float) -> Plan:
     """The plan of a pipeline of one space, with the depths that sustain a step time in seconds per minibatch."""
-    # The step time may lie just where a depth changes: rounding in another order must not ask for one minibatch more.
+    # A depth may change exactly at this step time. The margin keeps rounding from adding a minibatch.
     return depths.assign_depths(space.plan(problem, stages), problem, step_time_s * (1 + 1e-12))
 
 
 def alone_result(task: SearchTask, so_far: BestSoFar) -> Result:
-    """The result of the searches without shared resources, with the proven bound."""
+    """The result of the searches without contention, with the proven bound."""
     cuts, finished, interrupted = task.cuts, so_far.finished, so_far.interrupted
     if so_far.best is None:
         proven, floor = finished and cuts.complete, least_step_time_alone_s(task.problem)

@@ -1,7 +1,7 @@
-"""Searches all spaces of plans, with every shared resource to itself: one after another, or with a flush together.
+"""Searches all spaces of plans without contention: one after another, or, with a flush, together.
 
-A search for a batch of a flush schedule goes over everything within its limit, so the limit must not be far above the
-optimum. Therefore all spaces are searched for one limit before a longer one is tried.
+A search for a batch of a flush schedule visits everything within its limit, so the limit must not be far above the
+optimum. Therefore all spaces are searched with one limit before a larger limit is tried.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.util.deadline import Deadline
 
 _VERTICAL_SHARE = 0.75
-"""The share of the time left that a space of plans may take under vertical sync, if another one follows."""
+"""Share of the remaining time that a space of plans may take under vertical sync, if another space follows."""
 
 MOST_UNTIMED = 100
-"""So many spaces are looked into whatever the time; thousands of servers have as many as there are servers."""
+"""Number of spaces that are searched regardless of the time. A cluster of thousands of servers has thousands of
+spaces."""
 
 
 def search_spaces(task: SearchTask) -> BestSoFar:
@@ -32,10 +33,10 @@ def search_spaces(task: SearchTask) -> BestSoFar:
     problem, so_far = task.problem, BestSoFar(task)
     spaces, options = plan_spaces(problem), problem.options
     floors = {space: space.floor(problem) for space in spaces}
-    # Without a memory limit the number of copies makes no difference to one of them, unless they share something.
+    # Without a memory limit, a copy does not depend on the number of copies, unless they share something.
     shares = options.max_workers is not None or (problem.training and options.schedule in ACCUMULATING)
     without_memory: dict[PlanSpace, BisectionResult[FoundPipeline]] = {}
-    # Of each space, the least floor of those after it.
+    # For each space, the smallest floor of the spaces after it.
     others = [*itertools.accumulate(reversed(floors.values()), min, initial=float("inf"))][-2::-1]
     for number, space in enumerate(spaces):
         known = None if shares else without_memory.get(replace(space, copies=1))
@@ -51,7 +52,7 @@ def search_spaces(task: SearchTask) -> BestSoFar:
             continue
         one = PipelineSearches(space.inner(problem), task.cuts, task.deadline, task.gap, effort=task.effort)
         if options.schedule == VERTICAL and number + 1 < len(spaces):
-            # Its searches may take long without a plan; copies of a smaller pipeline have one sooner.
+            # Searches of this space may take long to find a plan; copies of a smaller pipeline have one sooner.
             one.deadline = Deadline(task.deadline).share(_VERTICAL_SHARE).at
         one.report = so_far.watch(space, others[number])
         one.below, one.near = _below(space, so_far), task.near and so_far.best is None
@@ -69,9 +70,7 @@ def search_spaces(task: SearchTask) -> BestSoFar:
 
 
 def _below(space: PlanSpace, so_far: BestSoFar) -> float:
-    """The step time of one copy, or with a flush the time between its updates, that a pipeline of a space has
-    to beat.
-    """
+    """The step time of one copy that a pipeline of a space has to beat; with a flush, the time between updates."""
     if so_far.limit_s == float("inf"):
         return float("inf")
     return space.inner_step_time(so_far.task.problem, so_far.limit_s) or 0.0
@@ -91,14 +90,13 @@ def search_batches(task: SearchTask) -> BestSoFar:
     return so_far
 
 
-# Of more cuts, a part of them is searched first, and of these a part in turn.
+# If there are more cuts, a part of them is searched first, and a part of that part before.
 _FEW_CUTS, _PART, _SHARE = 48, 4, 0.5
 
-# The share of the time for a search for any plans that fit in memory.
+# The share of the time for a search for any plan that fits in memory.
 _FITTING_SHARE = 0.2
 
-# The bound that plans without the memory limit give is searched for to this relative distance first, because it mostly
-# is no plan.
+# Relative gap of the search without the memory limit. Its plan usually does not fit, and then only gives a bound.
 _BOUND_GAP = 0.01
 
 FoundBatch = tuple[PlanSpace, FoundPipeline]
@@ -110,11 +108,12 @@ class BatchSpaces:
 
     task: SearchTask
     later: float | None = None
-    """The deadline in place of the task's once a plan that was found without the memory limit fits; None for none."""
+    """The deadline that replaces the task's once a plan found without the memory limit fits; None to keep the
+    task's."""
 
     @cached_property
     def searches(self) -> dict[PlanSpace, PipelineSearches]:
-        """The searches of every space with a floor, the most promising first."""
+        """The searches by space, the most promising space first."""
         task = self.task
         spaces = sorted(plan_spaces(task.problem), key=self.floors.__getitem__)
         inner = {space: space.inner(task.problem) for space in spaces}
@@ -129,11 +128,12 @@ class BatchSpaces:
         return {space: space.floor(self.task.problem) for space in plan_spaces(self.task.problem)}
 
     def best(self) -> BisectionResult[FoundBatch]:
-        """The fastest plan. The result's `best` is None where there is none or none was found in time."""
+        """The fastest plan. The result's `best` is None if there is no plan or none was found in time."""
         low, limited = min(self.floors.values()), self.task.problem.options.memory
         if not limited:
             return self._refined(low, memory=False)
-        # A plan that was found without the memory limit is only a bound, so that search gets a part of the time.
+        # A plan that was found without the memory limit only gives a bound, so that search gets only a part of the
+        # time.
         halfway = Deadline(self.task.deadline).share(_SHARE).at
         task = replace(self.task, deadline=halfway, gap=max(self.task.gap, _BOUND_GAP))
         searched = BatchSpaces(task, later=self.task.deadline)
@@ -153,9 +153,9 @@ class BatchSpaces:
         return replace(result, high=fitting[0], best=fitting[1])
 
     def _fitting(self, low: float) -> tuple[float, FoundBatch] | None:
-        """Any plan that fits in memory, in case the search ends before it finds one; None where none is found in time.
+        """Any plan that fits in memory, in case the search ends before it finds one; None if none is found in time.
 
-        Where memory leaves few plans, all of them may be far above the bound `low`, where the search begins.
+        If few plans fit in memory, all of them may be far above the bound `low`, where the search begins.
         """
         if self.task.deadline is None or self.task.near:
             return None
@@ -171,7 +171,7 @@ class BatchSpaces:
         return None
 
     def _is_open(self, result: BisectionResult[FoundBatch]) -> bool:
-        """Whether a result is less close to the bound than is asked for."""
+        """Whether a result is further from the bound than was asked for."""
         return result.high > result.low * (1 + max(2 * PRECISION, self.task.gap))
 
     def _fits(self, result: BisectionResult[FoundBatch]) -> bool:
@@ -180,10 +180,9 @@ class BatchSpaces:
         return pipeline.fits(self.searches[space].limited, result.high)
 
     def _refined(self, low: float, *, memory: bool) -> BisectionResult[FoundBatch]:
-        """The fastest plan with at least the step time `low`, from that of a selection of the cuts, where there are
-        many.
+        """The fastest plan, given the lower bound `low`. If there are many cuts, a selection of them is searched first.
 
-        The selection gives a good plan soon, which is a tight limit for the search over all cuts.
+        The selection gives a good plan soon, and thus a tight limit for the search over all cuts.
         """
         count, known = len(self.task.cuts.ideals), None
         if self.task.near and self.task.useful_s < float("inf"):
@@ -203,7 +202,7 @@ class BatchSpaces:
             if known is not None and (memory or not self.task.problem.options.memory):
                 self.task.report(low, known[0])
         elif memory:
-            # Where memory binds, the optimum may be far above the bound: a coarse search finds some plan soon.
+            # If memory limits the plans, the optimum may be far above the bound. A coarse search finds some plan soon.
             some = self._least(low, None, memory=True, coarse=True)
             known = None if some.best is None else (some.high, some.best)
         return self._least(low, known, memory=memory)
@@ -211,8 +210,8 @@ class BatchSpaces:
     def _least(
         self, low: float, known: tuple[float, FoundBatch] | None, *, memory: bool, coarse: bool = False
     ) -> BisectionResult[FoundBatch]:
-        """The fastest plan with at least the step time `low`, with or without the memory limit."""
-        # A plan that was found without the memory limit is only a bound.
+        """The fastest plan, given the lower bound `low` on its step time, with or without the memory limit."""
+        # A plan that was found without the memory limit only gives a bound.
         counts = memory or not self.task.problem.options.memory
         most = max(
             space.step_time(self.task.problem, search.most(memory=memory)) for space, search in self.searches.items()
@@ -228,7 +227,7 @@ class BatchSpaces:
 
         if self.task.near and self.task.useful_s < most:
             return threshold.least_near(find, low, self.task.useful_s, report, self.task.gap, finds_least=True)
-        # Few plans have one stage, so that one search finds the least, or that none of them fits.
+        # Few plans have one stage, so one search finds the fastest, or shows that none fits.
         least = 0.0 if self.task.problem.options.stages == 1 else low * (1 - PRECISION)
         ends = least, min(most, self.task.useful_s)
         return threshold.least_threshold(find, *ends, known, gap=self.task.gap, report=report, finds_least=True)

@@ -1,4 +1,4 @@
-"""Bisection: from a search that answers "is there a pipeline within T?" to the least such T.
+"""Bisection: from a search that answers "is there a pipeline within T?" to the smallest such T.
 
 A positive answer comes with a pipeline whose own step time is the new upper end, so the interval closes in jumps. A
 last search just below the best pipeline's step time proves that there is no better one.
@@ -14,30 +14,30 @@ from pipeplan.cost import formulas
 from pipeplan.solvers.dp.budget import OutOfTime
 
 PRECISION = 1e-9
-"""Relative. Plans whose step times differ by less are equal."""
+"""Relative difference below which step times of plans count as equal."""
 
 _SLACK = 10 * formulas.ROUNDING
 
-# Within this ratio of the two ends, the next search is right below the upper end.
+# If the ratio of the two ends is below this, the next search is right below the upper end.
 _NARROW = 1.0003
 
-# After so many searches in a row that find nothing below the best result, the next one is right below it, because that
-# result is probably the least.
+# Number of searches in a row without a better result after which the next search is right below the best result,
+# because that result is probably the smallest.
 _IN_VAIN = 2
 
-# Relative distance of the second search from the lower end; each further step is four times as long, up to the longest.
+# Relative distance of the second search from the lower end. Each further step is four times as long, up to the longest.
 _FIRST_STEP, _LONGEST_STEP = 1e-3, float("inf")
 
-# The longest steps of a search for the least that there is, with a known result and without: it goes over everything
-# within its limit, so the limit must not be far above the optimum.
+# The longest steps with a known result and without, if each search finds the smallest result. Such a search visits
+# everything within its limit, so the limit must not be far above the optimum.
 _LONGEST_WITH_KNOWN, _LONGEST_WITHOUT = 0.1, 0.05
 
-# A search for batches first proves its best result to this relative distance: that takes less than a search right below
+# A search for batches first proves its best result to this relative distance, which is faster than a search right below
 # the result.
 _PROVEN_FIRST = 0.01
 
-# It does so at once if a known result is within this distance of the lower end. Otherwise its first step from the lower
-# end is this one. Searches near the lower end take nearly as long as those a few percent above, so few of them pay.
+# If a known result is within the first distance of the lower end, it is proven at once. Otherwise the second number is
+# the first step. Searches near the lower end take as long as those a few percent above, so small steps do not pay.
 _CLOSE, _STEP_WITH_KNOWN = 0.05, 0.02
 
 Found = TypeVar("Found")
@@ -45,18 +45,18 @@ Found = TypeVar("Found")
 
 @dataclass
 class BisectionResult(Generic[Found]):
-    """The interval that holds the optimum: it is at least `low`, and `best` reaches `high`."""
+    """The interval that contains the optimum: the optimum is at least `low`, and `best` reaches `high`."""
 
     low: float
     high: float = float("inf")
     best: Found | None = None
     finished: bool = True
-    """Whether the search ran to its end, that is, neither a deadline nor an interrupt came before."""
+    """Whether the search ran to its end, without a deadline or an interrupt before."""
     interrupted: bool = False
     gap: float = 0.0
-    """Relative distance of the two ends at which the search may stop; 0 stands for `PRECISION`."""
+    """Relative distance between the two ends at which the search may stop; 0 stands for `PRECISION`."""
     useful: float = float("inf")
-    """The search may stop as soon as the lower end reaches this."""
+    """Value of the lower end at which the search may stop."""
 
     @property
     def closed(self) -> bool:
@@ -66,12 +66,12 @@ class BisectionResult(Generic[Found]):
 
 @dataclass(frozen=True)
 class NearLeast(Generic[Found]):
-    """How a search goes on from a known result that is probably the least."""
+    """The functions by which a search continues from a known result that is probably the smallest."""
 
     find: Callable[[float], tuple[float, Found] | None]
-    """The same search with less time; it may raise `OutOfTime`."""
+    """The search function with less time; it may raise `OutOfTime`."""
     improve: Callable[[tuple[float, Found]], tuple[float, Found]]
-    """Turns a result into one that is at least as good, quickly."""
+    """A quick function that turns a result into one that is at least as good."""
 
 
 def least_threshold(
@@ -87,14 +87,14 @@ def least_threshold(
     finds_least: bool = False,
     first_step: float = PRECISION,
 ) -> BisectionResult[Found]:
-    """The least threshold above `low` for which `find` finds something; `find` must be monotonic.
+    """The smallest threshold above `low` for which `find` finds a result; `find` must be monotonic.
 
-    `find(T)` returns None, or a step time of at most T and what reaches it. Nothing changes above `most`. `known` is an
-    earlier result, and `gap` the relative distance that is close enough. With `near` that result is probably the least,
-    so the first search is right below it. The search may stop where no limit below `useful` is left. With
-    `finds_least`, whatever is found is the least that there is. A deadline or Ctrl-C ends the search with the interval
-    so far. `report` is called with both ends of the interval as it narrows. The first search is a relative `first_step`
-    above `low`, unless it is for the least.
+    `find(T)` returns None, or a step time of at most T and the result that reaches it. Above `most`, its answer does
+    not change. `known` is an earlier result, and `gap` the relative distance that is close enough. With `near`, the
+    known result is probably the smallest, so the first search is right below it. The search may stop if no limit below
+    `useful` is left. With `finds_least`, each result of `find` is the smallest that exists. A deadline or Ctrl-C ends
+    the search with the interval so far. `report` is called with both ends of the interval as it narrows. The first
+    search is at a relative distance of `first_step` above `low`, unless `finds_least` is set.
     """
     interval = BisectionResult[Found](low, gap=gap, useful=useful)
     if finds_least:
@@ -129,10 +129,11 @@ def least_near(
     *,
     finds_least: bool = False,
 ) -> BisectionResult[Found]:
-    """A variant of `least_threshold` where the least is probably right below the `limit`, and nothing above it counts.
+    """A variant of `least_threshold` for a smallest threshold that is probably just below `limit`; larger ones do not
+    count.
 
-    If nothing is found within the limit, its lower end is the limit. What is found is followed by a search right below
-    it, and by a bisection only if that succeeds.
+    If nothing is found within the limit, the limit becomes the lower end. If a result is found, a search right below it
+    follows, and a bisection only if that search succeeds.
     """
     interval = BisectionResult[Found](low * (1 - PRECISION), gap=gap)
     try:
@@ -156,7 +157,7 @@ def least_near(
 def _close_from_above(
     near: NearLeast[Found], interval: BisectionResult[Found], report: Callable[[float, float], None]
 ) -> None:
-    """Search right below the best result, and below those that are found, as long as there is time for it."""
+    """Search right below the best result, and then below each better result, while there is time."""
     try:
         while not interval.closed and interval.best is not None:
             if _search_below(near.find, interval, interval.high * _right_below(interval.gap)):
@@ -184,7 +185,7 @@ def _close(
             _search_below(find, interval, interval.high * below)
         elif in_vain == most_in_vain:
             _search_below(find, interval, interval.high * _right_below(interval.gap))
-            # Where that finds something, the next results are trusted less.
+            # If that search finds a result, the next results are trusted less.
             most_in_vain *= 2
         else:
             _narrow(find, interval)
@@ -193,14 +194,14 @@ def _close(
 
 
 def _right_below(gap: float) -> float:
-    """The share of a result's step time below which nothing may be found for the result to be close enough."""
+    """Factor on a result's step time: if no result is found below the product, the result is close enough."""
     return min(1 - PRECISION, (1 + PRECISION) / (1 + gap))
 
 
 def _closing(
     find: Callable[[float], tuple[float, Found] | None], interval: BisectionResult[Found]
 ) -> Callable[[float], tuple[float, Found] | None]:
-    """A search whose results are the least that there are, so that each of them ends the bisection."""
+    """The search function for results that are the smallest that exist, so that each result ends the bisection."""
 
     def found(threshold: float) -> tuple[float, Found] | None:
         result = find(threshold)
@@ -222,7 +223,7 @@ def _search_below(
     if result[0] < interval.high:
         interval.high, interval.best = result
     elif threshold >= interval.high * (1 - _SLACK):
-        # Depths are rounded with a slack, so a plan may miss the threshold. Such a plan is no better.
+        # Depths are rounded with a tolerance, so a plan may miss the threshold. Such a plan is no better.
         interval.low = max(interval.low, threshold)
         return False
     return True
@@ -235,10 +236,11 @@ def _bracket(
     first: float,
     longest: float,
 ) -> None:
-    """Find an upper end. The optimum is often at the lower end, and searches near it are the fastest.
+    """Find an upper end of the interval.
 
-    The steps upwards are relative; each is four times as long as the one before it, from `first` up to `longest`. An
-    upper end that is known is close enough if it is within twice the longest step.
+    The optimum is often at the lower end, and searches near it are the fastest. The relative steps upwards begin with
+    `first`, and each is four times the previous one, up to `longest`. A known upper end is close enough if it is within
+    twice the longest step.
     """
     growth = first
     while interval.best is None or (interval.low * (1 + 2 * growth) < interval.high and not interval.closed):
@@ -257,5 +259,5 @@ def _narrow(find: Callable[[float], tuple[float, Found] | None], interval: Bisec
     if _search_below(find, interval, below) and interval.high > interval.low * _NARROW:
         return
     if interval.high < before and interval.high > interval.low * (1 + 1e-6):
-        # The plan was more than just better: bisect once, so that small steps do not add up.
+        # The plan was much better: bisect once, so that the search does not proceed in many small steps.
         _search_below(find, interval, (interval.low * interval.high) ** 0.5)

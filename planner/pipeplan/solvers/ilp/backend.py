@@ -1,10 +1,9 @@
-"""Mixed-integer linear programs: stated through PuLP, solved by HiGHS or CBC. No pipelines here.
+"""Mixed-integer linear programs, stated through PuLP and solved by HiGHS or CBC.
 
-PuLP's wrapper does not report the proven bound, so it is read from the solver.
+This module knows nothing of pipelines. PuLP's wrapper does not report the proven bound, so it is read from the solver.
 
-HiGHS runs inside this process, in a thread of its own, so that Ctrl-C reaches Python at once. HiGHS is then asked to
-stop, and what it has found is read as after a time limit. CBC is a process of its own; Ctrl-C ends it and loses what it
-has found.
+HiGHS runs inside this process, in a separate thread, so that Ctrl-C reaches Python at once. HiGHS is then asked to
+stop, and its findings are read as after a time limit. CBC is a separate process; Ctrl-C ends it and loses its findings.
 """
 
 from __future__ import annotations
@@ -27,48 +26,47 @@ from pipeplan.errors import InputError
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 SOLVER_NAMES = {"highs": "HiGHS", "cbc": "CBC"}
-"""The solvers by the name of the option, with their usual spelling."""
+"""The usual spelling of the solvers, by their names in the option."""
 
 # Feasibility tolerance, tighter than the solvers' default (1e-6) because the verdict compares objectives to 1e-6.
 _TOLERANCE = 1e-9
-# Seconds that HiGHS has to stop after Ctrl-C, and at its time limit, which it does not check in all of its parts.
+# Seconds that HiGHS has to stop after Ctrl-C or its time limit, because some of its phases check neither.
 _GRACE_S = 2.0
-# Relative gap between an optimal objective and its bound beyond which rounding is no explanation.
+# Largest relative gap between an optimal objective and its bound that rounding can explain.
 _TELLING = 1e-7
-# How HiGHS may end beside "Infeasible". Anything else is an error, such as a "Solve error".
+# Regular end states of HiGHS besides "Infeasible". Any other state is an error, such as a "Solve error".
 _ENDS = ("Optimal", "Time limit reached", "Interrupted by user", "Interrupted by HiGHS")
-# Seconds between two checks whether HiGHS has ended; a normal end is noticed at once.
+# Seconds between two checks for Ctrl-C. The end of HiGHS is noticed at once.
 _PATIENCE_S = 0.2
 
 
 @dataclass(frozen=True)
 class MilpOutcome:
-    """The outcome of a run. The values of a solution are in the variables of the program."""
+    """The outcome of a run. The program's variables have the values of the solution."""
 
     found: bool
-    """Whether the variables hold an integer solution."""
+    """Whether the variables have the values of an integer solution."""
     proven: bool
-    """Whether the solution is optimal to the requested gap, or infeasibility is proven."""
+    """Whether the solution is proven optimal within the requested gap, or infeasibility is proven."""
     bound: float
     """Lower bound on the objective of every solution; infinite for an infeasible program."""
     interrupted: bool = False
     """Whether the user stopped the run."""
     doubtful: bool = False
-    """Whether the solver gave up, or reports a solution as optimal that its own bound does not confirm."""
+    """Whether the solver gave up, or reports an optimal solution that its own bound does not confirm."""
     failure: str = ""
-    """The error with which the solver gave up, or an empty text."""
+    """The error if the solver gave up; else empty."""
 
 
 def run(
     program: pulp.LpProblem, solver: str, seconds: float | None, gap: float, *, confirm: bool = True
 ) -> MilpOutcome:
-    """Minimise a program, for at most `seconds` or to a relative `gap`; neither a time limit nor Ctrl-C is an error.
+    """Minimise a program, for at most `seconds` or to a relative `gap`. Neither a time limit nor Ctrl-C is an error.
 
-    The presolve of HiGHS 1.15 reports some feasible programs as infeasible. With `confirm`, that verdict must also hold
-    without presolve; otherwise it is only likely. For some programs that presolve solves completely, HiGHS returns a
-    solution worse than the optimum that it states, and for some its result violates the program, which it calls a solve
-    error. These are solved again without presolve. Raises `InputError` for an
-    unknown solver.
+    The presolve of HiGHS 1.15 reports some feasible programs as infeasible. With `confirm`, infeasibility must also
+    hold without presolve; otherwise it is only likely. For some programs that presolve solves completely, HiGHS returns
+    a solution that is worse than its stated optimum, or one that violates the program (a solve error). Such programs
+    are solved again without presolve. Raises `InputError` for an unknown solver.
     """
     if solver == "highs":
         return _highs(program, seconds, gap, confirm)
@@ -89,10 +87,10 @@ def _highs(program: pulp.LpProblem, seconds: float | None, gap: float, confirm: 
 
 @cache
 def _swallow_banner() -> None:
-    """Make the first model of HiGHS in this process while standard output goes nowhere.
+    """Create the first model of HiGHS in this process while standard output is discarded.
 
-    highspy 1.16 prints a banner when the first model is made, before its output can be turned off. C's buffers are
-    emptied before and after, or the banner would be printed at exit.
+    highspy 1.16 prints a banner when it creates the first model, before its output can be turned off. C's buffers are
+    flushed before and after; otherwise the banner would be printed at exit.
     """
     import highspy
 
@@ -101,7 +99,7 @@ def _swallow_banner() -> None:
     empty_buffers(None)
     try:
         kept = os.dup(1)
-    except OSError:  # closed, so that nothing can be printed
+    except OSError:  # standard output is closed, so nothing can be printed
         return
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
@@ -130,7 +128,7 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
     waiting = _Interruptible(math.inf if seconds is None else seconds + _GRACE_S)
     solver.callSolver = lambda program: waiting.run(program.solverModel)
     try:
-        # Where the time was up before HiGHS had any solution, PuLP looks for values that are not there.
+        # If the time ends before HiGHS has a solution, PuLP reads values that do not exist.
         with suppress(IndexError):
             program.solve(solver)
     except _AbandonedError:
@@ -144,7 +142,7 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
     if status not in _ENDS:
         return MilpOutcome(found=False, proven=False, bound=0.0, doubtful=True, failure=f"HiGHS ended with: {status}")
     has_solution = info.primal_solution_status == 2  # kSolutionStatusFeasible
-    # Before the root is solved the bound is minus infinity, but no step time is negative.
+    # Before HiGHS has solved the root node, its bound is minus infinity. No step time is negative.
     bound = max(0.0, float(info.mip_dual_bound))
     objective = float(info.objective_function_value)
     optimal = status == "Optimal"
@@ -153,11 +151,14 @@ def _highs_once(program: pulp.LpProblem, seconds: float | None, gap: float, pres
 
 
 class _AbandonedError(Exception):
-    """HiGHS did not stop when asked: it checks for interrupts and its limit during its search, not in presolve."""
+    """HiGHS did not stop when asked.
+
+    HiGHS checks for interrupts and its limit during its search, but not in presolve.
+    """
 
 
 class _Interruptible:
-    """Runs HiGHS in a thread until it ends or Ctrl-C stops it, for so many seconds at most."""
+    """Runs HiGHS in a thread until it ends, Ctrl-C stops it, or `most_s` seconds have passed."""
 
     def __init__(self, most_s: float) -> None:
         self.interrupted, self._most_s = False, most_s
@@ -166,7 +167,7 @@ class _Interruptible:
         """Solve a model of highspy and wait for the end. Raises `_AbandonedError` if HiGHS does not stop when asked."""
         model.HandleUserInterrupt = True
         done = threading.Event()
-        # An event, because a thread whose `join` was interrupted counts as ended although it still runs.
+        # Wait for an event: a thread whose `join` was interrupted counts as ended although it still runs.
         threading.Thread(target=_solve, args=(model, done), daemon=True).start()
         patience = self._most_s
         while not done.is_set():
@@ -191,7 +192,7 @@ def _solve(model: Any, done: threading.Event) -> None:
 def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> MilpOutcome:
     """Run CBC, which does not report a bound unless it proves its solution optimal."""
     options = ["primalTolerance", str(_TOLERANCE), "integerTolerance", str(_TOLERANCE)]
-    # From PuLP 4 on CBC is a package of its own.
+    # From PuLP 4 on, CBC is a separate package.
     name = next((name for name in ("PULP_CBC_CMD", "COIN_CMD") if name in pulp.listSolvers(onlyAvailable=True)), None)
     if name is None:
         raise InputError("CBC is not installed, as PuLP 4 brings none: pip install cbcbox, or --ilp-solver highs")
@@ -201,55 +202,56 @@ def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> MilpOutc
         stats: Any = program.solve(solver)
     except KeyboardInterrupt:
         return MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
-    # PuLP also reads "infeasible" from CBC's files if CBC ran out of time before it found anything.
+    # PuLP also reports "infeasible" if CBC ran out of time before it found anything.
     in_time = seconds is None or time.perf_counter() - began < seconds
     infeasible, has_solution, proven = _cbc_answer(program, stats)
     if infeasible:
         return MilpOutcome(found=False, proven=in_time, bound=math.inf if in_time else 0.0)
-    # CBC's command line does not report its bound, but a proven optimum is its own bound, to the gap asked for.
+    # CBC's command line does not report a bound. A proven optimum is its own bound, within the gap.
     objective: Any = program.objective
     bound = float(objective.value()) * (1.0 - gap) if proven else 0.0
     return MilpOutcome(found=has_solution, proven=proven, bound=bound)
 
 
 def _cbc_answer(program: Any, stats: Any) -> tuple[bool, bool, bool]:
-    """Whether CBC found the program infeasible, has a solution, and proved it optimal, by what `solve` returned.
+    """(program is infeasible, there is a solution, the solution is proven optimal), read from the result of PuLP's
+    `solve`.
 
-    A solution within the gap asked for counts as optimal.
+    A solution within the requested gap counts as optimal.
     """
     if isinstance(stats, int):
         has_solution = program.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
         return program.status == pulp.LpStatusInfeasible, has_solution, program.sol_status == pulp.LpSolutionOptimal
-    # From PuLP 4 on `solve` returns statistics, with a status of their own.
+    # From PuLP 4 on, `solve` returns statistics, which have their own status.
     reason = stats.status.name
     return reason == "Infeasible", stats.has_solution, stats.has_solution and reason in ("Optimal", "GapLimit")
 
 
 _OWNS_VARIABLES = hasattr(pulp.LpAffineExpression, "from_dict")
-"""Whether programs own their variables, as from PuLP 4 on."""
+"""Whether programs own their variables, as they do from PuLP 4 on."""
 
 Variable = pulp.LpVariable
 Term = tuple[Variable, float]
 
 
 class LinearProgram:
-    """A minimisation. If terms name a variable twice, their coefficients are added.
+    """A program to be minimised. If terms contain a variable twice, its coefficients are added.
 
-    Adding a constraint raises `OutOfTime` after the deadline: large programs take a minute to build.
+    Adding a constraint after the deadline raises `OutOfTime`, because large programs take a minute to build.
     """
 
     def __init__(self, deadline: Deadline = NO_DEADLINE) -> None:
         self.lp = pulp.LpProblem("pipeplan", pulp.LpMinimize)
         self._deadline = deadline
         self.one = self.number("one", 1.0, 1.0)
-        """Always 1, for constant terms."""
+        """A variable that is always 1, for constant terms."""
 
     def minimise(self, terms: Iterable[Term]) -> None:
         """Set the objective."""
         self.lp.setObjective(_expression(terms))
 
     def number(self, name: str, low: float = 0.0, high: float | None = None) -> Variable:
-        """A new continuous variable, not negative unless `low` says so."""
+        """A new continuous variable, at least `low`."""
         return new_variable(self.lp, name, low, high)
 
     def binary(self, name: str) -> Variable:
@@ -288,7 +290,7 @@ def solution_value(variable: Variable) -> float:
 def new_variable(
     program: pulp.LpProblem, name: str, low: float | None = None, high: float | None = None, kind: str = "Continuous"
 ) -> Variable:
-    """A new variable of a program, by the interface that this version of PuLP has."""
+    """A new variable of a program, by the interface of the installed PuLP version."""
     if _OWNS_VARIABLES:
         return program.add_variable(name, low, high, kind)
     return pulp.LpVariable(name, low, high, kind)

@@ -1,8 +1,9 @@
-"""The columns of the integer program: the choices for one stage, with what each costs.
+"""The columns of the integer program: the choices for one stage, with the cost of each.
 
-A stage holds the layers between two cuts, on a place, and may recompute. All coefficients are those of the evaluator's
-formulas (`pipeplan.cost.formulas`), over arrays of columns; what depends on the next stage as well is in `Boundaries`
-of `program`. Times are seconds for one minibatch in one copy of the pipeline, or with a flush for one update.
+A stage holds the layers between two cuts, on a place, and may recompute. All coefficients come from the evaluator's
+formulas (`pipeplan.cost.formulas`), applied to arrays of columns. Coefficients that also depend on the next stage
+belong to the boundaries in `program`. Times are seconds for one minibatch in one copy of the pipeline, or, with a
+flush, for one update.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pipeplan.solvers.plan_space import PlanSpace
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns in ascending order of their first worker: arrays of equal length."""
+    """Columns as arrays of equal length, in ascending order of their first worker."""
 
     place: Ints
     begin: Ints
@@ -34,32 +35,32 @@ class Columns:
     again: Flags
     """Whether the stage recomputes."""
     depth: Ints
-    """Minibatches in flight; 0 where the program leaves depths out."""
+    """Minibatches in flight; 0 if the program leaves depths out."""
     time_s: Floats
-    """The time that a minibatch keeps the stage busy; with a flush that of all minibatches of an update."""
+    """Time for which a minibatch keeps the stage busy; with a flush, the time of all minibatches of an update."""
     ahead_s: Floats
-    """With a flush: by how much the stage delays those behind it."""
+    """With a flush: time by which the stage delays the stages behind it."""
     drained_s: Floats
-    """With a flush: `time_s` as far as the stages before it have to wait for it."""
+    """With a flush: the part of `time_s` that the stages before it have to wait for."""
     exposed_s: Floats
-    """With a flush: the time of the update after the stage's last backward pass."""
+    """With a flush: time of the update after the stage's last backward pass."""
     charged_s: Floats
-    """Lower bound on the step time of all copies together, seconds per minibatch."""
+    """Lower bound on the step time of all copies together, in seconds per minibatch."""
     group_s: Floats
-    """One all-reduce among the replicas."""
+    """Time of one all-reduce among the replicas."""
     fixed_bytes: Floats
-    """Memory that does not grow with the depth."""
+    """Memory that does not grow with the depth, in bytes."""
     each_bytes: Floats
-    """Memory for each minibatch in flight."""
+    """Memory for each minibatch in flight, in bytes."""
     version_bytes: Floats
-    """Memory for each weight version that the input stage asks for; 0 but under vertical sync."""
+    """Memory for each weight version that the input stage requires, in bytes; 0 except under vertical sync."""
 
     def __len__(self) -> int:
         return len(self.place)
 
     @cached_property
     def keys(self) -> Ints:
-        """Numbers that are equal where place, begin and end are."""
+        """A number for each column. Columns with the same place, begin and end have the same number."""
         return (self.place << 32) + (self.begin << 16) + self.end
 
     @staticmethod
@@ -75,10 +76,10 @@ class Columns:
 
 
 class ColumnFactory:
-    """Makes the columns of one copy of the pipeline in a space of plans."""
+    """Creates the columns of one copy of the pipeline in a space of plans."""
 
     def __init__(self, problem: Problem, space: PlanSpace, cuts: CutTable, places: Places) -> None:
-        """`problem` is the whole problem, `places` those of one copy."""
+        """Prepare a factory. `problem` is the whole problem; `places` has the places of one copy."""
         self.whole, self.space, self.cuts, self.places = problem, space, cuts, places
         self.problem = places.problem
         self.last = cuts.last
@@ -88,7 +89,7 @@ class ColumnFactory:
         self.recomputes = (False, True) if recomputing else (False,)
 
     def columns(self, place: Ints, begin: Ints, end: Ints, *, recompute: bool) -> Columns:
-        """The columns of stages on places between cuts, not yet `charged`."""
+        """The columns of stages on places between cuts, without the costs of `charged`."""
         stages = self._stages(begin, end, recompute)
         group_s = self._group_s(place, stages.parameters)
         times = self._times(place, stages, group_s)
@@ -139,7 +140,8 @@ class ColumnFactory:
         }
 
     def charged(self, columns: Columns) -> Columns:
-        """The columns with `charged_s`: the wait of plain data parallelism for its update, and `_card_s`."""
+        """The columns with `charged_s`: the larger of `_card_s` and the wait of plain data parallelism for its
+        update."""
         options, place, begin, end = self.problem.options, columns.place, columns.begin, columns.end
         if not options.contention:
             return columns
@@ -154,8 +156,10 @@ class ColumnFactory:
         return replace(columns, charged_s=found)
 
     def _card_s(self, place: Ints, begin: Ints, end: Ints) -> Floats:
-        """What stages alone put on the busiest card around their workers: their rings, and the messages of boundaries
-        whose other stage is outside."""
+        """Load of each stage alone on the busiest card around its workers, in seconds.
+
+        The load consists of the stage's rings and of the messages of boundaries whose other stage is outside the card's
+        component."""
         sent, returned = self.cuts.sent, self.cuts.returned
         parameters, busiest = self._stages(begin, end).parameters, np.zeros(len(place))
         for ring, message, at_end, at_start in self.places.own_cards:
@@ -166,7 +170,7 @@ class ColumnFactory:
         return busiest
 
     def _memory(self, place: Ints, stages: CutStages) -> tuple[Floats, Floats, Floats]:
-        """The bytes of `Columns.fixed_bytes`, `each_bytes` and `version_bytes`."""
+        """The fields `fixed_bytes`, `each_bytes` and `version_bytes` of `Columns`."""
         problem, nothing = self.problem, np.zeros(len(place))
         fixed, each, version = stages.kept_bytes + stages.workspace, stages.each_bytes, stages.version_bytes
         if not problem.training:
@@ -175,7 +179,7 @@ class ColumnFactory:
         fixed = fixed + stages.replica_bytes(everyone)
         lag = update_lag(everyone, stages.is_first & stages.is_last) * version
         if problem.options.schedule == VERTICAL:
-            # The input stage has a version for each minibatch in flight. It decides how many the others have.
+            # The input stage has a version for each minibatch in flight, and determines the versions of the others.
             older = np.where(stages.is_first, 0.0, version)
             return fixed + np.where(stages.is_first, lag, version), each + version * stages.is_first, older
         if versions := TRAITS[problem.options.schedule].versions:
@@ -185,7 +189,7 @@ class ColumnFactory:
     # -- minibatches in flight --
 
     def wait(self, columns: Columns, limit_s: float) -> Floats:
-        """The minibatches for which stages wait for their group at a step time (`formulas.group_wait`)."""
+        """Minibatches that pass while stages wait for their group, at a step time (`formulas.group_wait`)."""
         if self.minibatches is not None or not self.problem.training:
             return np.zeros(len(columns))
         replicas = self.places.replicas[columns.place]
@@ -193,19 +197,20 @@ class ColumnFactory:
         return np.asarray(found, dtype=np.float64)
 
     def least_transfer_s(self, columns: Columns) -> Floats:
-        """The time of one message behind every stage, over the fastest links that it may have."""
+        """Time of one message to the next stage, over the fastest links that each stage may have."""
         busier = np.maximum(self.cuts.sent, self.cuts.returned)[columns.end]
         rate, latency = self.places.fastest_rate[columns.place], self.places.fastest_latency_s[columns.place]
         return np.where(columns.end == self.last, 0.0, formulas.transfer_time(busier, rate, latency))
 
     def everything(self, columns: Columns) -> Floats:
-        """With a flush, the minibatches of an update on the busiest replica; else infinite."""
+        """With a flush, the number of minibatches of an update on the busiest replica; else infinite."""
         if not self.problem.options.flushes:
             return np.full(len(columns), np.inf)
         return np.asarray(formulas.rounds(float(self.minibatches or 1), self.places.replicas[columns.place]))
 
     def depth_for(self, columns: Columns, behind: Floats, limit_s: float) -> Floats:
-        """The depths of stages with so much in flight behind them, over the fastest links that they may have."""
+        """The depths of stages with `behind` minibatches in flight behind them, over the fastest links that they may
+        have."""
         if self.problem.options.schedule == GPIPE:
             return self.everything(columns)
         replicas = self.places.replicas[columns.place]
@@ -217,12 +222,13 @@ class ColumnFactory:
         return np.where(columns.end == self.last, 1.0, needed)
 
     def asked(self, columns: Columns, depth: Floats, limit_s: float) -> Floats:
-        """What stages of these depths ask the one before them to cover (`formulas.in_flight_behind`)."""
+        """The minibatches that the stage before must cover for stages of these depths (`formulas.in_flight_behind`)."""
         replicas = self.places.replicas[columns.place]
         return np.asarray(formulas.in_flight_behind(depth, replicas, self.wait(columns, limit_s)))
 
     def covered(self, columns: Columns, depth: Floats, limit_s: float) -> Floats:
-        """What stages of these depths can cover, their messages included: `formulas.in_flight_depth` for `behind`."""
+        """The minibatches that stages of these depths can cover, messages included: `formulas.in_flight_depth` solved
+        for `behind`."""
         if self.problem.options.schedule == GPIPE:
             return np.full(len(columns), np.inf)
         found = (depth - 1.0 + formulas.ROUNDING) * self.places.replicas[columns.place] - self.wait(columns, limit_s)
@@ -231,7 +237,7 @@ class ColumnFactory:
     def most_depth(self, columns: Columns, limit_s: float, older: Floats | float = 0.0) -> Floats:
         """The largest depths that fit in memory and, under 2BW, in an update (`formulas.buffered_step_time`).
 
-        Under vertical sync the stages behind the first keep `older` versions beside the newest.
+        Under vertical sync, the stages behind the first keep `older` versions besides the newest.
         """
         most = np.full(len(columns), np.inf)
         if self.problem.options.memory:

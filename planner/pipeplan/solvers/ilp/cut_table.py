@@ -1,8 +1,8 @@
-"""The cuts of a model, with what the layers inside each take: sets of units that have with every unit all before it.
+"""The cuts of a model, with the totals of the layers inside each.
 
-A stage holds the units between two cuts of which the second has all units of the first, and more. What adds up over
-units is the difference of two totals. The cuts, their totals and what crosses them are found without the
-code of the dynamic program (`pipeplan.problem.cuts`), so that a mistake in either shows as a disagreement.
+A cut is a set of units that contains, for every unit, all units before it. A stage holds the units between two cuts,
+the second of which contains the first. A quantity that adds up over units is the difference of two totals. This module
+shares no code with the dynamic program (`pipeplan.problem.cuts`), so that a mistake in either shows as a disagreement.
 """
 
 from __future__ import annotations
@@ -18,17 +18,20 @@ from pipeplan.problem.problem import Problem
 from pipeplan.solvers.ilp.places import Flags, Floats
 
 MOST_CUTS = 2_000
-"""The most cuts of a model for which there is a table. A chain has one more than it has units."""
+"""Largest number of cuts for which there is a table. A chain of n units has n + 1 cuts."""
 
 
 class CutTable:
-    """Arrays over the cuts, subsets first. Seconds are for one minibatch on a device of speed 1, sizes in bytes."""
+    """Arrays over the cuts, subsets first.
+
+    Times are seconds for one minibatch on a device of speed 1, sizes are bytes.
+    """
 
     def __init__(self, problem: Problem, cuts: list[int]) -> None:
-        """`cuts` are bit sets of units, from the empty one to that of all units."""
+        """Compute the totals. `cuts` are bit sets of units, from the empty set to the set of all units."""
         units, self._problem, self._cuts = problem.units, problem, cuts
         self.has: Flags = np.array([[cut >> unit & 1 for unit in range(len(units))] for cut in cuts], dtype=bool)
-        """Which units every cut has."""
+        """Flags of shape (cuts, units): whether the cut contains the unit."""
         self.last = len(cuts) - 1
         self.work_s = self._totals(unit.forward_s + unit.backward_s for unit in units)
         self.forward_s = self._totals(unit.forward_s for unit in units)
@@ -38,14 +41,14 @@ class CutTable:
         self.buffers = self._totals(unit.buffer_bytes for unit in units)
         self.saved = self._totals(unit.saved_bytes for unit in units)
         self.sent, self.returned = self._crossing()
-        """Bytes that cross every cut forward, and bytes of gradients that cross it backward."""
+        """(bytes that cross every cut forward, bytes of gradients that cross it backward)."""
 
     def __len__(self) -> int:
         return len(self._cuts)
 
     @staticmethod
     def of(problem: Problem) -> CutTable | None:
-        """The table of all cuts, or None where there are more than `MOST_CUTS`."""
+        """The table of all cuts; None if there are more than `MOST_CUTS`."""
         before = [1 << unit for unit in range(len(problem.units))]
         for producer, consumer in sorted(problem.edges):  # units are in topological order
             before[consumer] |= before[producer]
@@ -69,7 +72,7 @@ class CutTable:
 
     @cached_property
     def larger(self) -> Flags:
-        """For every cut, which others have all of its units and more."""
+        """Flags of shape (cuts, cuts): whether the second cut contains the first and more units."""
         missing = self.has.astype(np.float32) @ (~self.has).T.astype(np.float32)
         return np.asarray((missing == 0) & ~np.eye(len(self), dtype=bool))
 
@@ -79,12 +82,12 @@ class CutTable:
 
     @cached_property
     def workspaces(self) -> Workspaces:
-        """The largest workspaces between two cuts."""
+        """The largest workspace between any two cuts."""
         bits = np.packbits(self.has, axis=1, bitorder="little")
         words = np.pad(bits, ((0, 0), (0, -bits.shape[1] % 8))).view("<u8")
         return Workspaces.of(words, [unit.workspace_bytes for unit in self._problem.units], chain=False)
 
     @cached_property
     def shared(self) -> SharedInCuts | None:
-        """What weights that units share add to stages; None where there are none."""
+        """What shared weights add to stages; None if no weights are shared."""
         return shared_in_cuts(self._problem, self._cuts)

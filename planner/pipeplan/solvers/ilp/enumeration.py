@@ -1,9 +1,9 @@
 """Enumerates the columns that a plan within a limit on its step time may have.
 
-A plan is a path of columns, from no layers and the first worker to all layers and the last one. Left out is what takes
-longer than the limit by itself, does not fit in memory, or is part of no path that keeps to the limit and to the memory
-with the least that can be in flight behind each stage. Where nothing is left there is no plan. The columns within a
-limit are among those within a larger one.
+A plan is a path of columns, from no layers at the first worker to all layers at the last worker. A column is left out
+if it takes longer than the limit by itself, or does not fit in memory. A column is also left out if it is on no path
+within the limit that fits in memory with the fewest minibatches in flight behind each stage. If no columns remain,
+there is no plan. The columns within a limit are a subset of those within a larger limit.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pipeplan.solvers.ilp.places import Flags, Floats, Ints
 from pipeplan.util.deadline import Deadline
 
 MOST_PAIRS = 20_000_000
-"""The most pairs of cuts on places that are looked at, which takes some ten seconds."""
+"""Largest number of pairs of cuts on places that are examined, which takes about ten seconds."""
 MOST_COLUMNS = 3_000_000
-"""The most columns that are kept; they take some hundred bytes each."""
+"""Largest number of columns that are kept. Each takes a few hundred bytes."""
 _TOGETHER = 500_000
-"""So many pairs are looked at together."""
+"""Number of pairs that are examined together."""
 _SLACK = 1 + formulas.ROUNDING
 
 
@@ -35,7 +35,7 @@ class TooManyColumnsError(Exception):
 
 
 class ColumnEnumeration:
-    """Finds the columns within a limit, in seconds for one minibatch of one copy, or with a flush for one update."""
+    """Finds the columns within a limit, in seconds for one minibatch of one copy, or, with a flush, for one update."""
 
     def __init__(self, factory: ColumnFactory, deadline: Deadline) -> None:
         self.factory, self.cuts, self.places, self.deadline = factory, factory.cuts, factory.places, deadline
@@ -50,10 +50,9 @@ class ColumnEnumeration:
         self.round_trip = self.cuts.sent + self.cuts.returned
 
     def within(self, limit_s: float, step_time_s: float, among: Columns | None = None) -> Columns:
-        """The columns of plans whose time is at most `limit_s`, and whose step time with all copies is at most
-        `step_time_s`.
+        """The columns of plans that take at most `limit_s`, and at most `step_time_s` with all copies.
 
-        `among` has the columns within a larger limit, where they are known. Raises `TooManyColumnsError`.
+        `among` has the columns within a larger limit, if they are known. Raises `TooManyColumnsError`.
         """
         if among is not None:
             return self._on_paths(among.take(self._alone(among, limit_s, step_time_s)), limit_s)
@@ -73,7 +72,7 @@ class ColumnEnumeration:
     # -- pairs of cuts on places --
 
     def _batches(self, limit_s: float) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """Places, and the cuts at which their stages begin and end, many together."""
+        """Batches of (places, cuts at which their stages begin, cuts at which they end)."""
         pending: list[tuple[Ints, Ints, Ints]] = []
         waiting = looked = 0
         for place, begin, end in self._pairs(limit_s):
@@ -88,7 +87,8 @@ class ColumnEnumeration:
         yield _concatenated(pending)
 
     def _pairs(self, limit_s: float) -> Iterator[tuple[int, Ints, Ints]]:
-        """For every place, the pairs of a begin and an end between which there is no more work than it can do."""
+        """For every place, the pairs (begin, end) of cuts with at most as much work between them as the place can
+        do."""
         places, work, limit_s = self.places, self.work, limit_s * _SLACK
         by_work = np.argsort(work, kind="stable")
         servers = formulas.rounds(self.rounds, places.replicas.astype(float)) if self.flushes else 1 / places.replicas
@@ -100,7 +100,7 @@ class ColumnEnumeration:
                 first = 1 if worker and places.movable[place] and len(begin) and begin[0] == 0 else 0
                 stop = int(places.stop[place])
                 enough = work[-1] - work <= self._doable(stop, places.workers, limit_s) + work[-1] * formulas.ROUNDING
-                # By rounding the last cut may have less work than one without a layer that takes no time.
+                # By rounding, the last cut may have less work than a cut that lacks only a layer without work.
                 ends = by_work[enough[by_work] & (by_work > 0)] if stop < places.workers else np.array([self.last])
                 low = np.searchsorted(work[ends], work[begin[first:]] - work[-1] * formulas.ROUNDING)
                 high = np.searchsorted(work[ends], work[begin[first:]] + most[place], "right")
@@ -109,16 +109,16 @@ class ColumnEnumeration:
                 yield place, np.repeat(begin[first:], counts), ends[ahead + np.arange(len(ahead))]
 
     def _doable(self, first: int, stop: int, limit_s: float) -> float:
-        """The most work on one minibatch that these workers can do within a limit."""
+        """Largest work on one minibatch that these workers can do within a limit, in seconds."""
         speed = float(self.speeds[stop] - self.speeds[first])
         return limit_s * speed / self.rounds if speed else 0.0
 
-    # -- what holds for a stage alone --
+    # -- conditions for a single stage --
 
     def _may_fit(self, place: Ints, begin: Ints, end: Ints, limit_s: float) -> Flags:
         """Whether stages may fit in memory, with one minibatch in flight at every worker that must be busy behind them.
 
-        So many workers must also be allowed. A quick test that leaves few stages for the exact ones.
+        The number of these workers must also be allowed. This quick test leaves few stages for the exact tests.
         """
         problem, options, replicas = self.problem, self.problem.options, self.places.replicas[place]
         fastest_s = max(device.speed for device in problem.cluster.devices) * limit_s * _SLACK / self.rounds
@@ -139,15 +139,16 @@ class ColumnEnumeration:
 
     @cached_property
     def _least_bytes(self) -> Floats:
-        """By cut, the bytes that its layers take of a worker at least, whatever the depth and the replicas."""
+        """For each cut, a lower bound on the bytes that its layers take on a worker, for any depth and replicas."""
         problem = self.problem
-        # Where replicas divide the state, any part of it may be on another worker.
+        # If replicas divide the state, any part of it may be on another worker.
         layers = LayersAlone(problem, self.cuts, problem.state_ratio - problem.divided_ratio)
         versions = max(1, TRAITS[problem.options.schedule].versions) * problem.training
         return np.asarray(layers.kept_bytes + versions * layers.version_bytes + layers.each_bytes)
 
     def _alone(self, columns: Columns, limit_s: float, step_time_s: float) -> Flags:
-        """Which columns keep to the limit, and fit in memory at depth 1, whatever the other stages are."""
+        """Flags of the columns that stay within the limit and fit in memory at depth 1, whatever the other stages
+        are."""
         kept = (columns.time_s + columns.exposed_s <= limit_s * _SLACK) & (columns.charged_s <= step_time_s * _SLACK)
         kept &= self.factory.most_depth(columns, limit_s) >= 1
         last = columns.end == self.last
@@ -165,10 +166,13 @@ class ColumnEnumeration:
             columns.ahead_s + formulas.flush_busy(each, self.rounds, links) if self.flushes else each / links
         )
 
-    # -- what holds on paths --
+    # -- conditions on paths --
 
     def _on_paths(self, columns: Columns, limit_s: float) -> Columns:
-        """The columns on paths that keep to the limit. What is left out leaves fewer paths for the others."""
+        """The columns on paths within the limit.
+
+        Leaving out columns leaves fewer paths for the others, so this is repeated.
+        """
         older = np.zeros(self.places.workers + 1)
         while True:
             self.deadline.check()
@@ -181,7 +185,7 @@ class ColumnEnumeration:
             columns, older = columns.take(on_both), np.maximum(older, asked)
 
     def _path_s(self, columns: Columns) -> Floats:
-        """With a flush, the least by which a stage and the boundary behind it delay the stages behind them."""
+        """With a flush, lower bound on the time by which a stage and its next boundary delay the stages behind."""
         if not self.flushes:
             return np.zeros(len(columns))
         rate, latency_s = (
@@ -192,9 +196,9 @@ class ColumnEnumeration:
         return columns.ahead_s + np.where(columns.end == self.last, 0.0, ways / half)
 
     def to_the_output(self, columns: Columns, limit_s: float, older: Floats) -> tuple[Flags, Floats]:
-        """Which columns are on a path to the output, and the least depth of each."""
+        """(whether each column is on a path to the output, smallest depth of each column)."""
         places, factory, count = self.places, self.factory, len(self.cuts)
-        # Of the columns that start at a worker; of those that directly follow another stage in the second half.
+        # First half: all columns that start at a worker. Second half: columns that directly follow another stage.
         longest, in_flight = np.full((2, 2, count, places.workers + 1), np.inf)
         behind_s, behind = np.full((2, count, places.workers + 1), np.inf)
         behind_s[self.last], behind[self.last] = 0.0, 0.0
@@ -221,7 +225,8 @@ class ColumnEnumeration:
         return kept, least
 
     def from_the_input(self, columns: Columns, limit_s: float, least: Floats, older: Floats) -> tuple[Flags, Floats]:
-        """Which columns are on a path from the input, and the largest depth that fits and that the path can cover."""
+        """(whether each column is on a path from the input, largest depth of each that fits and that the path can
+        cover)."""
         places, factory, count = self.places, self.factory, len(self.cuts)
         ahead_s, cover = np.full((count, places.workers + 1), np.inf), np.full((count, places.workers + 1), -np.inf)
         most = factory.most_depth(columns, limit_s, older[places.replicas[columns.place]])
@@ -250,7 +255,7 @@ class ColumnEnumeration:
         return kept, most
 
     def most_needed(self, columns: Columns, limit_s: float, most: Floats) -> Floats:
-        """The largest depths that columns need on any path behind them, and `most` at the most."""
+        """The largest depths that columns need on any path behind them, limited to `most`."""
         places, factory, count = self.places, self.factory, len(self.cuts)
         in_flight, behind = np.full((2, count, places.workers + 1), 0.0)
         stop, most = places.stop[columns.place], np.minimum(most, factory.everything(columns))
@@ -260,7 +265,7 @@ class ColumnEnumeration:
         for worker, mine in reversed(list(enumerate(places.by_start(columns.place)))):
             here = columns.take(mine)
             ahead = behind[here.end, stop[mine]] + (0.0 if self.flushes else away[here.end])
-            # One more for rounding.
+            # Add one for rounding.
             needed = factory.depth_for(here, ahead, limit_s) + (here.end < self.last)
             most[mine] = np.minimum(most[mine], needed)
             np.maximum.at(in_flight[:, worker], here.begin, factory.asked(here, most[mine], limit_s))
@@ -270,7 +275,7 @@ class ColumnEnumeration:
         return most
 
     def with_depths(self, columns: Columns, limit_s: float) -> Columns:
-        """The columns with each of the depths that they may need and that fit, at this limit."""
+        """The columns, one for each depth that a stage may need and that fits, at this limit."""
         if not self.problem.training:
             return without_twins(columns)
         older = np.zeros(self.places.workers + 1)
@@ -290,7 +295,8 @@ class ColumnEnumeration:
         return replace(columns.take(rows), depth=(least[rows] + ahead).astype(np.intp))
 
     def _older(self, columns: Columns, least: Floats) -> Floats:
-        """Under vertical sync, by number of replicas the least versions beside the newest that a stage keeps."""
+        """Under vertical sync, the smallest number of versions besides the newest that a stage keeps, by its number of
+        replicas."""
         counts = np.arange(self.places.workers + 1)
         found = np.zeros(len(counts))
         first = (columns.begin == 0) & (columns.end < self.last)
@@ -303,12 +309,13 @@ class ColumnEnumeration:
 
 
 def without_twins(columns: Columns) -> Columns:
-    """The columns without those that recompute although the same stage need not."""
+    """The columns without those that recompute although the same stage exists without recomputation."""
     return columns.take(~(columns.again & np.isin(columns.keys, columns.keys[~columns.again])))
 
 
 def older_versions(first_replicas: Ints, depth: Ints, replicas: Ints, copies: int) -> Ints:
-    """Weight versions beside the newest that stages keep behind an input stage (`schedules.vertical_versions`)."""
+    """Number of weight versions besides the newest that stages behind an input stage keep
+    (`schedules.vertical_versions`)."""
     delay = depth + update_lag(first_replicas * copies, False)
     return np.asarray(vertical_versions(delay, first_replicas, replicas) - 1)
 

@@ -1,40 +1,40 @@
 """The integer linear program for the fastest plan, over columns, solved through PuLP.
 
-It shares the cost formulas and the spaces of plans with the dynamic program, and neither cuts nor a search.
+The program shares the cost formulas and the spaces of plans with the dynamic program, but neither cuts nor a search.
 
-Columns
-------- A column i is one choice for a stage: the cuts at which its layers begin and end, its place (r consecutive
-workers from s), whether it recomputes, and its depth d, the minibatches in flight. Its coefficients come from the
-evaluator's formulas (`columns`). Columns that take longer than the limit U on the step time, that do not fit in memory,
-or that are on no path from the input to the output are left out (`enumeration`). Where none are left, there is no plan
+A column i is one choice for a stage: the cuts at which its layers begin and end, its place (r consecutive workers from
+s), whether it recomputes, and its depth d, the minibatches in flight. The coefficients of a column come from the
+evaluator's formulas (`columns`). A column is left out if it takes longer than the limit U on the step time, does not
+fit in memory, or is on no path from the input to the output (`enumeration`). If no columns remain, there is no plan
 within U, and no program. A boundary is a pair of places that meet at a cut, with the idle workers between them.
 
     y[i] ∈ {0,1}     the column is chosen
     x[c,j] ∈ [0,1]   the boundary j is in use at cut c
     a[c,j] ≥ 0       minibatches behind the boundary that the stage before it covers
     V[p], W[p] ≥ 0   with a flush: the longest path from worker p on, without and with the boundary that ends there
-    T ≥ 0            seconds per minibatch in one copy of the pipeline, or with a flush from one update to the next
+    T ≥ 0            seconds per minibatch in one copy of the pipeline, or, with a flush, from one update to the next
     C ≥ 0            seconds per minibatch of all copies together; to be minimised
 
 Let t be the time of a column or the time for which a boundary is busy, and L a lower bound on T.
 
-Constraints
------------
+The constraints are:
+
 (1) One chosen column begins with no layers.
 (2) At every cut and place, as many columns end as boundaries begin, and as many boundaries end as columns begin.
 (3) C is at least T, joined with the synchronisation of the copies by the overlap, and at least the wait of plain data
     parallelism for its update.
-(4) T - L is at least the sum of t - L over the columns that hold a worker with t > L, and over the boundaries behind
-    it. With a flush, T and V follow the paths of docs/cost-model.md, "Flush schedules".
-(5) What the columns before a cut cover at the limit, less the messages on their way, is at least the sum of a, and the
-    sum of a is at least what the columns behind it ask for: `formulas.in_flight_depth`.
+(4) T - L is at least the sum of t - L over the columns with t > L that use a worker, and over the boundaries
+    behind it. With a flush, T and V follow the paths of docs/cost-model.md, "Flush schedules".
+(5) The minibatches that the columns before a cut cover at the limit, less the messages on their way, are at least the
+    sum of a. That sum is at least the demand of the columns behind the cut: `formulas.in_flight_depth`.
 (6) C is at least the work of a server's workers over the cores that they share.
-(7) The user's numbers of stages and workers. A layer is pinned to stage n: n stages start up to that of its column.
+(7) The user's numbers of stages and workers hold. If a layer is pinned to stage n, its stage is the n-th to start.
 (8) C is at least the load of every card: rings of columns, and messages of boundaries.
-(9) Under vertical sync, a stage whose memory has no room for n versions excludes input stages that ask for n.
+(9) Under vertical sync, a stage whose memory has no room for n versions excludes input stages that require n.
 
-Depths and (5) are added only if the plan of the program without them does not fit. They are those for U, so the
-optimum is a lower bound: a plan that does not attain it lowers U to its own step time, until nothing is within U.
+Depths and (5) are added only if the plan of the program without them does not fit. The depths are those for U, so the
+optimum is a lower bound. If a plan does not attain the bound, U becomes the plan's step time, until no plan is within
+U.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ from pipeplan.util.deadline import Deadline, OutOfTime
 __all__ = ["IlpLimits", "solve"]
 
 MOST_WORKERS = 128
-"""The most workers of one copy of the pipeline."""
+"""Largest number of workers of one copy of the pipeline."""
 
 
 def solve(problem: Problem, limits: IlpLimits, cutoff_s: float | None = None) -> Result:
     """The best plan over all spaces of plans.
 
     `cutoff_s` excludes slower plans from the search (with a margin of `CUTOFF_SLACK`). The verdict stays independent of
-    the solver that found the cut-off: the program must still find a plan of its own and prove that there is no better.
+    the solver that found the cut-off, because the program must still find its own plan and prove that no plan is
+    better.
     """
     search = _IlpSearch(problem, limits, cutoff_s)
     try:
@@ -90,27 +91,29 @@ class _IlpSearch:
         self.began = time.perf_counter()
         self.deadline = Deadline.after(limits.seconds)
         self.best: tuple[float, Plan] | None = None
-        """The fastest plan that was found, with its step time by the evaluator."""
+        """The fastest plan found so far, with its step time by the evaluator."""
         self.proven = True
         self.interrupted = False
         self.refusal = ""
-        """The reason why some space was not searched, or an empty text."""
+        """The reason why some space was not searched; empty if all were."""
         self.bound = float("inf")
         self.known = None if cutoff_s is not None else _data_parallel(problem)
-        """Step time and plan of plain data parallelism if that plan is allowed, else None."""
+        """(step time, plan) of plain data parallelism if that plan is allowed, else None."""
         known_s = self.known[0] if self.known else float("inf")
         self.upper = (cutoff_s if cutoff_s is not None else known_s) * (1 + CUTOFF_SLACK)
-        # No plan is faster than all work on all workers, or cores. A search that is stopped proves no more than that.
+        # Lower bound: all work on all workers or cores. A search that is stopped proves no more than this.
         self.floor_s = max(
             problem.work_s / problem.cluster.total_speed, contention.least_step_time_of_shared_cores_s(problem)
         )
         self.size = (0, 0)
         self.left: list[SpaceSearch] = []
-        """The searches of the spaces that are still to be searched."""
+        """The searches of the spaces that remain."""
 
     def run(self) -> None:
-        """Search all spaces. Below another solver's step time all lower bounds are raised before the first program,
-        which may take all of the time.
+        """Search all spaces.
+
+        If another solver's step time is known, all lower bounds are raised before the first program, because that
+        program may take all of the time.
         """
         self.deadline.check()
         cuts = CutTable.of(self.problem)
@@ -126,18 +129,18 @@ class _IlpSearch:
             self._search_next()
 
     def stop(self) -> None:
-        """Leave out the spaces that have not been searched, because Ctrl-C came."""
+        """Give up the remaining spaces because of Ctrl-C."""
         self.interrupted = True
         self.leave_out()
 
     def leave_out(self) -> None:
-        """Leave out the spaces that have not been searched."""
+        """Give up the remaining spaces."""
         self.proven = False
         self.bound = min([self.bound, self.floor_s, *(max(self.floor_s, search.low_s) for search in self.left)])
         self.left = []
 
     def _prepared(self, space: PlanSpace, cuts: CutTable) -> list[SpaceSearch]:
-        """The searches of a space, one for each shape of a grid; none where it has no plan below the upper bound."""
+        """The searches of a space, one for each shape of a grid; none if it has no plan below the upper bound."""
         inner = space.inner(self.problem)
         low_s = max(space.floor(self.problem), 0.0 if inner.options.flushes else space.synchronisation(self.problem))
         if low_s > self.upper or minibatches_per_update(inner) == 0:
@@ -150,7 +153,7 @@ class _IlpSearch:
         ]
 
     def _search_next(self) -> None:
-        """Search the next space for a plan that is better than the best so far."""
+        """Search the next space for a plan that is better than the best plan so far."""
         if self.interrupted:
             self.stop()
             return
@@ -158,7 +161,7 @@ class _IlpSearch:
         search.high_s = min(search.high_s, self.upper)
         if search.low_s > search.high_s or (self.best and self.best[0] <= self.floor_s * (1 + PRECISION)):
             self.left.pop(0)
-            return  # All workers of the best plan are busy all the time, or it is better than any plan of this space.
+            return  # The best plan keeps all workers busy, or no plan of this space is better.
         try:
             search.run()
         finally:
@@ -178,11 +181,11 @@ class _IlpSearch:
             self.upper = min(self.upper, self.best[0])
 
     def _slowest(self, space: PlanSpace, inner: Problem) -> float:
-        """Upper bound on the step time of the plans in a space that are worth finding."""
+        """Upper bound on the step time of useful plans in a space."""
         slowest = _slowest_step_time(inner)
         if not inner.options.flushes or inner.options.accumulate is None:
             return space.step_time(self.problem, slowest) + _most_on_cores(inner)
-        # The factor of `slowest` counts each boundary once for filling, and the slowest one for all minibatches.
+        # The factor counts each boundary once for filling, and the slowest boundary for all minibatches.
         most = (inner.options.accumulate + inner.cluster.workers) * slowest
         most += 2 * inner.cluster.workers * sum(exchange_times(inner))
         return most / inner.options.accumulate + _most_on_cores(inner)
@@ -210,7 +213,7 @@ class _IlpSearch:
 
 
 def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
-    """Step time and plan of plain data parallelism if that plan is allowed and fits in memory, else None."""
+    """(step time, plan) of plain data parallelism if that plan is allowed and fits in memory, else None."""
     options = problem.options
     workers = min(options.max_replicas or problem.cluster.workers, options.max_workers or problem.cluster.workers)
     workers = min(workers, problem.cluster.workers)
@@ -224,8 +227,10 @@ def _data_parallel(problem: Problem) -> tuple[float, Plan] | None:
 
 
 def _slowest_step_time(problem: Problem) -> float:
-    """Upper bound on the step time of a good plan of one pipeline, in seconds per minibatch: all work, with forward
-    passes twice, on the slowest worker, and all synchronisation and traffic exposed.
+    """Upper bound on the step time of a good plan of one pipeline, in seconds per minibatch.
+
+    The bound counts all work on the slowest worker, with forward passes twice, and all synchronisation and traffic as
+    exposed.
     """
     links, workers = Links.of(problem.cluster), problem.cluster.workers
     rate = links.allreduce_bandwidth[-1], links.allreduce_latency[-1]
@@ -233,7 +238,7 @@ def _slowest_step_time(problem: Problem) -> float:
     allreduce = max(float(formulas.ring_allreduce_time(count, size, *rate)) for count in range(1, workers + 1))
     traffic = sum(flow.bytes + flow.gradient_bytes for flow in problem.flows)
     transfer = formulas.transfer_time(traffic, links.sendrecv_bandwidth[-1], links.sendrecv_latency[-1])
-    # The most that 2BW needs with as many minibatches in flight as there may be (`formulas.buffered_step_time`).
+    # The longest wait of 2BW with the most minibatches in flight (`formulas.buffered_step_time`).
     buffered = problem.copies * (allreduce + problem.copies_allreduce_s)
     return float(2 * _most_on_cores(problem) + 2 * (allreduce + transfer) + buffered)
 

@@ -1,11 +1,11 @@
 """The places that a stage may have: runs of consecutive workers, and the workers that may be idle between two stages.
 
-A uniform cluster does not need idle workers everywhere. Suppose that a stage starts in a server behind idle workers of
-the same server. Moved towards them within the server, it spans no more components of any level, and neither do its
-boundaries. So only the last workers of a server need ever be idle. With at most two levels, idle servers may change
-places with those behind them until they are at the end of the cluster. If servers share network cards or cores, a
-move changes their loads unless the stage is inside one server before and after, so idle workers may then also be in
-front of a stage that spans servers; where servers differ, anywhere in front of one.
+In a uniform cluster, idle workers are not needed everywhere. Suppose that a stage starts in a server behind idle
+workers of the same server. If it moves towards them within the server, neither the stage nor its boundaries span more
+components of any level. So only the last workers of a server need to be idle. With at most two levels, idle servers can
+be swapped with those behind them until they are at the end of the cluster. If workers of a server share network cards
+or cores, a move changes loads, unless the stage is inside one server before and after. Idle workers may then also lie
+before a stage that spans servers. If servers differ, idle workers may lie before any stage.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Flags = NDArray[np.bool_]
 
 
 class Places:
-    """The places of one copy of the pipeline, in ascending order of their first worker, with figures as arrays."""
+    """The places of one copy of the pipeline in ascending order of their first worker, with their figures as arrays."""
 
     def __init__(self, problem: Problem, shape: GridShape | None) -> None:
-        """With a `shape` the stages are those of this uniform grid."""
+        """Find the places. With a `shape`, they are the places of the stages of this uniform grid."""
         self.problem, self.shape, self.cluster = problem, shape, problem.cluster
         self.workers = shape.workers if shape else problem.cluster.workers
         self.parallel = problem.options.boundary == "parallel"
@@ -49,10 +49,12 @@ class Places:
         self.speed: Floats = np.array([self.cluster.speed_of(run) for run in self.runs])
         self.capacity: Floats = np.array([problem.capacity_of(run) for run in self.runs])
         self.ring_rate, self.ring_latency_s = np.array([self._ring(run) for run in self.runs]).reshape(-1, 2).T
-        """Bandwidth and latency of the all-reduces among the replicas, under a flush in all copies."""
+        """(bandwidth, latency) of the all-reduces among a stage's replicas; under a flush, among the replicas in all
+        copies."""
         fastest = np.array([self._fastest(run) for run in self.runs]).reshape(-1, 3).T
         self.fastest_rate, self.fastest_latency_s, self.most_links = fastest
-        """The fastest boundary that a stage may have behind it: bandwidth and latency of a link, and the links."""
+        """(bandwidth of a link, latency of a link, number of links) of the fastest boundary that a stage may have
+        behind it."""
 
     def __len__(self) -> int:
         return len(self.runs)
@@ -83,22 +85,24 @@ class Places:
         return *self.links.sendrecv_among(range(run.start, run.stop + 1)), count
 
     def boundary(self, before: int, behind: int) -> tuple[float, float, int]:
-        """Bandwidth and latency of a link, and the links, of the boundary between stages on two places."""
+        """(bandwidth of a link, latency of a link, number of links) of the boundary between stages on two places."""
         links = min(self.replicas[before], self.replicas[behind]) if self.parallel else 1
         return *self.links.sendrecv_among([*self.runs[before], *self.runs[behind]]), int(links)
 
     @cached_property
     def before(self) -> Ints:
-        """By place, the first place with the same end whose stages have the same boundaries behind them."""
+        """For each place, the first place with the same end whose stages have the same boundaries behind them."""
         return self._alike(lambda run: run.stop)
 
     @cached_property
     def behind(self) -> Ints:
-        """By place, the first place with the same start whose stages have the same boundaries before them."""
+        """For each place, the first place with the same start whose stages have the same boundaries before them."""
         return self._alike(lambda run: run.start)
 
     def _alike(self, edge: Callable[[range], int]) -> Ints:
-        """Equal places have the same edge, span as many levels, and with parallel links have as many replicas."""
+        """For each place, the first equal place.
+
+        Equal places have the same edge, span the same level, and with parallel links have equally many replicas."""
         if not self.cluster.uniform or self.problem.options.contention:
             return np.arange(len(self))
         first: dict[tuple[int, ...], int] = {}
@@ -108,10 +112,11 @@ class Places:
 
     @cached_property
     def own_cards(self) -> list[tuple[Floats, ...]]:
-        """The cards around every place that its stage loads by itself, as columns of four arrays over the places.
+        """The cards around every place that the place's stage loads without other stages. Each entry has four arrays
+        over the places.
 
-        The seconds per byte of parameters and per byte of messages, and whether the next stage is outside the card's
-        component, and the stage before it.
+        The arrays are: seconds per byte of parameters, seconds per byte of messages, whether the next stage is outside
+        the card's component, and whether the previous stage is outside.
         """
         rows = [sorted(self._cards_of(run)) for run in self.runs]
         most = max(map(len, rows), default=0)
@@ -150,8 +155,9 @@ class Places:
 
     @cached_property
     def movable(self) -> Flags:
-        """By place, whether a stage there may be moved to idle workers before it without any change of the cost: it is
-        inside one server, and not at its beginning. So it directly follows another stage."""
+        """For each place, whether a stage there can move to idle workers before it without a change of the cost.
+
+        Such a place is inside one server, and not at its beginning. So a stage there directly follows another stage."""
         if not self._idle_anywhere or self.shape is not None:
             return np.zeros(len(self), dtype=bool)
         edges = np.array(self.cluster.starts(1))
@@ -168,13 +174,13 @@ class Places:
         return self._edges_from(0)
 
     def starts_behind(self, stop: int) -> Sequence[int]:
-        """The workers at which the next stage may start, behind one that ends at worker `stop`."""
+        """The workers at which the next stage may start, behind a stage that ends at worker `stop`."""
         if self.shape is not None:
             return [stop]
         edges = self._edges_from(stop)
         if not self._idle_anywhere:
             return sorted({stop, *edges} - {self.workers})
-        # Not a whole server may be idle: the workers behind the edge of this one, and all but the last of the next.
+        # No whole server is idle: at most the rest of this server, and all workers but the last of the next one.
         last = edges[0] + self.cluster.span(1) if edges and self._interchangeable else self.workers
         return range(stop, min(last, self.workers))
 
@@ -184,7 +190,7 @@ class Places:
 
     @cached_property
     def stops_before(self) -> list[list[int]]:
-        """By worker, where the stage before one that starts there may end."""
+        """For each worker at which a stage starts, the ends that the previous stage may have."""
         found: list[list[int]] = [[] for _ in range(self.workers + 1)]
         for stop in range(1, self.workers):
             for start in self.starts_behind(stop):
@@ -192,20 +198,20 @@ class Places:
         return found
 
     def by_start(self, place: Ints) -> list[slice]:
-        """By worker, the entries of ascending places that start there."""
+        """For each worker, the entries of the ascending `place` that start there."""
         bounds = np.searchsorted(self.start[place], np.arange(self.workers + 1)).tolist()
         return [slice(first, stop) for first, stop in itertools.pairwise(bounds)]
 
 
 Card = tuple[int, int, int]
-"""The level and the number of a component, and the direction in which its card is used."""
+"""A card in one direction: (level of the component, index of the component, direction)."""
 
 
 class CardShares:
-    """The seconds for which one byte keeps cards busy, per minibatch of all copies, by `pipeplan.cost.contention`."""
+    """Seconds for which one byte keeps cards busy, per minibatch of all copies, by `pipeplan.cost.contention`."""
 
     def __init__(self, problem: Problem, space: PlanSpace, places: Places) -> None:
-        """`problem` is the whole problem."""
+        """Prepare the shares. `problem` is the whole problem."""
         self._problem, self._space, self._places, self._cluster = problem, space, places, problem.cluster
         links, cluster = Links.of(problem.cluster), problem.cluster
         firsts = [cluster.starts(level)[:-1] for level in range(len(cluster.levels))]
@@ -213,11 +219,14 @@ class CardShares:
         self._rings, self._messages = cache(self._find_rings), cache(self._find_messages)
 
     def rings(self, place: int) -> dict[Card, float]:
-        """For a byte of the parameters of a stage."""
+        """Seconds for one byte of the parameters of a stage, by card."""
         return self._rings(place)
 
     def messages(self, before: int, behind: int) -> dict[Card, float]:
-        """For a byte that a stage sends to the next one. Of a byte sent back the directions are exchanged."""
+        """Seconds for one byte that a stage sends to the next stage, by card.
+
+        For a byte sent back, the directions are swapped.
+        """
         return self._messages(before, behind)
 
     def _find_rings(self, place: int) -> dict[Card, float]:

@@ -19,33 +19,33 @@ from pipeplan.solvers.ilp.places import Card, Floats
 from pipeplan.util.deadline import Deadline
 
 MOST_COLUMNS = 40_000
-"""The most columns and boundaries of a program; one with so many takes some seconds to write down."""
+"""Largest number of columns and of boundaries of a program. Building such a program takes a few seconds."""
 
 Node = tuple[int, int]
-"""A cut, and a place that stands for those that have the same boundary there."""
+"""A cut, and a place that represents all places with the same boundary at this cut."""
 
 
 @dataclass(frozen=True)
 class ProgramLimits:
-    """What the time of the plans that a program is about lies between. Seconds, as in `integer_program`."""
+    """Bounds on the times of the plans that a program describes, in seconds, as in `integer_program`."""
 
     low_s: float
     """Lower bound on T."""
     high_s: float
-    """The largest T."""
+    """Upper bound on T."""
     floor_s: float
     """Lower bound on C."""
     step_time_s: float
-    """The largest C."""
+    """Upper bound on C."""
 
 
 class ColumnProgram:
-    """The program with some columns; with depths if these are in the columns."""
+    """The program with given columns. The program has depths if the columns have them."""
 
     def __init__(
         self, factory: ColumnFactory, columns: Columns, limits: ProgramLimits, deadline: Deadline, *, deep: bool
     ) -> None:
-        """Raises `TooManyColumnsError` and `OutOfTime`."""
+        """Build the program. Raises `TooManyColumnsError` and `OutOfTime`."""
         if len(columns) > MOST_COLUMNS:
             raise TooManyColumnsError(f"it would have {len(columns):,} columns")
         self.factory, self.columns, self.limits, self.deep = factory, columns, limits, deep
@@ -80,7 +80,7 @@ class ColumnProgram:
     # -- (1) and (2): a chain of columns --
 
     def _chain(self) -> None:
-        """Add (1), and (2) at every cut."""
+        """Add constraint (1), and constraint (2) at every cut."""
         columns, last = self.columns, self.factory.last
         before, behind = self.places.before[columns.place].tolist(), self.places.behind[columns.place].tolist()
         ending: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -123,7 +123,7 @@ class ColumnProgram:
             self._cover(ending, leaving, beginning, entering)
 
     def _boundary(self, cut: int, before: int, behind: int) -> _Boundary | None:
-        """The boundary between stages on two places; None where its traffic takes longer than T may be."""
+        """The boundary between stages on two places; None if its traffic takes longer than the upper bound on T."""
         cuts = self.factory.cuts
         sent, returned = float(cuts.sent[cut]), float(cuts.returned[cut])
         rate, latency_s, links = self.places.boundary(before, behind)
@@ -164,7 +164,7 @@ class ColumnProgram:
         beginning: dict[int, list[int]],
         entering: dict[int, list[_Boundary]],
     ) -> None:
-        """Add (5): the stages before a cut cover the minibatches in flight behind it."""
+        """Add constraint (5): the stages before a cut cover the minibatches in flight behind it."""
         columns, factory, limit_s = self.columns, self.factory, self.limits.high_s
         depth = columns.depth.astype(float)
         asked, covered = factory.asked(columns, depth, limit_s), factory.covered(columns, depth, limit_s)
@@ -186,7 +186,7 @@ class ColumnProgram:
     # -- (3) and (4): the objective --
 
     def _join_copies(self) -> None:
-        """Add (3)."""
+        """Add constraint (3)."""
         space, whole, limits = self.factory.space, self.factory.whole, self.limits
         for number in np.flatnonzero(self.columns.charged_s).tolist():
             charged = float(self.columns.charged_s[number]) / limits.step_time_s
@@ -201,7 +201,7 @@ class ColumnProgram:
             self.program.at_most([(self.time, own * of_time), (self.step_time, -1.0)], -of_copies * among)
 
     def _charge_steady(self) -> None:
-        """Add (4) for the schedules without a flush."""
+        """Add constraint (4) for schedules without a flush."""
         low, unit = self.limits.low_s, self.limits.high_s
         beyond = np.maximum(0.0, self.columns.time_s - low) / unit
         by_worker: list[list[Term]] = [[] for _ in range(self.places.workers)]
@@ -218,7 +218,7 @@ class ColumnProgram:
                 self.program.at_most([*terms, (self.time, -1.0)], -low / unit)
 
     def _charge_batch(self) -> None:
-        """Add (4) for the schedules with a flush."""
+        """Add constraint (4) for schedules with a flush."""
         columns, unit, program = self.columns, self.limits.high_s, self.program
         splits = TRAITS[self.options.schedule].splits
         time, ahead, drained, exposed = (
@@ -244,7 +244,7 @@ class ColumnProgram:
         self._charge_traffic(path, by_stop)
 
     def _charge_traffic(self, path: list[Variable], by_stop: dict[int, list[_Boundary]]) -> None:
-        """Add the part of (4) for the traffic of a boundary under a flush, where no cards are charged."""
+        """Add the part of constraint (4) for the traffic of boundaries under a flush, used if no cards are charged."""
         columns, unit, splits = self.columns, self.limits.high_s, TRAITS[self.options.schedule].splits
         stops = self.places.stop[columns.place]
         for stop, boundaries in by_stop.items():
@@ -253,7 +253,7 @@ class ColumnProgram:
                 mine = [number for number in self.starting[worker] if stops[number] == stop]
                 if not mine:
                     continue
-                # Only where a stage is on exactly these workers.
+                # The constraint counts only if a stage is on exactly these workers.
                 most = max(amount for _, amount in busy)
                 ahead = [(self.taken[number], float(columns.ahead_s[number]) / unit + most) for number in mine]
                 self.program.at_most([*busy, *ahead, (path[worker], -1.0)], most)
@@ -262,7 +262,7 @@ class ColumnProgram:
                     self.program.at_most([*busy, *ahead, *late, (self.time, -1.0)], most)
 
     def _charge_cards(self) -> None:
-        """Add (8): the rings and the messages on every card."""
+        """Add constraint (8): the rings and the messages on every card."""
         loads: dict[Card, list[Term]] = defaultdict(list)
         cards, unit, columns = self.factory.cards, self.limits.step_time_s, self.columns
         _, parameters = self.factory.core_work(columns)
@@ -276,7 +276,7 @@ class ColumnProgram:
             self.program.at_most([*terms, (self.step_time, -1.0)])
 
     def _charge_cores(self) -> None:
-        """Add (6): the cores of every server whose workers share them."""
+        """Add constraint (6): the cores of every server whose workers share them."""
         whole = self.factory.whole
         times = self._core_times() if whole.cluster.shared_cores else []
         for first, stop, cores in whole.cluster.shared_cores:
@@ -294,7 +294,7 @@ class ColumnProgram:
         return [first + worker for worker in run for first in firsts]
 
     def _core_times(self) -> list[float]:
-        """For every column, the seconds that each replica of its stage keeps a core busy (`contention`)."""
+        """For every column, seconds for which each replica of its stage keeps a core busy (`contention`)."""
         whole, columns, overlap = self.factory.whole, self.columns, self.options.overlap
         links, accumulates = Links.of(whole.cluster), self.problem.training and self.options.schedule in ACCUMULATING
         work, parameters = self.factory.core_work(columns)
@@ -312,7 +312,7 @@ class ColumnProgram:
     # -- (7): the user's constraints --
 
     def _add_user_constraints(self) -> None:
-        """Add (7)."""
+        """Add constraint (7)."""
         options, everything = self.options, self._sum(range(len(self.columns)))
         # A uniform grid has a stage on each of its places.
         stages = options.stages if self.places.shape is None else self.places.shape.stages
@@ -329,7 +329,8 @@ class ColumnProgram:
             self._pin(home[name], number)
 
     def _pin(self, unit: int, number: int) -> None:
-        """Add the part of (7) that pins a unit to stage `number`: so many stages start by the worker of its stage."""
+        """Add the part of constraint (7) that pins a unit to stage `number`: its stage is the one with that number to
+        start."""
         cuts, columns = self.factory.cuts, self.columns
         holds = cuts.has[columns.end, unit] & ~cuts.has[columns.begin, unit]
         before: list[Term] = []
@@ -344,7 +345,7 @@ class ColumnProgram:
     # -- (9): versions under vertical sync --
 
     def _keep_versions(self) -> None:
-        """Add (9)."""
+        """Add constraint (9)."""
         columns, places, copies = self.columns, self.places, self.problem.copies
         room = self.places.capacity[columns.place] * (1 + formulas.ROUNDING) - columns.fixed_bytes
         room = room - columns.depth * columns.each_bytes
@@ -379,13 +380,14 @@ class ColumnProgram:
         return Stage(layers, workers, max(1, int(columns.depth[number])), 1, bool(columns.again[number]))
 
     def step_time_s(self) -> float:
-        """C of the solution."""
+        """The value of C in the solution, in seconds per minibatch."""
         return solution_value(self.step_time) * self.limits.step_time_s
 
 
 @dataclass
 class _Boundary:
-    """A boundary behind stages that end at worker `stop`. Times are for one minibatch, `busy_s` as those of columns."""
+    """A boundary behind stages that end at worker `stop`. Times are for one minibatch, except `busy_s`, which is like
+    `time_s` of columns."""
 
     taken: Variable
     stop: int
@@ -393,10 +395,10 @@ class _Boundary:
     transfer_s: float
     ways_s: float
     cards: dict[Card, float]
-    """The load of every card, as a share of the largest C."""
+    """The load of every card, as a share of the upper bound on C."""
     covers: Variable | None = None
     """The minibatches behind the boundary that the stage before it covers."""
 
 
 _ROOM = 1 - 1e-9
-"""Room for rounding below a lower bound."""
+"""Tolerance for rounding below a lower bound."""

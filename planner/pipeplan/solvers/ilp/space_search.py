@@ -1,8 +1,8 @@
-"""Searches one space of plans: raises the lower bound, solves the program, and adds what the program leaves out.
+"""Searches one space of plans: raises the lower bound, solves a program, and repeats with depths or a lower limit.
 
-A program knows which minibatches are in flight at the step time of its limit, not at that of its solution, and leaves
-depths out at first. So its optimum is a lower bound on the step time. A plan that attains it and keeps to all
-constraints is optimal; otherwise the next program has depths, and after that a lower limit.
+A program uses the depths for the step time of its limit, not of its solution, and at first leaves depths out. So its
+optimum is a lower bound on the step time. A plan that attains the bound and satisfies all constraints is optimal.
+Otherwise the next program has depths, and later programs have lower limits.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from pipeplan.solvers.plan_space import PlanSpace
 from pipeplan.util.deadline import Deadline
 
 CUTOFF_SLACK = 1e-6
-"""Relative margin above another solver's objective within which the program still searches. A bound that is too low
-then shows as a program without a solution, and one that is too high as a better plan."""
+"""Relative margin above another solver's objective within which the program still searches. If that objective is too
+low, the program has no solution; if it is too high, the program finds a better plan."""
 PRECISION = 1e-8
-"""A plan is optimal where no plan is faster by more than this, relative."""
-# Depths are those for a step time that is longer by this, relative, so that rounding asks for no minibatch more.
+"""Relative tolerance: a plan is optimal if no plan is faster by more than this."""
+# Relative margin on the step time that determines depths, so that rounding does not add a minibatch.
 _DEPTH_ROUNDING = 1e-12
-# The next limit is below the step time of the best plan by this, relative: more than the solver's tolerances are worth.
+# Relative distance of the next limit below the step time of the best plan, larger than the solver's tolerances.
 _TELLING = 1e-7
-# Share of the time left that one program may take. If it does not suffice, the rest goes to lower bounds.
+# Share of the remaining time that one program may take. If it does not suffice, the rest is for lower bounds.
 _SEARCHING = 0.75
-# Seconds for which it is worth while to begin a program.
+# Fewest remaining seconds for which a program is begun.
 _LEAST_S = 0.5
-# Step times to refute in that rest, relative to the upper bound.
+# Step times to refute in the rest of the time, as shares of the upper bound.
 _REFUTED = (0.8, 0.9, 0.95, 0.98, 0.99)
 # Relative distance of the first limit above the lower bound. It doubles until some columns make a pipeline.
 _FIRST_STEP = 0.002
-# Where another solver's objective is the limit, how far below it columns are asked for, in turn.
+# If another solver's objective is the limit: relative distances below it at which columns are enumerated, in turn.
 _BELOW = (0.001, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95)
 # Relative distance of the bounds at which the enumeration stops and the program begins.
 _NARROW = 2e-7
@@ -51,14 +51,14 @@ _NARROW = 2e-7
 
 @dataclass(frozen=True)
 class IlpLimits:
-    """The solver of the integer program, and when it stops."""
+    """The solver of the integer program, and its limits."""
 
     seconds: float | None = None
-    """Time limit; None for no limit."""
+    """Time limit in seconds; None for no limit."""
     gap: float = 0.0
     """Relative gap at which the solver may stop."""
     solver: str = "highs"
-    """`highs` or `cbc`."""
+    """Name of the solver: `highs` or `cbc`."""
 
 
 @dataclass
@@ -66,23 +66,23 @@ class SpaceAnswer:
     """The result of the search of one space. Step times are in seconds per minibatch of all copies."""
 
     bound_s: float
-    """Lower bound on the step time of every plan in the space; infinite where no plan is below the upper bound."""
+    """Lower bound on the step time of every plan in the space; infinite if no plan is below the upper bound."""
     proven: bool = False
     """Whether no plan in the space is faster than `best`, or than the upper bound."""
     interrupted: bool = False
     refusal: str = ""
-    """The reason why the space was not searched to the end, or an empty text."""
+    """The reason why the space was not searched to the end; else empty."""
     best: tuple[float, Plan] | None = None
-    """The fastest plan that fits, and its step time by the evaluator with everything charged."""
+    """The fastest plan that fits, with its step time by the evaluator, including contention."""
     size: tuple[int, int] = (0, 0)
-    """Variables and constraints of the largest program."""
+    """(variables, constraints) of the largest program."""
 
 
 @dataclass
 class SpaceSearch:
     """The search of one space for a plan whose step time is at most `high_s`.
 
-    T is the time of a minibatch in one copy, or of an update with a flush; the step time is that of all copies
+    T is the time of a minibatch in one copy, or, with a flush, of an update. The step time is that of all copies
     together.
     """
 
@@ -91,12 +91,12 @@ class SpaceSearch:
     cuts: CutTable
     shape: GridShape | None
     low_s: float
-    """Lower bound on the step time."""
+    """Lower bound on the step time of all copies, in seconds per minibatch."""
     high_s: float
     limits: IlpLimits
     deadline: Deadline
     is_bounded: bool
-    """Whether the upper bound is another solver's objective, and so near the best step time."""
+    """Whether the upper bound is another solver's objective, and therefore near the best step time."""
     answer: SpaceAnswer = field(init=False)
     _low_time_s: float = 0.0
     """Lower bound on T."""
@@ -114,7 +114,10 @@ class SpaceSearch:
         self.enumeration = ColumnEnumeration(self.factory, self.deadline)
 
     def run(self) -> None:
-        """Search the space, with the result in `answer`. Raises `OutOfTime`; `answer` then has what is known."""
+        """Search the space, and put the result into `answer`.
+
+        Raises `OutOfTime`; `answer` then has the result so far.
+        """
         self.narrow()
         try:
             if not self.answer.refusal:
@@ -128,11 +131,11 @@ class SpaceSearch:
     # -- limits --
 
     def _time_s(self, step_time_s: float) -> float | None:
-        """The largest T with which all copies keep a step time."""
+        """The largest T at which all copies together reach a step time."""
         return self.space.inner_step_time(self.problem, step_time_s)
 
     def _columns(self, step_time_s: float) -> Columns | None:
-        """The columns of plans with at most this step time; None where there is no such plan."""
+        """The columns of plans with at most this step time; None if there is no such plan."""
         time_s = self._time_s(step_time_s)
         if time_s is None or time_s <= 0:
             return None
@@ -140,12 +143,12 @@ class SpaceSearch:
         columns = self.enumeration.within(time_s, step_time_s, among)
         if not len(columns):
             return None
-        # The columns of the least and of the largest limit are kept.
+        # Keep the columns of the smallest and of the largest limit.
         self._known = sorted([*self._known[-1:], (step_time_s, columns)], key=lambda known: known[0])
         return columns
 
     def _is_possible(self, step_time_s: float) -> bool:
-        """Whether columns make a pipeline within a step time. If none do, the step time is a lower bound."""
+        """Whether columns make a pipeline within a step time. If no columns do, the step time is a lower bound."""
         if self._columns(step_time_s) is not None:
             return True
         self._raise_low(step_time_s)
@@ -156,7 +159,7 @@ class SpaceSearch:
         self._low_time_s = max(self._low_time_s, self._time_s(step_time_s) or 0.0)
 
     def narrow(self) -> None:
-        """Raise the lower bound as far as the enumeration alone goes, if that is still to do."""
+        """Raise the lower bound as far as enumeration alone can, unless that has been done."""
         if self._is_narrowed:
             return
         self._is_narrowed = True
@@ -183,7 +186,7 @@ class SpaceSearch:
                 high = step_time_s
 
     def _narrow_from_below(self) -> None:
-        """Narrow in growing steps from the lower bound: there are far more columns at the upper one."""
+        """Narrow in growing steps from the lower bound, because there are far more columns near the upper bound."""
         step = _FIRST_STEP
         while self.low_s < self.high_s:
             step_time_s = min(self.low_s * (1 + step), self.high_s)
@@ -224,8 +227,9 @@ class SpaceSearch:
             self.answer.bound_s = math.inf
 
     def _refute(self) -> None:
-        """Raise the lower bound in the time that is left, where there was too little for a proof: programs with a lower
-        limit have fewer columns."""
+        """Raise the lower bound in the time that is left if it does not suffice for a proof.
+
+        Programs with a lower limit have fewer columns, and may show that no plan is below that limit."""
         for share in _REFUTED if self.is_bounded and self.deadline.at is not None else ():
             limit_s = share * self.high_s
             if self.low_s < limit_s and not self.answer.interrupted and (self.deadline.left_s or 0) > _LEAST_S:
@@ -235,7 +239,7 @@ class SpaceSearch:
                 self._raise_low(limit_s)
 
     def _solve_once(self, limit_s: float, share: float = _SEARCHING) -> tuple[ColumnProgram | None, MilpOutcome]:
-        """Write down the program of a limit and run the solver on it; no program where no columns make a pipeline."""
+        """Build the program of a limit and run the solver on it. There is no program if no columns make a pipeline."""
         columns, time_s = self._columns(limit_s), self._time_s(limit_s)
         if columns is None or time_s is None:
             return None, MilpOutcome(found=False, proven=True, bound=math.inf)
@@ -248,9 +252,9 @@ class SpaceSearch:
         return program, backend.run(program.program.lp, settings.solver, left_s, settings.gap)
 
     def _settle(self, program: ColumnProgram, limit_s: float, *, proven: bool) -> bool:
-        """Take the solution of a program with this limit. Returns whether another program is to follow.
+        """Evaluate the solution of a program with this limit. Returns whether another program must follow.
 
-        `proven`: whether the solution is optimal.
+        `proven` says whether the solution is optimal.
         """
         score = self._take(program.stages(), limit_s)
         value_s, gap = program.step_time_s(), self.limits.gap
@@ -263,7 +267,7 @@ class SpaceSearch:
             self._deep = True
             return True
         if not score.fits or not score.step_time_s <= limit_s * (1 + PRECISION):
-            self.answer.refusal = "its plan does not keep to its own constraints"
+            self.answer.refusal = "its plan violates its own constraints"
             return False
         # The depths at this step time may be too small for a faster plan.
         self.is_bounded = True
@@ -271,8 +275,9 @@ class SpaceSearch:
         return True
 
     def _take(self, stages: list[Stage], limit_s: float) -> Evaluation:
-        """The score of a plan with these stages, at the smallest depths for its own step time or, where these do not
-        fit, for the limit. It is kept if it is the best one so far.
+        """The score of a plan with these stages. The plan is kept if it is the best one so far.
+
+        The plan's depths are the smallest for its own step time, or, if these do not fit, for the limit.
         """
         plan = self.space.plan(self.problem, stages)
         deepest = self._with_depths(plan, limit_s)
@@ -292,6 +297,6 @@ class SpaceSearch:
         return score
 
     def _with_depths(self, plan: Plan, step_time_s: float) -> Plan:
-        """The plan with the smallest depths at which all copies keep a step time."""
+        """The plan with the smallest depths at which all copies sustain a step time."""
         time_s = self._time_s(step_time_s) or step_time_s * plan.copies
         return depths.assign_depths(plan, self.problem, time_s / plan.copies * (1 + _DEPTH_ROUNDING))

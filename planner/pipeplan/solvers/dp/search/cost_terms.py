@@ -1,7 +1,7 @@
 """The terms of the cost model for one problem, as arrays over its cuts: rates, times of boundaries, and bounds.
 
-Searches under vertical sync assume an input stage: one with known replicas and depth (`InputStage`), or any
-(`AnyInputStage`).
+Searches under vertical sync assume an input stage: either with known replicas and depth (`InputStage`), or any input
+stage (`AnyInputStage`).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class InputStage:
 class CostTerms:
     """The terms of the cost model for a problem on a uniform cluster, as arrays over its cuts.
 
-    They do not depend on the threshold.
+    The terms do not depend on the threshold.
     """
 
     problem: Problem
     cuts: Cuts
     first: InputStage | None = None
-    """The assumed input stage under vertical sync, on which every stage's versions depend; else None."""
+    """The assumed input stage under vertical sync, which determines every stage's versions; else None."""
 
     @cached_property
     def stashing(self) -> Self:
@@ -62,7 +62,7 @@ class CostTerms:
 
     @cached_property
     def shared(self) -> SharedInCuts | None:
-        """What weights that units share add to stages; None where there are none."""
+        """What shared weights add to stages; None if no weights are shared."""
         return shared_in_cuts(self.problem, self.cuts.ideals)
 
     @property
@@ -92,12 +92,12 @@ class CostTerms:
 
     @property
     def accumulate(self) -> int | None:
-        """Minibatches per synchronisation in one copy; None if a stage synchronises once for its replicas' group."""
+        """Minibatches per synchronisation in one copy; None if a stage synchronises once per group of its replicas."""
         return self.problem.minibatches_in_flight
 
     @property
     def joins_copies(self) -> bool:
-        """Whether one ring has the replicas of a stage in all copies of the pipeline, as under a flush."""
+        """Whether one ring joins the replicas of a stage in all copies of the pipeline, as under a flush."""
         return self.problem.copies > 1 and self.training and self.problem.options.flushes
 
     def ring_of(self, level: Ints) -> tuple[Floats | float, Floats | float]:
@@ -108,7 +108,7 @@ class CostTerms:
         return self.links.allreduce_bandwidth[level], self.links.allreduce_latency[level]
 
     def ring_among(self, run: range) -> tuple[float, float]:
-        """Bandwidth and latency of the ring of a stage that is on these workers of one copy."""
+        """Bandwidth and latency of the ring of a stage on these workers of one copy."""
         if not self.joins_copies:
             return self.links.allreduce_among(run)
         ways = self.problem.copy_ways
@@ -116,17 +116,17 @@ class CostTerms:
         return min(ways.bandwidth[one] for one in mine), max(ways.latency_s[one] for one in mine)
 
     def members(self, replicas: Any) -> Any:
-        """Members of the ring of stages with so many replicas in a copy."""
+        """Number of members of the ring of stages with `replicas` replicas in a copy."""
         return replicas * self.problem.copies if self.joins_copies else replicas
 
     @property
     def constant_versions(self) -> int:
-        """Weight versions of a stage that do not depend on its own depth."""
+        """Number of weight versions of a stage that do not depend on its depth."""
         return TRAITS[self.schedule].versions
 
     @property
     def stashes(self) -> int:
-        """Copies of the weights for each minibatch in flight."""
+        """Number of copies of the weights for each minibatch in flight."""
         return self.problem.options.copies_per_version if self.constant_versions == 0 else 0
 
     @property
@@ -136,7 +136,9 @@ class CostTerms:
 
     @cached_property
     def floor(self) -> float:
-        """Lower bound on the step time: all work on all workers in use, and the costliest unit on as many as it may
+        """Lower bound on the step time.
+
+        The bound is the larger of all work on all usable workers, and the costliest unit on as many workers as it may
         have.
         """
         units = self.problem.units
@@ -144,10 +146,11 @@ class CostTerms:
         return max(self.problem.work_s / self.problem.speed_in_use, most / self.speed)
 
     def has_minibatches_for(self, shape: GridShape) -> bool:
-        """Whether a uniform grid has no more minibatches in flight than an update has, where that matters.
+        """Whether the minibatches of an update suffice for those in flight in a uniform grid; True if that does not
+        matter.
 
-        At its step times, every stage but the last has two more than the next one for each replica, or one more where
-        messages take no time.
+        Each replica of a stage has two more minibatches in flight than one of the next stage, or one more if messages
+        take no time.
         """
         if self.accumulate is None:
             return True
@@ -157,11 +160,11 @@ class CostTerms:
 
     @cached_property
     def least_transfer_s(self) -> Floats:
-        """The shortest one-way time of a minibatch over any level, by cut."""
+        """The shortest one-way time of a minibatch over any level, for each cut."""
         return np.asarray(self.transfer_s[:, 1:].min(axis=1))
 
     def workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
-        """The least workers that stages in front of cuts (rows) need for their memory, given the demands (columns).
+        """The fewest workers that stages in front of cuts (rows) need for their memory, given the demands (columns).
 
         A stage with fixed + depth · growing ≤ capacity and depth ≥ 1 + demand / r satisfies
         r · capacity ≥ fixed + growing + growing · demand. Both terms add up over stages, and demands only grow.
@@ -174,23 +177,27 @@ class CostTerms:
 
     @cached_property
     def least_memory(self) -> tuple[Floats, Floats]:
-        """Memory that all layers before a cut need once, and for every minibatch in flight: their weights at least."""
+        """Lower bounds on the memory of all layers before a cut: (bytes with one minibatch in flight, bytes for each
+        further one)."""
         layers = self.layers_alone(self.cuts, recompute=self.problem.options.recompute)
         return self.memory_of_layers(layers)
 
     def layers_alone(self, sums: Any, *, recompute: bool) -> LayersAlone:
-        """Layers on the workers of one copy, which hold their state together (`LayersAlone.sums`)."""
+        """Layers on the workers of one copy, which together hold the layers' state (`LayersAlone.sums`)."""
         return LayersAlone(self.problem, sums, self.problem.copy_state_ratio, recompute)
 
     def memory_of_layers(self, layers: LayersAlone) -> tuple[Floats, Floats]:
-        """Memory that layers need at least with one minibatch in flight, and for every further one."""
+        """Lower bounds on the memory of layers: (bytes with one minibatch in flight, bytes for each further one)."""
         each = layers.each_bytes + layers.version_bytes * (self.constant_versions == 0) * self.training
         kept = layers.kept_bytes + layers.version_bytes * self.constant_versions * self.training
         return np.asarray(kept + each), np.asarray(each)
 
     @cached_property
     def most(self) -> float:
-        """A step time that excludes no plan, and at which transfers and waits together take at most one minibatch."""
+        """A step time so large that it excludes no plan.
+
+        At this step time, transfers and waits together take at most one minibatch.
+        """
         options = self.problem.options
         counts = np.arange(1, self.workers + 1)
         bandwidth, latency = self.links.allreduce_bandwidth[-1], self.links.allreduce_latency[-1]
@@ -214,7 +221,7 @@ class CostTerms:
 
     @cached_property
     def boundary_s(self) -> Floats:
-        """Time that a minibatch keeps the link of the busier direction busy, by cut and level."""
+        """Time for which a minibatch keeps the link busy in the busier direction, by cut and level."""
         return np.asarray(formulas.boundary_time(self._busier, self.links.sendrecv_bandwidth))
 
     @cached_property
@@ -244,7 +251,8 @@ class CostTerms:
         return tuple(sorted({(home[layer], stage) for layer, stage in self.problem.options.pins}))
 
     def respects_pins(self, targets: Ints, before: Ints) -> Flags:
-        """Whether cuts with so many stages before them hold exactly the pinned units that belong before them."""
+        """Whether cuts with `before` stages in front of them contain exactly the pinned units that belong to these
+        stages."""
         respected = np.ones(len(targets), dtype=bool)
         for unit, stage in self.pinned:
             word, bit = divmod(unit, 64)
@@ -255,47 +263,49 @@ class CostTerms:
 
 @dataclass(frozen=True)
 class AnyInputStage(InputStage):
-    """A bound on the weight versions that input stages ask for, in pipelines with several stages: one replica and
-    `delay`, while the input stage of the pipeline may have any number of replicas.
+    """Lower bound on the weight versions that an input stage causes, in pipelines with several stages.
 
-    An input stage with r_1 replicas asks a stage with r for 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) versions.
-    As the gcd is at most r_1, and the lag 1 unless r_1 is the only replica, that is no fewer than with one replica and
-    the delay d_1 r_1 + 1, or d_1 for a single replica.
+    The bound is stated as an input stage with one replica and `delay`. The real input stage may have any number of
+    replicas.
+
+    With an input stage of r_1 replicas, a stage of r replicas keeps 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r)
+    versions. The gcd is at most r_1, and the lag is 1 unless r_1 is 1. So the number is at least that for one replica
+    and the delay d_1 r_1 + 1, or d_1 if r_1 is 1.
     """
 
     @staticmethod
     def delays(copies: int, depth: Ints, replicas: Ints) -> Ints:
-        """The delays of input stages."""
+        """The delays of input stages with these depths and replicas."""
         return depth * replicas + (replicas * copies > 1)
 
     def delay_with(self, replicas: int, copies: int) -> int:
-        """Depth and lag, together, that an input stage with so many replicas has at least, where this bound holds."""
+        """Lower bound on depth plus lag of an input stage with `replicas` replicas, if this bound holds."""
         late = int(replicas * copies > 1)
         return math.ceil((self.delay - late) / replicas) + late
 
     @staticmethod
     def of(copies: int, depth: int, replicas: int) -> AnyInputStage:
-        """The bound that input stages set whose delay is no smaller than that of this one."""
+        """The bound for all input stages whose delay is at least that of the given one."""
         return AnyInputStage(1, int(AnyInputStage.delays(copies, np.array(depth), np.array(replicas))))
 
     @staticmethod
     def within(terms: CostTerms, step_time_s: float) -> AnyInputStage:
         """The bound for all pipelines with at most this step time, in seconds per minibatch of one copy.
 
-        They have N = work / (speed · step time) workers at least. As d r of a stage covers all workers from it on, d_1
-        r_1 is no less than N.
+        Such pipelines have at least N = work / (speed · step time) workers. The product d r of a stage covers all
+        workers from it on, so d_1 r_1 is at least N.
         """
         return AnyInputStage(1, _busy_workers(terms, step_time_s) + (terms.problem.copies > 1))
 
     @staticmethod
     def least_delay(terms: CostTerms, step_time_s: float, replicas: int) -> int:
-        """Depth and lag, together, that an input stage with so many replicas has at least.
+        """Lower bound on depth plus lag of an input stage with `replicas` replicas.
 
-        A stage that is the only one has no lag, and depth 1.
+        The stage of a pipeline with only one stage has depth 1 and no lag.
         """
         return math.ceil(_busy_workers(terms, step_time_s) / replicas)
 
 
 def _busy_workers(terms: CostTerms, step_time_s: float) -> int:
-    """The least workers that a pipeline within a step time needs for its work."""
+    """The fewest workers that a pipeline within a step time needs for its work."""
     return max(1, math.ceil(terms.problem.work_s / (terms.fastest * step_time_s * (1 + SLACK)) - 1e-9))

@@ -1,9 +1,9 @@
 """The searches for the fastest batch under a flush schedule: on equal servers, and over all candidate placements.
 
-Each is the search over cuts with two numbers of a batch's time in every state (`batch_limit`): the fastest batch within
-a limit is that of the best state at the empty cut. On equal servers a stage is tried with every number of replicas that
-may matter, not only the fewest, because replicas also shorten the way to the stages behind: the fewest that leave so
-many minibatches to each of them, and where memory is limited any number with another depth.
+Each is a search over cuts with two numbers of a batch's time in every state (`batch_limit`). The best state at the
+empty cut gives the fastest batch within a limit. On equal servers a stage is tried with more than the fewest replicas,
+because replicas also change the time of the stages behind. For each number of minibatches per replica, the fewest
+replicas are tried. If memory is limited, every number of replicas with another depth is tried, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeplan.solvers.dp.search.states import SearchStates
 from pipeplan.solvers.dp.search.uniform_search import UniformSearch
 from pipeplan.solvers.dp.search.worker_bounds import WorkerBounds
 
-# The number of pairs of a cut and an end position that are looked at a time.
+# Number of pairs (cut, end position) that are processed at a time.
 _AT_ONCE = 100_000
 
 
@@ -46,17 +46,17 @@ class FlushSearch(UniformSearch):
 
     @property
     def counts_depths(self) -> bool:
-        """False for GPipe, which holds all minibatches of a replica: its depth follows from the replicas."""
+        """False under GPipe, where a replica holds all its minibatches, so the depth follows from the replicas."""
         return self.limits.memory and not self.batch.holds_all
 
     def _quick(self, cut: int, level: int) -> bool:
-        """Whether a boundary over a level carries all messages within the limit."""
+        """Whether a boundary at a level carries all messages within the limit."""
         crossing = self.batch.crossing_s(cut, float(self.terms.links.sendrecv_bandwidth[level]), 1)
         return bool(crossing <= self.batch.budget_s)
 
     def _worker_bounds(self) -> WorkerBounds:
         count = self.batch.minibatches
-        # A stage holds at most all minibatches in flight, and with GPipe no fewer.
+        # A stage holds at most all minibatches in flight; under GPipe it holds all.
         demands = (float(count - 1) * self.batch.holds_all, float(count - 1))
         rate = count / self.batch.budget_s
         return WorkerBounds(self.terms, rate, recompute=self.limits.recompute, demands=demands)
@@ -84,11 +84,12 @@ class FlushSearch(UniformSearch):
 
     @cached_property
     def _counts(self) -> Ints:
-        """The numbers of replicas to try: all, or without depths the fewest for every number of minibatches of one."""
+        """The numbers of replicas to try: all, or, if depths do not matter, the fewest for every number of minibatches
+        per replica."""
         if self.limits.shape is not None:
             return np.array([self.limits.shape.replicas])
         divided, count = bool(self.terms.problem.divided_ratio), self.batch.minibatches
-        # A replica without a minibatch only holds a part of divided state.
+        # A replica without a minibatch is only of use for holding a part of divided state.
         every = np.arange(1, (self.terms.most_replicas if divided else min(self.terms.most_replicas, count)) + 1)
         if self.limits.coarse:
             return np.asarray(every[(every & (every - 1) == 0) | (every == count)])
@@ -99,13 +100,13 @@ class FlushSearch(UniformSearch):
 
     @property
     def _drops_spare(self) -> bool:
-        """Whether a replica that makes a stage no quicker is left out."""
+        """Whether replicas are left out that do not make a stage faster."""
         return self.limits.shape is None and not self.limits.coarse and not self.terms.problem.divided_ratio
 
     def _with_replicas(
         self, stage: StageTerms, states: SearchStates, places: EndPositions
     ) -> tuple[CandidateStages, Floats]:
-        """The stages with the numbers of replicas that are quick enough and leave enough workers in front."""
+        """The stages with numbers of replicas that are fast enough and leave enough workers in front."""
         assert states.times is not None
         counts = self._counts
         least = self.batch.least_replicas(stage)[:, None]
@@ -113,7 +114,7 @@ class FlushSearch(UniformSearch):
         if self.limits.memory:
             need = np.maximum(need, self.workers_for_memory(stage.begin, states.demand[places.state]))
         room = np.minimum(places.end - need, places.room[-1])
-        # The stages behind must still end in time after the passes of this stage and of those in front.
+        # The stages behind must still finish in time after the passes of this stage and of the stages in front.
         ahead = stage.ahead_s / self.terms.speed + self.batch.ahead_s[stage.begin]
         room = np.where(ahead[:, None] + states.times[places.state, 0] <= self.batch.budget_s, room, 0)
         begin = np.broadcast_to(np.searchsorted(counts, least), room.shape)
@@ -134,7 +135,7 @@ class FlushSearch(UniformSearch):
         return candidates, replicas.astype(float)
 
     def _suffices(self, stage: StageTerms, target: Ints, behind_s: Floats, fewer: Ints | Floats) -> Flags:
-        """Whether so many replicas, if any, end their work no later than the stages behind."""
+        """Whether `fewer` replicas, if there are any, finish no later than the stages behind."""
         if stage.splits:
             return np.zeros(len(target), dtype=bool)
         several = np.maximum(fewer, 1)
@@ -150,7 +151,7 @@ class FlushSearch(UniformSearch):
         depth = self._depth(stage, candidates, replicas)
         kept = depth <= stage.max_depth_of(candidates.target, replicas)
         if self._drops_spare:
-            # With one replica less at no greater depth, a stage is as quick and holds no more (but for divided state).
+            # A stage with one replica less is better if it is as fast with at most the same depth.
             fewer = np.maximum(replicas - 1, 1)
             count = self.batch.minibatches
             spare = formulas.rounds(count, fewer) == formulas.rounds(count, replicas)
@@ -165,7 +166,7 @@ class FlushSearch(UniformSearch):
         return self.batch.depth(candidates.behind, replicas)
 
     def _joined(self, candidates: CandidateStages, replicas: Floats) -> Ints:
-        """The level of the smallest component that holds a stage and the one behind it."""
+        """The level of the smallest component that contains a stage and the stage behind it."""
         start = (candidates.end - replicas).astype(np.intp)
         return np.maximum(self.layout.between(start, candidates.next_first), candidates.next_level)
 
@@ -200,7 +201,7 @@ class PlacementFlushSearch(PlacementSearch):
 
     @property
     def counts_depths(self) -> bool:
-        """False for GPipe, which holds all minibatches of a replica: its depth follows from the replicas."""
+        """False under GPipe, where a replica holds all its minibatches, so the depth follows from the replicas."""
         return self.limits.memory and not self.batch.holds_all
 
     def _quick_boundary(self, cut: int, bandwidth: Floats, links: Ints) -> Flags:
@@ -221,7 +222,7 @@ class PlacementFlushSearch(PlacementSearch):
             yield begin + target, pair, depth[target, kind[pair]], demand[target, kind[pair]]
 
     def _sizes(self, stage: StageTerms, behind: Floats, runs: Ints) -> tuple[Floats, Floats]:
-        """Depth and demand of stages (rows: cuts I) on placements, infinite where a stage is too slow or too large."""
+        """Depth and demand of stages (rows: cuts I) on placements; infinite if a stage is too slow or too large."""
         replicas, speed = self.terms.runs.replicas[runs], self.terms.runs.speed[runs]
         work = stage.passes_s[:, None] / speed
         own = formulas.flush_busy(work, self.batch.minibatches, replicas)
@@ -240,7 +241,7 @@ class PlacementFlushSearch(PlacementSearch):
     def _placed_times(
         self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
     ) -> Floats:
-        """The parts of the batches that new states belong to: pairs of a state and a placement, with a cut each."""
+        """The batch times of new states: one for each pair of a state and a placement, at its cut."""
         assert states.times is not None
         if self.limits.fitting:
             return np.zeros((len(target), 2))

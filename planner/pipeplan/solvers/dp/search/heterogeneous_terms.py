@@ -1,4 +1,4 @@
-"""The terms of the cost model where servers differ or boundaries use several links, for all candidate placements."""
+"""The terms of the cost model for all candidate placements, used if servers differ or boundaries have several links."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ placements_of, levels_of = lru_cache(maxsize=4)(PlacementTable.of), lru_cache(ma
 
 @dataclass(frozen=True)
 class HeterogeneousTerms(CostTerms):
-    """The terms of the cost model on a heterogeneous cluster. They do not depend on the threshold."""
+    """The terms of the cost model on a heterogeneous cluster. The terms do not depend on the threshold."""
 
     @cached_property
     def runs(self) -> PlacementTable:
@@ -28,14 +28,14 @@ class HeterogeneousTerms(CostTerms):
 
     @cached_property
     def usable(self) -> Flags:
-        """Whether each candidate placement is only on workers that stages may be on."""
+        """Whether each candidate placement uses only workers that stages may use."""
         table, barred = self.runs, np.zeros(self.problem.cluster.workers + 1, dtype=np.intp)
         barred[[worker + 1 for worker in self.problem.unused]] = 1
         count = np.cumsum(barred)
         return np.asarray(count[table.end] == count[table.first])
 
     def ring(self, runs: Ints | int) -> tuple[Floats, Floats]:
-        """Bandwidth and latency of the rings of stages on placements, in one copy or, with a flush, in all."""
+        """Bandwidth and latency of the rings of stages on placements, in one copy or, with a flush, in all copies."""
         if self.joins_copies:
             bandwidth, latency = self.group_rates
             return bandwidth[runs], latency[runs]
@@ -43,7 +43,7 @@ class HeterogeneousTerms(CostTerms):
 
     @cached_property
     def group_rates(self) -> tuple[Floats, Floats]:
-        """For each placement, bandwidth and latency of a ring among its replicas in all copies."""
+        """Bandwidth and latency of a ring among the replicas in all copies, for each placement."""
         table, ways = self.runs, self.problem.copy_ways
         if self.problem.copies == 1:
             return table.allreduce_bandwidth, table.allreduce_latency
@@ -53,11 +53,12 @@ class HeterogeneousTerms(CostTerms):
 
     @cached_property
     def between(self) -> Ints:
-        """The level of the smallest component that holds two workers, for all pairs."""
+        """The level of the smallest component that contains two workers, for all pairs of workers."""
         return levels_of(self.problem.cluster)
 
     def rates_between(self, joined: Ints, ways: Ints, others: Ints) -> tuple[Floats, Floats]:
-        """Bandwidth and latency of messages between placements of two classes that a level joins, elementwise."""
+        """Bandwidth and latency of messages between placements of two classes, given the level that joins them;
+        elementwise."""
         message, latency = self.runs.message, self.runs.latency
         bandwidth = np.minimum(message[joined, ways], message[joined, others])
         return bandwidth, np.maximum(latency[joined, ways], latency[joined, others])
@@ -79,8 +80,10 @@ class HeterogeneousTerms(CostTerms):
 
     @cached_property
     def floor(self) -> float:
-        """Lower bound on the step time: all work on all workers in use, the costliest unit on as many of the
-        fastest.
+        """Lower bound on the step time.
+
+        The bound is the larger of all work on all usable workers, and the costliest unit on the fastest workers that it
+        may have.
         """
         most = max(unit.forward_s + unit.backward_s for unit in self.problem.units)
         alone = most / (max(1, self.most_replicas) * self.fastest)
@@ -88,12 +91,13 @@ class HeterogeneousTerms(CostTerms):
 
     @cached_property
     def least_transfer_s(self) -> Floats:
-        """The shortest one-way time of a minibatch between any two placements, by cut."""
+        """The shortest one-way time of a minibatch between any two placements, for each cut."""
         table, crossing = self.runs, np.maximum(self.cuts.sent, self.cuts.returned)
         return np.asarray(formulas.transfer_time(crossing, table.message[1:].max(), table.latency[1:].min()))
 
     def stage_s(self, stage: StageTerms, runs: Ints) -> tuple[Floats, Floats]:
-        """Seconds per minibatch of stages on the placements of the same index, and of one all-reduce of each."""
+        """(seconds per minibatch of each stage on the placement of the same index, seconds of one all-reduce of each
+        stage)."""
         table, replicas = self.runs, self.runs.replicas[runs]
         compute = formulas.compute_time(stage.work_s, replicas, table.speed[runs])
         if not self.training:

@@ -1,4 +1,4 @@
-"""The step time of one pipeline that was found, or the time of its batch, and whether it fits in memory."""
+"""The step time or batch time of one pipeline that was found, and whether it fits in memory."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class PlacedStep:
     stage: StageTerms
     """The figures of this one stage, as arrays of length 1."""
     times: StageTimes
-    """Its times; under a flush the all-reduce is that of all copies."""
+    """Times of the stage. Under a flush, the all-reduce is that among all copies."""
     speed: float
     """Speed of the slowest worker."""
     capacity: float
-    """Bytes that a stage may use on the smallest worker."""
+    """Bytes that a stage may use on the worker with the least memory."""
     hop: tuple[float, float]
-    """Bandwidth and latency of messages to the step behind; infinite and 0 for the last step."""
+    """(bandwidth, latency) of messages to the step behind; infinite and 0 for the last step."""
 
     @staticmethod
     def of(terms: CostTerms, step: Step, following: Step | None) -> PlacedStep:
-        """A step in front of another."""
+        """A step on its workers; `following` is the step behind it, None for the last step."""
         problem, run = terms.problem, range(step.first, step.first + step.replicas)
         stage = StageTerms.of(terms, step.end, np.array([step.start]), recompute=step.recompute)
         speed, links, rates = problem.cluster.speed_of(run), 1, []
@@ -64,8 +64,7 @@ class PlacedStep:
         return PlacedStep(stage, times, speed, problem.capacity_of(run), rates[0] if rates else (math.inf, 0.0))
 
     def holds(self, depth: float, versions: int = 1) -> bool:
-        """Whether so many minibatches in flight fit in memory, with `versions` versions of the weights that are kept
-        in any case."""
+        """Whether `depth` minibatches in flight fit in memory, together with `versions` versions of the weights."""
         replicas = np.array([self.times.replicas])
         fixed = self.stage.fixed_bytes(replicas) + formulas.version_memory(self.stage.parameters, versions - 1)
         return bool(fixed[0] + self.stage.growing_bytes[0] * depth <= self.capacity * (1 + SLACK))
@@ -77,9 +76,7 @@ def placed_steps(terms: CostTerms, steps: Sequence[Step]) -> list[PlacedStep]:
 
 
 def steady_step_time(terms: CostTerms, steps: Sequence[Step], *, depths: bool) -> float:
-    """Seconds per minibatch of one copy: the slowest stage or boundary, and with `depths` the step time they
-    sustain.
-    """
+    """Seconds per minibatch of one copy, by the slowest stage or boundary, and with `depths` also by the depths."""
     problem, times = terms.problem, [one.times for one in placed_steps(terms, steps)]
     found = [time for one in times for time in (one.stage_s, one.boundary_s)]
     if depths and terms.training:

@@ -1,24 +1,24 @@
-"""The search over cuts with all candidate placements, for servers that differ, parallel links, and what workers share.
+"""The search over cuts with all candidate placements, for servers that differ, parallel links, and contention.
 
-Where servers differ, no place in the cluster stands for another. So a stage in front of a state is tried on every run
-of consecutive workers, and a state (p', λ') dominates another (p, λ) at the same cut, of no less demand, if p' ≥ p
-and the component of level λ' that holds p' lies within that of level m = max(λ, level(p-1, p)) that holds p. Any
-stage that can be put in front of p can then be put in front of p', and the component that joins the two is no larger.
-The links from the stage of p' up to level m, and to every level above, must also be no slower than those from the
-stage of p (`PlacementTable.no_slower`).
+If servers differ, the positions in the cluster are not interchangeable. So a stage in front of a state is tried on
+every run of consecutive workers. A state (p', λ') dominates another (p, λ) at the same cut with at least the same
+demand under two conditions: p' ≥ p, and the component of level λ' that contains p' lies within the component of level m
+= max(λ, level(p-1, p)) that contains p. Any stage that can be in front of p can then be in front of p', and the
+component that joins the two is no larger. The links from the stage of p' up to level m, and to every level above, must
+also be no slower than those from the stage of p (`PlacementTable.no_slower`).
 
-Where shared cards, ports and cores are charged, a state also has the pending loads of the components in which its first
-stage begins (`shared_resources`). Two states of one cut then compare only where no stage in front can tell them apart.
-At every level that charges something, the component of the dominated state's first worker is either closed, because
-that worker is its first, or it is the same component, with no more load pending, and the receivers in it are the same
-share of their stage.
+If contention is charged, a state also has the pending loads of the components in which its first stage begins
+(`shared_resources`). With contention, a state dominates another only if, at every level that charges something, one of
+two conditions holds for the component of the dominated state's first worker. Either that worker is the first of its
+component, so that the component is closed. Or both states have the same component, the dominating state has no more
+pending load there, and the receivers in it are the same share of their stage.
 
-A stage ends right before the state behind it or at the end of a server: if worker e is idle and on the same server as
-the stage's last worker e - 1, the stage can move by one worker, as it leaves one and gains another like its last. Where
-cards are charged, a stage that straddles servers ends anywhere: it would then have more replicas on the card of the one
-and fewer on that of the other.
+A stage ends right before the state behind it or at the end of a server. If worker e is idle and on the same server as
+the stage's last worker e - 1, the stage can move by one worker, because it gains a worker equal to its last. This does
+not hold for a stage that straddles servers if cards are charged, because the move changes how many replicas use each
+server's card. So such a stage may end anywhere.
 
-In the steady state a stage on a placement begins at one of a window of cuts, so only those are sized.
+In the steady state, a stage on a placement can begin only within a window of cuts, so only these cuts are tried.
 """
 
 from __future__ import annotations
@@ -48,19 +48,19 @@ from pipeplan.solvers.dp.search.states import (
 from pipeplan.solvers.dp.search.uniform_search import UniformSearch
 
 AT_ONCE = 1_000_000
-"""The number of pairs of a stage and a placement that are looked at a time."""
+"""Number of pairs (stage, placement) that are processed at a time."""
 
 
 @dataclass(frozen=True)
 class SharedLimit:
-    """The most seconds per minibatch that any shared resource may be busy."""
+    """The limit on the busy time of every shared resource, in seconds per minibatch."""
 
     resources: SharedResources
     limit_s: float
 
     @property
     def within(self) -> float:
-        """The limit with slack for rounding."""
+        """The limit with a tolerance for rounding."""
         return self.limit_s * (1 + SLACK)
 
 
@@ -76,7 +76,7 @@ class PlacementSearch(UniformSearch):
         self.threshold, self.within = threshold, threshold * (1 + SLACK)
         self.last = len(terms.cuts.ideals) - 1
         self.kept: dict[int, SearchStates] = {}
-        # A cut needs enough speed in front for the work before it, and a worker at least.
+        # The layers before a cut need enough speed in front of it for their work, and at least one worker.
         speed = terms.cuts.work_s / self.within * (1 - 1e-9)
         self.lowest = np.maximum(np.searchsorted(terms.speed_before, speed), 1).astype(np.intp)
         self.need = np.maximum(np.ceil(speed / terms.fastest), 1).astype(np.intp)
@@ -84,20 +84,20 @@ class PlacementSearch(UniformSearch):
         self.most_demand, self.bounds = self._most_demand(), None
 
     def start(self) -> SearchStates:
-        """The initial state, with nothing pending."""
+        """The initial state, without pending loads."""
         start = super().start()
         return start if self.shared is None else replace(start, loads=np.zeros((1, self.shared.resources.columns)))
 
     # -- extension --
 
     def _extend(self, cut: int, states: SearchStates) -> Iterator[tuple[Ints, SearchStates]]:
-        """Every state that a stage in front of these states leads to, with the cut of each."""
+        """The states that result from adding a stage in front of these states, each with its cut."""
         states, rows = self.open_states(states)
         targets = self._leading(cut)
         if not len(states) or not len(targets):
             return
         begins = self.terms.runs.begins
-        # No state has more placements in front of it than there are in all up to its first worker.
+        # A state has at most as many placements in front of it as there are in all up to its first worker.
         most = np.cumsum(begins[states.first + 1] - begins[self.lowest[cut]])
         edges = [0, *(np.flatnonzero(np.diff(most // AT_ONCE)) + 1).tolist(), len(states)]
         variants = (False, True) if self.limits.recompute else (False,)
@@ -108,7 +108,7 @@ class PlacementSearch(UniformSearch):
     def _extend_some(
         self, cut: int, stages: list[StageTerms], states: SearchStates, rows: Ints
     ) -> Iterator[tuple[Ints, SearchStates]]:
-        """Every state that some stages in front of some states lead to."""
+        """The states that result from adding `stages` in front of `states`."""
         which, runs = self._pairs(cut, states)
         transfer, allowed = self._boundary_times(cut, states, which, runs)
         which, runs, transfer = which[allowed], runs[allowed], transfer[allowed]
@@ -131,13 +131,14 @@ class PlacementSearch(UniformSearch):
                 yield from self._new_states(stage, states, rows, target, loads, *chosen)
 
     def _useful(self, stages: list[StageTerms], kinds: tuple[Floats, Ints, Floats]) -> Flags:
-        """Whether any of some stages may be fast and small enough, for every kind of pair."""
+        """Whether any of these stages may be fast and small enough, for every kind of pair."""
         return np.asarray(np.logical_or.reduce([self._windows(stage, *kinds)[2] > 0 for stage in stages]))
 
     def _stages(
         self, stage: StageTerms, kinds: tuple[Floats, Ints, Floats], kind: Ints
     ) -> Iterator[tuple[Ints, Ints, Floats, Floats]]:
-        """The stages that are fast and small enough: row of the cut, pair of a state and a placement, depth, demand."""
+        """The stages that are fast and small enough, as (row of the cut, pair of state and placement, depth,
+        demand)."""
         behind, runs, transfer = kinds
         order, begins, counts = self._windows(stage, *kinds)
         pairs = _Groups.of(kind, len(runs))
@@ -155,15 +156,16 @@ class PlacementSearch(UniformSearch):
             yield row[element], pair, depth[element], demand[element]
 
     def _count(self, stage: StageTerms, rows: float) -> None:
-        """Count a step through so many rows; stages with recomputation are counted with those without it."""
+        """Count a step through `rows` rows. Stages with recomputation are not counted again."""
         if not stage.recompute:
             self.limits.step(rows)
 
     def _windows(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Ints, Ints, Ints]:
-        """The cuts at which a stage on each placement may begin: an order of all, and begins and lengths in it.
+        """The cuts at which a stage on each placement may begin: an order of all cuts, and first index and length of a
+        window in it.
 
-        A stage has no more work than its replicas can do, memory for what it covers without waits for all-reduces, and
-        enough workers in front of it.
+        In the window, a stage's replicas can do its work, memory suffices for its depth without waits for all-reduces,
+        and there are enough workers in front of it.
         """
         table, work_s = self.terms.runs, self.terms.cuts.work_s
         order = np.argsort(work_s[stage.begin], kind="stable")
@@ -182,9 +184,9 @@ class PlacementSearch(UniformSearch):
         return order, begins, np.maximum(ends - begins, 0)
 
     def _kinds(self, runs: Ints, behind: Floats, transfer: Floats) -> tuple[tuple[Floats, Ints, Floats], Ints]:
-        """The pairs that differ in what sizes a stage (demand behind, placement, transfer), and the kind of each pair.
+        """The distinct kinds of pairs (demand behind, placement, transfer), and the kind of each pair.
 
-        Stages are sized once for each kind. Where depths do not count, only the placement matters.
+        Stages are sized once for each kind. If depths do not matter, only the placement counts.
         """
         if not self.limits.memory and self.terms.accumulate is None:
             placements, kind = np.unique(runs, return_inverse=True)
@@ -198,7 +200,7 @@ class PlacementSearch(UniformSearch):
         return (behind[one], runs[one], transfer[one]), kind
 
     def _pairs(self, cut: int, states: SearchStates) -> tuple[Ints, Ints]:
-        """Every state with every placement that may lie in front of it, by index."""
+        """All pairs of a state and a placement that may lie in front of it, by index."""
         cluster, table = self.terms.problem.cluster, self.terms.runs
         if self.limits.shape is not None:
             which, runs = table.with_ends(states.first)
@@ -211,7 +213,7 @@ class PlacementSearch(UniformSearch):
             straddles |= level.first != level.last
         anywhere = straddles | edges[table.end]
         positions, position = np.unique(states.first, return_inverse=True)
-        # The stages in front of the cut have no room before this worker.
+        # The stages in front of the cut need the workers before this one.
         lowest = int(table.begins[self.lowest[cut]])
         groups, placements = [], []
         for index, first in enumerate(positions.tolist()):
@@ -235,7 +237,7 @@ class PlacementSearch(UniformSearch):
         return *self.terms.rates_between(joined, table.ways[runs], states.ways[which]), links
 
     def _boundary_times(self, cut: int, states: SearchStates, which: Ints, runs: Ints) -> tuple[Floats, Flags]:
-        """One-way time from a placement to the state behind it, and whether the boundary is fast enough."""
+        """(one-way time from a placement to the state behind it, whether the boundary is fast enough)."""
         bandwidth, latency, links = self._rates(cut, states, which, runs)
         allowed = self._quick_boundary(cut, bandwidth, links) & self.terms.usable[runs]
         if self.limits.max_workers is not None:
@@ -248,7 +250,8 @@ class PlacementSearch(UniformSearch):
         return quick
 
     def _sized(self, stage: StageTerms, behind: Floats, runs: Ints, transfer: Floats) -> tuple[Floats, Floats]:
-        """Depth and demand of stages on the placements of the same index; infinite where too slow or too large."""
+        """Depth and demand of stages on the placements of the same index; infinite if a stage is too slow or too
+        large."""
         terms, table = self.terms, self.terms.runs
         replicas = table.replicas[runs]
         time, group = terms.stage_s(stage, runs)
@@ -270,9 +273,10 @@ class PlacementSearch(UniformSearch):
         return depth, demand
 
     def _fits(self, stage: StageTerms, runs: Ints, depth: Floats, *, pairs: bool = False) -> Flags:
-        """Whether the smallest worker of each placement has the memory for each stage at its depth.
+        """Whether each stage at its depth fits into the smallest memory of each placement.
 
-        With `pairs` every stage is on the placement of the same index, else stages are rows and placements columns.
+        With `pairs` every stage is on the placement of the same index; otherwise stages are rows and placements are
+        columns.
         """
         replicas, first = self.terms.runs.replicas[runs], self.terms.first
         rows = ... if pairs else (slice(None), None)
@@ -294,9 +298,9 @@ class PlacementSearch(UniformSearch):
         depth: Floats,
         demand: Floats,
     ) -> Iterator[tuple[Ints, SearchStates]]:
-        """The new states whose shared resources keep within the limit, thinned out for each of their cuts.
+        """The new states whose shared resources stay within the limit, thinned out at each cut.
 
-        `busy` are the loads behind the stages, or None where nothing is charged.
+        `busy` has the loads behind the stages; None if contention is not charged.
         """
         if not len(target):
             return
@@ -319,11 +323,11 @@ class PlacementSearch(UniformSearch):
     def _placed_times(
         self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
     ) -> Floats | None:
-        """The parts of the batches that new states belong to; None in the steady state."""
+        """The batch times of new states; None in the steady state."""
         return None
 
     def _columns(self, stage: StageTerms, states: SearchStates, rows: Ints, which: Ints, runs: Ints) -> SearchStates:
-        """The new states of placements; depths and demands are still to be filled in."""
+        """The new states of placements, without depths and demands."""
         table = self.terms.runs
         columns = {
             "first": table.first[runs],
@@ -342,7 +346,7 @@ class PlacementSearch(UniformSearch):
     # -- dominance --
 
     def _undominated(self, cut: int, waiting: SearchStates) -> SearchStates:
-        """The states that no other dominates; of equal states the first in a fixed order."""
+        """The states that no other state dominates; of equal states, the first in a fixed order."""
         states = waiting.take(self._thinned(waiting))
         if len(states) == 1:
             return states
@@ -361,12 +365,12 @@ class PlacementSearch(UniformSearch):
         return states.take(undominated_rows(len(states), dominates))
 
     def _thinned(self, states: SearchStates) -> Ints:
-        """Rows that are better in some criterion than the others with their position and counts."""
+        """Rows that are better in some criterion than the other rows with the same position and counts."""
         return thinned_rows(self._keys(states), np.stack(self._criteria(states)))
 
     @staticmethod
     def _criteria(states: SearchStates) -> list[Floats]:
-        """The columns of which less is better: the demand, the times and the loads, each once."""
+        """The columns for which less is better: the demand, the times and the loads."""
         found = [states.demand]
         tables = [table for table in (states.times, states.loads) if table is not None]
         for values in (column for table in tables for column in table.T):
@@ -375,7 +379,7 @@ class PlacementSearch(UniformSearch):
         return found
 
     def _keys(self, states: SearchStates) -> Ints:
-        """The columns that tell states apart, as rows."""
+        """The columns that must be equal for states to be compared, as rows."""
         counting = self.limits.counting
         rows = [states.first, states.level, states.ways]
         rows += [states.replicas] if self.terms.parallel else []
@@ -383,7 +387,7 @@ class PlacementSearch(UniformSearch):
         rows += [states.workers] if counting.workers else []
         if self.shared is None or self.terms.parallel:
             return np.stack(rows)
-        # The replicas matter where some of them lie in another component than the first.
+        # The number of replicas matters if some of them lie in another component than the first.
         straddles = np.zeros(len(states), dtype=bool)
         for level in self.shared.resources.levels:
             if level.is_card:
@@ -393,7 +397,7 @@ class PlacementSearch(UniformSearch):
         return np.stack([*rows, np.where(straddles, states.replicas, 0)])
 
     def _dominates(self, states: SearchStates, some: Ints, others: Ints) -> Flags:
-        """Flags of shape (some, others): whether each of some states dominates each of the others."""
+        """Flags of shape (some, others): whether each state of `some` dominates each of `others`."""
         between, counting = self.terms.between, self.limits.counting
         mine, first = states.first[some][:, None], states.first[others]
         joined = np.where(first > 0, between[first - 1, first], len(self.terms.problem.cluster.levels))
@@ -415,7 +419,7 @@ class PlacementSearch(UniformSearch):
         return result
 
     def _places_of(self, cut: int, states: SearchStates) -> list[PlacedLoads]:
-        """How the states lie on each level that charges something."""
+        """The position and loads of the states on each level that charges something."""
         if self.shared is None or states.loads is None:
             return []
         resources, places, column = self.shared.resources, list[PlacedLoads](), 0
@@ -441,7 +445,7 @@ class PlacementSearch(UniformSearch):
 
 @dataclass(frozen=True)
 class _Groups:
-    """Elements, by their number, grouped by kind."""
+    """Elements (by index) grouped by kind."""
 
     order: Ints
     """The elements, sorted by kind."""
@@ -455,13 +459,13 @@ class _Groups:
         return _Groups(np.argsort(kind, kind="stable"), np.cumsum(counts) - counts, counts)
 
     def members(self, kinds: Ints) -> tuple[Ints, Ints]:
-        """All elements of some kinds: the index of the kind in the list, and the element."""
+        """All elements of `kinds`, as (index of the kind in the list, element)."""
         which, place = _ranges(self.begins[kinds], self.counts[kinds])
         return which, self.order[place]
 
 
 def _ranges(begins: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """The members of ranges of whole numbers: the index of the range of each, and the number."""
+    """The members of ranges of whole numbers, as (index of the range, number)."""
     which = np.repeat(np.arange(len(begins)), counts)
     before = np.cumsum(counts) - counts
     return which, np.arange(len(which)) - before[which] + begins[which]

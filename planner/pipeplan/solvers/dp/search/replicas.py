@@ -1,9 +1,9 @@
 """The numbers of replicas for which a stage is fast enough: the stage times of the cost model, solved for replicas.
 
 With compute c = work / r, synchronisation s(r) and an exposed share x, the time of a stage is max(c + x·s, s + x·c).
-Each of the two sums is at most T where a quadratic in r is not negative, so the solutions are the whole numbers in one
-or two intervals. With one synchronisation per group of r minibatches, s(r) = 2 (r-1)/r² · w/B + 2 (r-1)/r · α. With one
-per `accumulate` minibatches, s(r) = (2 (r-1)/r · w/B + 2 (r-1) · α) / accumulate.
+Each of the two sums is at most T if a quadratic in r is at least 0, so the solutions are the whole numbers in one or
+two intervals. With one synchronisation per group of r minibatches, s(r) = 2 (r-1)/r² · w/B + 2 (r-1)/r · α. With one
+synchronisation per `accumulate` minibatches, s(r) = (2 (r-1)/r · w/B + 2 (r-1) · α) / accumulate.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ Floats = NDArray[np.float64]
 
 # Relative rounding error within which a root counts as a whole number.
 ROUNDING = 1e-12
-# Relative, larger than any rounding error of a time.
+# Relative tolerance, larger than any rounding error of a time.
 _QUICK_SLACK = 1e-9
 
 
-# Stands for the upper end of a first interval without one, for all stages; there is no second interval then.
+# Upper end of a first interval that is unbounded for all stages. There is no second interval then.
 EVERYTHING: Floats = np.full(1, np.inf)
 
 
 @dataclass(frozen=True)
 class ReplicaIntervals:
-    """The numbers of replicas r with low1 ≤ r ≤ high1 or low2 ≤ r ≤ high2, for each of the two sums."""
+    """The allowed numbers of replicas r: low1 ≤ r ≤ high1 or low2 ≤ r ≤ high2, for each of the two sums."""
 
     low1: tuple[Floats, Floats]
     high1: tuple[Floats, Floats]
     low2: tuple[Floats, Floats]
     high2: tuple[Floats, Floats]
     only: int | None = None
-    """If given, the only number that is allowed besides."""
+    """If given, the only number that is allowed within the intervals."""
 
     def take(self, rows: NDArray[np.intp]) -> ReplicaIntervals:
         """The intervals of the selected stages, by level."""
@@ -47,14 +47,15 @@ class ReplicaIntervals:
         return ReplicaIntervals(low1, high1, low2, high2, self.only)
 
     def least(self, at_least: Floats, rows: tuple[NDArray[np.intp], ...] | None = None) -> Floats:
-        """The smallest allowed whole number from `at_least` on, by stage; infinite where there is none.
+        """The smallest allowed whole number from `at_least` on, by stage; infinite if there is none.
 
-        `rows` holds the index of the stage of every entry of `at_least`, where the two are not one to one.
+        `rows` has the stage's index for every entry of `at_least`; None if the entries correspond to the stages.
         """
         count = np.ceil(at_least - ROUNDING)
         if self.only is not None:
             count = np.maximum(count, self.only)
-        # Each sum can move the number into its second interval once. A single pass is enough for lower limits alone.
+        # Each sum can move the number into its second interval once. If there are only lower limits, one pass is
+        # enough.
         for _ in range(1 if self.high1[0] is EVERYTHING else 4):
             before = count
             for low1, high1, low2, high2 in zip(self.low1, self.high1, self.low2, self.high2, strict=True):
@@ -82,8 +83,8 @@ def allowed_replicas(
 ) -> ReplicaIntervals:
     """The numbers of replicas that keep a stage within the threshold.
 
-    `work_s` is for one minibatch on one worker; `size` is the bytes of its gradients, zero for inference. Both
-    broadcast, together with the rates and latencies, to the shape of `work_s`.
+    `work_s` is the time of one minibatch on one worker; `size` is the bytes of gradients, 0 in inference. All arguments
+    broadcast to the shape of `work_s`.
     """
     exposed = 1.0 - overlap
     transmit, latency = np.asarray(size / bandwidth), np.asarray(latency_s)
@@ -108,9 +109,9 @@ def may_suffice(
 ) -> NDArray[np.bool_]:
     """Whether up to `most` replicas may keep a stage within the threshold: a quick test before `allowed_replicas`.
 
-    It rules out no stage for which that has a number up to `most`. One replica takes `work_s`. From 2 to R replicas
-    take at least work / R to compute, and to synchronise 2 (R-1)/R² · w/B + α or, once per `accumulate` minibatches,
-    (w/B + 2α) / accumulate.
+    The test never rules out a stage that has an allowed number up to `most`. One replica takes `work_s`. From 2 to R
+    replicas take at least work / R to compute, and to synchronise at least 2 (R-1)/R² · w/B + α or, once per
+    `accumulate` minibatches, (w/B + 2α) / accumulate.
     """
     exposed, transmit = 1.0 - overlap, size / bandwidth
     several = np.maximum(most, 2)
@@ -128,7 +129,7 @@ def _intervals(
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """The whole numbers r with work / r + s(r) ≤ threshold, as two intervals."""
     if not latency.any() and not transmit.any():
-        # Compute alone is the most frequent case.
+        # Most often there is only compute.
         return np.maximum(1.0, _up(work / threshold)), EVERYTHING, EVERYTHING, EVERYTHING
     if accumulate is None:
         # The inequality times r²: (T - 2α) r² - (work + 2t - 2α) r + 2t ≥ 0.
@@ -153,7 +154,7 @@ def _solve(square: Floats, linear: Floats, constant: Floats) -> tuple[Floats, Fl
         one, other = q / square, constant / q
         one, other = np.where(square == 0, np.inf, one), np.where(q == 0, 0.0, other)
         low, high = np.fmin(one, other), np.fmax(one, other)
-        # A straight line is not negative from its zero on (rising), up to it (falling), everywhere, or nowhere.
+        # A straight line is at least 0 from its zero on (rising), up to its zero (falling), everywhere, or nowhere.
         zero = np.where(linear != 0, -constant / linear, np.nan)
     line = square == 0
     rising, falling = line & (linear > 0), line & (linear < 0)

@@ -1,7 +1,7 @@
 """The resources that workers of one component share: network cards at every level, cores of servers, and ports.
 
-`StageCharges` and `core_loads` are what one stage adds to the loads of the components that its workers lie in, and
-`PlacedLoads` tells which states leave no less room to the stages in front.
+`StageCharges` and `core_loads` give the load that one stage adds to the components of its workers. `PlacedLoads`
+compares states by the room that they leave to the stages in front.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pipeplan.solvers.plan_space import PlanSpace
 
 @dataclass(frozen=True)
 class ResourceLevel:
-    """Components that share a resource, and how every candidate placement lies on them.
+    """Components whose workers share a resource, and the position of every candidate placement on them.
 
-    The arrays with an entry for each placement are in the order of the `PlacementTable`.
+    Arrays with an entry for each placement are in the order of the `PlacementTable`.
     """
 
     component: Ints
@@ -31,9 +31,9 @@ class ResourceLevel:
     """The first worker of every component; `stop` is one past its last."""
     stop: Ints
     per_message: Floats
-    """Seconds that a byte of a message keeps the component's card busy; 0 for cores."""
+    """Seconds for which a byte of a message keeps the component's card busy; 0 for cores."""
     per_ring: Floats
-    """Seconds that a byte of an all-reduce keeps it busy; 0 for cores."""
+    """Seconds for which a byte of an all-reduce keeps the component's card busy; 0 for cores."""
     per_core: Floats
     """Inverse of the number of cores that the component's workers share; 0 for cards."""
     first: Ints
@@ -41,17 +41,17 @@ class ResourceLevel:
     last: Ints
     """For each placement, the component of its last worker."""
     in_first: Ints
-    """For each placement, its workers in the component of its first worker."""
+    """For each placement, the number of its workers in the component of its first worker."""
     in_last: Ints
     middle: tuple[tuple[int, Flags], ...]
-    """For each kind of component, one of them, and which placements fill a component of this kind without beginning or
-    ending in it."""
+    """For each kind of component: one such component, and whether each placement fills a component of this kind without
+    beginning or ending in it."""
 
     @staticmethod
     def of(
         edges: Ints, per_message: Floats, per_ring: Floats, per_core: Floats, table: PlacementTable
     ) -> ResourceLevel:
-        """The level whose components begin at all but the last of `edges`."""
+        """The level whose components begin at each of `edges` except the last."""
         start, stop = edges[:-1], edges[1:]
         component = np.repeat(np.arange(len(start)), np.diff(edges))
         first, last = component[table.first], component[table.end - 1]
@@ -66,7 +66,7 @@ class ResourceLevel:
                 inside |= (first < index) & (index < last)
             if inside.any():
                 middle.append((indices[0], inside))
-        # One more component, without workers, stands behind the last worker, where the search begins.
+        # An additional component without workers stands behind the last worker, where the search begins.
         beyond = edges[-1:]
         return ResourceLevel(
             np.append(component, len(start)),
@@ -93,9 +93,9 @@ class Port:
     """One kind of port, the card of a single worker."""
 
     per_message: float
-    """Seconds that a byte of a message keeps it busy."""
+    """Seconds for which a byte of a message keeps the port busy."""
     per_ring: float
-    """Seconds that a byte of an all-reduce keeps it busy."""
+    """Seconds for which a byte of an all-reduce keeps the port busy."""
     held: Flags
     """For each placement, whether one of its workers has such a port."""
 
@@ -113,9 +113,10 @@ def card_levels(inner: Cluster, table: PlacementTable) -> list[ResourceLevel]:
 
 
 def core_level(whole: Problem, space: PlanSpace, inner: Cluster, table: PlacementTable) -> ResourceLevel | None:
-    """The servers whose workers share cores, or None. A server may hold several whole copies of the pipeline.
+    """The servers whose workers share cores; None if no cores are shared.
 
-    `inner` is the component of the whole problem's cluster that holds one copy.
+    A server may contain several copies of the pipeline. `inner` is the component of the whole problem's cluster that
+    contains one copy.
     """
     size, shared, copies = inner.workers, whole.cluster.shared_cores, space.copies
     if not shared:
@@ -151,21 +152,23 @@ def ports_of(inner: Cluster, table: PlacementTable) -> tuple[Port, ...]:
 
 @dataclass(frozen=True)
 class StageCharges:
-    """The bytes that stages on placements put on the card of each of their workers, per minibatch of the whole plan."""
+    """Bytes that stages on placements send through the card of each of their workers, per minibatch of the whole
+    plan."""
 
     hop: Floats
-    """Bytes of the ring of the stage's replicas, on each hop."""
+    """Bytes of the ring among the stage's replicas, on each hop."""
     copied: Floats
     """Bytes of the rings among copies of the pipeline."""
     directions: tuple[tuple[Floats, Floats], ...]
-    """For outgoing and incoming traffic, bytes of messages of the cut behind the stage, and of the cut in front."""
+    """For outgoing and for incoming traffic: (bytes of messages across the cut behind the stage, bytes across the cut
+    in front)."""
 
     def card_loads(
         self, level: ResourceLevel, placement: Ints, behind: Floats, ahead: Floats, busy: Floats
     ) -> tuple[Floats, Floats]:
-        """Seconds that cards of a level are busy in one direction: the longest complete load, and the pending one.
+        """(largest complete load, pending load) of the cards of a level in one direction, in seconds.
 
-        `busy` is the load of the component of the last worker with the traffic of the cut behind the stage.
+        `busy` is the load of the last worker's component, including the traffic across the cut behind the stage.
         """
         first, last = level.first[placement], level.last[placement]
         ending, beginning = level.in_last[placement], level.in_first[placement]
@@ -185,7 +188,7 @@ class StageCharges:
 
 
 def core_loads(level: ResourceLevel, placement: Ints, core_s: Floats, busy: Floats) -> tuple[Floats, Floats]:
-    """Seconds that the cores of servers are busy: the longest complete load, and that pending at the first server."""
+    """(largest complete load, pending load of the first server) of the cores of servers, in seconds."""
     first, last = level.first[placement], level.last[placement]
     end = busy + level.in_last[placement] * core_s * level.per_core[last]
     complete = end
@@ -196,9 +199,9 @@ def core_loads(level: ResourceLevel, placement: Ints, core_s: Floats, busy: Floa
 
 
 def meeting_pairs(sending: Ints, receiving: Ints, common: Ints) -> Ints:
-    """Pairs that meet of the last `sending` senders and the first `receiving` receivers, in one period.
+    """Number of meeting pairs among the last `sending` senders and the first `receiving` receivers, in one period.
 
-    Sender p and receiver q meet if p ≡ q modulo `common`, which divides the number of either.
+    Sender p and receiver q meet if p ≡ q modulo `common`, which divides the number of senders and of receivers.
     """
     rounds, more = np.divmod(sending, common)
     others, rest = np.divmod(receiving, common)
@@ -208,7 +211,7 @@ def meeting_pairs(sending: Ints, receiving: Ints, common: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class PlacedLoads:
-    """How states lie on one level that charges something, as arrays over the states."""
+    """Position and loads of states on one level that charges something, as arrays over the states."""
 
     is_card: bool
     first: Ints
@@ -216,15 +219,16 @@ class PlacedLoads:
     component: Ints
     """The component of the first worker."""
     edge: Flags
-    """Whether that worker is the first of its component."""
+    """Whether the first worker is the first of its component."""
     inside: Flags
-    """Whether the whole stage lies in that component."""
+    """Whether the whole stage lies in the component of its first worker."""
     closed: Flags
-    """Whether the component keeps within the limit where no other stage uses it."""
+    """Whether the component stays within the limit if no other stage uses it."""
     loads: Floats
 
     def no_worse(self, some: Ints, others: Ints) -> Flags:
-        """Flags of shape (some, others): whether no stage in front finds less room on some states than on others."""
+        """Flags of shape (some, others): whether the first state leaves stages in front at least the room of the
+        second."""
         component, other = self.component[some][:, None], self.component[others]
         no_more = np.ones((len(some), len(other)), dtype=bool)
         for column in range(self.loads.shape[1]):

@@ -1,16 +1,16 @@
-"""Charges what workers share (network cards, ports, cores) stage by stage, for the search over candidate placements.
+"""Charges contention (network cards, ports, cores) stage by stage, for the search over candidate placements.
 
-The formulas are those of `pipeplan.cost.contention`. A search that puts stages in front of one another, from the output
-end, knows the load of a component as soon as no further stage can use it. When a stage on workers s … e-1 is put in
-front of one that begins at worker p, and cuts I and J bound the new stage, then at every level
+The formulas are those of `pipeplan.cost.contention`. The search adds stages in front of one another, from the output
+end. The load of a component is known as soon as no further stage can use the component. Let a new stage on workers s …
+e-1, between cuts I and J, be added in front of a stage that begins at worker p. Then at every level
 
     the component of p        receives the traffic of cut J; unless the new stage also uses it, its load is complete
-    the component of e-1      sends that traffic, besides what it may carry already if it is also the component of p
+    the component of e-1      sends that traffic, in addition to its earlier load if it is also the component of p
     components in the middle  carry the traffic of both cuts and the ring of the new stage: their load is complete
-    the component of s        keeps a pending load: all of its traffic but that of cut I
+    the component of s        keeps a pending load: all of its traffic except that of cut I
 
-So one pending load for each level and direction, that of the component of a stage's first worker, is all that a state
-of the search has to remember. A stage that begins at the edge of a component leaves nothing pending there.
+So a state of the search has only one pending load for each level and direction: that of the component of its first
+worker. A stage that begins at the edge of a component leaves no pending load there.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from pipeplan.solvers.plan_space import PlanSpace
 
 @dataclass(frozen=True)
 class PendingLoads:
-    """Loads of the components of the last workers of placements, once the traffic behind them is known.
+    """Loads of the components of the placements' last workers, after the traffic behind them is known.
 
     `busy` has a row for every column of `SearchStates.loads` and a column for every pair of a state and a placement.
     """
 
     busy: Floats
     peak: Floats
-    """For each pair, the largest load of the components that the placement does not use, which is complete."""
+    """For each pair, the largest complete load: that of components that the placement does not use."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ class SharedResources:
 
     @cached_property
     def levels(self) -> tuple[ResourceLevel, ...]:
-        """The levels with components of several workers, smallest components first; cores come last."""
+        """The levels whose components have several workers, smallest components first; cores come last."""
         cores = core_level(self.whole, self.space, self.problem.cluster, self.table)
         return (*card_levels(self.problem.cluster, self.table), *(() if cores is None else (cores,)))
 
     @cached_property
     def ports(self) -> tuple[Port, ...]:
-        """The kinds of ports, each of which one worker has to itself."""
+        """The kinds of ports. Each port belongs to one worker."""
         return ports_of(self.problem.cluster, self.table)
 
     @property
@@ -106,23 +106,26 @@ class SharedResources:
 
     @property
     def copies(self) -> int:
-        """Copies of the pipeline."""
+        """Number of copies of the pipeline."""
         return self.space.copies
 
     @cached_property
     def accumulate(self) -> int | None:
-        """Minibatches of the whole plan between two all-reduces, where the schedule gives it."""
+        """Minibatches of the whole plan between two all-reduces, if the schedule fixes them; else None."""
         options = self.whole.options
         return options.accumulate if options.schedule in ACCUMULATING and self.whole.training else None
 
     @property
     def has_rings(self) -> bool:
-        """Whether all-reduces are charged: with a flush the formulas of a batch charge what no pass hides."""
+        """Whether all-reduces are charged here.
+
+        With a flush they are not: the formulas of a batch charge the exposed part of the all-reduces.
+        """
         return self.whole.training and not self.whole.options.flushes
 
     @property
     def among_copies(self) -> float:
-        """Bytes on a worker's card for each byte of gradients of its share, by rings among the copies, a minibatch."""
+        """Bytes of rings among the copies on a worker's card, per minibatch and per byte of the worker's gradients."""
         if self.copies == 1 or not self.has_rings:
             return 0.0
         return 2 * (self.copies - 1) / self.copies / (self.accumulate or self.copies)
@@ -135,18 +138,18 @@ class SharedResources:
 
     @cached_property
     def _sent(self) -> Floats:
-        """Bytes forward across every cut for a minibatch of the whole plan, in one copy."""
+        """Bytes that cross every cut forward in one copy, per minibatch of the whole plan."""
         return np.asarray(self.cuts.sent / self.copies, dtype=np.float64)
 
     @cached_property
     def _returned(self) -> Floats:
-        """Bytes backward across every cut."""
+        """Bytes that cross every cut backward in one copy, per minibatch of the whole plan."""
         return np.asarray(self.cuts.returned / self.copies, dtype=np.float64)
 
     # -- the search's questions --
 
     def behind(self, cut: int, states: SearchStates, which: Ints, placements: Ints) -> PendingLoads:
-        """The loads once placements are put in front of states (pairs by index), with cut J between the two."""
+        """The loads after placements have been added in front of states (pairs by index), with cut J between them."""
         peak = np.zeros(len(placements))
         busy = np.zeros((self.columns, len(placements)))
         if cut == len(self.cuts.ideals) - 1 or not len(placements):
@@ -177,10 +180,11 @@ class SharedResources:
         return PendingLoads(busy, peak)
 
     def in_front(self, stage: StageTerms, target: Ints, placement: Ints, busy: Floats) -> tuple[Floats, Floats]:
-        """The largest load that stages on placements complete, and the pending loads that they leave, by row.
+        """(largest load that becomes complete, pending loads) after stages have been added on placements, by row.
 
-        `target` and `placement` name the stages and their placements; `busy` has the loads behind them, by column.
-        A component that is left for good counts as complete with the traffic of the cut in front of the stage.
+        `target` and `placement` have the indices of the stages and their placements; `busy` has the loads behind them,
+        by column. A component that no further stage can use counts as complete, including the traffic across the cut in
+        front of the stage.
         """
         charges, table = self._charges(stage, target, placement), self.table
         peak = self._single_stage_s(stage, target, placement)
@@ -207,7 +211,7 @@ class SharedResources:
         return peak, loads
 
     def _charges(self, stage: StageTerms, target: Ints, placement: Ints) -> StageCharges:
-        """The bytes that stages on placements put on each worker's card, per minibatch of the whole plan."""
+        """Bytes that stages on placements send through each worker's card, per minibatch of the whole plan."""
         assert isinstance(stage.end, int)
         replicas, starts = self.table.replicas[placement], stage.begin[target]
         size = stage.parameters[target] * float(self.has_rings)
@@ -220,7 +224,8 @@ class SharedResources:
         )
 
     def busiest_s(self, steps: Sequence[Step]) -> float:
-        """The load of the busiest shared resource under a pipeline, or its wait for the all-reduce, per minibatch."""
+        """The load of the busiest shared resource under a pipeline, or its wait for the all-reduce, in seconds per
+        minibatch."""
         states = replace(SearchStates.start(self.problem.cluster.workers), loads=np.zeros((1, self.columns)))
         cut, busiest, only = len(self.cuts.ideals) - 1, self.floor_s, np.zeros(1, dtype=np.intp)
         for step in reversed(steps):
@@ -260,7 +265,7 @@ class SharedResources:
         return np.asarray(formulas.core_time(work, everyone, allreduce, self.accumulate or everyone, overlap))
 
     def _single_stage_s(self, stage: StageTerms, target: Ints, placement: Ints) -> Floats:
-        """For stages that hold the whole model, the step time at which they wait for their all-reduce; 0 for others."""
+        """Step time of stages that hold the whole model and wait for their all-reduce; 0 for other stages."""
         step_times = np.zeros(len(target))
         if stage.is_last and (stage.begin == 0).any():
             for row in np.flatnonzero(stage.begin[target] == 0).tolist():

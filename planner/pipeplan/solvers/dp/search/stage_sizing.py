@@ -1,6 +1,6 @@
 """Replica counts and depths of candidate stages on equal servers, many at a time, for one threshold.
 
-A candidate stage is a pair of an end position and the cut at which the stage begins.
+A candidate stage is a pair (end position, cut at which the stage begins).
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from pipeplan.solvers.dp.search.topology import ComponentLayout
 
 @dataclass(frozen=True)
 class CandidateStages:
-    """Stages to be sized, one column each: pairs of an end position and a cut I, flattened."""
+    """Stages to be sized: all pairs (end position, cut I), one column each."""
 
     numbers: Ints
     behind: Floats
     """The demand of the state behind each stage."""
 
     target = Column(0)
-    """Index into the cuts I under consideration."""
+    """Index of the stage's cut I among the cuts under consideration."""
     level = Column(1)
-    """The level that the stage's workers span, exactly."""
+    """The level that the stage's workers span."""
     state = Column(2)
-    """The state in front of which the stage is put."""
+    """The state in front of which the stage is added."""
     end = Column(3)
     """One past the last worker."""
     next_first = Column(6)
@@ -44,7 +44,8 @@ class CandidateStages:
     def of(
         stage: StageTerms, states: SearchStates, places: EndPositions, need: Ints, pairs: tuple[Ints, Ints, Ints]
     ) -> CandidateStages:
-        """Build the pairs from the level, target and end position of each; `need` is the workers needed before I."""
+        """Build the stages from `pairs` (level, target, end position); `need` is the number of workers needed before
+        cut I."""
         level, target, position = pairs
         state = places.state[position]
         lowest = np.maximum(need[stage.begin][target], places.lowest[position])
@@ -68,7 +69,7 @@ class CandidateStages:
         return CandidateStages(self.numbers.take(places, axis=1), self.behind[places])
 
     def has_room(self, replicas: Floats) -> Flags:
-        """Whether the level has room for so many replicas, and enough workers remain in front of them."""
+        """Whether the level has room for `replicas` replicas, and enough workers remain in front of them."""
         fits: Flags = replicas <= self.most
         return fits
 
@@ -90,9 +91,9 @@ class EndPositions:
     state: Ints
     end: Ints
     lowest: Ints
-    """The lowest first worker of a stage for which the boundary behind it is fast enough."""
+    """The lowest first worker of a stage with a fast enough boundary behind it."""
     room: Ints
-    """By level 0 … L (rows): workers, up to e, of the component of that level that holds e - 1."""
+    """For each level 0 … L (rows): number of workers up to e in the component of that level that contains e - 1."""
 
     def __len__(self) -> int:
         return len(self.end)
@@ -103,7 +104,7 @@ class EndPositions:
 
 
 FEW = 40
-"""Up to this number of further replica counts, all of them are tried at once."""
+"""Largest number of further replica counts that are all tried at once."""
 
 
 class StageSizing:
@@ -117,11 +118,12 @@ class StageSizing:
 
     @property
     def counts_depths(self) -> bool:
-        """Whether minibatches in flight matter: for memory, or because two weight versions must suffice."""
+        """Whether the number of minibatches in flight matters: for memory, or because two weight versions must
+        suffice."""
         return self.terms.training and (self.limits.memory or self.terms.accumulate is not None)
 
     def two_versions_suffice(self, demand: Floats, allreduce_s: Floats) -> Flags:
-        """Whether two weight versions suffice, for the schedule that keeps no more (`formulas.buffered_step_time`)."""
+        """Whether two weight versions suffice, under the schedule that keeps two (`formulas.buffered_step_time`)."""
         problem = self.terms.problem
         assert self.terms.accumulate is not None
         spare = self.terms.accumulate - demand
@@ -134,7 +136,7 @@ class StageSizing:
         return self.only(stage.allowed(self.within))
 
     def only(self, intervals: ReplicaIntervals) -> ReplicaIntervals:
-        """The allowed numbers restricted to that of the uniform grid, if one is searched for."""
+        """The allowed numbers, restricted to the number of the uniform grid if a grid is searched for."""
         shape = self.limits.shape
         return intervals if shape is None else replace(intervals, only=shape.replicas)
 
@@ -152,23 +154,23 @@ class StageSizing:
         return depth
 
     def _replicas_for(self, depth: Floats, cover: Floats) -> Floats:
-        """The fewest replicas with which a depth covers the minibatches in flight behind."""
+        """The fewest replicas for which a depth covers the minibatches in flight behind."""
         with np.errstate(divide="ignore", invalid="ignore"):
             count: Floats = np.ceil(cover / np.maximum(depth - 1, 0) - formulas.ROUNDING)
         return count
 
     def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
-        """The fewest replicas that may suffice if the depth is at most `deepest`; infinite where none can."""
+        """The fewest replicas that may suffice if the depth is at most `deepest`; infinite if no number can."""
         return np.where(deepest >= 1, self._replicas_for(deepest, cover), np.inf)
 
     def _least_demand(self, replicas: Floats, behind: Floats) -> Floats:
-        """Lower bound on the demand of a stage: r · depth is at least r plus what the depth covers."""
+        """Lower bound on the demand of a stage: r · depth is at least r plus the minibatches that the depth covers."""
         return replicas + behind
 
     def _in_memory(
         self, stage: StageTerms, candidates: CandidateStages, replicas: Floats
     ) -> tuple[CandidateStages, Floats, Floats, Floats]:
-        """The replica counts that fit in memory, with one entry for each depth, as long as the demand may fall.
+        """The replica counts that fit in memory, with one entry for each depth, while the demand may still fall.
 
         Returns the candidate stages with their replicas, depths and demands.
         """
@@ -178,7 +180,7 @@ class StageSizing:
         parts_found = [(candidates, replicas, depth, demand)]
         # A smaller depth takes more replicas, so it helps only while their product may fall.
         more = depth > 2
-        # The number of further replica counts that may lower the demand: r · depth is at least r plus what it covers.
+        # The number of further replica counts that may lower the demand; see `_least_demand`.
         extra = np.where(more, np.ceil(demand - candidates.behind - formulas.ROUNDING) - 1 - replicas, 0.0)
         few = more & (extra <= FEW)
         parts_found += self._counted_up(stage, candidates.take(few), replicas[few], demand[few], extra[few])
@@ -197,7 +199,7 @@ class StageSizing:
     def _counted_up(
         self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, demand: Floats, extra: Floats
     ) -> list[SizedStages]:
-        """The replica counts, up to `extra` more than now, that lower the demand."""
+        """The replica counts, up to `extra` above the present one, that lower the demand."""
         times = np.maximum(extra, 0).astype(np.intp)
         rows = np.repeat(np.arange(len(times)), times)
         if not len(rows):
@@ -219,7 +221,7 @@ class StageSizing:
     def _stepped(
         self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, depth: Floats, demand: Floats
     ) -> list[SizedStages]:
-        """The fewest replicas for each smaller depth, where they may lower the demand."""
+        """The fewest replicas for each smaller depth, if they may lower the demand."""
         times = np.maximum(depth - 2, 0).astype(np.intp)
         rows = np.repeat(np.arange(len(times)), times)
         if not len(rows):
@@ -239,8 +241,8 @@ class StageSizing:
     ) -> tuple[Floats, Floats, Floats]:
         """The fewest replicas, from `replicas` on, for which a depth of `deepest` suffices; infinite if none does.
 
-        Returns replicas, depths and demands. What must be covered grows with the replicas (their all-reduce takes
-        longer, and the boundary may span more), so the least fixed point from below is the least solution.
+        Returns replicas, depths and demands. The minibatches to cover grow with the replicas, because the all-reduce
+        takes longer and the boundary may span a higher level. So iterating from below reaches the smallest solution.
         """
         count, depth, demand = replicas.copy(), np.ones(len(replicas)), np.zeros(len(replicas))
         open_rows = np.arange(len(replicas))
@@ -258,7 +260,7 @@ class StageSizing:
             late = np.flatnonzero(covering > most)
             open_rows = open_rows[late]
             if stage.divided_ratio or self.terms.first is not None:
-                # More replicas also have room for more minibatches, or keep fewer versions.
+                # With more replicas, more minibatches fit in memory, or fewer versions are kept.
                 most = stage.deepest(replicated=True)[selected.target]
                 more = np.where(most[late] > 1, self._replicas_for(most[late], cover[late]), 0.0)
                 more = np.maximum(more, stage.replicas_for_versions(selected.target[late], fewest[late], cover[late]))
@@ -268,9 +270,10 @@ class StageSizing:
         return count, depth, demand
 
     def _cover(self, stage: StageTerms, candidates: CandidateStages, replicas: Floats, wait: Floats) -> Floats:
-        """The minibatches that a stage's depth, beyond one for each replica, must cover (`formulas.in_flight_depth`).
+        """The minibatches that a stage's depth must cover in addition to one for each replica
+        (`formulas.in_flight_depth`).
 
-        The transfer is at the level of the component that holds both stages.
+        The transfer is at the level of the smallest component that contains both stages.
         """
         start = (candidates.end - replicas).astype(np.intp)
         joined = np.maximum(self.layout.between(start, candidates.next_first), candidates.next_level)

@@ -1,7 +1,7 @@
-"""The terms of the cost model for stages, as arrays over the stages that end at one cut, or each at a cut of its own.
+"""The terms of the cost model for stages, as arrays over stages that end at one cut, or at one cut each.
 
-Times do not depend on the step time that is searched for, except for the numbers of replicas that are fast enough.
-Memory is that of one worker, by the formulas of `cost.formulas`.
+Only the numbers of replicas that are fast enough depend on the step time that is searched for. Memory is that of one
+worker, by the formulas of `cost.formulas`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ARRAYS = (
 
 @dataclass(frozen=True, eq=False)
 class StageTerms(CutStages):
-    """The stages from several cuts `begin` to one cut `end`, or each to a cut of its own, as arrays over the stages."""
+    """The stages from several cuts `begin` to one cut `end`, or to one cut each, as arrays over the stages."""
 
     terms: CostTerms = field(kw_only=True)
     begin: Ints
@@ -95,13 +95,14 @@ class StageTerms(CutStages):
         return self.intervals[within]
 
     def may_suffice(self, within: float, most: Floats | Ints) -> Flags:
-        """Whether up to so many replicas, by level and stage, may be fast enough (`replicas.may_suffice`)."""
+        """Whether up to `most` replicas may be fast enough, by level and stage (`replicas.may_suffice`)."""
         overlap, accumulate = self.problem.options.overlap, self.terms.accumulate
         return may_suffice(*self._needs, within, most, overlap=overlap, accumulate=accumulate)
 
     @property
     def _needs(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """Compute of a minibatch and bytes of gradients, by stage; bandwidth and latency of all-reduces, by level."""
+        """(seconds of compute per minibatch, bytes of gradients) by stage, and (bandwidth, latency) of all-reduces by
+        level."""
         terms, links = self.terms, self.terms.links
         training = float(terms.training)
         rates = links.allreduce_bandwidth[:, None], links.allreduce_latency[:, None] * training
@@ -122,7 +123,7 @@ class StageTerms(CutStages):
         return np.asarray(formulas.ring_allreduce_time(members, self.parameters[target], *self.terms.ring_of(level)))
 
     def max_depth_of(self, target: Ints, replicas: Floats) -> Floats:
-        """The most minibatches in flight that fit in memory, for some of the stages with so many replicas."""
+        """The most minibatches in flight that fit in memory, for the stages `target` with `replicas` replicas each."""
         input_stage = self.terms.first
         if input_stage is None and not self.divided_ratio:
             several, alone = self.deepest(replicated=True), self.deepest(replicated=False)
@@ -130,13 +131,13 @@ class StageTerms(CutStages):
         return self._within_capacity(self.fixed_bytes(replicas, target), self.growing_bytes[target])
 
     def replicas_for_versions(self, target: Ints, replicas: Floats, cover: Floats) -> Floats:
-        """The fewest replicas, or fewer, that have room under vertical sync, where so many have not; 1 where no input
-        stage is assumed.
+        """Lower bound on the replicas that fit in memory under vertical sync, if `replicas` do not; 1 if no input stage
+        is assumed.
 
-        `cover` is what the depth must cover beyond one minibatch for each replica, c. As the gcd in
-        `schedules.vertical_versions` is at most r_1, a stage keeps at least ⌈a / r⌉ versions more than one, with a =
-        (delay - 1) · r_1, and it has ⌈c / r⌉ minibatches in flight more than one. Their bytes add up, and where these
-        numbers are too large already, one of the two must fall.
+        `cover` is c, the minibatches that the depth must cover in addition to one for each replica. The gcd in
+        `schedules.vertical_versions` is at most r_1. So a stage keeps at least 1 + ⌈a / r⌉ versions, with a = (delay -
+        1) · r_1, and has 1 + ⌈c / r⌉ minibatches in flight. The bytes of both add up. If they are too large, one of the
+        two numbers must fall.
         """
         first = self.terms.first
         if first is None:
@@ -157,13 +158,13 @@ class StageTerms(CutStages):
 
     @property
     def divided_ratio(self) -> float:
-        """`Problem.divided_ratio`."""
+        """The value of `Problem.divided_ratio`."""
         return self.problem.divided_ratio
 
     def deepest(self, *, replicated: bool) -> Floats:
-        """The most minibatches in flight that fit in memory; below 1 where not even one does.
+        """The most minibatches in flight that fit in memory; below 1 if not even one fits.
 
-        With vertical sync, and where replicas divide the optimiser's state, this is an upper bound.
+        Under vertical sync, or if replicas divide the optimiser's state, this is an upper bound.
         """
         return self._deepest_replicated if replicated else self._deepest_alone
 
@@ -179,7 +180,7 @@ class StageTerms(CutStages):
         return self._within_capacity(self._least_fixed(replicated=replicated), self.growing_bytes)
 
     def _least_fixed(self, *, replicated: bool) -> Floats:
-        """`fixed_bytes` with as much of the optimiser's state on other workers as there may be."""
+        """Lower bound on `fixed_bytes`: other workers hold as much of the optimiser's state as possible."""
         replicas = self.terms.most_replicas * self.problem.copies
         divided = formulas.divided_state(self.parameters, replicas, self.divided_ratio)
         return np.asarray((self._shared_bytes if replicated else self._alone_bytes) - divided)
@@ -191,7 +192,7 @@ class StageTerms(CutStages):
         return np.where(fixed > capacity, 0.0, np.where(growing == 0, np.inf, most))
 
     def fixed_bytes(self, replicas: Floats | Ints, pick: Any = ...) -> Floats:
-        """Bytes of one worker that do not depend on the depth, with so many replicas in one copy.
+        """Bytes of one worker that do not depend on the depth, with `replicas` replicas in one copy.
 
         `pick` indexes the stages so that they broadcast with the replicas.
         """
@@ -213,7 +214,7 @@ class StageTerms(CutStages):
 
     @cached_property
     def _alone_bytes(self) -> Floats:
-        """`fixed_bytes` of stages without replicas, with the whole of the optimiser's state."""
+        """`fixed_bytes` of stages without replicas, with the whole optimiser's state."""
         if self.terms.training and self.problem.copies > 1:
             return self._shared_bytes
         return self._unreplicated_bytes
@@ -225,7 +226,7 @@ class StageTerms(CutStages):
 
     @cached_property
     def _shared_bytes(self) -> Floats:
-        """`fixed_bytes` with replicas: also all-reduce buckets, and a weight version where an update is late."""
+        """`fixed_bytes` of replicated stages: adds all-reduce buckets, and a weight version if an update lags."""
         late = ~(self.lasts & (self.begin == 0))
         added = formulas.replica_memory(self.parameters, 2, late * self.terms.stashes)
         return np.asarray(self._unreplicated_bytes + added * self.terms.training)

@@ -1,20 +1,20 @@
 """The states of the search over cuts, the dominance relation between them, and the pool where they wait for their cut.
 
-A state at a cut J says that everything behind J can run on workers p … D-1 under the threshold. It has these columns:
+A state at a cut J says that the layers behind J can run on workers p … D-1 within the threshold. It has these columns:
 
     first    p, the first worker of its first stage
-    level    λ, the level of the smallest component that holds all workers of that stage
-    demand   what that stage demands of the one before it (`formulas.in_flight_behind`)
+    level    λ, the level of the smallest component that contains all workers of that stage
+    demand   minibatches in flight that the stage before it must cover (`formulas.in_flight_behind`)
     stages   the number of stages behind J
     workers  the number of busy workers behind J
 
-A state (p', λ') dominates another (p, λ) at the same cut if everything that can be put in front of (p, λ) has a
-counterpart in front of (p', λ') that is no slower and needs no more. Let m = max(λ, level(p-1, p)), the least level at
-which any stage in front can be joined with (p, λ). Then three conditions suffice: λ' ≤ m; p' has no less room within
-its component of level m than p has within its own (p' mod span ≥ p mod span); and above level m the indices of the
-components of p', each within the next larger one, are no smaller than those of p. The reason is that stages in front
-which lie within p's component move along into that of p', at the same distances. Stages that straddle its edge or lie
-outside stay where they are, and the component that joins them with the next stage is of a level above m either way.
+A state (p', λ') dominates another (p, λ) at the same cut if all stages that can be in front of (p, λ) have counterparts
+in front of (p', λ') that are no slower and need no more workers or memory. Let m = max(λ, level(p-1, p)), the lowest
+level at which any stage in front can be joined with (p, λ). Then three conditions suffice: λ' ≤ m; p' has at least as
+much room within its component of level m as p has within its own (p' mod span ≥ p mod span); and above level m the
+index of each component of p' within the next larger one is at least that of p. The reason is that stages in front
+within p's component can move into that of p', at the same distances. Stages that straddle its edge or lie outside stay
+where they are. The component that joins them with the next stage is of a level above m in both cases.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from pipeplan.solvers.dp.budget import StateCounts
 from pipeplan.solvers.dp.search.topology import ComponentLayout
 
 _COLUMNS = ("first", "level", "stages", "workers", "replicas", "depth", "recompute", "end", "source", "ways")
-# Rows are compared in chunks that grow, and with the kept rows in pieces.
+# Rows are compared in chunks of growing size, and with the kept rows in pieces.
 _FIRST_CHUNK, _LARGEST_CHUNK = 32, 512
 _KEPT_PIECE = 256
-# Cuts are sorted by blocks first, and within a block when the search reaches it, which makes far fewer pieces.
+# Cuts are first sorted by blocks, and within a block when the search reaches it, so that there are far fewer pieces.
 _BLOCK = 32
 
 
 class Numbered(Protocol):
-    """Holds whole numbers as one array with a row for each column of a table."""
+    """A table whose whole numbers are one array with a row for each column."""
 
     @property
     def numbers(self) -> Ints:
-        """The array."""
+        """The array, with a row for each column."""
 
 
 @dataclass(frozen=True)
@@ -57,21 +57,20 @@ class Column:
 
 @dataclass(frozen=True)
 class SearchStates:
-    """The columns of the states: the whole numbers as one array with a row for each column, and the demands."""
+    """The states as columns: the whole numbers in one array with a row for each column, and the demands."""
 
     numbers: Ints
     demand: Floats
     times: Floats | None = None
-    """The numbers V1 and V2 of a batch's time (`batch_limit`), in seconds, a row for each state; None in the steady
-    state."""
+    """The batch times V1 and V2 (`batch_limit`) in seconds, a row for each state; None in the steady state."""
     loads: Floats | None = None
-    """Pending loads of shared resources (`shared_resources`), in seconds per minibatch, a row for each state; None
-    where they are not charged."""
+    """Pending loads of shared resources (`shared_resources`) in seconds per minibatch, a row for each state; None if
+    contention is not charged."""
 
     first = Column(0)
     """The column p: the first worker of the first stage behind the cut."""
     level = Column(1)
-    """The column λ: the level that this stage spans."""
+    """The column λ: the level that the first stage behind the cut spans."""
     stages = Column(2)
     """The number of stages behind the cut."""
     workers = Column(3)
@@ -79,15 +78,15 @@ class SearchStates:
     replicas = Column(4)
     """Replicas of the first stage behind the cut."""
     depth = Column(5)
-    """Depth of that stage."""
+    """Depth of the first stage behind the cut."""
     recompute = Column(6)
-    """Whether that stage recomputes its forward pass: 0 or 1."""
+    """Whether the first stage behind the cut recomputes its forward pass: 0 or 1."""
     end = Column(7)
-    """The cut behind that stage."""
+    """The cut at which the first stage behind the cut ends."""
     source = Column(8)
-    """The row of the state, at that cut, in front of which the stage was put."""
+    """The row of the state at that cut in front of which the stage was added."""
     ways = Column(9)
-    """The class of that stage's placement by its links (`topology.PlacementTable.ways`); 0 on equal servers."""
+    """The class of the first stage's placement by its links (`topology.PlacementTable.ways`); 0 on equal servers."""
 
     @staticmethod
     def of(columns: dict[str, Ints], demand: Floats, times: Floats | None = None) -> SearchStates:
@@ -97,7 +96,7 @@ class SearchStates:
 
     @staticmethod
     def start(workers: int) -> SearchStates:
-        """The state at the full cut: nothing is behind it, there is no demand, and all workers are free."""
+        """The state at the full cut: no stage is behind it, there is no demand, and all workers are free."""
         columns = dict.fromkeys(_COLUMNS, np.zeros(1, dtype=np.intp))
         return SearchStates.of(columns | {"first": np.array([workers], dtype=np.intp)}, np.zeros(1))
 
@@ -135,11 +134,12 @@ class SearchStates:
 
 
 def undominated_rows(count: int, dominates: Callable[[Ints, Ints], Flags]) -> Ints:
-    """The rows 0 … count-1 that no row before them dominates, in increasing order.
+    """The rows 0 … count-1 that no earlier row dominates, in increasing order.
 
-    `dominates(some, others)` gives flags of shape (some, others) for two arrays of rows. The order must be such that no
-    row is dominated by a later one, unless both dominate each other. Most searches keep few of very many rows, and the
-    best come first; so the first chunk is small, and later rows are compared with the kept ones before all else.
+    `dominates(some, others)` returns flags of shape (some, others) for two arrays of rows. The rows must be in an order
+    in which no row is dominated by a later one, unless both dominate each other. Most searches keep few of very many
+    rows, and the best rows come first. So the first chunk is small, and later rows are first compared with the kept
+    rows.
     """
     kept: Ints = np.zeros(0, dtype=np.intp)
     begin, size = 0, _FIRST_CHUNK
@@ -150,7 +150,7 @@ def undominated_rows(count: int, dominates: Callable[[Ints, Ints], Flags]) -> In
                 break
             rows = rows[~dominates(kept[piece : piece + _KEPT_PIECE], rows).any(axis=0)]
         if len(rows) > 1:
-            # A row that loses to one that is lost itself also loses to the one that is kept.
+            # A row that is dominated by a dropped row is also dominated by the kept row that dominates the latter.
             rows = rows[~np.triu(dominates(rows, rows), 1).any(axis=0)]
         kept = np.concatenate([kept, rows])
         begin, size = begin + size, min(2 * size, _LARGEST_CHUNK)
@@ -158,7 +158,7 @@ def undominated_rows(count: int, dominates: Callable[[Ints, Ints], Flags]) -> In
 
 
 def undominated_states(states: SearchStates, layout: ComponentLayout, counting: StateCounts) -> SearchStates:
-    """The states that no other dominates; of equal states the first in a fixed order."""
+    """The states that no other state dominates; of equal states, the first in a fixed order."""
     if not counting.any and states.times is None:
         states = states.take(_least_demands(states, layout.top + 1))
     if states.times is not None:
@@ -175,7 +175,7 @@ def undominated_states(states: SearchStates, layout: ComponentLayout, counting: 
 
 
 def _least_demands(states: SearchStates, levels: int) -> Ints:
-    """For every position and level that occurs, a state with the least demand there."""
+    """For every occurring pair of position and level, a state with the smallest demand."""
     key = states.first * levels + states.level
     key -= key.min()
     size = int(key.max()) + 1
@@ -211,19 +211,21 @@ def dominates(states: SearchStates, some: Ints, others: Ints, layout: ComponentL
 
 
 def time_order(states: SearchStates) -> tuple[Floats, ...]:
-    """Keys by which states are sorted so that no later one can dominate an earlier one, least significant first."""
+    """Sort keys of states, least significant first, such that no state can dominate an earlier one."""
     return () if states.times is None else (states.times.sum(axis=1), states.times[:, 0])
 
 
 def no_later(times: Floats, some: Ints, others: Ints) -> Flags:
-    """Flags of shape (some, others): whether a batch takes no longer, whatever is put in front of the two states."""
+    """Flags of shape (some, others): whether a batch from the first state takes no longer, whatever stages are in
+    front."""
     return np.asarray((times[some][:, None] <= times[others]).all(axis=2))
 
 
 def thinned_rows(keys: Ints, criteria: Floats) -> Ints:
-    """The columns that none of a few others with the same keys, the least in some respect so far, dominates.
+    """The columns that remain after dropping those dominated by a few good columns with the same keys.
 
-    Less is better in each of the `criteria` (rows).
+    In each of the `criteria` (rows), less is better. The good columns are the smallest so far in some criterion.
+    Dominated columns may remain.
     """
     key = np.zeros(keys.shape[1], dtype=np.intp)
     for row in keys:
@@ -235,7 +237,7 @@ def thinned_rows(keys: Ints, criteria: Floats) -> Ints:
     lost = ~begins & (criteria[:, rows - 1] <= criteria).all(axis=0)
     for criterion in criteria[1:] if len(criteria) > 1 else criteria:
         rank = np.unique(criterion, return_inverse=True)[1].reshape(-1)
-        # The running minimum restarts with every group, because its ranks lie below all those before it.
+        # The running minimum restarts with every group, because the group's ranks lie below all earlier ones.
         least = np.minimum.accumulate(rank - np.cumsum(begins) * len(order))
         falls = begins.copy()
         falls[1:] |= least[1:] < least[:-1]
@@ -245,7 +247,7 @@ def thinned_rows(keys: Ints, criteria: Floats) -> Ints:
 
 
 def group_starts(keys: Ints) -> Flags:
-    """Flags of the columns that differ from the column before them."""
+    """Flags of the columns that differ from the previous column."""
     changed = np.ones(keys.shape[1], dtype=bool)
     changed[1:] = (np.diff(keys, axis=1) != 0).any(axis=0)
     return changed
@@ -257,8 +259,8 @@ class StatePool:
     def __init__(self, cuts: int) -> None:
         self._waiting: dict[int, list[tuple[Ints, SearchStates]]] = {}
         self._open: list[tuple[Ints, SearchStates, int]] = []
-        """The states of the block that the search is in, in pieces that are each sorted by cut, and how many of each
-        piece still wait."""
+        """The states of the block that the search is in, as pairs (piece sorted by cut, number of its states that still
+        wait)."""
         self._opened = -(-cuts // _BLOCK)
 
     def add(self, cuts: Ints, states: SearchStates) -> None:
@@ -283,7 +285,7 @@ class StatePool:
         parts, waiting = [], []
         for cuts, states, end in self._open:
             begin = end
-            # States of larger cuts wait no more, so those of this cut are the last.
+            # No states of larger cuts wait any more, so the states of this cut are the last.
             if cuts[end - 1] == cut:
                 begin = int(cuts.searchsorted(cut))
                 parts.append(states.take(slice(begin, end)))

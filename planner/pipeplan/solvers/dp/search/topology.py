@@ -28,15 +28,16 @@ class PlacementTable:
     allreduce_bandwidth: Floats
     allreduce_latency: Floats
     begins: Ints
-    """For each end 0 … D, the index where the placements with that end begin; a further entry closes the last."""
+    """For each end 0 … D, the index of the first placement with that end; one more entry closes the last."""
     ways: Ints
-    """The class of each placement by the links on its workers' ways up."""
+    """The class of each placement, by the links from its workers up to the higher levels."""
     message: Floats
-    """By level (rows) and class: the slowest bandwidth of messages on the ways up to the level, bytes/s."""
+    """By level (rows) and class: smallest bandwidth of messages on the links up to the level, in bytes/s."""
     latency: Floats
-    """By level and class: the longest latency on these ways."""
+    """By level and class: longest latency on the links up to the level, in seconds."""
     no_slower: Flags
-    """By level and two classes: whether the first one's ways up to this level and to those above are no slower."""
+    """By level and two classes: whether the first class's links up to this level and to those above are no slower than
+    the second's."""
 
     @staticmethod
     def of(cluster: Cluster, most: int) -> PlacementTable:
@@ -66,7 +67,7 @@ class PlacementTable:
         return begin + first - int(self.first[begin])
 
     def with_ends(self, ends: Ints) -> tuple[Ints, Ints]:
-        """All placements that end at one of `ends`: the index into `ends`, and the placement's own index."""
+        """All placements that end at one of `ends`, as (index into `ends`, index of the placement)."""
         counts = self.begins[ends + 1] - self.begins[ends]
         which = np.repeat(np.arange(len(ends)), counts)
         before = np.cumsum(counts) - counts
@@ -74,7 +75,7 @@ class PlacementTable:
 
 
 def levels_between(cluster: Cluster) -> Ints:
-    """The level of the smallest component that holds two workers, for all pairs."""
+    """The level of the smallest component that contains two workers, for all pairs of workers."""
     levels = np.zeros((cluster.workers, cluster.workers), dtype=np.intp)
     for level in range(len(cluster.levels)):
         home = np.repeat(np.arange(len(cluster.starts(level)) - 1), np.diff(np.array(cluster.starts(level))))
@@ -99,7 +100,7 @@ def _among(values: Floats, first: Ints, end: Ints) -> Floats:
 def _classes(message: Floats, latency: Floats, span: Ints) -> tuple[Ints, Floats, Floats, Flags]:
     """The fields `ways` to `no_slower` of a table, from the rates by level (rows) and placement.
 
-    No message leaves a placement at a level below its own span, so what is there does not tell classes apart.
+    No message leaves a placement at a level below its span, so rates at such levels do not distinguish classes.
     """
     levels = np.arange(len(message))[:, None]
     if (message == message[:, :1]).all() and (latency == latency[:, :1]).all():
@@ -116,12 +117,13 @@ def _classes(message: Floats, latency: Floats, span: Ints) -> tuple[Ints, Floats
 
 @dataclass(frozen=True)
 class ComponentLayout:
-    """The components of a uniform cluster, for arithmetic on workers' numbers."""
+    """The components of a uniform cluster, for arithmetic on the indices of workers."""
 
     spans: Ints
     """For each level 0 … L, the number of workers in one of its components."""
     joins: Ints
-    """For each p from 0 to D, level(p-1, p); L at both ends, where one of the two workers does not exist."""
+    """For each p from 0 to D, level(p-1, p): the lowest level that joins the two workers. The value is L at both ends,
+    where only one of the two workers exists."""
 
     @staticmethod
     def of(cluster: Cluster) -> ComponentLayout:
@@ -143,7 +145,7 @@ class ComponentLayout:
         return len(self.spans) - 1
 
     def between(self, first: Ints, last: Ints) -> Ints:
-        """The level of the smallest component that holds both workers, elementwise."""
+        """The level of the smallest component that contains both workers, elementwise."""
         level = np.zeros(np.broadcast(first, last).shape, dtype=np.intp)
         for span in self.spans[:-1]:
             level += first // span != last // span

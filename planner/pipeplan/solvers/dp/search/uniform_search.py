@@ -1,12 +1,12 @@
 """Decides whether a uniform cluster has a pipeline with every resource within a threshold.
 
-The search goes over the cuts from the output end, because the minibatches that a stage holds in flight depend on the
-stages behind it. At every cut it keeps the states (see `states`) that no other dominates. A stage I→J in front
-of a state at J takes r workers that end at some e ≤ p. Only some values of r and e can lead to undominated states:
+The search visits the cuts from the output end, because the minibatches that a stage holds in flight depend on the
+stages behind it. At every cut it keeps the states (see `states`) that no other state dominates. A stage I→J in front of
+a state at J takes r workers that end at some e ≤ p. Only some values of r and e can lead to undominated states:
 
   e   p itself, or the last component edge before p at each level: an end between edges can be moved to an edge
   r   within each level, the fewest replicas that are fast enough and fit in memory; more replicas help only if the
-      demand r · depth falls, which takes a smaller depth, so the fewest replicas for each smaller depth are tried, too
+      demand r · depth falls, which takes a smaller depth; so the fewest replicas for each smaller depth are tried, too
 
 All I and all states of one J are processed at once.
 """
@@ -39,16 +39,16 @@ class UniformSearch(StageSizing):
         super().__init__(terms, threshold, limits)
         self.last = len(terms.cuts.ideals) - 1
         self.kept: dict[int, SearchStates] = {}
-        # A cut needs at least the workers in front that its work needs; no workers are needed if no work is left.
+        # The workers in front of a cut must suffice for the work before it; without work, none are needed.
         need = np.ceil(terms.cuts.work_s / (terms.speed * self.within) - 1e-9)
         self.need = np.maximum(need, 1).astype(np.intp)
         self.need[0] = 0
-        # The highest level over which a cut's boundary is fast enough; -1 if there is none.
+        # The highest level at which a cut's boundary is fast enough; -1 if there is none.
         self.widest = (terms.boundary_s <= self.within).sum(axis=1) - 1
         self.usable = (self.widest >= 1) | (np.arange(self.last + 1) == 0)
         self.usable[self.last] = True
         self.most_demand = self._most_demand()
-        # Whoever needs the states of all cuts, a certificate's author for one, must not miss any.
+        # A caller that needs the states of all cuts, such as a certificate, must not miss any.
         precise = limits.memory and not limits.every_cut and WorkerBounds.suits(terms.cuts)
         self.bounds = self._worker_bounds() if precise else None
 
@@ -57,10 +57,10 @@ class UniformSearch(StageSizing):
         return WorkerBounds(self.terms, 1 / self.within, recompute=self.limits.recompute)
 
     def _most_demand(self) -> Floats:
-        """By cut, the largest demand of the stage behind it with which an update has enough minibatches.
+        """For each cut, the largest demand of the stage behind it for which an update has enough minibatches.
 
-        That of the input stage is at most the minibatches of an update in one copy. Each stage in front demands more
-        than the one behind it by at least its replicas and the messages between the two.
+        The demand of the input stage is at most the number of minibatches of an update in one copy. The demand of each
+        stage exceeds that of the stage behind it by at least its replicas and the messages between the two.
         """
         accumulate = self.terms.accumulate
         if accumulate is None or self.limits.every_cut:
@@ -132,7 +132,7 @@ class UniformSearch(StageSizing):
         return steps
 
     def workers_for_memory(self, targets: Ints, demand: Floats) -> Floats:
-        """The least workers that stages in front of cuts (rows) need for their memory, given the demands (columns)."""
+        """The fewest workers that stages in front of cuts (rows) need for their memory, given the demands (columns)."""
         if self.bounds is None:
             return self.terms.workers_for_memory(targets, demand)
         return self.bounds.at(targets[:, None], demand)
@@ -140,7 +140,7 @@ class UniformSearch(StageSizing):
     # -- the stages in front of one cut --
 
     def _extend(self, cut: int, states: SearchStates) -> Iterator[tuple[Ints, SearchStates]]:
-        """Every state that a stage in front of these states leads to, with the cut of each."""
+        """The states that result from adding a stage in front of these states, each with its cut."""
         states, rows = self.open_states(states)
         targets = self._targets(cut)
         if not len(states) or not len(targets):
@@ -157,7 +157,7 @@ class UniformSearch(StageSizing):
             yield from self._size_stages(stage, states, rows, places, recompute)
 
     def open_states(self, states: SearchStates) -> tuple[SearchStates, Ints]:
-        """The states that another stage may be put in front of, and their rows."""
+        """The states in front of which another stage may be added, and their rows."""
         rows = np.arange(len(states))
         most = self.limits.exact_stages or self.limits.max_stages
         if most is not None:
@@ -178,7 +178,7 @@ class UniformSearch(StageSizing):
     def end_positions(self, cut: int, states: SearchStates) -> EndPositions:
         """All ends e for all states, without duplicates."""
         spans, first = self.layout.spans, states.first
-        # In a uniform grid no worker between stages is idle.
+        # In a uniform grid, no worker between stages is idle.
         idle = spans[1:-1] if self.limits.shape is None else ()
         ends = np.sort(np.stack([first, *(first // span * span for span in idle)]).T, axis=1)
         state, column = np.nonzero((ends > 0) & np.diff(ends, axis=1, append=-1).astype(bool))
@@ -189,7 +189,7 @@ class UniformSearch(StageSizing):
             widest = int(self.widest[cut])
             lowest = first // spans[widest] * spans[widest]
             lowest = np.where(states.level <= widest, lowest, self.terms.workers)[state]
-        # The component that holds the last worker, e - 1; a component of level 0 has room for one worker.
+        # The component of the last worker, e - 1; a component of level 0 has room for one worker.
         room = np.minimum(end - (end - 1) // spans[:, None] * spans[:, None], self.terms.most_replicas)
         inside = end > lowest
         return EndPositions(state[inside], end[inside], lowest[inside], room[:, inside])
@@ -197,7 +197,7 @@ class UniformSearch(StageSizing):
     def _size_stages(
         self, stage: StageTerms, states: SearchStates, rows: Ints, places: EndPositions, recompute: bool
     ) -> Iterator[tuple[Ints, SearchStates]]:
-        """Size the stages for every end position, and yield the states that they lead to."""
+        """Size the stages for every end position, and yield the resulting states."""
         if not len(places):
             return
         stage = self._short_enough(stage, places)
@@ -213,11 +213,12 @@ class UniformSearch(StageSizing):
         yield from self._states(stage, states, rows, *sized, recompute=recompute)
 
     def _short_enough(self, stage: StageTerms, places: EndPositions) -> StageTerms:
-        """The stages that have room at some end position; on thousands of workers most are too long for any."""
+        """The stages that have room at some end position. On thousands of workers, most stages have room nowhere."""
         room = places.room.max(axis=1)[:, None]
         most = np.minimum(room, int(places.end.max()) - self.need[stage.begin])
         if not self.limits.memory:
-            # Where memory binds, the step time is so far above its bound that this rules out hardly any.
+            # If memory limits the plan, the step time is so far above its bound that this test rules out hardly any
+            # stage.
             likely = np.flatnonzero(stage.may_suffice(self.within, most).any(axis=0))
             stage, most = stage.take(likely), most[:, likely]
         fits = (self._fewest(stage) <= most).any(axis=0)
@@ -228,7 +229,7 @@ class UniformSearch(StageSizing):
     ) -> tuple[CandidateStages, Floats]:
         """The fewest replicas that are fast enough, for every end position and target cut.
 
-        A lower level never needs more replicas, so the lowest level that has room decides.
+        A lower level never needs more replicas, so the lowest level with enough room decides.
         """
         least = self._fewest(stage)
         fewest = np.full((len(stage), len(places)), np.inf)
@@ -254,11 +255,11 @@ class UniformSearch(StageSizing):
         return not (self.counts_depths or limits.memory or limits.every_cut)
 
     def _drop_dominated(self, targets: Ints, fewest: Floats) -> None:
-        """Drop the stages from a cut I (rows, for every end position) if one from I - v needs no more replicas.
+        """Drop the stages from a cut I (rows, for every end position) if a stage from I - v needs no more replicas.
 
-        This is valid where no more bytes cross I - v than I. Any stages that can be put in front of I can, without v,
-        be put in front of I - v: they have less work, and no more bytes cross each of their cuts I', because the bytes
-        c of each direction are submodular: c(I' - v) + c(I) ≤ c(I') + c(I - v) for cuts I' ⊂ I.
+        This is valid if no more bytes cross I - v than I. Any stages that can be in front of I can, without v, be in
+        front of I - v. These stages have less work, and no more bytes cross each of their cuts I'. The reason is that
+        the bytes c of each direction are submodular: c(I' - v) + c(I) ≤ c(I') + c(I - v) for cuts I' ⊂ I.
         """
         large, small = self.terms.cuts.downhill
         row = np.full(self.last + 1, -1)
@@ -274,7 +275,7 @@ class UniformSearch(StageSizing):
     ) -> tuple[CandidateStages, Floats]:
         """Like `_fewest_replicas`, but for each level: more replicas than needed can reduce the required depth."""
         need = np.maximum(self.need[stage.begin][:, None], places.lowest)
-        # The depth that covers the minibatches in flight behind must fit in memory, and so must the stages in front.
+        # Both the depth that covers the minibatches in flight behind and the stages in front must fit in memory.
         behind = states.demand[places.state]
         covering = np.zeros(need.shape)
         if not stage.is_last:
@@ -282,7 +283,7 @@ class UniformSearch(StageSizing):
         need = np.maximum(need, self.workers_for_memory(stage.begin, behind))
         inside = np.vstack([np.zeros_like(places.room[:1]), places.room[:-1]])
         count = np.maximum(self._fewest(stage)[:, :, None], np.maximum(inside[:, None, :] + 1, covering))
-        # A stage demands at least its replicas and what is demanded of it.
+        # A stage's demand is at least its replicas plus the demand of the stage behind it.
         most = np.minimum(places.end - need, self.most_demand[stage.begin][:, None] - behind)
         level, target, place = np.nonzero(count <= np.minimum(places.room[:, None, :], most))
         pairs = level, target, place
@@ -303,7 +304,7 @@ class UniformSearch(StageSizing):
         *,
         recompute: bool,
     ) -> Iterator[tuple[Ints, SearchStates]]:
-        """The states that sized stages lead to, with the cut of each."""
+        """The states that result from sized stages, each with its cut."""
         count, state = replicas.astype(np.intp), candidates.state
         targets = stage.begin[candidates.target]
         columns = {
@@ -324,7 +325,7 @@ class UniformSearch(StageSizing):
             yield targets, new_states
 
     def completable(self, targets: Ints, states: SearchStates) -> tuple[Ints, SearchStates]:
-        """The states that may still become a pipeline, with the cut of each."""
+        """The states that can still be completed to a whole pipeline, each with its cut."""
         completable = self.can_complete(targets, states)
         if self.bounds is not None:
             completable &= states.first >= self.bounds.at(targets, states.demand)
@@ -333,7 +334,7 @@ class UniformSearch(StageSizing):
     def _times(
         self, stage: StageTerms, states: SearchStates, candidates: CandidateStages, replicas: Floats, depth: Floats
     ) -> Floats | None:
-        """The parts of the batches that the new states belong to; None in the steady state."""
+        """The batch times of the new states; None in the steady state."""
         return None
 
     def can_complete(self, targets: Ints, states: SearchStates) -> Flags:

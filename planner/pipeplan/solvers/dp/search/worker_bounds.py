@@ -1,13 +1,13 @@
-"""Lower bounds on the workers that the stages in front of a cut need, for their work and their memory together.
+"""Lower bounds on the workers of the stages in front of a cut, for their work and their memory together.
 
 A stage with r replicas needs r ≥ ρ · work for its step time, where ρ is in workers per second of work, and r · capacity
-≥ memory. Each of the two adds up over the layers of the stages in front, and so does every mixture of them:
+≥ memory. Both right-hand sides add up over the layers of the stages in front, and so does every mixture of them:
 
     r ≥ λ · ρ · work + (1 - λ) · memory / capacity        for any 0 ≤ λ ≤ 1
 
-A stage that recomputes has more work and less memory. Which stages do so is open, so every layer takes the smaller of
-its two terms. The mixtures are worth more than work and memory alone: where both are scarce, λ = 0 lets all layers
-recompute for nothing, and λ = 1 lets them keep everything.
+A stage that recomputes has more work and needs less memory. It is unknown which stages recompute, so every layer takes
+the smaller of its two terms. The mixtures give better bounds than λ = 0 and λ = 1: at λ = 0 recomputation costs
+nothing, and at λ = 1 keeping activations costs nothing.
 """
 
 from __future__ import annotations
@@ -24,31 +24,35 @@ _SHARES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 """The values of λ."""
 _ROUNDING = 1e-9
 _FIRST_ROWS = 16
-"""Rows of the table for which there is room at first."""
+"""Initial number of rows of the table."""
 _TOGETHER, _TOGETHER_LINEAR = 16, 64
-"""Rows that are computed together, with stages that recompute and without."""
+"""Number of rows that are computed together, if stages may recompute and if they may not."""
 EXACT_DEMANDS = 64
-"""Up to this demand every whole number has an entry of its own; above, this many in every power of two."""
+"""Largest demand up to which every whole number has its own entry. Above this demand, every doubling has this many
+entries."""
 _LARGEST_MATRIX = 4_000_000
 """Largest number of cuts times units for which the units inside each cut are kept as a matrix."""
 
 
 class WorkerBounds:
-    """The least numbers of workers in front of the cuts, by the demand of the stage behind (`states`)."""
+    """Lower bounds on the workers in front of each cut, by the demand of the stage behind it (`states`)."""
 
     def __init__(
         self, terms: CostTerms, per_second: float, *, recompute: bool, demands: tuple[float, float] = (0.0, np.inf)
     ) -> None:
-        """`per_second` is ρ for the device's own seconds; stages cover at least and at most the `demands`."""
+        """Prepare an empty table.
+
+        `per_second` is ρ for seconds on the device; `demands` are the smallest and largest demand."""
         self._terms, self._rate, self._recompute = terms, per_second / terms.speed, recompute
         self._demands = demands
-        """Demands outside of these count as the nearer of the two."""
+        """The smallest and the largest demand. Demands outside of this range are clipped to it."""
         self._rounded = np.zeros(0, dtype=np.intp)
-        """For every whole demand that may be looked up, the one that stands for it."""
+        """For every whole demand that may be looked up, the rounded demand that represents it."""
         self._known_rows = np.full(0, -1, dtype=np.intp)
-        """The row of each in the table, or -1."""
+        """For every whole demand, the row of its rounded demand in the table, or -1."""
         self._table: Floats = np.zeros((_FIRST_ROWS, len(terms.cuts.ideals)))
-        """A row for each demand that was looked up, and empty ones for others; a column for every cut."""
+        """The bounds: a row for each rounded demand that was looked up (and empty rows for more), a column for every
+        cut."""
         self._count = 0
 
     @staticmethod
@@ -57,7 +61,7 @@ class WorkerBounds:
         return cuts.chain or len(cuts.ideals) * len(cuts.readers) <= _LARGEST_MATRIX
 
     def at(self, targets: Ints, demand: Floats) -> Floats:
-        """The least workers in front of cuts, given the demands of the stages that end there; both broadcast."""
+        """Lower bound on the workers in front of cuts, given the demands of the stages behind them; both broadcast."""
         rows = self._rows_of(demand)
         return np.asarray(self._table[rows, targets])
 
@@ -75,7 +79,9 @@ class WorkerBounds:
         return rows
 
     def _with_next(self, demands: Ints) -> Ints:
-        """Some rounded demands and those above them that are not in the table, because many at a time take little."""
+        """The given rounded demands and further ones above them that are not in the table yet.
+
+        Computing many rows together takes little more time."""
         steps = np.maximum(demands // EXACT_DEMANDS, 1)
         together = _TOGETHER if self._recompute else _TOGETHER_LINEAR
         above = (demands[:, None] + steps[:, None] * np.arange(1, together)).ravel()
@@ -83,7 +89,7 @@ class WorkerBounds:
         return np.union1d(demands, above[self._known_rows[above] < 0])
 
     def _add(self, demands: Ints) -> None:
-        """Add a row to the table for each of some rounded demands."""
+        """Add a row to the table for each of these rounded demands."""
         while self._count + len(demands) > len(self._table):
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
         self._table[self._count : self._count + len(demands)] = self._rows(demands.astype(float))
@@ -93,7 +99,7 @@ class WorkerBounds:
         self._count += len(demands)
 
     def _rows(self, demands: Floats) -> Floats:
-        """The bounds for some demands (rows), by cut."""
+        """The bounds for these demands (rows), by cut."""
         if not self._recompute:
             return self._without_recomputing(demands)
         least = np.zeros((len(demands), len(self._terms.cuts.ideals)))
@@ -104,7 +110,7 @@ class WorkerBounds:
         return np.ceil(least * (1 - _ROUNDING) - _ROUNDING)
 
     def _without_recomputing(self, demands: Floats) -> Floats:
-        """The bounds where no stage recomputes, so that no mixture is more than both work and memory."""
+        """The bounds if no stage recomputes. No mixture then exceeds the larger of work and memory."""
         work, memory = self._linear
         slopes = memory[1] - memory[0]
         least = np.maximum(work, memory[0] + demands[:, None] * slopes)
@@ -112,12 +118,12 @@ class WorkerBounds:
 
     @cached_property
     def _linear(self) -> tuple[Floats, Floats]:
-        """The workers in front of every cut for the work, and for the memory at the demands 0 and 1."""
+        """Workers in front of every cut that the work needs, and that the memory needs at the demands 0 and 1."""
         work, memory = self._units(np.array([[0.0], [1.0]]), recompute=False)
         return self._in_cuts(work[None, :])[0], self._in_cuts(memory)
 
     def _units(self, demand: Floats, *, recompute: bool) -> tuple[Floats, Floats]:
-        """The workers that every unit (columns) needs for its work, and at every demand (rows) for its memory."""
+        """Workers that every unit (columns) needs for its work, and at every demand (rows) for its memory."""
         terms = self._terms
         layers = terms.layers_alone(unit_figures(terms.problem.units), recompute=recompute)
         once, each = terms.memory_of_layers(layers)
@@ -134,7 +140,8 @@ class WorkerBounds:
 
     @cached_property
     def _chain(self) -> tuple[Ints, Ints]:
-        """In a chain of cuts: the units in the order in which cuts take them up, and how many each cut has."""
+        """For a chain of cuts: the units in the order in which cuts take them up, and the number of units of each
+        cut."""
         cuts = self._terms.cuts
         order = [unit for cut in range(1, len(cuts.ideals)) for unit in cuts.members(cut - 1, cut)]
         counts = [ideal.bit_count() for ideal in cuts.ideals]
@@ -149,7 +156,7 @@ class WorkerBounds:
 
 
 def _rounded_down(whole: Ints) -> Ints:
-    """Whole demands no larger than the given ones, of which there are few."""
+    """The given demands rounded down to one of a few whole numbers."""
     step = np.maximum(whole // EXACT_DEMANDS, 1)
     power = 1 << np.floor(np.log2(step)).astype(np.intp)
     return np.asarray(whole // power * power)
