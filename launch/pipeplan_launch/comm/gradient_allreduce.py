@@ -8,7 +8,7 @@ its hooks miss the second backward pass. The all-reduces of a group of minibatch
 - at action R (see `schedule`) where the previous all-reduce still runs, as in stages whose updates are late. It has a
   whole round to finish there, and an earlier start would take a second set of buckets.
 
-Where transfers are in the one order (`ordered_transport`), the host hands all of them over at the all-reduce's place in
+If transfers are in the common order (`ordered_transport`), the host hands all of them over at the all-reduce's place in
 that order, after R. On a device each then starts when its own bucket is full, in the middle of the backward pass, since
 the host is ahead of the device.
 

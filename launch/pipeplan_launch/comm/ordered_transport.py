@@ -1,5 +1,5 @@
-"""Messages between stages in the one order of a segment (`pipeplan_launch.plan.communication_order`), over NCCL between
-GPUs.
+"""Messages between stages in the common order of a segment (`pipeplan_launch.plan.communication_order`), over NCCL
+between GPUs.
 
 The engine hands over this worker's transfers one by one, between its computations, and always from its own thread. The
 host waits for nothing: a send starts after the computing that made it, a receive after the last reader of its slot,
@@ -35,7 +35,7 @@ from pipeplan_launch.plan.communication_order import MOST_UNSETTLED, Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.run_options import Edge, edges
 
-# The process groups over which messages travel in the one order: one for every pair of workers and direction.
+# The process groups over which messages travel in the common order: one for every pair of workers and direction.
 #
 # All workers make the groups together, in one sorted order, and try each of them with a message of one number before
 # training. A transfer in that trial is a node of an order that all workers share, too, so it cannot deadlock either.

@@ -71,7 +71,7 @@ class Groups:
     assignment: RankAssignment
     """The assignment of processes to workers, servers and devices."""
     edges: EdgeGroups | None = None
-    """The groups for messages in the one order; None in mode `gloo`."""
+    """The groups for messages in the common order; None in mode `gloo`."""
     backend: str = "gloo"
     """The backend for tensors on the workers' devices."""
     mesh: tuple[dist.ProcessGroup, ...] = ()

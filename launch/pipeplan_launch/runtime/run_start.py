@@ -98,8 +98,8 @@ def restore_in_all(
 ) -> tuple[RunStart, Manifest | None]:
     """(the start, the checkpoint that this worker's stage was restored from). Every worker of the run calls this.
 
-    If a worker finds the checkpoint damaged, all go back to the one before it, which the returned start names, and one
-    line says so. Raises `LaunchError`, or `FailedElsewhere` in all workers but one.
+    If a worker finds the checkpoint damaged, all workers go back to the checkpoint before it. The returned start names
+    that checkpoint, and one line reports it. Raises `LaunchError`, or `FailedElsewhere` in all workers but one.
     """
     while start.checkpoint is not None:
         manifest, damage = run_in_all(groups.everyone, partial(_restored, stage, start.checkpoint))

@@ -186,7 +186,7 @@ class WeightVersions:
         return any(version.leaves[name].data_ptr() == parameter.data_ptr() for version in self._kept)
 
     def _memory_for(self, parameter: nn.Parameter) -> Tensor:
-        """Other memory for a parameter, of whatever content. Its present memory goes to the newest kept version."""
+        """Other memory for a parameter, with any content. Its present memory goes to the newest kept version."""
         spare = self._spare.get(id(parameter))
         self._kept[-1].displaced.append((id(parameter), parameter.data))
         return spare.pop() if spare else torch.empty_like(parameter.data)
