@@ -31,7 +31,7 @@ def plain_outputs(model: nn.Module) -> Iterator[dict[str, None]]:
     classes.
 
     Dataclasses are registered with torch instead, permanently. Other objects, such as the key-value caches of Hugging
-    Face models, are needed to continue a generation and not by the loss.
+    Face models, are needed to continue a generation, but not by the loss.
     """
     left_out: dict[str, None] = {}
     hook = model.register_forward_hook(lambda _module, _inputs, value: without_unknown_objects(value, left_out))
