@@ -87,7 +87,8 @@ class UpdateGroup:
 
 class BucketExchange(Protocol):
     """A way to average a bucket over replicas, in place of a plain sum. It is called in a separate thread, in bucket
-    order."""
+    order.
+    """
 
     scale: float
     """Factor by which gradients are multiplied beforehand."""

@@ -57,7 +57,8 @@ class HookBucket:
 
     def gradients(self) -> list[Tensor]:
         """Each gradient as real numbers. A scalar gets one dimension, because hooks read the size of the first
-        dimension."""
+        dimension.
+        """
         return [view if view.dim() else view.view(1) for view in self._bucket.real_views.values()]
 
     def parameters(self) -> list[Tensor]:

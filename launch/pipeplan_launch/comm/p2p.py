@@ -266,7 +266,8 @@ def _started(work: dist.Work | None) -> dist.Work:
 
 def _tag(direction: Direction, minibatch: int, index: int, count: int) -> int:
     """The tag of one tensor of a message. Tags repeat after 2**31; only messages in transit at the same time must
-    differ."""
+    differ.
+    """
     return ((minibatch * count + index) * len(Direction) + direction) % _TAGS
 
 

@@ -87,7 +87,8 @@ class TransportExchange:
 
 class ProcessGroupExchange:
     """Messages of one size with one peer through the process group. They use the link between two GPUs, whereas the
-    executor's transport goes through the memory of the host."""
+    executor's transport goes through the memory of the host.
+    """
 
     def __init__(self, rank: int, peer: int, size: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
         numbers = size // ELEMENT_BYTES

@@ -49,7 +49,8 @@ class HangWatch:
 
     def __init__(self, patience_s: float, act: Callable[[float], None]) -> None:
         """`act(seconds)` is called, in another thread, when an action has taken longer than `patience_s` and
-        `GRACE_S`."""
+        `GRACE_S`.
+        """
         self._limit_s, self._act = patience_s + GRACE_S, act
         self._since: float | None = None
         threading.Thread(target=self._watch, daemon=True, name="hang-watch").start()

@@ -155,7 +155,8 @@ def _folder() -> Path | None:
 
 def _write(name: str, text: str) -> bool:
     """Write a file of the folder; returns whether that succeeded. It is moved into place, because other processes may
-    read it at any time."""
+    read it at any time.
+    """
     folder = _folder()
     if folder is None:
         return False

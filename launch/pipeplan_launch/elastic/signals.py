@@ -151,7 +151,8 @@ def _handle(number: int) -> None:
 
 def _call_stop_handler() -> None:
     """Pass the request on, and wait for `NOTED_S`. It runs in a thread, because it blocks if servers are
-    unreachable."""
+    unreachable.
+    """
     request = threading.Thread(target=_stop_handlers[0], daemon=True)
     request.start()
     request.join(NOTED_S)

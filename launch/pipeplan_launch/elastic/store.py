@@ -157,7 +157,8 @@ class StoreTimeout(RuntimeError):
 
 class StoreClient:
     """torch's key-value store. Operations raise `RuntimeError` if they fail and `StoreTimeout` if they take too
-    long."""
+    long.
+    """
 
     def __init__(self, store: Any, patience_s: float) -> None:
         """`patience_s`: how long the store may be silent, counted from its first unanswered request."""

@@ -57,7 +57,9 @@ def load_job(ref: str, seed: int, device: str | None = None) -> Job:
 
 
 def _seeded(data: Callable[[], Data] | None, seed: int) -> Callable[[], Data] | None:
-    """The function that builds the data, seeded before each call so that earlier draws make no difference."""
+    """The function that builds the data. It seeds the generators before each call, so that earlier draws have no
+    effect.
+    """
     if data is None:
         return None
 

@@ -90,7 +90,8 @@ _Message = tuple[Direction, int, int]
 
 def ring_slots(direction: Direction, shape: StageShape, schedule: Schedule) -> int:
     """Number of messages that a receiver has memory for: one for each minibatch in flight, and one that is under
-    way."""
+    way.
+    """
     if direction is Direction.GRADIENTS:
         return GRADIENT_SLOTS
     return (schedule.held(shape) if schedule.trains else 1) + 1

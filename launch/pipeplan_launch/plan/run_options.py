@@ -110,7 +110,8 @@ def updates_sentence(plan: LaunchPlan) -> str:
 
 def _by_stage(values: Sequence[int], unit: str) -> str:
     """The value that all stages have, or the values stage by stage; if there are many stages, only the first and last
-    ones."""
+    ones.
+    """
     if len(set(values)) == 1:
         return f"{values[0]} {unit}"
     listed = [str(value) for value in values]

@@ -139,7 +139,8 @@ class Held:
 
 def most_held(passes: Iterable[StagePass], chunks: int, *, splits: bool) -> Held:
     """The most that a device holds while it runs these passes. `splits`: whether a minibatch ends with W instead of
-    B."""
+    B.
+    """
     awaiting, deferred = [0] * chunks, [0] * chunks
     most_awaiting, most_deferred = [0] * chunks, [0] * chunks
     for kind, chunk, _ in passes:

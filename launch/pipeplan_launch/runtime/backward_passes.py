@@ -151,7 +151,8 @@ class SplitBackward:
 
     def __init__(self, roots: Sequence[Tensor], inputs: Sequence[Tensor], leaves: Iterable[Tensor]) -> None:
         """`roots`: the tensors to differentiate. `inputs`: the stage's inputs that need a gradient. `leaves`: its
-        weights."""
+        weights.
+        """
         self._roots, self._inputs = list(roots), list(inputs)
         trained = {id(leaf): leaf for leaf in leaves if leaf.requires_grad}
         self._deferred, self._at_once = _divide(self._roots, self._inputs, list(trained.values()))

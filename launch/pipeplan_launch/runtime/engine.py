@@ -284,7 +284,8 @@ class Engine:
     @contextmanager
     def passing(self, what: str, index: int) -> Iterator[None]:
         """`calling` for a pass in which the replicas may exchange weights or gradients, so that a lost replica can end
-        it."""
+        it.
+        """
         place = self.place
         peers = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
         lost = f"stage {place.stage} (rank {place.rank}) lost ranks {peers} in a pass that they run together"

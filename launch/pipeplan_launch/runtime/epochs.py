@@ -183,7 +183,8 @@ class EpochLoop:
 
     def _run(self, engines: Sequence[Engine], segment: Segment) -> tuple[int, bool]:
         """(minibatches run, whether to stop now). Stop requests take effect only here. `engines`: one for each
-        stage."""
+        stage.
+        """
         self._stopping.begin()
         for engine in engines:
             engine.limit = self._stopping.limit
@@ -253,7 +254,8 @@ class EpochLoop:
 
     def _learning_watch(self, begins: bool) -> LearningWatch | None:
         """Detects that training does not learn. None if the run is resumed, or if its schedule has no stale
-        gradients."""
+        gradients.
+        """
         plan = self._stage.place.plan
         staleness = staleness_text(plan)
         if not begins or staleness is None:

@@ -183,7 +183,8 @@ class OptimizerShards:
 
     def loader(self, load: TensorLoader) -> TensorLoader:
         """A loader of saved tensors that keeps only this replica's part of each, and holds one whole tensor at a
-        time."""
+        time.
+        """
 
         def load_parts(names: Iterable[str]) -> dict[str, Tensor]:
             return {name: self._part_of_saved(name, load([name])[name]) for name in names}
@@ -212,7 +213,8 @@ class OptimizerShards:
 
     def _buckets_of(self, names: Iterable[str]) -> Iterator[list[str]]:
         """The names in lists. The parameters of a list have one type and device, and fit into a bucket or are a single
-        one."""
+        one.
+        """
         kind: tuple[torch.dtype, torch.device] | None = None
         bucket: list[str] = []
         size = 0

@@ -295,7 +295,8 @@ class PipelineTraining(TrainingEngine):
 
     def _compute_again(self, index: int, state: InFlightMinibatch, conditions: ForwardConditions) -> Sequence[Tensor]:
         """Run the forward pass again with the same weights, keeping the tensors that backward needs. Returns the
-        outputs."""
+        outputs.
+        """
         with preserved_random_state(self.place.device):
             stage_inputs = (
                 StageInputs(state.inputs.received, *self.read(index)) if state.inputs_modified else state.inputs

@@ -186,7 +186,8 @@ class TrainingEngine(Engine):
 
     def _share(self, index: int) -> float:
         """Weight of a minibatch in the mean of its group. A stage knows it once the minibatch's gradients have
-        arrived."""
+        arrived.
+        """
         share = self._sample_share(index)
         return share if self._group_size == 1 else self._weights.get(index, share)
 

@@ -98,7 +98,8 @@ def _changes_state(node: fx.Node) -> bool:
 
 def _is_cheap(node: fx.Node, behaviour: GraphBehaviour) -> bool:
     """Whether a node computes tensors without gradients, by operators that only take the time to read and write
-    memory."""
+    memory.
+    """
     if any(tensor.requires_grad for tensor in tensors_in(behaviour.values[node])):
         return False
     region = region_of(node)

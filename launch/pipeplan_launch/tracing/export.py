@@ -192,7 +192,8 @@ def _with_named_inputs(model: nn.Module, batch: Batch) -> dict[str, Callable[...
 @contextmanager
 def module_mode(model: nn.Module, train: bool) -> Iterator[None]:
     """Context in which the model is in training or evaluation mode. Afterwards every submodule has its own mode
-    again."""
+    again.
+    """
     modes = {module: module.training for module in model.modules()}
     model.train(train)
     try:
@@ -205,7 +206,8 @@ def module_mode(model: nn.Module, train: bool) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Context that hides torch's own logs about a failure. The failure is reported once, by an error of this
-    package."""
+    package.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

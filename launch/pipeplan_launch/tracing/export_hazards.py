@@ -54,7 +54,8 @@ def hazards_refused() -> Iterator[None]:
 
 def _unbound(method: Any) -> Callable[..., Any]:
     """The function of a class method, with the class as its first parameter. In newer versions of torch `apply` is in
-    C."""
+    C.
+    """
     if isinstance(method, classmethod):
         return method.__func__
 

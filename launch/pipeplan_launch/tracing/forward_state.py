@@ -92,7 +92,8 @@ def _make_buffer(module: nn.Module, name: str, tensor: Tensor) -> None:
 
 def _module_around(model: nn.Module, attribute: Attribute, access: Accesses, values: Sequence[Any]) -> nn.Module:
     """The innermost module that makes all accesses to an attribute. Raises `LaunchError` if the attribute cannot be
-    kept."""
+    kept.
+    """
     owner = attribute.owner
     path = next((path for path, module in model.named_modules() if module is owner), None)
     what = f"{attribute.name!r} of {type(owner).__name__}" + (f" ({path!r})" if path else "")
@@ -187,7 +188,8 @@ class _Runs:
 
     def changed_attributes(self) -> list[Attribute]:
         """The attributes that a forward pass in training mode changes; none if the pass fails, which export will
-        report."""
+        report.
+        """
         for size in dict.fromkeys((min(SMALL, self.minibatch), self.minibatch)):
             self.samples = size
             try:

@@ -38,7 +38,8 @@ def attribute_at(module: nn.Module, path: str) -> Any:
 
 def graphs_of(node: fx.Node) -> list[fx.GraphModule]:
     """The graphs that a higher-order operator runs: one, or both branches of `torch.cond`; empty for any other
-    operator."""
+    operator.
+    """
     owner = node.graph.owning_module
     if owner is None or not isinstance(node.target, torch._ops.HigherOrderOperator):
         return []

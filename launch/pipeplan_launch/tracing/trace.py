@@ -288,7 +288,8 @@ def _together(
     model: nn.Module,
 ) -> tuple[tuple[str, ...], ...]:
     """Groups of layers that must share a stage: their parameters are views of one memory, or they write to memory that
-    others read."""
+    others read.
+    """
     groups: list[set[str]] = []
     storage_of = aliasing.storage_of_each(model.named_parameters())
     several = [storage for storage, count in Counter(storage_of.values()).items() if count > 1]

@@ -114,7 +114,8 @@ class Check:
         self, updates: Updates, state: TrainingState, changed: dict[str, Tensor], plain: Trained, *, compare: bool
     ) -> None:
         """Make the update of plain training. With `compare`, check that one optimiser per stage makes the same
-        update."""
+        update.
+        """
         state.restore()
         state.adopt(changed)
         by_stages = updates.step_by_stages(self._pipeline, plain.gradients) if compare else {}
@@ -132,7 +133,8 @@ class Check:
 
     def _compare_state(self, state: TrainingState, changed: dict[str, Tensor], sample: Sample, when: str) -> None:
         """Compare the buffers and parameters that a pass itself has written; `changed`: their values after plain
-        training."""
+        training.
+        """
         piped = state.changed()
         for name in dict.fromkeys((*changed, *piped)):
             before = state.tensors[name]

@@ -156,7 +156,8 @@ def tensor_difference(
     kind: str, name: str, modules: TrainedModules, values: tuple[Tensor, Tensor], before: Tensor, when: str
 ) -> Difference:
     """The difference for a buffer or parameter that the pipeline changes in another way. `values`: (in plain training,
-    in the pipeline)."""
+    in the pipeline).
+    """
     plain, piped = values
     unchanged = (same(plain, before), same(piped, before))
     if unchanged == (False, True):

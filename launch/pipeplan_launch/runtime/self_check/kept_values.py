@@ -191,7 +191,8 @@ class FunctionState:
 
     def _keep_variables(self, function: FunctionType) -> None:
         """Keep the numbers that the function may assign, in variables of its enclosing function and in global
-        variables."""
+        variables.
+        """
         if not is_user_code(function.__code__.co_filename):
             return
         for cell in function.__closure__ or ():

@@ -238,7 +238,8 @@ class Updates:
 
     def step_by_stages(self, pipeline: PipelineModel, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters after the first update by one optimiser per stage; {} if learning rates depend on the
-        stage."""
+        stage.
+        """
         if self._job.rate_depends_on_stage:
             return {}
         name_of = {id(parameter): name for name, parameter in self._trained.items()}

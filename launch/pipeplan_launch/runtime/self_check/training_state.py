@@ -108,7 +108,8 @@ class TrainedModules:
 
 def _is_state(name: str, value: object) -> bool:
     """Whether an attribute of a class, or a global variable, may be state. Functions, classes and large objects are
-    not."""
+    not.
+    """
     if name.startswith("__"):
         return False
     if isinstance(value, Tensor):
