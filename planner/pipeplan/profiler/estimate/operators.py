@@ -178,8 +178,8 @@ def _grouped_product(left: Tensor, right: Tensor, out: Any) -> Work:
 
 
 def _grouped_backward(args: Any, out: Any) -> list[Work]:
-    """The gradients of the rows and matrices of a grouped product. `args`: its gradient, rows, matrices and group
-    ends.
+    """The gradients of the rows and matrices of a grouped product. `args`: rows, matrices, group ends, the product's
+    gradient.
     """
     rows, matrices, _, gradient = args
     by_rows, by_matrices = tensors_in(out)[:2]
