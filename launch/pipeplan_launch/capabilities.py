@@ -26,7 +26,7 @@ PATIENCE_S = 10.0
 
 
 def torch_report() -> dict[str, Any]:
-    """The content of the JSON line."""
+    """The report that is printed as one line of JSON."""
     base: dict[str, Any] = {"torch": None, "sklearn": _version("scikit-learn")}
     if problem := version_problem():
         return base | {"error": problem[0], "todo": problem[1]}

@@ -321,7 +321,7 @@ class LinkBenchmark:
         return [] if team is None else [TimedOperation(job.kind, job.level, team, way, samples)]
 
     def _collected(self, mine: list[TimedOperation]) -> list[TimedOperation]:
-        """At rank 0: the times of every team. At each size it is the longest time of the team's members."""
+        """At rank 0: the times of every team. The time at each size is the longest time of the team's members."""
         merged: dict[tuple[str, int, tuple[int, ...]], TimedOperation] = {}
         gathered = process_groups.gather_at(mine, 0, self._everyone, list[TimedOperation])
         for one in (one for each in gathered for one in each):

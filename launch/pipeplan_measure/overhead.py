@@ -33,7 +33,7 @@ from pipeplan_measure.small_plans import write_stage_files
 SMALL_BYTES, LARGE_BYTES = 4096, 1 << 18
 VERSION_BYTES = 1 << 21
 EVICTING_BYTES = 1 << 22
-"""Bytes of memory that each pass of a stage without compute reads and writes. It evicts the executor from the caches,
+"""Bytes of memory that each pass of a stage without compute reads and writes. This evicts the executor from the caches,
 as the pass and the update of a small model do. With warm caches the executor's work would take a third less than in
 training."""
 COMPUTE_S = 0.0015
@@ -63,7 +63,7 @@ class Trial:
     corrected: bool = False
     """Whether updates from old gradients are corrected (`runtime.step_correction`)."""
     pipelines: int = 1
-    """Number of such pipelines that run at the same time. Only the first is measured; another one shares its caches."""
+    """Number of such pipelines that run at the same time. Only the first is measured; the others share its caches."""
 
     @property
     def minibatches(self) -> int:

@@ -127,7 +127,7 @@ MAX_WORKERS_ALL_PAIRS = 16
 MAX_PAIRS_ALONE = 64
 """Largest number of pairs of servers for which each pair is measured alone, because pairs may share a cable."""
 MAX_NEIGHBOURS = 3
-"""Number of pairs whose messages are timed in each component of a level inside a server."""
+"""Largest number of pairs whose messages are timed in each component of a level inside a server."""
 
 
 @dataclass(frozen=True)

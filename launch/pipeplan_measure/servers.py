@@ -17,7 +17,7 @@ from pipeplan_launch.elastic import process_groups
 from pipeplan_measure.pair_schedule import OneWay, ServerCheck
 
 WORK_S = 1.0
-"""Time for which every worker computes."""
+"""Seconds for which every worker computes."""
 WIDTH = {"cpu": 512, "cuda": 4096}
 """Rows and columns of the matrices that a worker multiplies, by the kind of its device."""
 FIRST_BYTES, MOST_BYTES = 1 << 18, 1 << 26

@@ -25,7 +25,7 @@ PARTIAL_CHECKPOINT = ".checkpoint.part"
 """Folder in a run folder in which a checkpoint is being written."""
 _NAME = re.compile(r"epoch-(\d+)-sample-(\d+)")
 Note = Callable[[str], None]
-"""Takes a line for the user."""
+"""Function that shows a line to the user."""
 
 
 def _say_nothing(_line: str) -> None:
@@ -129,7 +129,7 @@ def commit_checkpoint(run: Path, manifest: Manifest) -> Path:
 
 
 def _remove_old(folders: Sequence[Path]) -> None:
-    """Remove old checkpoints. The last ones, and the last ones with finite losses, stay."""
+    """Remove all checkpoints except the last `KEPT_CHECKPOINTS`, and the last `KEPT_CHECKPOINTS` with finite losses."""
     old = list(folders[:-KEPT_CHECKPOINTS])
     if not old:
         return

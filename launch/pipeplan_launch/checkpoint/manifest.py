@@ -164,7 +164,7 @@ class _HistoryFields(Struct):
     results: list[dict[str, Any]]
     losses: Natural | Amount
     loss_sum: Finite | None = None
-    """Negative for some losses, null if it was not finite."""
+    """Sum of the losses, which may be negative; null if it was not finite."""
 
 
 class ManifestFile(Struct, kw_only=True):

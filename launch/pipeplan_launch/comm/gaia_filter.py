@@ -65,7 +65,9 @@ class ReplicasByServer:
 
     @property
     def leader_group(self) -> dist.ProcessGroup | None:
-        """The leaders of all servers; None in other replicas. All replicas must call this at the same time."""
+        """The leaders of all servers; None in replicas that are not leaders. All replicas must call this at the same
+        time.
+        """
         return self._groups[1]
 
     def _group(self, ranks: list[int]) -> Any:

@@ -5,12 +5,12 @@ its hooks miss the second backward pass. The all-reduces of a group of minibatch
 
 - bucket by bucket, as each becomes full in the backward pass of this replica's last minibatch of the group,
   if the buckets are free by then: in plain data parallelism, and in schedules with a flush;
-- at action R (see `schedule`) if the previous all-reduce still runs, as in stages whose updates are late. It has a
-  whole round to finish there, and an earlier start would take a second set of buckets.
+- at action R (see `schedule`) if the previous all-reduce still runs, as in stages whose updates are late. There
+  the all-reduce has a whole round to finish, and an earlier start would need a second set of buckets.
 
 If transfers are in the common order (`ordered_transport`), the host hands all of them over at the all-reduce's place in
-that order, after R. On a device each then starts when its own bucket is full, in the middle of the backward pass, since
-the host is ahead of the device.
+that order, after R. On a device each all-reduce then starts when its own bucket is full, in the middle of the
+backward pass, because the host is ahead of the device.
 
 In all cases all replicas start the all-reduces in the same order. At R, gradients that are missing become zeros and
 the remaining buckets are sent; action U waits for all of them.
@@ -18,7 +18,7 @@ the remaining buckets are sent; action U waits for all of them.
 A gradient is multiplied by share / total as it is written to its bucket. `share` is its minibatch's part of the group's
 samples and `total` the sum of these shares over the group, so the sum over replicas is the mean over samples. The total
 is known in advance unless the segment is ended early, or the job weighs minibatches by their targets; so the shares are
-summed too, and the mean is corrected.
+also summed, and the mean is corrected.
 """
 
 from __future__ import annotations

@@ -150,8 +150,8 @@ def compressed_exchange(group: dist.ProcessGroup, how: Compression) -> Bfloat16E
 def _redraw_zero_columns(starting: Tensor, seed: int) -> None:
     """Replace zero columns of the matrix that the next update begins with, by the same numbers on all replicas.
 
-    A column is zero if no minibatch of this group used the parameter. It would stay zero for ever, and its part of the
-    gradient would never be sent.
+    A column is zero if no minibatch of this group used the parameter. Such a column would stay zero for ever, and its
+    part of the gradient would never be sent.
     """
     empty = starting == 0
     if bool(empty.any()):

@@ -106,7 +106,7 @@ class ModuleProgram:
             return call_model(self.model, inputs, self._input_names)
 
     def train(self, mode: bool = True) -> ModuleProgram:
-        """Set training or evaluation mode of the model. The loss keeps its own."""
+        """Set training or evaluation mode of the model. The loss keeps its own mode."""
         self.model.train(mode)
         return self
 

@@ -73,7 +73,7 @@ class DividedWeights:
         return {}
 
     def is_divided(self, tensor: Tensor, _divided: Mapping[int, str]) -> bool:
-        """Whether a tensor is in parts."""
+        """Whether a tensor is divided into parts."""
         return isinstance(tensor, DTensor)
 
     def batches(

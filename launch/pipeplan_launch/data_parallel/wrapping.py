@@ -25,8 +25,8 @@ from pipeplan_launch.job.nested_tensors import map_tensors
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """At least two children of one class in a ModuleList or Sequential. If there are several such sets: the largest
-    one, in elements of parameters.
+    """The repeated blocks of a model: two or more children of one class in a ModuleList or Sequential. If several sets
+    of children qualify, it is the set with the most elements of parameters.
 
     Returns [] if there are none. A block that shares a parameter with the rest of the model is left out, because only
     one unit can hold the parameter.

@@ -84,7 +84,7 @@ FINAL, CLOSED = "final", "closed"
 _UNLIMITED = 2**63
 _GRANT = re.compile(rf"(\d{{1,18}})(?: ({FINAL}|{CLOSED}))?")
 MAX_GRANT = 10_000
-"""Most minibatches by which a grant is raised at once."""
+"""Largest number of minibatches by which a grant is raised at once."""
 
 
 class LookUp(Protocol):

@@ -43,7 +43,9 @@ def new_secret() -> str:
 
 
 def read_secret(environment: Mapping[str, str]) -> str | None:
-    """The secret of this launch, None if none is given. Raises `LaunchError` for one that is too short or too open."""
+    """The secret of this launch, None if none is given. Raises `LaunchError` if it is too short, or in a file that
+    others may read.
+    """
     secret, source = environment.get(VARIABLE, "").strip(), VARIABLE
     if not secret and (file := environment.get(FILE_VARIABLE)):
         secret, source = _from_file(Path(file)), file
@@ -55,7 +57,7 @@ def read_secret(environment: Mapping[str, str]) -> str | None:
 
 
 def check_secret(environment: Mapping[str, str]) -> None:
-    """Raise `LaunchError` if a launch of several has no secret."""
+    """Raise `LaunchError` if a launch on several servers has no secret."""
     if read_secret(environment) is None:
         raise LaunchError(
             f"several servers need a secret by which they know each other: set {VARIABLE} to the same value on all of "

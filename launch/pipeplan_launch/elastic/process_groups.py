@@ -81,9 +81,8 @@ class Groups:
 def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = GLOO) -> Groups:
     """Join the other workers, found through torchrun's environment. Assign ranks, and make the process groups.
 
-    RANK in the environment is the worker's number in the plan from then on. `transport`: how messages travel between
-    stages, one of `run_options.MODES`. Raises `LaunchError` (`PeerLost` if some workers are missing) or
-    `LaunchOver`.
+    From then on, RANK in the environment is the worker's number in the plan. `transport`: how messages travel between
+    stages, one of `run_options.MODES`. Raises `LaunchError` (`PeerLost` if some workers are missing) or `LaunchOver`.
     """
     size = os.environ.get("WORLD_SIZE")
     if size is None or "RANK" not in os.environ:

@@ -214,7 +214,9 @@ def _assemble_attempt(launch_store: KeyValueStore, world: int, deadline: float, 
 
 
 def _join_attempt(launch_store: KeyValueStore, rank: int, deadline: float, own_location_json: str) -> int:
-    """Join the current attempt; returns its number. A process that finds it complete waits for the next one."""
+    """Join the current attempt; returns its number. A process that finds the attempt complete waits for the next
+    attempt.
+    """
     joined = 0
     while True:
         number = launch_store.add("attempt", 0)
@@ -266,7 +268,7 @@ def _workers_text(ranks: Sequence[int]) -> str:
 def end_attempt(store_port: int, fault: str, server: int | None = None) -> None:
     """In the launcher that serves the store: end the present attempt in all workers.
 
-    `server`: the server that caused `fault`. Its host and its workers are added to the description.
+    `server`: the server that caused `fault`. The server's host and workers are added to the description.
     """
     launch_store = _under("pipeplan", open_store(store_port, timedelta(seconds=_LOCAL_STORE_S)))
     number = launch_store.add("attempt", 0)

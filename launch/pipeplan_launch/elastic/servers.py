@@ -83,7 +83,9 @@ def reach_store(place: ServerPlace, timeout_s: float, on_silence: Callable[[int,
 
 
 def await_server_0(place: ServerPlace, key: bytes, timeout_s: float) -> None:
-    """Wait for the handshake with server 0. Raises `LaunchError` if it fails in time, or if another program answers."""
+    """Wait for the handshake with server 0. Raises `LaunchError` if it does not succeed in time, or if another program
+    answers.
+    """
     began, noted = time.monotonic(), False
     where = f"server 0 at {place.address}, port {place.port}"
     while True:

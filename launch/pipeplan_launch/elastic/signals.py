@@ -76,7 +76,9 @@ def handle_requests_with(request: Callable[[], None]) -> None:
 
 
 def call_before_exit(callback: Callable[[bool], None]) -> None:
-    """Call `callback(whether the launch is over)` before a signal ends this process. It may take `NOTED_S` seconds."""
+    """Call `callback(whether the launch is over)` before a signal ends this process. The callback may take `NOTED_S`
+    seconds.
+    """
     _exit_callbacks[:] = [callback]
 
 

@@ -32,7 +32,7 @@ DEFAULT_TIMEOUT = timedelta(seconds=60)
 def serve_store(timeout: timedelta = DEFAULT_TIMEOUT, port: int = 0) -> Any:
     """Serve a store for the workers of this machine, as long as the returned object exists.
 
-    Raises `OSError` if the port is not free. 0: any port; the attribute `port` of the store has its number.
+    `port`: 0 for any port; the attribute `port` of the store has its number. Raises `OSError` if the port is not free.
     """
     return open_store(port, timeout, loopback_listener(port).detach())
 
@@ -226,7 +226,7 @@ class _RequestThread:
         self._patience_s = patience_s
         self._changed = threading.Condition()
         self._open: deque[_Request] = deque()
-        """Unanswered requests. The first one is being executed."""
+        """Unanswered requests. The first request is being executed."""
         self._silent_since = 0.0
         threading.Thread(target=self._work, daemon=True, name="store").start()
 

@@ -141,7 +141,7 @@ class StoreGateway:
         await accepting
 
     async def _accept_all(self, listener: socket.socket) -> None:
-        """Accept connections one by one. There are never more without a handshake than `Strangers` allows."""
+        """Accept connections one by one. `Strangers` limits the number of connections without a handshake."""
         loop, strangers = asyncio.get_running_loop(), Strangers[asyncio.Task[None]]()
         listener.setblocking(False)
         tasks = set()  # asyncio itself keeps only weak references to tasks

@@ -108,7 +108,7 @@ class Callback:
         """An epoch has been trained, and evaluated unless `--evaluate-every` skips it."""
 
     def on_checkpoint(self, folder: Path) -> None:
-        """A complete checkpoint is in that folder."""
+        """A complete checkpoint has been written to `folder`."""
 
     def on_end(self, summary: dict[str, Any]) -> None:
         """The run has ended; `summary` is the content of summary.json. Not called if an error ended the run."""

@@ -56,7 +56,7 @@ def loss_number(loss: object, value: object) -> float:
 
 
 def constant_loss_message(loss: object) -> str:
-    """The error for a loss from which no gradient leads back."""
+    """The error message for a loss that depends on no trained parameter."""
     return f"{loss_text(loss)} does not depend on any parameter that can be trained"
 
 

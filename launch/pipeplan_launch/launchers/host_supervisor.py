@@ -26,7 +26,7 @@ LAST_OUTPUT_S = 5.0
 
 
 class HostSupervisor:
-    """One run of a command whose owner is at the other end of a pipe."""
+    """Runs a command for a script at the other end of a pipe."""
 
     def __init__(self, command: Sequence[str], grace_s: float, silence_s: float = SILENCE_S) -> None:
         self._grace_s, self._silence_s = grace_s, silence_s

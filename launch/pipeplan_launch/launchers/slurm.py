@@ -37,7 +37,7 @@ FIRST_PORT = 20000
 
 @dataclass(frozen=True)
 class Component:
-    """Nodes of a job that are alike. A job whose nodes differ has several (a heterogeneous job)."""
+    """Equal nodes of a job. A job with different nodes has several components (a heterogeneous job)."""
 
     nodes: int
     cores: int

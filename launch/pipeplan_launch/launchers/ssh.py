@@ -167,7 +167,7 @@ class Training:
 
 
 def _lines(source: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a stream as soon as they are complete, without their ends."""
+    """The lines of a stream as soon as they are complete, without line ends."""
     pending = b""
     while chunk := os.read(source.fileno(), 1 << 16):
         *lines, pending = (pending + chunk).split(b"\n")

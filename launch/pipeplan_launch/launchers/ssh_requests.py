@@ -121,7 +121,7 @@ def check_hosts(requests: HostRequests, address: str) -> Launch | None:
     """Run the program `CHECK` on all hosts; returns the launch with the address and port at which the workers meet.
 
     If some hosts cannot take part, it prints an error line for each, and returns None. `address`: the address that the
-    user gave, or empty. Raises `LaunchError` for an error that is not one host's.
+    user gave, or empty. Raises `LaunchError` for an error that does not concern a single host.
     """
     launch = requests.launch
     replies = requests.on_all(partial(_examine, requests))

@@ -6,8 +6,8 @@ The nodes of a segment, and what each node waits for:
                   activations, a backward pass for the gradients, an update for the all-reduce
     Transfer      one message between two replicas. Its send and its receive are one node. It waits for the pass that
                   makes the message, and for a free slot in the receiver's ring
-    Collective    the all-reduce of a group among the replicas of a stage, or of several stages that share weights:
-                  action R of all of them
+    Collective    the all-reduce of a group among the replicas of a stage, or of several stages that share weights.
+                  It waits for action R of all of them
 
 `communication_order` yields the nodes in an order in which every node comes after the nodes that it waits for. It
 replays the segment in whole ticks, in which every stage is equally fast (a forward pass of a stage with r replicas

@@ -51,7 +51,7 @@ class CutTraffic:
 
 @dataclass(frozen=True)
 class EmulatedStage:
-    """A stage that sleeps instead of computing, and sends and averages as many bytes as the stage it stands for."""
+    """A stage that sleeps instead of computing, and sends and averages as many bytes as the emulated stage."""
 
     layers: Annotated[tuple[EmulatedLayer, ...], Meta(min_length=1)]
     update_s: Amount
@@ -65,7 +65,8 @@ class EmulatedStage:
     after: CutTraffic | None = None
     """Traffic with the next stage; None for the last stage."""
     products: Natural = 0
-    """Matrix products that a forward pass of each layer computes beside its sleep; a backward pass twice as many."""
+    """Matrix products that each layer computes in a forward pass, besides its sleep; a backward pass computes twice as
+    many."""
     evicting_bytes: Traffic = 0
     """Memory that each pass reads and writes once, so that the caches are as a model would leave them."""
 

@@ -83,7 +83,7 @@ def staleness_text(plan: LaunchPlan) -> str | None:
 def flushed_shapes(plan: LaunchPlan) -> tuple[StageShape, ...]:
     """The pipeline for epochs with a flush, in which all stages average the same number of minibatches in an update.
 
-    It is the plan's number. If the plan has none, it is the least common multiple of the stages' replica counts.
+    The number comes from the plan. If the plan has none, it is the least common multiple of the stages' replica counts.
     """
     minibatches = plan.accumulate or lcm(*(shape.replicas for shape in plan.shapes))
     return tuple(replace(shape, accumulate=minibatches) for shape in plan.shapes)
@@ -94,7 +94,7 @@ def flushed_shapes(plan: LaunchPlan) -> tuple[StageShape, ...]:
 # The planner's sentence on the plan is the same (`pipeplan.plan.updates`).
 
 MOST_LISTED = 8
-"""Stages up to which every stage is listed."""
+"""Largest number of stages that are all listed."""
 
 
 def updates_sentence(plan: LaunchPlan) -> str:
@@ -147,7 +147,7 @@ class GradientAveraging:
     follows the plan; without a plan it means no."""
 
     def by_default_of(self, plan: LaunchPlan) -> GradientAveraging:
-        """These options, with the plan's choice of dividing the optimiser where the user made none."""
+        """These options, with the plan's choice about dividing the optimiser if the user made no choice."""
         return self if self.shards_optimizer is not None else replace(self, shards_optimizer=plan.shard_optimizer)
 
     @property

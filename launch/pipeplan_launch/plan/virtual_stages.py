@@ -33,12 +33,12 @@ StagePass = tuple[str, int, int]
 
 
 def looped_device(stage: int, devices: int) -> int:
-    """The device of a stage where stages go round the devices."""
+    """The device of a stage in the looped placement."""
     return stage % devices
 
 
 def v_shaped_device(stage: int, devices: int) -> int:
-    """The device of a stage where stages go down the devices and come back up."""
+    """The device of a stage in the v-shaped placement."""
     return min(stage, 2 * devices - 1 - stage)
 
 

@@ -1,13 +1,14 @@
 """The assignment of processes to workers, servers and devices. Torch-free.
 
 Every process derives the same assignment from the sizes of the plan's servers and the locations of all processes. The
-assignment
+rules, in order:
 
-1. has few pieces (`pack_parts`). A piece is a pair of a planned server and a real server with workers in common. If
-   every planned server fits onto a real server, each is one piece. Containers of a machine count as different servers,
-   but pieces of one planned server go to containers of one machine, and of one launcher, where possible;
-2. is the natural order, in which process p is worker p, if that order has equally few pieces;
-3. otherwise keeps each server where the natural order has most of its workers, among real servers of one size.
+1. The assignment has few pieces (`pack_parts`). A piece is a pair of a planned server and a real server with workers in
+   common. If every planned server fits onto a real server, each is one piece. Containers of a machine count as
+   different servers, but if possible the pieces of one planned server are in containers of one machine and one launcher.
+2. In the natural order process p is worker p. If that order has equally few pieces, it is the assignment.
+3. Otherwise, among real servers of one size, a planned server goes to the one with most of its workers in the natural
+   order.
 
 On a server, workers are in the order of their processes.
 """

@@ -42,8 +42,8 @@ ActionHandler = Callable[[int], None]
 """Runs an action, given its index."""
 SegmentLimit = Callable[[int], int | None]
 """Returns the index at which the segment ends, or None to go on. Called with the index of a minibatch before its
-forward, and with that of a group's first minibatch before the group's all-reduce; the end is at most that index. All
-workers of a segment must get the same end."""
+forward, and with the index of a group's first minibatch before the group's all-reduce; the end is at most that index.
+All workers of a segment must get the same end."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class StageContext:
 
 @dataclass(frozen=True)
 class Segment:
-    """A drained run over some minibatches of an epoch."""
+    """A run over some minibatches of an epoch, with nothing in flight before and after it."""
 
     epoch: int
     batches: Batches
@@ -337,7 +337,7 @@ class Engine:
 
 
 def _nothing() -> None:
-    """Take no note of progress."""
+    """Do nothing about progress."""
 
 
 def differentiable(tensors: Sequence[BoundaryTensor]) -> list[BoundaryTensor]:

@@ -40,7 +40,7 @@ ELEMENTWISE: tuple[type[Optimizer], ...] = (
 
 
 class DividedState(Protocol):
-    """Tensors of a checkpoint of which each replica holds a part only."""
+    """Access to the tensors of a checkpoint of which each replica holds only a part."""
 
     def divided_state(self, optimizer: Optimizer) -> dict[int, str]:
         """Parameter names by the `id` of each tensor of the optimiser's state that is a part, unless its type shows
@@ -203,12 +203,12 @@ class OptimizerShards:
         return nn.Parameter(self._own_part(parameter.detach()))
 
     def _own_part(self, whole: Tensor) -> Tensor:
-        """This replica's elements in the order of the dimensions: a view, where the memory has that order."""
+        """This replica's elements in the order of the dimensions: a view, if the memory has that order."""
         length = self._length(whole)
         return whole.reshape(-1)[self._index * length : (self._index + 1) * length]
 
     def _length(self, whole: Tensor) -> int:
-        """Elements of every part but the last ones, which may have fewer or none."""
+        """Number of elements of every part. The last parts may have fewer, or none."""
         return -(-whole.numel() // self._count)
 
     def _buckets_of(self, names: Iterable[str]) -> Iterator[list[str]]:

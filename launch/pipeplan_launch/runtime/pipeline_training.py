@@ -93,9 +93,9 @@ class PipelineTraining(TrainingEngine):
         """Minibatches whose gradients may still be on their way to the previous stage."""
 
     def share(self, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
-        """Sum the gradients of parameters that several stages share. `groups`: a process group for each set of stages.
+        """Sum the gradients of parameters that several stages share.
 
-        It has all sets of stages of the pipeline that share parameters, also the sets without this stage.
+        `groups` has a process group for every set of stages that share parameters, also for sets without this stage.
         """
         self.sharing_stages = sorted(groups)
         for stages in sorted({*self.place.program.shared.values()}):

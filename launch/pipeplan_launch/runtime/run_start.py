@@ -128,8 +128,8 @@ def _restored(stage: WorkerStage | None, folder: Path) -> tuple[Manifest | None,
 
 
 def _start_before(start: RunStart, options: RunOptions) -> RunStart | None:
-    """The start from the last undamaged checkpoint before the start's own; None if there is none, or if the user has
-    named this very checkpoint.
+    """The start from the last undamaged checkpoint before the start's own; None if there is none, or if the user asked
+    for exactly this checkpoint.
     """
     assert start.checkpoint is not None
     if options.resume_from is not None and options.resume_from.resolve() == start.checkpoint.resolve():

@@ -81,9 +81,9 @@ class TrainingEngine(Engine):
         """The weights of minibatches whose gradients are not collected yet, by the job's `loss_weight`."""
 
     def share(self, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
-        """Sum the gradients of parameters that several stages share. `groups`: a process group for each set of stages.
+        """Sum the gradients of parameters that several stages share.
 
-        It has all sets of stages of the pipeline that share parameters, also the sets without this stage.
+        `groups` has a process group for every set of stages that share parameters, also for sets without this stage.
         """
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:

@@ -105,7 +105,7 @@ class WeightVersions:
         """The weights after `number` updates, by default the newest, for this minibatch's forward.
 
         They stay unchanged until `release`. `following` is the version that the next minibatch will ask for: at least
-        this one, and maybe one that does not exist yet. None stands for the newest version at that time.
+        this one, and maybe one that does not exist yet. None means the newest version at that time.
         """
         version = self._find(self._current.number if number is None else number)
         if version not in self._kept:
@@ -192,8 +192,8 @@ class WeightVersions:
         return spare.pop() if spare else torch.empty_like(parameter.data)
 
     def _retire_if_done(self, version: _Version) -> None:
-        """Drop a version that nobody needs. Memory displaced during it becomes spare, or goes to an older kept
-        version.
+        """Drop a version that nobody needs. Memory that was displaced during this version becomes spare, or goes to an
+        older kept version.
         """
         if version.in_flight or (version is not self._current and self._is_to_come(version)):
             return

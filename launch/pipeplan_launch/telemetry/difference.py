@@ -26,7 +26,7 @@ from pipeplan_launch.telemetry.run_folder import CauseFields
 AS_PREDICTED = 0.03
 """Relative difference of two step times up to which no cause is sought."""
 WORTH_A_LINE = 0.05
-"""Share of the difference below which a part has no line of its own."""
+"""Share of the difference below which a part gets no line."""
 WORTH_SAYING = 0.1
 """Share of a worker's busy time above which a message mentions waiting for a core."""
 MOST_WAITING = 0.95

@@ -12,7 +12,7 @@ from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder
 
 
 class Progress:
-    """Prints a progress line every few minibatches of the pipeline. One replica of the last stage has one."""
+    """Prints a progress line every few minibatches of the pipeline, at one replica of the last stage."""
 
     def __init__(self, recorder: Recorder, every: int, epochs: int, minibatches: int, *, warns: bool) -> None:
         """`every`: minibatches of the pipeline between two lines, below 1 for none; `minibatches`: minibatches in an

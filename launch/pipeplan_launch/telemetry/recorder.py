@@ -55,7 +55,7 @@ MEMORY_EVERY_S = 1.0
 LINES_PER_WRITE = 16
 """Lines that are collected before they are written."""
 MOST_METRICS_BYTES = 2**30
-"""Size at which a file of metrics is put aside and another one begun; one older file is kept."""
+"""Size at which a file of metrics is renamed and a new file begins; one older file is kept."""
 OLDER = ".old"
 """The ending that is added to the name of the older file."""
 _ENCODE = json.JSONEncoder(check_circular=False).encode

@@ -146,7 +146,7 @@ class SummaryFile(Struct, kw_only=True, frozen=True):
     """Digest of the plan that ran."""
     minibatch: Positive | None = None
     emulated: bool = False
-    """Whether stages slept in place of computing."""
+    """Whether stages slept instead of computing."""
     minibatch_s: FigurePair
     includes_fill: bool
     steady_minibatches: Natural

@@ -87,7 +87,7 @@ def _blamed_on_others(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict
 
     Workers also wait for each other, if there are more workers than cores, or if two are on one core for a while. The
     workers of a server together wait for other programs no longer than these programs used the cores. That is the
-    cores' busy time minus the workers' own.
+    cores' busy time minus the workers' own processor time.
     """
     shares: dict[int, float] = {}
     first = 0

@@ -170,7 +170,7 @@ def _statements(file: str) -> list[ast.stmt]:
 
 
 def _root(target: ast.expr) -> str:
-    """The attribute that an expression is, or takes a member of: `n` for `self.n` and `self.n["a"][0]`."""
+    """The attribute in an expression: `n` for `self.n` and for its members, such as `self.n["a"][0]`."""
     while isinstance(target, ast.Subscript):
         target = target.value
     return target.attr if isinstance(target, ast.Attribute) else ""
@@ -253,7 +253,8 @@ def _check_same_kind(path: str, old: Tensor | None, new: Any) -> None:
 
 
 def protect_saved_values(graph_module: fx.GraphModule, behaviour: GraphBehaviour) -> bool:
-    """Copy the state that the graph writes to where the backward pass may keep it. Returns whether anything changed.
+    """Insert copies of state that the graph writes, if the backward pass may need the earlier values. Returns whether
+    anything changed.
 
     A stage runs the forward pass of the next minibatches, which writes the state, before the backward pass of this one.
     """

@@ -1,4 +1,6 @@
-"""torch.compile of the functions of a stage (`--compile`). Its results may differ in their last bits."""
+"""torch.compile of the functions of a stage (`--compile`). The results of compiled functions may differ in their last
+bits.
+"""
 
 from __future__ import annotations
 

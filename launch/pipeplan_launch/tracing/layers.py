@@ -59,8 +59,8 @@ def group_layers(
 ) -> Grouping:
     """Assign every node that does work to a layer, so that the layers form a DAG.
 
-    With granularity `op` every operator is a layer. With `module` a layer is the outermost module around an operator
-    that is a member of a list, dictionary or sequence of modules and not itself such a container: a block of a
+    With granularity `op` every operator is a layer. With `module` a layer is the outermost member of a list, dictionary
+    or sequence of modules around an operator, if the member is not such a container itself: for example a block of a
     transformer, with its experts. Elsewhere it is the call of a leaf module, as with `layer`.
     """
     nodes = list(graph_module.graph.nodes)

@@ -42,8 +42,8 @@ def plain_outputs(model: nn.Module) -> Iterator[dict[str, None]]:
 
 
 def without_unknown_objects(value: Any, left_out: dict[str, None]) -> Any:
-    """The value with None in place of every object that torch does not know, whose class names are added to
-    `left_out`.
+    """The value with None in place of every object that torch does not know. The names of the objects' classes are
+    added to `left_out`.
     """
     register_dataclasses(value)
     leaves, spec = tree_flatten(value)

@@ -176,7 +176,7 @@ class _Shapes(torch.autograd.Function):
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """A shape for people, as in `2×3`."""
+    """A shape as text, such as `2×3`."""
     return "×".join(map(str, shape)) or "a single number"
 
 

@@ -140,7 +140,7 @@ def _statistics(node: fx.Node) -> list[Any]:
 
 
 def statistics_written(node: fx.Node) -> list[fx.Node]:
-    """The running statistics that a node writes, which is a norm or a region with a norm in it."""
+    """The running statistics that a norm writes, or that the norms inside a region write."""
     if operator_name(node) in NORMS_WITH_STATE:
         return [argument for argument in _statistics(node) if isinstance(argument, fx.Node)]
     return [outer for outer, inner in region_arguments(node) if isinstance(outer, fx.Node) and may_write(inner)]
@@ -154,7 +154,7 @@ def tensor_data(tensor: Tensor) -> Tensor:
 def write_unnoticed(graph_module: fx.GraphModule) -> None:
     """Replace `detach` by `.data` where a detached parameter or buffer is written to, in the graph and its regions.
 
-    If the model wrote `.data`, its backward pass accepts values that were changed since the forward pass.
+    A model that writes `.data` accepts in its backward pass values that were changed since the forward pass.
     """
     for graph in inner_graphs(graph_module):
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):

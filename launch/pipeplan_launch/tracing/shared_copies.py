@@ -67,7 +67,7 @@ def _copies_behind(
 
 
 def _is_made(node: fx.Node) -> bool:
-    """Whether the node makes a tensor, alone or as a member of a tuple, and does not only view one."""
+    """Whether the node makes a new tensor, alone or as a member of a tuple, and not only a view."""
     source = node.args[0] if node.args else None
     if is_shape_only(node) and isinstance(source, fx.Node) and isinstance(source.meta.get("val"), Tensor):
         return False

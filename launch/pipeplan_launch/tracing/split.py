@@ -212,7 +212,7 @@ class StageProgram(nn.Module):
         return self.call(self.parameters_by_name(), received, inputs, batch)
 
     def _state(self, name: str, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The tensor of that name: one of `parameters`, or the stage's own buffer or constant."""
+        """The tensor with this name: one of `parameters`, or the stage's own buffer or constant."""
         tensor = parameters.get(name)
         if tensor is None:
             tensor = self._buffers.get(name)

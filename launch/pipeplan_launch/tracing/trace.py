@@ -87,7 +87,7 @@ class TracedModel:
     """Trained parameters that several layers read. If their layers are in different stages, each stage has a copy, and
     the stages sum its gradients."""
     written_parameters: tuple[str, ...]
-    """Trained parameters that the forward pass itself writes, such as weights that it clips."""
+    """Trained parameters that the forward pass itself writes, for example to clip weights."""
     graph_hash: str
     """Hash of layers, operators, edges and shapes: the same in every process with the same version of torch."""
     dynamic_batch: bool

@@ -48,7 +48,7 @@ class BatchParts:
     work_s: float
     """Passes of the first minibatch, from the stage that waits for its update up to the slowest resource."""
     transfers_s: float
-    """Transfers of the first minibatch on the same way."""
+    """Transfers of the first minibatch from that stage to the slowest resource."""
     steady_s: float
     """Time that the other minibatches add at the slowest resource."""
     exposed_s: float

@@ -180,7 +180,7 @@ def check_claims(document: PlanDocument, model: CheckedModel, shown: CertifiedBo
 def _check_record(document: PlanDocument, model: CheckedModel, stated: ShownBound) -> None:
     """Raise an `InputError` unless the bound comes from a solver or from the shared cores.
 
-    It is proven if two solvers or the cores give it. No solver's bound may exclude the plan.
+    A bound is proven if two solvers or the cores give it. No solver's bound may exclude the plan.
     """
     root, reaches = document.root, stated.bound_s * (1 - TOLERANCE)
     cores_s, found = shared_cores_bound_s(document, model), set[str]()

@@ -111,7 +111,7 @@ def _messages(document: PlanDocument, figures: Sequence[StageFigures]) -> list[t
 def _rings(document: PlanDocument, figures: Sequence[StageFigures]) -> list[tuple[Ints, Ints, float]]:
     """(replicas, next replicas in the ring, bytes per minibatch) of every all-reduce, in each copy and among copies.
 
-    With a flush there are none: the part of an all-reduce that no pass hides counts in the batch.
+    With a flush the result is empty: the part of an all-reduce that no pass hides counts in the batch.
     """
     if document.inference or document.flushes:
         return []

@@ -70,8 +70,8 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
 def _no_grid(document: PlanDocument) -> str:
     """Why a plan is not a uniform grid; empty if it is one.
 
-    A grid has no copies, the same number of workers for every stage, stages on consecutive workers from worker 0 on,
-    and uses whole servers unless it fits in one.
+    A grid has no copies, the same number of workers for every stage, and stages on consecutive workers from worker 0
+    on. It uses whole servers unless it fits in one.
     """
     replicas, count = len(document.stages[0].workers), len(document.stages)
     ends = list(accumulate(document.cluster.server_sizes))

@@ -187,7 +187,7 @@ def check_bound(document: PlanDocument, model: CheckedModel, bound_s: float) -> 
 
 
 def _have_stages(document: PlanDocument, devices: int, blocks: int) -> bool:
-    """Whether this number of devices can have stages as the options and the schedule require."""
+    """Whether this number of devices can have the number of stages that the options and the schedule require."""
     options = document.options
     most = min(blocks, options.stages or blocks, options.max_stages or blocks)
     counts = range(2, 3 if document.schedule != INTERLEAVED else MOST_STAGES + 1)

@@ -155,8 +155,8 @@ def compatible_places(boundaries: ModuleBoundaries, options: Options) -> list[in
 
     So a tensor crosses at most one of the places. All places come after the last layer that reads no other layer,
     because such a layer may read the inputs of the model, which only the first stage gets. If places exclude each
-    other, the choice is greedy: first places that a single tensor crosses, then by the bytes that cross. It may miss a
-    better choice. A plan of two stages has only one boundary, so all places are possible for it.
+    other, the choice is greedy: first places that a single tensor crosses, then by the bytes that cross. The greedy
+    choice may not be the best. A plan of two stages has only one boundary, so all places are possible for it.
     """
     entering = boundaries.entering
     possible = [place for place in boundaries.splits if place > entering and boundaries.crossing[place]]

@@ -55,7 +55,7 @@ class ExecutorTrials:
         self._folder.cleanup()
 
     def wait_until_ready(self) -> None:
-        """Wait until the process waits too, and uses no core. `measure` reports errors."""
+        """Wait until the process has imported torch, and uses no core. `measure` reports errors."""
         if not self._ready and self._process.stdout is not None:
             self._process.stdout.readline()
             self._ready = True

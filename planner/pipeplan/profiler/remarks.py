@@ -44,7 +44,7 @@ MAX_NAMED = 3
 
 
 def promise_remarks(job: Job, traced: TracedModel, batch: Batch) -> list[str]:
-    """Remarks on a job that a pipeline may train differently from one process.
+    """Remarks if a pipeline may train the job differently from one process.
 
     The model runs forward once. Raises `LaunchError` for state that a pipeline would neither train nor save.
     """

@@ -20,15 +20,16 @@ from pipeplan_launch.runtime.self_check.training_state import MODEL, AttributeNa
 
 # Whether two results are the same except for rounding.
 #
-# Most models give the same bits in stages as in one piece. Some operators differ in the last bits: sums run
-# in another order, and attention picks its kernel by the layout of its operands. Three rules decide, each where the
-# one before it does not:
+# Most models give the same bits in stages as in one piece. Some operators differ in the last bits: sums run in another
+# order, and attention picks its kernel by the layout of its operands. Three rules decide, each if the previous one does
+# not:
 #
-# 1. Equal bits are equal. 2. A difference below `RELATIVE` of the largest element is rounding. Where a tensor is
-# changed, its change is compared too, because a write that is lost may be far smaller than the tensor's values. 3.
-# Sums that cancel, such as the gradient of a bias before BatchNorm, consist of rounding alone. So the model itself
-# runs again, with every parameter changed in its last bit. Up to `MARGIN` times the change that this makes (`noise`) is
-# rounding.
+# 1. Equal bits are equal.
+# 2. A difference below `RELATIVE` of the largest element is rounding. If a tensor is changed, its change is compared too,
+#    because a lost write may be far smaller than the tensor's values.
+# 3. Sums that cancel, such as the gradient of a bias before BatchNorm, consist only of rounding. So the model itself
+#    runs again, with every parameter changed in its last bit. A difference of up to `MARGIN` times the resulting change
+#    (`noise`) is rounding.
 
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4, torch.complex128: 1e-9}
 """Largest difference that counts as rounding, relative to the largest element, by type."""
@@ -109,7 +110,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def largest_difference(one: Tensor, other: Tensor) -> float:
-    """Largest difference of two tensors' elements; infinite where they cannot be compared."""
+    """Largest difference of two tensors' elements; infinite if they cannot be compared."""
     one, other = dense(one), dense(other)
     if one.shape != other.shape:
         return float("inf")
@@ -155,7 +156,7 @@ class Difference:
 def tensor_difference(
     kind: str, name: str, modules: TrainedModules, values: tuple[Tensor, Tensor], before: Tensor, when: str
 ) -> Difference:
-    """The difference for a buffer or parameter that the pipeline changes in another way. `values`: (in plain training,
+    """Reports that the pipeline changes a buffer or parameter in another way. `values`: (in plain training,
     in the pipeline).
     """
     plain, piped = values
@@ -181,7 +182,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def attribute_difference(attribute: AttributeName, when: str, *, piped_only: bool = False) -> Difference:
-    """The difference for an attribute that does not change as in plain training."""
+    """Reports that an attribute does not change as in plain training."""
     how = (
         "changes in the pipeline, and not in the model,"
         if piped_only
@@ -197,7 +198,7 @@ def attribute_difference(attribute: AttributeName, when: str, *, piped_only: boo
 
 
 def loss_difference(plain: float, piped: float, when: str) -> Difference:
-    """The difference for a minibatch with two losses."""
+    """Reports that the losses of a minibatch differ."""
     remedy = "make what the model computes follow from its inputs, parameters and buffers alone"
     return Difference("the loss", f"is {plain:.9g} in the model and {piped:.9g} in the pipeline", when, remedy)
 
@@ -205,7 +206,7 @@ def loss_difference(plain: float, piped: float, when: str) -> Difference:
 def gradient_difference(
     name: str, modules: TrainedModules, plain: Tensor | None, piped: Tensor | None, when: str
 ) -> Difference:
-    """The difference for a parameter with two gradients."""
+    """Reports that the gradients of a parameter differ."""
     if plain is None or piped is None:
         how = "is there in the model alone" if piped is None else "is there in the pipeline alone"
     else:
@@ -217,7 +218,7 @@ def gradient_difference(
 
 
 def output_difference(plain: object, piped: object, when: str) -> Difference:
-    """The difference for a minibatch with two outputs in evaluation."""
+    """Reports that the model's outputs in evaluation differ."""
     pair = [one for one in (plain, piped) if isinstance(one, Tensor)]
     how = f"differs by {largest_difference(*pair):.3g}" if len(pair) == 2 else "differs"
     return Difference("the model's output in evaluation mode", how, when, "make forward() the same code in both modes")

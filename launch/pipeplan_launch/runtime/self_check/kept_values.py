@@ -43,7 +43,7 @@ class Kept:
     """Restores the object's content; None if the content cannot have changed."""
 
     def restore(self) -> Any:
-        """The object, with what it held."""
+        """The object, with its earlier content."""
         if self.put_back is not None:
             self.put_back()
         return self.original

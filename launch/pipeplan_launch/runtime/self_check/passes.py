@@ -101,8 +101,8 @@ class PipelineModel:
         trained: Mapping[str, nn.Parameter],
         seed: int,
     ) -> None:
-        """`trained`: the trained parameters, named as in `Trained`. Raises `LaunchError` if the layers are no pipeline
-        of the traced model.
+        """`trained`: the trained parameters, named as in `Trained`. Raises `LaunchError` if the layers do not form a
+        pipeline of the traced model.
         """
         self._job, self._traced, self._trained, self._seed = job, traced, trained, seed
         self.programs = [build_stage_program(traced, layers, stage) for stage in range(len(layers))]
@@ -197,7 +197,7 @@ def _backward(received: Sequence[Sequence[Tensor]], sent: Sequence[Sequence[Tens
 
 
 def loss_of(job: Job, output: Any, target: Any, called: Callable[[Any, Any], Any] | None = None) -> Tensor:
-    """The job's loss; where the job has none, or no targets, the mean square of what the model returns.
+    """The job's loss; where the job has none, or no targets, the mean square of the model's output.
 
     `called` computes the job's loss; by default the job's own function does.
     """

@@ -26,8 +26,8 @@ STAGES = 3
 
 
 def even_stages(traced: TracedModel, stages: int = STAGES) -> list[list[str]]:
-    """The model's layers in their order, cut into `stages` parts of about as many layers each, or fewer parts where
-    layers must stay together.
+    """The model's layers in their order, cut into `stages` parts with about equal numbers of layers, or into fewer
+    parts if layers must stay together.
     """
     names = [layer.name for layer in traced.layers]
     place = {name: index for index, name in enumerate(names)}

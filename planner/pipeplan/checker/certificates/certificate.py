@@ -185,9 +185,7 @@ def _no_slower(document: PlanDocument, one: CertifiedSpace, other: CertifiedSpac
 
 
 def _shared_links(document: PlanDocument, space: CertifiedSpace) -> tuple[float, ...]:
-    """The rates of the links among the copies of a pipeline, and of the cards to these links. The costs of copies
-    depend on them.
-    """
+    """The rates on which the costs of copies depend: of the links among the copies, and of the cards to these links."""
     network, workers = document.network, _workers(document, space)
     link = network.among(workers)
     joined = network.level(workers)

@@ -134,7 +134,7 @@ class Closure:
         return found, allowed
 
     def _hopeless(self, found: CertificateStates) -> Flags:
-        """Whether no pipeline can be completed in front of each state."""
+        """Whether each state is hopeless: no pipeline can be completed in front of it."""
         room = found.first if self.space.most_busy is None else self.space.most_busy - found.busy
         lost = self.space.hopeless(found.cut, found.first, room, found.times)
         most = self.space.most_stages
@@ -149,7 +149,7 @@ class Closure:
 
 
 def _least(found: CertificateStates) -> Ints:
-    """The rows that no other row covers trivially, with the same place and counts and at most the same demand and
+    """The rows that are not covered trivially, by another row with the same place and counts and no more demand and
     load.
     """
     place = np.stack([found.cut, found.first, found.replicas, found.stages, found.busy])

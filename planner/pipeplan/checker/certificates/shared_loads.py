@@ -199,7 +199,7 @@ def core_levels(whole: Cluster, runs: WorkerRuns, limit_s: float, workers: range
 
     `workers`: the workers of all components that hold a copy.
 
-    If a server holds several copies of a pipeline, its cores do the work of each worker of one copy as many times.
+    If a server holds n copies of a pipeline, its cores do n times the work of one copy.
     """
     servers = [whole.server_of(worker) for worker in range(whole.workers)]
     sizes = np.bincount(servers)

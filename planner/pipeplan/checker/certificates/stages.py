@@ -149,7 +149,7 @@ class StageSpace:
 
     @property
     def covers(self) -> bool:
-        """Whether depths matter: in training, where memory is limited or 2BW limits the minibatches in flight."""
+        """Whether depths matter: in training, if memory is limited or 2BW limits the minibatches in flight."""
         return self.model.training and (self.document.options.memory or self.share is not None)
 
     def traffic_of(self, cut: Ints | int) -> tuple[Floats, Floats]:
@@ -212,7 +212,7 @@ class StageSpace:
         """Flags of the stages within the threshold: a row for each of the cuts `before`, and columns for replicas and
         speed.
 
-        Under 2BW there are none if a copy has no minibatch in an update.
+        Under 2BW no stage is within the threshold if a copy has no minibatch in an update.
         """
         if self.share == 0:
             return np.zeros(ring_s.shape, dtype=bool)

@@ -1,4 +1,4 @@
-"""Run a traced model on tensors without data, forwards and backwards, and count each layer's work and bytes.
+"""Run a traced model on tensors without data, forward and backward, and count each layer's work and bytes.
 
 `sample_work` sums the FLOPs up for one sample, and reads from the job how many tokens a sample and how many samples an
 epoch has.

@@ -46,7 +46,7 @@ class TransformedWork:
 
 @dataclass(frozen=True)
 class Work:
-    """One operator, or one part of one."""
+    """The work of one operator, or of a part of an operator."""
 
     kind: str
     """One of `pipeplan.cluster_data.devices.OPERATOR_KINDS`."""
