@@ -5,7 +5,7 @@ rules, in order:
 
 1. The assignment has few pieces (`pack_parts`). A piece is a pair of a planned server and a real server with workers in
    common. If every planned server fits onto a real server, each is one piece. Containers of a machine count as
-   different servers, but if possible the pieces of one planned server are in containers of one machine and one launcher.
+   different servers, but if possible the pieces of one planned server are in containers of one machine and launcher.
 2. In the natural order process p is worker p. If that order has equally few pieces, it is the assignment.
 3. Otherwise, among real servers of one size, a planned server goes to the one with most of its workers in the natural
    order.

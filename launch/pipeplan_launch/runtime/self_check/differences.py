@@ -25,8 +25,8 @@ from pipeplan_launch.runtime.self_check.training_state import MODEL, AttributeNa
 # not:
 #
 # 1. Equal bits are equal.
-# 2. A difference below `RELATIVE` of the largest element is rounding. If a tensor is changed, its change is compared too,
-#    because a lost write may be far smaller than the tensor's values.
+# 2. A difference below `RELATIVE` of the largest element is rounding. If a tensor is changed, its change is compared
+#    too, because a lost write may be far smaller than the tensor's values.
 # 3. Sums that cancel, such as the gradient of a bias before BatchNorm, consist only of rounding. So the model itself
 #    runs again, with every parameter changed in its last bit. A difference of up to `MARGIN` times the resulting change
 #    (`noise`) is rounding.
