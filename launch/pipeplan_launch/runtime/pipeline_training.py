@@ -221,7 +221,7 @@ class PipelineTraining(TrainingEngine):
             self._finish_backward(index)
 
     def _differentiate_weights(self, index: int) -> None:
-        """The rest of a backward pass; nothing where the first part did all of it."""
+        """Run the rest of a backward pass, if the first part did not do all of it."""
         step, lap = self.step_of(index), Stopwatch()
         split = self._split.pop(index, None)
         if split is not None:

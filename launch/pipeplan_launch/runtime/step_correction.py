@@ -37,7 +37,7 @@ class StepCorrection:
     def around(
         self, step: Callable[[], object], names: list[str], before: Callable[[nn.Parameter], Tensor | None]
     ) -> None:
-        """Run `step`, which changes the parameters with these names, and correct what it did.
+        """Run `step`, which changes the parameters with these names, and correct its changes.
 
         `before` returns a parameter's values before the step, in a tensor that nobody writes to; None if there is none.
         """

@@ -266,7 +266,7 @@ def _text(stage: StageBusyTimes, index: int, name: str, share: float) -> str:
 
 
 def _reason(stage: StageBusyTimes, name: str) -> str:
-    """The usual reason why a time is not as predicted, and what to do."""
+    """The usual reason why a time differs from the prediction, and a remedy."""
     slower = stage.shown[name] > stage.predicted[name]
     why = f"its {'optimiser was' if name == 'update_s' else 'layers were'} profiled under another load"
     if name == "update_s" and slower and stage.versions > 1:

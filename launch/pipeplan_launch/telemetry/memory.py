@@ -161,7 +161,9 @@ GPU_VARIABLE, OLDER_GPU_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CON
 
 
 def grow_gpu_memory(environment: MutableMapping[str, str], torch_version: str) -> None:
-    """Have torch's allocator for GPUs grow its segments, which fragments less, unless the user has settings of it."""
+    """Make torch's GPU allocator grow its segments, which reduces fragmentation, unless the user has set its
+    options.
+    """
     if GPU_VARIABLE in environment or OLDER_GPU_VARIABLE in environment:
         return
     numbers = re.match(r"(\d+)\.(\d+)", torch_version)

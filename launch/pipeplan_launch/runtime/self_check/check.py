@@ -68,8 +68,8 @@ class Check:
         self.remarks: dict[str, None] = {}
 
     def run(self, *, trains: bool) -> None:
-        """Compare, and leave the job as it was. Raises `DifferenceFound` or `NotDeterministic`, and what the user's
-        code raises.
+        """Compare, and leave the job as it was. Raises `DifferenceFound` or `NotDeterministic`, and exceptions of the
+        user's code.
         """
         random_state, start = RandomState.now(CPU), TrainingState.now(self._modules)
         try:
@@ -187,7 +187,7 @@ class Check:
         return None
 
     def _compare_evaluation(self, state: TrainingState, when: str) -> None:
-        """Compare outputs in evaluation mode, and what evaluation leaves behind."""
+        """Compare outputs in evaluation mode, and the state after evaluation."""
         if not self._pipeline.evaluates:
             return
         sample, when = self._samples[0], f"in evaluation {when}"

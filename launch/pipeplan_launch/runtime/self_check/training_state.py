@@ -178,7 +178,7 @@ class TrainingState:
         self.attributes.restore()
 
     def changed(self) -> dict[str, Tensor]:
-        """Copies of the parameters and buffers whose values are not those of this state any more.
+        """Copies of the parameters and buffers whose values have changed since this state.
 
         A buffer that was replaced by another tensor counts with that tensor's value.
         """
