@@ -201,7 +201,7 @@ BUSY = 0.05
 """Share of the time between two minibatches. A note names a link only if it is busy for longer, at its measured
 rate."""
 MOST_NAMED = 2
-"""Largest number of the plan's servers in a note on workers that are not on the planned server."""
+"""Largest number of planned servers that a note lists whose workers are on different machines."""
 CHECKED_KEY = "placed"
 """Key of the store of all attempts. Its value is the server of every worker when this check last ran."""
 

@@ -86,8 +86,8 @@ def set_region_evaluation(region: fx.GraphModule) -> None:
 
 @contextmanager
 def questions_noted(askers: set[type]) -> Iterator[None]:
-    """Context that adds to `askers` the class of each module whose mode (`self.training`) the user's code reads.
-    Torch's own modules are left out, because their operators carry the mode.
+    """Context that adds to `askers` the class of each module whose mode (`self.training`) is read by code outside of
+    torch, or by torch's parametrizations. Operators of torch's other modules carry their mode.
     """
 
     def training(module: nn.Module) -> bool:

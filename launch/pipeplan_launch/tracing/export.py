@@ -108,7 +108,7 @@ class _Attempt:
     dynamic: DynamicShapes
     calls: OutputsByModule
     askers: set[type] = field(default_factory=set)
-    """Classes of the modules whose mode the user's code has read."""
+    """Classes of the modules whose mode was read by code outside of torch, or by parametrizations."""
 
     def run(self) -> ExportedModel:
         """Export in training mode, and also in evaluation mode if that might give another graph."""
