@@ -143,9 +143,7 @@ def _inside(value: Any, kind: Any, step: re.Match[str], convert: Convert) -> tup
     kind = _member_for(value, kind)
     if name is not None:
         return value[name], _type_of(kind, name), f": {name}"
-    if (
-        index != "..." and isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-    ):  # a struct that is written as a list
+    if index != "..." and isinstance(kind, type) and issubclass(kind, msgspec.Struct):  # written as a list
         name = kind.__struct_fields__[int(index)]
         return value[int(index)], _type_of(kind, name), f": {name}"
     arguments = [argument for argument in typing.get_args(kind) if argument is not Ellipsis] or [None]
