@@ -1,7 +1,7 @@
 """pipeplan_launch: the executor that runs a pipeplan plan.
 
-`Job` and `Data`, which describe a model to run, and the types of their functions' arguments can be imported from here.
-They are loaded on first access, so that the torch-free modules of this package can be imported without torch.
+It exports `Job` and `Data`, which describe a model to run, and the types of their functions' arguments. These are
+loaded on first access, so that the torch-free modules of this package can be imported without torch.
 """
 
 from __future__ import annotations

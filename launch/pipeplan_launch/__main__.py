@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one worker; returns the exit status.
 
     0: the worker is done. 1: an unforeseen error. 2: an error that was reported in one line. 3: a fault after which all
-    workers start again. 130: the worker was interrupted.
+    workers are restarted. 130: the worker was interrupted.
     """
     final_status = restart_state.final_status()
     if final_status is not None:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted as signal:
         if restart_state.has_launcher() and restart_state.stop_signal() is None:
             process_groups.announce_end()
-            return restart_state.STATUS_PEER_LOST  # torchrun sends this SIGTERM after another worker has ended
+            return restart_state.STATUS_PEER_LOST  # torchrun sends this SIGTERM when another worker has ended
         # A launcher prints this line itself; without one, a SIGTERM comes from torchrun.
         prints = not restart_state.has_launcher() and signal.args == ("SIGINT",) and os.environ.get("RANK", "0") == "0"
         status = _end(

@@ -6,7 +6,7 @@ torch         version of torch; null if it cannot be imported, with the reason i
 cuda          version of CUDA that torch was built with; null for none
 cuda_devices  number of GPUs that torch sees
 nccl          version of NCCL that torch was built with; null for none
-gloo          reason why an all-reduce of two processes over the loopback interface failed; empty if it did not
+gloo          reason why an all-reduce of two processes over the loopback interface failed; empty if it succeeded
 sklearn       version of scikit-learn; null if it is missing
 """
 
@@ -26,7 +26,7 @@ PATIENCE_S = 10.0
 
 
 def torch_report() -> dict[str, Any]:
-    """The content of the JSON line."""
+    """The report that is printed as one line of JSON."""
     base: dict[str, Any] = {"torch": None, "sklearn": _version("scikit-learn")}
     if problem := version_problem():
         return base | {"error": problem[0], "todo": problem[1]}

@@ -1,4 +1,4 @@
-"""The launcher's child processes, from Linux's /proc. On other systems none are found."""
+"""The launcher's child processes, from Linux's /proc. On other systems it finds none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def signal_all(pids: Sequence[int], number: int) -> None:
 class StoppedChildren:
     """Kills children that have been stopped (SIGSTOP) for too long.
 
-    Their peers notice only if they wait for a message from them.
+    The peers of a stopped worker notice it only if they wait for its message.
     """
 
     def __init__(self, patience_s: float | None) -> None:
@@ -39,7 +39,7 @@ class StoppedChildren:
         self._looked = 0.0
 
     def end_those_stopped_too_long(self) -> None:
-        """Check for stopped children. To be called often; checks at most once in `EVERY_S` seconds."""
+        """Check for stopped children. Call this often; it checks at most once in `EVERY_S` seconds."""
         now = time.monotonic()
         if self._patience_s is None or now - self._looked < EVERY_S:
             return

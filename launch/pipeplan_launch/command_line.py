@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong option in one line, with the closest option that exists."""
+    """Reports a wrong option in one line, with the most similar option that exists."""
 
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (\S+)", message)
@@ -45,7 +45,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def worker_parser(prog: str) -> argparse.ArgumentParser:
-    """The parser of a worker's options, which launch.sh takes as well and passes on."""
+    """The parser of a worker's options. launch.sh takes the same options and passes them on."""
     parser = _Parser(
         prog=prog,
         description="Run a plan. The launch.sh in the plan folder starts all workers, and passes these options on.",
@@ -128,7 +128,7 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
 
 
 def compile_backend(parsed: argparse.Namespace) -> str | None:
-    """The backend of torch.compile on a parsed command line; None where nothing is to be compiled."""
+    """The backend of torch.compile on a parsed command line; None if nothing is to be compiled."""
     return parsed.compile_backend or ("inductor" if parsed.compile else None)
 
 
@@ -151,12 +151,12 @@ def _add_staleness_options(parser: argparse.ArgumentParser) -> None:
 
 
 def staleness_options(parsed: argparse.Namespace) -> StalenessOptions:
-    """The options on old gradients of a parsed command line."""
+    """The options about old gradients on a parsed command line."""
     return StalenessOptions(parsed.correction, parsed.force_correction, parsed.flush_epochs)
 
 
 def averaging_options(parsed: argparse.Namespace, plan: LaunchPlan | None = None) -> GradientAveraging:
-    """The options on what the replicas of a stage do together, of a parsed command line, and by default of the plan."""
+    """The options about averaging among the replicas of a stage on a parsed command line; the plan gives defaults."""
     averaging = GradientAveraging(parsed.compress, parsed.significance, parsed.shard_optimizer)
     return averaging if plan is None else averaging.by_default_of(plan)
 
@@ -220,7 +220,7 @@ def check_start_options(resume: bool, resume_from: Path | None, weights: Path | 
 
 
 def _parsed_by(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """`parse` with its `ValueError` as the error that argparse reports with the error's own message."""
+    """`parse`, whose `ValueError` becomes an error that argparse reports with the same message."""
 
     def parsed(text: str) -> T:
         try:

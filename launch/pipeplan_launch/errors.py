@@ -1,8 +1,8 @@
 """Errors that the executor reports to the user.
 
-LaunchError                one line for the user, after which the run ends with status 2
+LaunchError                an error in one line for the user; the run then ends with status 2
 ├── PeerLost               another worker is lost; all workers may be restarted
-└── DamagedCheckpoint      a checkpoint is not as it was written; an earlier one may take its place
+└── DamagedCheckpoint      a checkpoint has changed since it was written; an earlier one may be used instead
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ class LaunchError(Exception):
 
 
 class PeerLost(LaunchError):
-    """Another worker is gone, frozen or cut off. After this fault all workers may be restarted."""
+    """Another worker has ended, hangs or cannot be reached. After this fault all workers may be restarted."""
 
     def __init__(self, line: str, peers: Sequence[int] = ()) -> None:
-        """`peers`: ranks of the workers that this one waited for, as far as they are known."""
+        """`peers`: ranks that this worker waited for, as far as they are known."""
         super().__init__(line)
         self.peers = tuple(peers)
 
 
 class DamagedCheckpoint(LaunchError):
-    """A file of a checkpoint is missing, cannot be read, or is not as it was written."""
+    """A file of a checkpoint is missing, cannot be read, or has changed since it was written."""
 
 
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
@@ -36,12 +36,13 @@ _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\
 
 def terminal_line(text: object) -> str:
     """A line that cannot change a terminal: control characters and bidirectional overrides become replacement
-    characters, and line breaks spaces."""
+    characters, and line breaks become spaces.
+    """
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", " ".join(str(text).splitlines()))
 
 
 def print_status(text: object) -> None:
-    """Print a line on stderr and flush it. Where nobody can read it any more, as after SIGHUP, it is dropped."""
+    """Print a line on stderr and flush it. If nobody can read it any more, as after SIGHUP, it is dropped."""
     with suppress(OSError):
         print(terminal_line(text), file=sys.stderr, flush=True)
 

@@ -2,8 +2,8 @@
 
 The file is the same as from `torch.save(model.state_dict(), …)` for the user's own module. Read it with
 `model.load_state_dict(torch.load("model.pt", weights_only=True))`. Writing it runs none of the user's code. With
-`--loss` it is the state_dict of the job's loss. `--adapter` builds the user's model, and has peft save its adapters in
-a folder, which `peft.PeftModel.from_pretrained` reads.
+`--loss` the file has the state_dict of the job's loss. With `--adapter` the program builds the user's model, and peft
+saves its adapters in a folder that `peft.PeftModel.from_pretrained` reads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def exported_state_dict(manifest: Manifest) -> dict[str, Tensor]:
 
 
 def exported_loss(manifest: Manifest) -> dict[str, Tensor]:
-    """The state_dict of the job's loss, on the CPU. Raises `LaunchError` if it has none."""
+    """The state_dict of the job's loss, on the CPU. Raises `LaunchError` if the loss has none."""
     of_model, prefix = set(manifest.state_dict.values()), MODEL_PREFIX + LOSS_PREFIX
     names = [one for one in manifest.tensors if one.startswith(prefix) and one[len(MODEL_PREFIX) :] not in of_model]
     if not names:
@@ -50,10 +50,10 @@ def exported_loss(manifest: Manifest) -> dict[str, Tensor]:
 def export_checkpoint(
     source: Path, output: Path, *, force: bool = False, loss: bool = False
 ) -> tuple[Manifest, int, int]:
-    """(the checkpoint, tensors, bytes written). `source`: a checkpoint, or a run folder, whose last checkpoint is
-    exported; with `loss` the state of the loss in place of the model.
+    """Export a checkpoint, or the last checkpoint of a run folder. Returns (the checkpoint, number of tensors, bytes
+    written). `loss`: whether to export the loss instead of the model.
 
-    An existing `output` is replaced with `force` alone. Raises `LaunchError`.
+    An existing `output` is replaced only with `force`. Raises `LaunchError`.
     """
     manifest = checkpoint.find_checkpoint(source)
     if output.is_dir():
@@ -73,10 +73,11 @@ def export_checkpoint(
 
 
 def export_adapter(source: Path, output: Path, *, force: bool = False) -> tuple[Manifest, int, int]:
-    """(the checkpoint, tensors that it trained, bytes written). `source`: as of `export_checkpoint`.
+    """Export the adapters of a model of peft. Returns (the checkpoint, number of trained tensors, bytes written).
+    `source`: as in `export_checkpoint`.
 
-    Runs the user's code that builds the model, and peft. The folder `output` is written as a whole; an existing one is
-    replaced with `force` alone. Raises `LaunchError`.
+    It runs the user's code that builds the model, and peft. The folder `output` is written completely or not at all; an
+    existing folder is replaced only with `force`. Raises `LaunchError`.
     """
     manifest = checkpoint.find_checkpoint(source)
     _check_free(output, force)

@@ -17,7 +17,7 @@ from typing import IO, Any
 from pipeplan_launch.errors import LaunchError
 
 LARGEST_FILE = 2**28
-"""Most bytes of a file that is read as a whole."""
+"""Largest file, in bytes, that is read into memory."""
 
 
 @contextmanager
@@ -30,7 +30,8 @@ def explain_errors(path: Path, action: str) -> Iterator[None]:
 
 
 def read_file(path: Path, most: int = LARGEST_FILE) -> bytes:
-    """The content of a file. Raises `OSError`, also for what is no regular file (a device, a pipe) or is too large.
+    """The content of a file. Raises `OSError`, also for a file that is too large or not a regular file (a device, a
+    pipe).
 
     It does not wait for a pipe.
     """
@@ -49,8 +50,8 @@ def read_file(path: Path, most: int = LARGEST_FILE) -> bytes:
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object], *, sync: bool = True) -> int:
     """Let `write` fill the file at `path`, and replace an existing file once the new one is complete and on disk.
 
-    Returns the size in bytes. Without `sync`, the system may write the file to disk later; this is for files that are
-    dispensable after a crash.
+    Returns the size in bytes. Without `sync`, the system may write the file to disk later; use this for files that may
+    be lost in a crash.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with explain_errors(path, "writing"):
@@ -88,10 +89,10 @@ def _fill(file: IO[bytes], text: str) -> None:
     file.write(text.encode())
 
 
-# JSON files that hold a checksum of themselves, so that every changed bit of them is noticed.
+# JSON files that contain their own checksum, so that every changed bit is noticed.
 #
-# The checksum is the SHA-256 of the whole file, in which the checksum's own digits are zeros. It finds damage. It
-# does not keep anybody from writing another file, since it needs no secret.
+# The checksum is the SHA-256 of the whole file with zeros in place of the checksum's digits. It finds damage. It needs
+# no secret, so anybody can write another valid file.
 
 FIELD = "checksum"
 _DIGITS = 64
@@ -100,7 +101,7 @@ _ENTRY = re.compile(rb'"checksum": "sha256:([0-9a-f]{64})"')
 
 
 def with_checksum(content: Mapping[str, Any], *, indent: int) -> str:
-    """The content as indented JSON with a field `checksum` behind the field `version`.
+    """The content as indented JSON, with a field `checksum` after the field `version`.
 
     An older checksum in the content is replaced. NaN and infinity raise a `ValueError`.
     """
@@ -115,7 +116,7 @@ def with_checksum(content: Mapping[str, Any], *, indent: int) -> str:
 
 
 def is_unchanged(raw: bytes) -> bool:
-    """Whether the bytes of a file are those that `with_checksum` made."""
+    """Whether the bytes of a file are unchanged since `with_checksum` made them."""
     entry = _ENTRY.search(raw)
     if entry is None:
         return False

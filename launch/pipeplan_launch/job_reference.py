@@ -1,8 +1,8 @@
-"""References of jobs, and how profiles and plans record the file of a job, so that a project folder can be moved or
-copied. Torch-free.
+"""References to jobs, and the records of a job's file in profiles and plans, with which a project folder can be moved
+or copied. Torch-free.
 
 A reference is a bundled name, `file.py:callable` or `package.module:callable`. A profile or a plan holds the path of
-the file relative to its own folder, and beside it, in a `JobFile`, the absolute path and the digest of the content.
+the file relative to its own folder. It also holds a `JobFile` with the absolute path and the digest of the content.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ class JobFile:
     """The file of a job, as a profile or a plan recorded it."""
 
     path: str
-    """Absolute path of the file when this was written."""
+    """Absolute path of the file when the record was written."""
     digest: str
-    """SHA-256 of its content when the model was profiled."""
+    """SHA-256 of the file's content when the model was profiled."""
 
 
 def is_file_name(text: str) -> bool:
-    """Whether the first part of a reference names a file, and not a module."""
+    """Whether the first part of a reference names a file, instead of a module."""
     return text.endswith(".py") or os.sep in text
 
 
 def file_of(ref: str) -> Path | None:
-    """The file in a reference; None where it names a module or a bundled model."""
+    """The file in a reference; None if the reference names a module or a bundled model."""
     head, colon, _ = ref.rpartition(":")
     return Path(head) if colon and is_file_name(head) else None
 
@@ -38,7 +38,7 @@ def file_of(ref: str) -> Path | None:
 def canonical_reference(ref: str) -> str:
     """The reference that names the same job from any folder: a file's path is made absolute.
 
-    A file that is a symbolic link keeps its own name, since a copy of its folder may have a file in its place.
+    A symbolic link is not followed, because a copy of its folder may have a file in its place.
     """
     file = file_of(ref)
     return ref if file is None else _with_file(ref, file.parent.resolve() / file.name)
@@ -51,17 +51,17 @@ def relative_reference(ref: str, folder: Path) -> str:
 
 
 def located_reference(ref: str, recorded: JobFile | None, folder: Path) -> str:
-    """The absolute reference of a job that a file in `folder` names.
+    """The absolute form of a job's reference that is recorded in a file in `folder`.
 
-    The file relative to the folder comes first. If there is none, it is the one at the recorded path. A reference that
-    leads to no file and records none stays as it is.
+    The job's file is first looked for relative to the folder, then at the recorded path. A reference without any file
+    stays unchanged.
     """
     file = file_of(ref)
     if file is None:
         return ref
     found = Path(os.path.normpath(folder.resolve() / file))
     if not found.is_file():
-        # Older files record nothing, and a relative path in them is meant from the working folder.
+        # Older files record nothing, and a relative path in them starts at the working folder.
         other = file.absolute() if recorded is None else Path(recorded.path)
         found = other if other.is_file() else found
     return ref if recorded is None and not found.is_file() else _with_file(ref, found)
@@ -74,7 +74,7 @@ def portable_reference(ref: str) -> str:
 
 
 def job_file(ref: str) -> JobFile | None:
-    """The file of a job that has been loaded in this process; None for a bundled model, and where there is no file."""
+    """The file of a job that has been loaded in this process; None for a bundled model, or if there is no file."""
     head, colon, _ = ref.rpartition(":")
     path = file_of(ref)
     if colon and path is None:
@@ -85,7 +85,7 @@ def job_file(ref: str) -> JobFile | None:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file's content; empty where it cannot be read."""
+    """SHA-256 of a file's content; empty if it cannot be read."""
     try:
         return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
     except OSError:
@@ -93,7 +93,9 @@ def file_digest(path: Path) -> str:
 
 
 def choice_note(ref: str, recorded: JobFile | None) -> str | None:
-    """A sentence where the file of a located reference and the recorded one both exist and differ; otherwise None."""
+    """A sentence for the user if the file of a located reference and the recorded file both exist and differ; else
+    None.
+    """
     file = file_of(ref)
     if file is None or recorded is None or str(file) == recorded.path:
         return None
@@ -104,7 +106,7 @@ def choice_note(ref: str, recorded: JobFile | None) -> str | None:
 
 
 def change_note(ref: str, recorded: JobFile | None, current: JobFile | None) -> str | None:
-    """The beginning of a sentence where the file of a job has changed since it was profiled; otherwise None."""
+    """The beginning of a sentence if the file of a job has changed since it was profiled; else None."""
     if recorded is None or current is None or recorded.digest == current.digest:
         return None
     return f"{Path(current.path).name} has changed since it was profiled"

@@ -1,13 +1,13 @@
 """`python -m pipeplan_launch.preflight PLAN_FOLDER …`: checks before the workers start. launch.sh runs it first.
 
 It checks the stage files, the options, the folders and the port of the run, compares the devices of this machine with
-those that one server of the plan needs, and prints the number of workers to start. Workers take seconds to start, and a
-mistake that ends a run at once should not wait for them. Torch is imported only for a plan on GPUs.
+the devices that one server of the plan needs, and prints the number of workers to start. Workers take seconds to start,
+and an obvious mistake should be reported before that. Torch is imported only for a plan on GPUs.
 
-The launch need not know which server of the plan this machine is: ranks are assigned when all processes have started
-(`pipeplan_launch.rank_mapping`). The number of workers to start is the first of these that is known: WORKERS; the
-size of the servers, if all have the same; the number of GPUs of this machine, if a server of the plan has that size;
-the size of server NODE_RANK.
+The launch does not have to know which server of the plan this machine is: ranks are assigned when all processes have
+started (`pipeplan_launch.rank_mapping`). The number of workers to start is the first of these that is known: WORKERS;
+the size of the servers, if all have the same; the number of GPUs of this machine, if a server of the plan has that
+size; the size of server NODE_RANK.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from pipeplan_launch.typed_document import shortened, whole_number
 MIN_FREE_BYTES = 2**20
 """Free space below which a run folder is refused."""
 SELF_TEST_S = 90.0
-"""Seconds after which the self-test before a first run on GPUs is given up."""
+"""Seconds after which the self-test before a first run on GPUs is ended."""
 REQUIRED_VARIABLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""Environment variables that every launch of a run with several launches must have."""
+"""Environment variables that each launch must have, if a run has several launches."""
 
 
 def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[str, str], launches: int) -> None:
-    """Raise `LaunchError` for options, folders or a port with which no run can begin.
+    """Raise `LaunchError` for options, folders or a port with which a run cannot begin.
 
     `launches`: number of launch.sh processes that start the run together.
     """
@@ -83,7 +83,7 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
 
 
 def check_job(plan: LaunchPlan) -> str | None:
-    """A note for the user on the file of the job, or None. Raises `LaunchError` if there is none."""
+    """A note for the user on the file of the job, or None. Raises `LaunchError` if there is no file."""
     file = file_of(plan.model_ref)
     if file is not None and not plan.emulated and not file.is_file():
         places = list(dict.fromkeys([str(file), *([plan.model_file.path] if plan.model_file else [])]))
@@ -134,7 +134,7 @@ def usable_cores() -> int:
 
 
 def gpus() -> int:
-    """Number of CUDA devices of this machine. Raises `LaunchError` where torch cannot be imported."""
+    """Number of CUDA devices of this machine. Raises `LaunchError` if torch cannot be imported."""
     try:
         importlib.import_module("torch")
         from pipeplan_launch.devices.backend import cuda_devices
@@ -180,12 +180,12 @@ def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: 
 
 
 def launch_count(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
-    """Number of times that launch.sh is run for one run of the plan: NNODES, or once on each server."""
+    """Number of launch.sh processes in one run of the plan: NNODES, or one on each server."""
     return _number(environment, "NNODES") or plan.servers
 
 
 def workers_to_start(plan: LaunchPlan, environment: Mapping[str, str], gpu_count: int) -> int:
-    """Number of workers to start on this machine, which is that of the largest server if its server is not known.
+    """Number of workers to start on this machine; the size of the largest server if this machine's server is not known.
 
     Raises `LaunchError` for a wrong value of WORKERS.
     """
@@ -233,7 +233,7 @@ def _check_node(text: str, launches: int) -> None:
 
 
 def _check_interface(environment: Mapping[str, str]) -> None:
-    """Raise `LaunchError` if Gloo is told to use a network interface that this machine does not have."""
+    """Raise `LaunchError` if GLOO_SOCKET_IFNAME names a network interface that this machine does not have."""
     there = [name for _, name in socket.if_nameindex()]
     for name in filter(None, environment.get("GLOO_SOCKET_IFNAME", "").split(",")):
         if name not in there:
@@ -244,7 +244,9 @@ def _check_interface(environment: Mapping[str, str]) -> None:
 
 
 def self_test_note(options: Namespace, plan: LaunchPlan, gpu_count: int) -> str | None:
-    """Try how messages travel between the GPUs here, unless that is known or not asked for; returns a note on it."""
+    """Run the self-test of messages between the GPUs, unless its result is known or not needed. Returns a note on
+    it.
+    """
     averaging = averaging_options(options, plan)
     if options.no_selftest or gpu_count < 2 or not asks_self_test(options.transport, plan, averaging):
         return None
@@ -269,7 +271,7 @@ def _count(number: int, thing: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status, which is 2 if the plan cannot run on this machine."""
-    # Parses the workers' options too, so that --help and mistakes in them are printed once and before workers start.
+    # Parses the workers' options too, so that --help and mistakes are printed once, and before workers start.
     options = worker_parser(prog="launch.sh").parse_args(arguments)
     try:
         plan = load_plan(options.plan_folder)

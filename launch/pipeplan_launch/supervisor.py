@@ -1,11 +1,12 @@
 """`python -m pipeplan_launch.supervisor …`: the launcher, which runs torchrun and restarts all workers after a fault.
 
-torchrun reports any failure of a worker by a page of text and status 1. The launcher returns the worker's own status
-instead: 2 after its one-line error, 130 after an interrupt. It names a worker that was killed.
+After any failure of a worker, torchrun prints a page of text and ends with status 1. The launcher returns the worker's
+own status instead: 2 after its one-line error, 130 after an interrupt. It names a worker that was killed.
 
-Workers are restarted up to `--restarts` times (an option behind `-m pipeplan_launch`), but neither after an error that
-they have reported nor after a request to stop. SIGINT, SIGTERM and SIGHUP are passed on to all workers, which then stop
-training together. torchrun itself would wait for them for at most 30 seconds and treat their end as a failure.
+Workers are restarted up to `--restarts` times (an option after `-m pipeplan_launch`). They are not restarted after an
+error that they have reported, or after a request to stop. SIGINT, SIGTERM and SIGHUP are passed on to all workers,
+which then stop training together. torchrun itself would wait for them for at most 30 seconds and treat their end as a
+failure.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ STATUS_SILENT = 1  # status of the launcher after a worker that died without rep
 STATUS_STOPPED = restart_state.STATUS_INTERRUPTED  # status of a worker that was asked to stop
 EXPLAINED_STATUSES = (STATUS_REPORTED, STATUS_STOPPED, restart_state.STATUS_PEER_LOST)
 STORE_TIMEOUT_S = 600.0
-"""How long torchrun waits for its store where the workers' options do not tell."""
+"""Seconds that torchrun waits for its store, if the workers' options do not set it."""
 STOPPED_LINE = "stopped: --resume continues from the last checkpoint, if there is one"
 STOPPED_EARLY_LINE = "stopped before any worker was started"
 
@@ -48,9 +49,10 @@ STOPPED_EARLY_LINE = "stopped before any worker was started"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run torchrun with these arguments; returns the exit status."""
     os.environ.setdefault("LOGLEVEL", "CRITICAL")  # torchrun's loggers read it when they are created
-    # torch would print a page about a lost store, which the workers report in one line.
+    # torch would print a page about a lost store. The workers report it in one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    # Sets of strings have one order in all workers and after a restart, also where a model or its data depends on it.
+    # With it, sets of strings have the same order in all workers and after a restart. A model or its data may depend on
+    # it.
     os.environ.setdefault("PYTHONHASHSEED", "0")
     try:
         with restart_state.attempts_folder() as folder:
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except LaunchError as error:
         print_status(f"error: {error}")
         return STATUS_REPORTED
-    except KeyboardInterrupt:  # came before `watch_signals`
+    except KeyboardInterrupt:  # Ctrl-C before `watch_signals`
         print_status(STOPPED_EARLY_LINE)
         return STATUS_STOPPED
 
@@ -109,13 +111,15 @@ def _launch(arguments: list[str], folder: Path) -> int:
 
 
 def _ignore_torchrun_variables(environment: MutableMapping[str, str]) -> None:
-    """Remove torchrun's options from the environment: PET_STANDALONE would open a rendezvous on all addresses."""
+    """Remove torchrun's options from the environment. PET_STANDALONE, for example, would open a rendezvous on all
+    addresses.
+    """
     for name in [name for name in environment if name.startswith("PET_")]:
         del environment[name]
 
 
 def _worker_options(arguments: Sequence[str]) -> Namespace | None:
-    """The options of the workers; None where torchrun starts another program."""
+    """The options of the workers; None if torchrun starts another program."""
     if "pipeplan_launch" not in arguments:
         return None
     return worker_parser(prog="launch.sh").parse_args(arguments[arguments.index("pipeplan_launch") + 1 :])
@@ -158,7 +162,7 @@ def _end_without_store(place: ServerPlace) -> None:
 
 
 def _torchrun_options(options: Namespace | None, folder: Path) -> list[str]:
-    """Options for torchrun. Without a log folder it would leave one of its own behind."""
+    """Options for torchrun. Without a log folder torchrun would leave its own log folder behind."""
     from torch.distributed.launcher.api import LaunchConfig
 
     own = [f"--max-restarts={options.restarts if options else 0}", f"--log-dir={folder}"]
@@ -205,32 +209,34 @@ def _status_after_stop(status: int) -> int:
 
 
 def _report_failure(error: ChildFailedError) -> int:
-    """Name the worker that first ended without a message, and because of which torchrun ended the others.
+    """Print the worker that first ended without a message, which made torchrun end the others.
 
-    Returns the exit status, which is `STATUS_SILENT` whenever such a worker is named.
+    Returns the exit status: `STATUS_SILENT` if there is such a worker.
     """
     if (cause := _silent_end(error.failures)) is not None:
         print_status(f"error: {cause}")
         if restart_state.stop_signal() is None:
-            restart_state.record_final_status(STATUS_SILENT)  # though others have reported that they lost it
+            restart_state.record_final_status(STATUS_SILENT)  # although others have reported that they lost it
         return STATUS_SILENT
     return STATUS_REPORTED if STATUS_REPORTED in (one.exitcode for one in error.failures.values()) else 1
 
 
 def _report_restart(failures: Mapping[int, ProcessFailure], restart: int, most: int) -> None:
-    """Say why all workers start again. Once training has begun, the next attempt says it, with its checkpoint."""
+    """Print why all workers are restarted. After training has begun, the next attempt prints it, with its
+    checkpoint.
+    """
     if not restart_state.has_begun(restart - 1):
         cause = _silent_end(failures) or restart_state.fault_of(restart - 1) or "a worker on another server was lost"
         print_status(f"{cause}; restart {restart} of {most}: no minibatch had been run")
 
 
 def _silent_end(failures: Mapping[int, ProcessFailure]) -> str | None:
-    """The worker that first ended without a message, and how it ended; None if all have given a reason."""
+    """The worker that first ended without a message, and how it ended; None if every worker has reported a reason."""
     statuses = {rank: failure.exitcode for rank, failure in failures.items()}
     silent = [rank for rank, status in statuses.items() if status not in EXPLAINED_STATUSES]
     candidates = [rank for rank in silent if statuses[rank] != -signal.SIGTERM]
     if not candidates and len(silent) == len(statuses):
-        candidates = silent  # no other worker ended, so somebody else sent this SIGTERM
+        candidates = silent  # no other worker ended, so torchrun did not send this SIGTERM
     if not candidates:
         return None
     first = min(candidates, key=lambda rank: (failures[rank].timestamp, rank))

@@ -1,4 +1,4 @@
-"""Checks whether an installed torch is one that the executor can use, mostly without importing it. Torch-free."""
+"""Checks whether the executor can use the installed torch, mostly without importing it. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 TRACING = ("torch.distributed", "torch.export", "torch._dynamo", "torch.utils._sympy.interp")
-"""The parts of torch without which no model can be traced, and the libraries that these parts need in turn."""
+"""The parts of torch that tracing needs. Importing them also finds missing libraries that they need."""
 OLDEST = (2, 11)
 """The oldest torch that the executor supports, as in pyproject.toml."""
 
 
 def version_problem() -> tuple[str, str] | None:
-    """(problem, remedy) where torch is missing or too old, without importing it; None where it is neither."""
+    """(problem, remedy) if torch is missing or too old, found without importing it; else None."""
     try:
         spec = importlib.util.find_spec("torch")
     except ValueError:  # torch is imported, but as a module without a spec
@@ -32,9 +32,9 @@ def version_problem() -> tuple[str, str] | None:
 
 
 def import_problem(parts: Sequence[str] = ("torch.distributed",)) -> tuple[str, str] | None:
-    """(problem, remedy) where torch is missing, too old or cannot be imported; None where it is usable.
+    """(problem, remedy) if torch is missing, too old or cannot be imported; None if it is usable.
 
-    Imports torch and these `parts` of it, since a library that it needs may be missing.
+    It imports torch and these `parts` of torch, because a library that they need may be missing.
     """
     if problem := version_problem():
         return problem
@@ -51,7 +51,7 @@ def import_problem(parts: Sequence[str] = ("torch.distributed",)) -> tuple[str, 
 
 
 def _version(origin: str | None) -> str:
-    """Version of the torch package at `origin`, which an import would find; pip's records may be of another one."""
+    """Version of the torch package at `origin`, which an import would find; pip's records may describe another one."""
     if origin is not None:
         try:
             text = (Path(origin).parent / "version.py").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""Typed documents: a dataclass or msgspec's `Struct` states the fields of a file and their limits; `decode` reads it.
+"""Typed documents: a dataclass or a msgspec `Struct` defines the fields of a file and their limits. `decode` reads it.
 
-Errors name the file, the field and its wrong value. The same types give the JSON Schemas in docs/reference/schemas.
-Torch-free.
+Errors name the file, the field and its wrong value. The JSON Schemas in docs/reference/schemas are made from the same
+types. Torch-free.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pipeplan_launch.errors import LaunchError, nearest
 LARGEST = float(2**63)
 """Upper limit for every time, size and count in a file, so that sums and products of them stay finite."""
 LARGEST_SIZE = 2**53
-"""Largest number of bytes in a file; that is 8 PiB, and beyond it floats do not hold every whole number."""
+"""Largest number of bytes in a file; that is 8 PiB. Beyond it a float cannot hold every whole number."""
 
 MOST_DIGITS = 18
-"""Most digits of a whole number in an option or an environment variable."""
+"""Largest number of digits of a whole number in an option or an environment variable."""
 
 Amount = Annotated[float, Meta(ge=0, le=LARGEST)]
 """A time, a rate, a price or another figure that is never negative."""
@@ -47,7 +47,7 @@ _PLACE = re.compile(r"(?s)(.*) - at `\$(.*)`")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+|\.\.\.)\]")
 _Document = TypeVar("_Document")
 Convert = Callable[[Any, Any], Any]
-"""Gives a value as an instance of a type; raises `msgspec.ValidationError`."""
+"""Converts a value to a type; raises `msgspec.ValidationError`."""
 
 
 def convert_plainly(value: Any, kind: Any) -> Any:
@@ -63,17 +63,17 @@ def decode(
     convert: Convert = convert_plainly,
     error_type: type[Exception] = LaunchError,
 ) -> _Document:
-    """The value at a place of a file as an instance of `kind`, which states its fields and their limits.
+    """The value at a place of a file, as an instance of `kind`. `kind` defines the fields and their limits.
 
-    Whole numbers may be written with a decimal point or an exponent. Raises an error of the given type that names the
-    place, the field and its wrong value.
+    Whole numbers may be written with a decimal point or an exponent. Raises an error of type `error_type` that names
+    the place, the field and its wrong value.
     """
     try:
         return typing.cast(_Document, convert(value, kind))
     except msgspec.ValidationError as error:
         if "Expected `int" not in str(error) or "got `float`" not in str(error):
             raise error_type(_explained(value, kind, where, error, convert)) from None
-    # Few files write whole numbers as 5.0, so only those that need it are gone through once more.
+    # Few files write whole numbers as 5.0, so only a file that fails is converted and decoded again.
     value = _with_whole_numbers(value)
     try:
         return typing.cast(_Document, convert(value, kind))
@@ -82,7 +82,7 @@ def decode(
 
 
 def parse_json(raw: bytes) -> Any:
-    """The value of a JSON file. Raises a `ValueError` or a `RecursionError` for what is none."""
+    """The value of a JSON file. Raises `ValueError` or `RecursionError` for anything else."""
     value = json.loads(raw)
     if b"\\u" in raw:
         refuse_half_characters(value)
@@ -90,7 +90,7 @@ def parse_json(raw: bytes) -> Any:
 
 
 def refuse_half_characters(value: Any) -> None:
-    """Raise a `ValueError` for a text with a lone surrogate, which JSON can escape and no file can hold."""
+    """Raise a `ValueError` for a text with a lone surrogate, which JSON can express but no UTF-8 file can hold."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -99,7 +99,7 @@ def refuse_half_characters(value: Any) -> None:
 
 
 def whole_number(text: str) -> int | None:
-    """The number that decimal digits stand for; None for other text, and for more digits than any number here has.
+    """The number that is written in decimal digits; None for any other text, and for more than `MOST_DIGITS` digits.
 
     Python raises a `ValueError` for more than 4,300 digits.
     """
@@ -107,7 +107,7 @@ def whole_number(text: str) -> int | None:
 
 
 def shortened(value: Any, most: int = 40) -> str:
-    """A value for an error message: at most about `most` characters of it."""
+    """A value for an error message, cut to about `most` characters."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits, though TOML has longer ones in hexadecimal
@@ -128,7 +128,7 @@ def _with_whole_numbers(value: Any) -> Any:
 
 
 def _explained(value: Any, kind: Any, where: str, error: msgspec.ValidationError, convert: Convert) -> str:
-    """The error of a conversion in this project's words, with the place and the value that is wrong."""
+    """The message for a conversion error of msgspec, with the place and the wrong value."""
     match = _PLACE.fullmatch(str(error))
     message, path = (match[1], match[2]) if match else (str(error), "")
     for step in _STEP.finditer(path):
@@ -138,12 +138,12 @@ def _explained(value: Any, kind: Any, where: str, error: msgspec.ValidationError
 
 
 def _inside(value: Any, kind: Any, step: re.Match[str], convert: Convert) -> tuple[Any, Any, str]:
-    """(value, type, text for people) one step further down a path of msgspec."""
+    """(value, type, text for messages) one step further along a path of msgspec."""
     name, index = step[1], step[2]
     kind = _member_for(value, kind)
     if name is not None:
         return value[name], _type_of(kind, name), f": {name}"
-    if index != "..." and isinstance(kind, type) and issubclass(kind, msgspec.Struct):  # one that is written as a list
+    if index != "..." and isinstance(kind, type) and issubclass(kind, msgspec.Struct):  # written as a list
         name = kind.__struct_fields__[int(index)]
         return value[int(index)], _type_of(kind, name), f": {name}"
     arguments = [argument for argument in typing.get_args(kind) if argument is not Ellipsis] or [None]
@@ -160,7 +160,7 @@ def _type_of(kind: Any, name: str) -> Any:
 
 
 def _wrong_member(mapping: dict[str, Any], kind: Any, convert: Convert) -> str:
-    """The first member of a mapping that is not of the type: msgspec does not say which it is."""
+    """The first member of a mapping with a wrong type, which msgspec does not name."""
     for name, member in mapping.items():
         try:
             convert(member, kind)
@@ -170,13 +170,15 @@ def _wrong_member(mapping: dict[str, Any], kind: Any, convert: Convert) -> str:
 
 
 def _quoted_name(member: Any) -> str:
-    """The name of a layer, a tensor or a device, which says more than its index."""
+    """The name of a layer, a tensor or a device, to be shown beside its index."""
     name = member.get("name") if isinstance(member, dict) else None
     return f" ({shortened(name, 60)})" if isinstance(name, str) else ""
 
 
 def _member_for(value: Any, kind: Any) -> Any:
-    """The type behind `Annotated` and `NotRequired`, and of a union the member that is a list if the value is one."""
+    """The type inside `Annotated` and `NotRequired`. For a union: the list type if the value is a list, else the
+    other.
+    """
     while typing.get_origin(kind) in _WRAPPERS:
         arguments = typing.get_args(kind)[:1] if typing.get_origin(kind) is Annotated else typing.get_args(kind)
         members = [member for member in arguments if member is not type(None)]
@@ -213,7 +215,7 @@ def _reason(message: str, value: Any, kind: Any) -> str:
 
 
 def _names(kind: Any) -> list[str]:
-    """The names of the fields of a type, as a file has them."""
+    """The names of the fields of a type, as they are written in a file."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         return [field.encode_name for field in msgspec.structs.fields(kind)]
     return list(typing.get_type_hints(kind))

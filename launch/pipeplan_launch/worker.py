@@ -79,7 +79,7 @@ def run_worker(options: RunOptions) -> None:
             print_status(note)
         _build_and_run(options, plan, groups, run_start)
     except PeerLost as error:
-        check_any_signal()  # a peer that is gone after a signal was asked to stop as well
+        check_any_signal()  # after a signal, a lost peer was asked to stop too
         line = f"{error}{groups.assignment.hosts_text(rank, error.peers)}"
         if process_groups.will_restart() or run_folder.claim_error(run_start.run, line):
             raise PeerLost(line, error.peers) from error
@@ -122,7 +122,7 @@ def _engines(options: RunOptions, plan: LaunchPlan, groups: Groups) -> Engines:
     if not options.runs_own_module(plan):
         return Engines(options, groups)
     from pipeplan_launch.data_parallel.training import (
-        DataParallelEngines,  # importing FSDP takes long, which a pipeline need not wait for
+        DataParallelEngines,  # importing FSDP takes long, and a pipeline does not need it
     )
 
     return DataParallelEngines(options, groups)
@@ -281,9 +281,10 @@ class ActiveWorker:
             print(f"run folder: {self._start.run}", flush=True)
 
     def _peak(self) -> int:
-        """Peak of the memory that the plan charges: of the device, or what training added to this process.
+        """Peak of the memory that the plan predicts: the device's memory, or the memory that training added to this
+        process.
 
-        The latter includes the worker's own memory as planned, but neither the data set nor code that is loaded at
+        On the CPU it includes the worker's own memory as planned. It excludes the data set, and code that is loaded at
         first use.
         """
         device = self._stage.place.device

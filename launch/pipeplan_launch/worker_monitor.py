@@ -20,11 +20,11 @@ CONNECTING_S = 1.0
 
 
 class NoFurtherAttempt(Exception):
-    """torchrun must not make a further attempt, although it would."""
+    """Raised to keep torchrun from making another attempt."""
 
 
 OnRestart = Callable[[Mapping[int, ProcessFailure], int, int], None]
-"""Called before a restart: (failures by rank, number of the restart, most restarts)."""
+"""Called before a restart with (failures by rank, number of the restart, largest number of restarts)."""
 
 
 def monitor_workers(
@@ -34,14 +34,14 @@ def monitor_workers(
 ) -> None:
     """Monitor the workers of the torchrun that runs in this process.
 
-    `patience_s`: how long a worker may be stopped (SIGSTOP) before it is killed; None: for ever. `reachability`: to
-    watch the store if another server keeps it.
+    `patience_s`: how long a worker may be stopped (SIGSTOP) before it is killed; None: for ever. `reachability`:
+    watches the store, if it is on another server.
     """
     handler = _HealthCheckHandler(patience_s, reachability, on_restart)
     configure(handler)
 
     class FailureNotingAgent(LocalElasticAgent):
-        """torchrun's agent, which tells the handler what torchrun's metrics leave out."""
+        """torchrun's agent, which also passes failures to the handler, because torchrun's metrics leave them out."""
 
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
             result: RunResult = super()._monitor_workers(worker_group)
@@ -54,12 +54,13 @@ def monitor_workers(
 class StoreReachability:
     """Watches whether the workers' common store can be reached while torchrun restarts the workers.
 
-    torchrun itself asks the store to join the next attempt; without a connection it waits for a quarter of an hour.
+    torchrun asks the store to join the next attempt. Without a connection torchrun would wait for a quarter of an hour.
     """
 
     def __init__(self, answers: Callable[[float], bool], patience_s: float, end_launch: Callable[[], None]) -> None:
-        """`answers(seconds)` tells whether the store's server answers in that time. `end_launch` is called, in another
-        thread, once it has not for `patience_s`."""
+        """`answers(seconds)`: whether the store's server answers in that time. `end_launch` is called, in another
+        thread, if the server has not answered for `patience_s`.
+        """
         self._answers, self._patience_s, self._end_launch = answers, patience_s, end_launch
         self._enabled = threading.Event()
         threading.Thread(target=self._watch, daemon=True, name="reach").start()
@@ -94,14 +95,14 @@ class _HealthCheckHandler(MetricHandler):
         self._reachability, self._on_restart = reachability, on_restart
         self.failures: Mapping[int, ProcessFailure] = {}
         """The workers of this launcher that had failed at the last health check, by rank."""
-        # Ends a stopped worker shortly before its peers give up, as torchrun then waits half a minute for it to end.
+        # Ends a stopped worker shortly before its peers give up. Otherwise torchrun would wait half a minute for it to
+        # end.
         self._stopped_children = child_processes.StoppedChildren(None if patience_s is None else 0.9 * patience_s)
         self._restarts_left: int = 0
         self._most_restarts: int | None = None
 
     def emit(self, metric_data: Any) -> None:
-        """Handle one of torchrun's metrics. Raises `NoFurtherAttempt` where torchrun would restart the workers in
-        vain."""
+        """Handle one of torchrun's metrics. Raises `NoFurtherAttempt` if a restart of the workers would be useless."""
         metric = str(metric_data.name).rpartition(".")[2]
         if metric == "remaining_restarts":
             self._restarts_left = metric_data.value

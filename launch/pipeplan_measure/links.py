@@ -1,8 +1,9 @@
-"""The link benchmark: starts workers on this machine, which measure all pairs, then each level found in their rates.
+"""The link benchmark: starts workers on this machine, which measure all pairs. The pairs' rates show the levels of the
+network, and the workers then measure each level.
 
-Workers are forked, so that torch is imported once, and join as those of a run do (`pipeplan_launch.elastic`). On
-several machines each starts its own, and worker 0 of the first has the result. All workers go through the same steps,
-whether or not they take part in one, and wait for each other between steps: workers that wait do not disturb others.
+Workers are forked, so that torch is imported once, and join as in a run (`pipeplan_launch.elastic`). Each of several
+machines starts its own workers, and worker 0 of the first machine has the result. All workers go through the same
+steps, even if they have no part in a step, and wait for each other between steps, so that they do not disturb others.
 """
 
 from __future__ import annotations
@@ -66,18 +67,18 @@ KIB, MIB = 2**10, 2**20
 PAIR_SIZES = (4 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 TOGETHER_SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 ENOUGH_S = 0.01
-"""Time of a pair's message after which no larger size is measured: it would not help to find the levels."""
+"""If a pair's message takes longer, no larger size is measured, because it would not help to find the levels."""
 PAIRS_SHARE = 0.4
 """Share of the time budget for measuring pairs."""
 SHORTEST_S, LONGEST_S, LONGEST_PAIR_S = 0.15, 3.0, 0.3
 """Limits of the time for one step, and for one pair."""
 SHOW, DONE, FAILED = "show", "done", "failed"
 PATIENCE_S = 10.0
-"""Time for a worker to end after it has sent its results."""
+"""Seconds within which a worker must end after it has sent its results."""
 GRACE_S = 3.0
-"""Time after its own timeout for which a worker waits for worker 0 to name the missing workers."""
+"""Seconds after its own timeout that a worker waits for worker 0 to name the missing workers."""
 DEATH_S = 1.0
-"""Time within which a worker that was killed is found after its peers have lost it."""
+"""Seconds within which a killed worker is found after its peers have lost it."""
 _DESCRIPTIONS = {MESSAGE: "messages", ALL_PAIRS_AT_ONCE: "messages, all at once", RING: "all-reduce"}
 
 
@@ -86,9 +87,9 @@ def measure_links(
 ) -> MeasuredLinks | None:
     """Measure the links between `workers` workers of this machine. All of them have ended when this returns or raises.
 
-    With a `share`, the links between several machines are measured, on each of which this is called. The machines meet
-    at MASTER_ADDR and MASTER_PORT. The first one returns the result; the others return None, or raise `SystemExit` if
-    the first one reports an error. Raises `LaunchError`, and the errors that `levels` raises.
+    With a `share`, it measures the links between several machines, and is called on each of them. The machines meet at
+    MASTER_ADDR and MASTER_PORT. The first machine returns the result. The others return None, or raise `SystemExit` if
+    the first machine reports an error. Raises `LaunchError`, and the errors that `levels` raises.
     """
     place = share or ServerShare()
     if workers * place.servers < 2:
@@ -102,7 +103,9 @@ def measure_links(
 def _started(
     workers: int, settings: BenchmarkSettings, levels: FindLevels, share: ServerShare, port: int | None
 ) -> Iterator[dict[Connection, BaseProcess]]:
-    """Start the workers; yields them by the connection on which each sends its messages. `port`: as for `_work`."""
+    """Start the workers; yields each worker's process by the connection on which it sends messages. `port`: as for
+    `_work`.
+    """
     context = multiprocessing.get_context("fork")
     ends: dict[Connection, BaseProcess] = {}
     sys.stdout.flush()
@@ -136,7 +139,7 @@ def _listen(ends: dict[Connection, BaseProcess], show: ShowProgress, share: Serv
             if kind == SHOW:
                 show(*content)
             elif kind == FAILED:
-                if isinstance(content[0], PeerLost):  # the reason is rather that another worker was killed
+                if isinstance(content[0], PeerLost):  # the cause may be that another worker was killed
                     others = {process.sentinel: process for process in ends.values() if process is not ends[end]}
                     _refuse_killed(others[ended] for ended in wait(list(others), DEATH_S) if isinstance(ended, int))
                 raise content[0]
@@ -153,7 +156,7 @@ def _listen(ends: dict[Connection, BaseProcess], show: ShowProgress, share: Serv
 
 
 def _refuse_killed(processes: Iterable[BaseProcess]) -> None:
-    """Raise `LaunchError` if one of these processes, which are ending, was ended by a signal."""
+    """Raise `LaunchError` if a signal ended one of these processes."""
     for process in processes:
         process.join()
         if (status := process.exitcode or 0) < 0:
@@ -163,9 +166,10 @@ def _refuse_killed(processes: Iterable[BaseProcess]) -> None:
 def _work(
     end: Connection, rank: int, world: int, settings: BenchmarkSettings, levels: FindLevels, port: int | None
 ) -> None:
-    """Run one worker. It never returns, so that nothing of the parent process is cleaned up twice.
+    """Run one worker. It never returns, so that nothing of the parent process is cleaned up a second time.
 
-    `port`: where the parent process serves the store; None if the machines meet at MASTER_ADDR and MASTER_PORT.
+    `port`: the port at which the parent process serves the store; None if the machines meet at MASTER_ADDR and
+    MASTER_PORT.
     """
     status = 2
     try:
@@ -199,7 +203,7 @@ class LinkBenchmark:
     """The measurements of one worker."""
 
     def __init__(self, settings: BenchmarkSettings) -> None:
-        """Join all other workers, by torchrun's environment, and connect to them.
+        """Join all other workers, found through torchrun's environment, and connect to them.
 
         Raises `LaunchError`, or `FailedElsewhere` if another worker reports an error.
         """
@@ -218,7 +222,7 @@ class LinkBenchmark:
         self._backend = "nccl" if "nccl" in names else "gloo"
         self._device = backend.select(assignment.device(attempt.rank))
         self._number = 0
-        """Messages so far. The count is the same in all workers, so that no two messages have the same number."""
+        """Number of messages so far. It is the same in all workers, so that no two messages have the same number."""
         timeout, longer = (timedelta(seconds=settings.timeout_s + more) for more in (0, 10 * LONGEST_S))
         with peer_loss_explained("the workers could not connect to each other"):
             place = {"store": attempt.torch_store, "rank": attempt.rank, "world_size": attempt.world}
@@ -234,7 +238,8 @@ class LinkBenchmark:
 
     def run(self, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
         """Measure; returns the result at rank 0, else None. Raises `LaunchError` (also `PeerLost`) or
-        `FailedElsewhere`."""
+        `FailedElsewhere`.
+        """
         with peer_loss_explained("a link failed; nothing was written"):
             measured = self._run(levels, show)
             process_groups.wait_for(self._everyone)
@@ -316,7 +321,7 @@ class LinkBenchmark:
         return [] if team is None else [TimedOperation(job.kind, job.level, team, way, samples)]
 
     def _collected(self, mine: list[TimedOperation]) -> list[TimedOperation]:
-        """At rank 0, the times of every team: at each size the longest time of its members."""
+        """At rank 0: the times of every team. The time at each size is the longest time of the team's members."""
         merged: dict[tuple[str, int, tuple[int, ...]], TimedOperation] = {}
         gathered = process_groups.gather_at(mine, 0, self._everyone, list[TimedOperation])
         for one in (one for each in gathered for one in each):

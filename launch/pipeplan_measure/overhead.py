@@ -1,12 +1,12 @@
-"""`python -m pipeplan_measure.overhead FOLDER`: what the executor itself takes, measured with emulated stages.
+"""`python -m pipeplan_measure.overhead FOLDER`: measures the executor's own time and memory with emulated stages.
 
-FOLDER is an empty folder for its files. Importing torch takes longer than the trials, so the program says `ready` when
-that is done, and begins with a line on standard input; it ends where that is closed. Then standard output has one line
-of JSON: `trials`, each with its `workers`, on each worker the `cpu_s` of a minibatch and the `load_s` of reading its
-samples, both in seconds, the `cores_in_use` by all of them, the `peak_bytes` of the largest worker, and `others`, the
-cores that other programs used meanwhile. Every trial runs the real executor on this machine, with workers that are
-forked from this process after one import of torch. Their stages compute matrix products, or nothing at all; messages,
-weight versions, samples and updates are the executor's own.
+FOLDER is an empty folder for its files. Importing torch takes longer than the trials, so the program prints `ready`
+after the import. It begins when it reads a line from standard input, and ends if standard input is closed. Then it
+prints one line of JSON: `trials`, each with its `workers`; for each worker `cpu_s` and `load_s`, the seconds of a
+minibatch and of reading its samples; `cores_in_use` by all workers; `peak_bytes` of the largest worker; and `others`,
+the cores that other programs used meanwhile. Every trial runs the real executor on this machine, with workers that are
+forked from this process after one import of torch. Their stages compute matrix products, or nothing at all. Messages,
+weight versions, samples and updates are real.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ from pipeplan_measure.small_plans import write_stage_files
 SMALL_BYTES, LARGE_BYTES = 4096, 1 << 18
 VERSION_BYTES = 1 << 21
 EVICTING_BYTES = 1 << 22
-"""Memory that each pass of a stage without compute reads and writes. A small model's pass, and its update, leave as
-little of the executor in the caches; with warm caches its work would take a third less than in training."""
+"""Bytes of memory that each pass of a stage without compute reads and writes. This evicts the executor from the caches,
+as the pass and the update of a small model do. With warm caches the executor's work would take a third less than in
+training."""
 COMPUTE_S = 0.0015
-"""What the products of a minibatch take on one worker alone, forward and backward together."""
+"""Seconds that the products of a minibatch take, forward and backward together, if only one worker runs."""
 IDLE_MINIBATCHES, BUSY_MINIBATCHES = 80, 90
 WARM_UP = 0.3
 PARTS = 4
 SAMPLES = 32
 QUIET = 0.05
-"""Cores that other programs may use during a trial that is not repeated."""
+"""A trial is repeated if other programs used more cores than this."""
 LIMIT_S = 20.0
 READY = "ready"
 """The line that the program prints when the trials can begin."""
@@ -50,19 +51,19 @@ READY = "ready"
 
 @dataclass(frozen=True)
 class Trial:
-    """A straight pipeline of equal stages, one for each worker."""
+    """A pipeline of equal stages without replicas, one for each worker."""
 
     name: str
     workers: int
     """Number of workers, each with a stage of its own."""
     products: int = 0
-    """Matrix products of a forward pass; a backward pass makes twice as many."""
+    """Matrix products in a forward pass; a backward pass computes twice as many."""
     message_bytes: int = SMALL_BYTES
     parameter_bytes: int = 4
     corrected: bool = False
     """Whether updates from old gradients are corrected (`runtime.step_correction`)."""
     pipelines: int = 1
-    """Pipelines of this kind that run at the same time. The first is measured; another only shares its caches."""
+    """Number of such pipelines that run at the same time. Only the first is measured; the others share its caches."""
 
     @property
     def minibatches(self) -> int:
@@ -71,12 +72,15 @@ class Trial:
 
 
 def trials(cores: int, products: int, physical: int | None = None) -> list[Trial]:
-    """The trials for a machine with so many processors, which are threads of `physical` cores (one each if None)."""
+    """The trials for a machine with `cores` processors. They are threads of `physical` cores; None if each is one
+    core.
+    """
     most = min(cores, MOST_WORKERS)
     counts = sorted({1, 2, min(physical or most, most), most, most + 1})
     return [
         *([Trial("alone", 1)] if cores > 1 else []),
-        # Beside another one, so that it differs from two stages in the messages, and not in what shares its caches.
+        # With a second pipeline beside it, so that it differs from two stages only in the messages, and not in shared
+        # caches.
         Trial("pass", 1, pipelines=min(cores, 2)),
         Trial("message", 2),
         Trial("large", 2, message_bytes=LARGE_BYTES, parameter_bytes=VERSION_BYTES),
@@ -86,7 +90,7 @@ def trials(cores: int, products: int, physical: int | None = None) -> list[Trial
 
 
 MOST_WORKERS = 8
-"""Most cores that are loaded at once."""
+"""Largest number of cores that are loaded at once."""
 
 
 def prepare() -> None:
@@ -98,12 +102,12 @@ def prepare() -> None:
 
 
 def run_trials(folder: Path) -> list[dict[str, Any]]:
-    """Run all trials, and return their measurements. Raises `RuntimeError` where a worker fails."""
+    """Run all trials, and return their measurements. Raises `RuntimeError` if a worker fails."""
     cores = len(os.sched_getaffinity(0))
     planned = trials(cores, _calibrated(), physical_cores())
     measured = [_run(trial, folder / str(number)) for number, trial in enumerate(planned)]
-    # The other trials are compared with those of one worker, and where workers share cores it counts how much of these
-    # is idle. What disturbed these trials for a second may be gone by now.
+    # The other trials are compared with the trials of one worker, so these are repeated: a disturbance of a second may
+    # be over by now.
     return [
         _least([first, _run(trial, folder / f"{number}-again")])
         if first["others"] > QUIET and (trial.workers == 1 or trial.workers > cores)
@@ -113,9 +117,9 @@ def run_trials(folder: Path) -> list[dict[str, Any]]:
 
 
 def _least(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The least times of several runs of a trial, worker by worker: other programs only ever add to them.
+    """The smallest times of several runs of a trial, worker by worker: other programs can only increase them.
 
-    All else is of the run which other programs disturbed the least.
+    Everything else comes from the run that other programs disturbed the least.
     """
     times = {name: zip(*(one[name] for one in measured), strict=True) for name in ("cpu_s", "load_s")}
     least = {name: [min(found) for found in workers] for name, workers in times.items()}
@@ -123,7 +127,7 @@ def _least(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _calibrated() -> int:
-    """The number of products of a forward pass, so that a minibatch takes about `COMPUTE_S`."""
+    """The number of products in a forward pass with which a minibatch takes about `COMPUTE_S`."""
     import torch
 
     from pipeplan_launch.models.sleeping_stage import Products
@@ -177,7 +181,7 @@ def _work(rank: int, trial: Trial, folder: Path) -> None:
 
 
 def _eviction_file(folder: Path, rank: int) -> Path:
-    """Where a worker leaves the processor time that evicting the caches has taken."""
+    """The file in which a worker records the processor time of evicting the caches."""
     return folder / f"eviction-{rank}"
 
 
@@ -188,7 +192,7 @@ def _evicted_s() -> float:
 
 
 def _finish(workers: Sequence[int], name: str) -> int:
-    """Wait for the workers; returns the largest of their peaks of resident memory, in bytes."""
+    """Wait for the workers; returns the largest peak of their resident memory, in bytes."""
     peak = 0
     deadline, running = time.monotonic() + LIMIT_S, set(workers)
     failed = False
@@ -209,9 +213,9 @@ def _finish(workers: Sequence[int], name: str) -> int:
 
 
 def _measured(folder: Path, trial: Trial) -> dict[str, Any]:
-    """The cores that the workers used in the steady state, and what a minibatch takes on each of them.
+    """The cores that the workers used in the steady state, and the times of a minibatch on each worker.
 
-    The processor time of a minibatch has the reading of its samples, but not what evicting the caches has taken.
+    The processor time of a minibatch includes reading its samples, and excludes evicting the caches.
     """
     found, evicted_s = [], []
     for rank in range(trial.workers):
@@ -228,7 +232,7 @@ def _measured(folder: Path, trial: Trial) -> dict[str, Any]:
 
 
 def _typical(values: Sequence[float]) -> float:
-    """The least mean of several parts: other programs only ever add to processor time."""
+    """The smallest mean of several parts: other programs can only increase processor time."""
     size = max(1, len(values) // PARTS)
     return min(statistics.fmean(values[start : start + size]) for start in range(0, size * PARTS, size))
 
@@ -256,7 +260,7 @@ def write_plan(trial: Trial, folder: Path) -> None:
 
 
 def main(folder: Path) -> int:
-    """Run all trials when asked to, and print their measurements; returns the exit status."""
+    """Run all trials after a line on standard input, and print their measurements. Returns the exit status."""
     prepare()
     print(READY, flush=True)
     if not sys.stdin.readline():

@@ -1,4 +1,4 @@
-"""Chooses the pairs and groups that are measured, and those measured at the same time.
+"""Chooses the pairs and groups of workers to measure, and which of them are measured at the same time.
 
 Torch-free; the result is the same on every rank.
 """
@@ -16,7 +16,8 @@ SIZES = tuple(2**12 * 4**step for step in range(8))
 """Sizes of a message or an all-reduce, in bytes: 4 KiB to 64 MiB."""
 
 MESSAGE, ALL_PAIRS_AT_ONCE, RING = "message", "together", "ring"
-"""Kinds of operations: one pair exchanges messages; all pairs between two components do so at once; a group reduces."""
+"""Kinds of operations: messages of one pair; messages of all pairs between two components at once; all-reduce of a
+group."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +27,20 @@ class BenchmarkSettings:
     device: str = "cpu"
     """`cpu` or `cuda`."""
     timeout_s: float = 60.0
-    """Time to wait for a worker when all join, and for each message later."""
+    """Seconds to wait for a worker when all join, and later for each message."""
     budget_s: float = 45.0
-    """Time that the measurements should take."""
+    """Seconds that the measurements should take."""
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     """Facts about this worker that rank 0 needs for the result."""
     servers: bool = False
-    """Whether the servers are checked as well (`server_check`)."""
+    """Whether the servers are measured as well (`servers`)."""
     refusal: str = ""
     """Reason why rank 0 cannot write the result; "" if it can. It is reported once all workers are present."""
 
 
 @dataclass(frozen=True)
 class ServerShare:
-    """The position of this server among several, all with the same number of workers."""
+    """The number of this server among several, which all have the same number of workers."""
 
     servers: int = 1
     number: int = 0
@@ -73,7 +74,7 @@ class PairRates:
 
 @dataclass(frozen=True)
 class OneWay:
-    """The rate of one direction between the first workers of two servers, alone."""
+    """The rate of one direction between the first workers of two servers, while nothing else is sent."""
 
     sender: int
     receiver: int
@@ -84,13 +85,13 @@ class OneWay:
 
 @dataclass(frozen=True)
 class ServerCheck:
-    """Measurements of the servers themselves, beside those of their links."""
+    """Measurements of the servers themselves, besides those of their links."""
 
     compute_s: tuple[float, ...]
-    """By rank, seconds of the same work on every worker, with all of them busy."""
+    """By rank: seconds for the same work on every worker, while all workers are busy."""
     one_way: tuple[OneWay, ...]
     clock_s: tuple[float, ...]
-    """By server, how far the clock of its first worker is ahead of that of rank 0, in seconds."""
+    """By server: seconds by which the clock of its first worker is ahead of the clock of rank 0."""
 
 
 @dataclass(frozen=True)
@@ -107,26 +108,26 @@ class MeasuredLinks:
     timed: tuple[TimedOperation, ...]
     """Times of the messages and all-reduces of every level."""
     servers: ServerCheck | None = None
-    """Measurements of the servers themselves; None where nobody asked for them."""
+    """Measurements of the servers themselves; None if they were not requested."""
 
 
 Partition = tuple[tuple[int, ...], ...]
 FindLevels = Callable[[PairRates], tuple[Partition, ...]]
-"""Finds the components of every level, innermost first. The last level has one component with all workers. Called at
-rank 0."""
+"""Function that finds the components of every level, innermost first. The last level has one component with all
+workers. It is called at rank 0."""
 ShowProgress = Callable[[int, int, str], None]
-"""Shows the progress: (steps done, number of steps, description of the current step)."""
+"""Function that shows the progress: (steps done, number of steps, description of the current step)."""
 
 
 T = TypeVar("T")
 Pair = tuple[int, int]
 
 MAX_WORKERS_ALL_PAIRS = 16
-"""Number of workers up to which all pairs are measured."""
+"""Largest number of workers for which all pairs are measured."""
 MAX_PAIRS_ALONE = 64
-"""Number of pairs of servers up to which each is measured alone, since pairs might share a cable."""
+"""Largest number of pairs of servers for which each pair is measured alone, because pairs may share a cable."""
 MAX_NEIGHBOURS = 3
-"""Number of pairs whose messages are timed in each component of a level inside a server."""
+"""Largest number of pairs whose messages are timed in each component of a level inside a server."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,9 @@ def round_robin(players: Sequence[T]) -> list[list[tuple[T, T]]]:
 
 
 def pairs_inside(places: Sequence[str]) -> list[Pair]:
-    """Pairs of workers in one place: all pairs, or if there are many, each worker and those 1, 2, 4, … further on."""
+    """Pairs of workers in one place: all pairs, or if there are many, each worker with the workers 1, 2, 4, … after
+    it.
+    """
     pairs = []
     for ranks in _by_place(places):
         if len(ranks) <= MAX_WORKERS_ALL_PAIRS:
@@ -179,7 +182,8 @@ def pairs_across(places: Sequence[str]) -> list[Pair]:
 
 def pair_rounds(places: Sequence[str], machines: Sequence[str]) -> list[list[Pair]]:
     """Rounds of pairs for the first part of the benchmark. Two pairs on one machine never run at the same time, because
-    they share its cores."""
+    they share its cores.
+    """
 
     def needs(pair: Pair) -> set[Hashable]:
         return {machines[rank] for rank in pair}
@@ -191,7 +195,8 @@ def pair_rounds(places: Sequence[str], machines: Sequence[str]) -> list[list[Pai
 
 def level_jobs(partitions: Sequence[Partition], machines: Sequence[str]) -> list[MeasurementJob]:
     """Jobs for the second part of the benchmark: each level's messages, by single pairs and all at once, and its
-    all-reduces."""
+    all-reduces.
+    """
     found: list[MeasurementJob] = []
     below: Partition = tuple((rank,) for rank in range(len(machines)))
 

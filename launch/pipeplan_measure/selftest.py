@@ -1,9 +1,10 @@
-"""`python -m pipeplan_measure.selftest [--short] [--workers N] [--device KIND]`: small runs that show what works here.
+"""`python -m pipeplan_measure.selftest [--short] [--workers N] [--device KIND]`: small runs that show whether the
+executor works on this machine.
 
-Every run is a plan of its own, launched as launch.sh does, and its losses are compared with those of one process that
-applies the formula for weight versions literally (`selftest_reference`). Progress goes to stderr. The result is one
-line of JSON: `device`, `workers`, `hardware`, `results` (for each `name`, `passed`, `text` and `seconds`), `transport`
-(the mode that `--transport auto` is to use here) and `remembered`, the file where that was written down, null on
+Every run has its own plan, and is launched as launch.sh does. Its losses are compared with the losses of one process
+that applies the formula for weight versions literally (`selftest_reference`). Progress goes to stderr. The result is
+one line of JSON: `device`, `workers`, `hardware`, `results` (for each `name`, `passed`, `text` and `seconds`),
+`transport` (the mode that `--transport auto` will use here) and `remembered`, the file that records the mode; null on
 machines without GPUs. The exit status is 0 if everything passed, else 2.
 """
 
@@ -43,7 +44,9 @@ from pipeplan_measure.small_plans import write_stage_files
 
 
 def cases(workers: int) -> list[Case]:
-    """The runs for so many workers at once, the most telling first: each schedule, each mode, each shape of plan."""
+    """The runs for `workers` workers at once, the most important first: each schedule, each mode, each shape of
+    plan.
+    """
     if workers < 2:
         return [Case((1,), "1f1b-stashing")]
     ordered = [Case((1, 1), "1f1b-stashing", NCCL), Case((1, 1), "vertical-sync", NCCL)]
@@ -57,7 +60,7 @@ def cases(workers: int) -> list[Case]:
 
 
 def short_cases(workers: int) -> list[Case]:
-    """The run that decides which mode a machine with GPUs uses, for launch.sh."""
+    """The run that decides the mode of a machine with GPUs, for launch.sh."""
     return [Case((1, 1), "1f1b-stashing", NCCL)] if workers > 1 else []
 
 
@@ -88,15 +91,16 @@ class Result:
 
 
 def verdict(results: Sequence[tuple[Case, Result]], device: str) -> str:
-    """The mode for `--transport auto`: `nccl` if every run by it passed, else `gloo`."""
+    """The mode for `--transport auto`: `nccl` if every run with `nccl` passed, else `gloo`."""
     tried = [result for case, result in results if case.transport == NCCL]
     return NCCL if device != "cpu" and tried and all(result.passed for result in tried) else GLOO
 
 
 ROUNDING = 1e-6
-"""Largest difference of a minibatch's loss, which the metrics round."""
+"""Largest accepted difference of a minibatch's loss, because the metrics round it."""
 TOLERANCE = 1e-9
-"""Largest difference of a mean loss, relative to it, that other orders of sums may make in 64-bit arithmetic."""
+"""Largest accepted relative difference of a mean loss: the effect of another order of summation in 64-bit
+arithmetic."""
 PATIENCE_S = 60.0
 """Seconds after which a launch counts as failed."""
 MESSAGE_S = 20
@@ -117,9 +121,9 @@ def try_case(case: Case, device: str, folder: Path, patience_s: float = PATIENCE
 
 
 def compare(found: Losses, expected: Losses) -> tuple[bool, str]:
-    """(whether the losses are equal within the tolerance, a line that says so).
+    """(whether the losses are equal within the tolerance, a line with the finding).
 
-    The metrics round the loss of a minibatch, which therefore shows only where a difference began.
+    The metrics round the loss of a minibatch. So this loss only shows where a difference began.
     """
     if len(found.minibatches) != len(expected.minibatches):
         return False, f"{len(found.minibatches)} losses were recorded where {len(expected.minibatches)} were expected"
@@ -176,7 +180,7 @@ def _launch(case: Case, folder: Path, options: Sequence[str], patience_s: float,
 
 
 WHOLE_S = 115.0
-"""Seconds after which no further run is begun."""
+"""Seconds after which no further run begins."""
 SHORT_PATIENCE_S = 25.0
 
 
@@ -209,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_cases(chosen: Sequence[Case], device: str, patience_s: float) -> list[tuple[Case, Result]]:
-    """Run the cases one after another, as long as there is time."""
+    """Run the cases in turn, as long as there is time."""
     began = time.perf_counter()
     tried: list[tuple[Case, Result]] = []
     with tempfile.TemporaryDirectory(prefix="pipeplan-selftest-") as folder:

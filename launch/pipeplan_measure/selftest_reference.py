@@ -1,7 +1,7 @@
-"""The cases of the self-test, and one process that trains as each should, with a copy of every weight version.
+"""The cases of the self-test, and their reference: training in one process with a copy of every weight version.
 
-The versions are those of the table in docs/running.md, written down again: nothing here uses the executor's schedules,
-its weight versions, its averaging or its messages.
+The versions follow the table in docs/running.md. Nothing here uses the executor's schedules, weight versions, averaging
+or messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ JOB = "pipeplan_measure.selftest_reference:build"
 MINIBATCH, MINIBATCHES = 4, 16
 """Samples of a minibatch, and minibatches of an epoch."""
 LAYERS = {1: [["0", "1", "2", "3", "4", "loss"]], 2: [["0", "1", "2"], ["3", "4", "loss"]]}
-"""Names of the job's layers, for one stage and for two."""
+"""Names of the job's layers by stage, for one stage and for two stages."""
 ACCUMULATING = ("2bw", "gpipe", "1f1b-flush")
 CHECKPOINT_MINIBATCHES = 8
 
@@ -40,11 +40,11 @@ class Case:
     schedule: str
     transport: str = GLOO
     is_killed: bool = False
-    """Whether a worker is killed once, and, after a restart, the run is resumed for another epoch."""
+    """Whether a worker is killed once. After the restart the run is resumed for another epoch."""
 
     @property
     def name(self) -> str:
-        """The case in a table: plan, schedule and how messages travel."""
+        """The case as text: plan, schedule, and the transport of messages."""
         way = "" if self.transport == GLOO else f", {self.transport}"
         ending = ", a worker killed, then resumed" if self.is_killed else ""
         return f"{'-'.join(map(str, self.replicas))}, {self.schedule}{way}{ending}"
@@ -59,17 +59,17 @@ class Case:
 
     @property
     def accumulate(self) -> int:
-        """Minibatches of an update, for schedules that take such a number."""
+        """Minibatches per update, for schedules that need this number."""
         return 4 if max(self.replicas) < 3 else 6
 
     @property
     def epochs(self) -> int:
-        """Epochs of the run in all."""
+        """Total number of epochs of the run."""
         return 2 if self.is_killed else 1
 
     @property
     def segments(self) -> list[int]:
-        """Minibatches of every segment: checkpoints in the middle of an epoch drain the pipeline."""
+        """Number of minibatches of every segment. A checkpoint in the middle of an epoch ends a segment."""
         parts = MINIBATCHES // CHECKPOINT_MINIBATCHES
         return [CHECKPOINT_MINIBATCHES] * (parts * self.epochs) if self.is_killed else [MINIBATCHES]
 
@@ -83,7 +83,7 @@ KILL_SAMPLE = MINIBATCH * (MINIBATCHES * 3 // 4)
 
 
 def build() -> Job:
-    """The job. Its samples are used in their order."""
+    """The job. Its samples are not shuffled."""
     layers = nn.Linear(8, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, CLASSES)
     return Job(
         nn.Sequential(*layers).double(),
@@ -111,7 +111,7 @@ def _data() -> Data:
 
 
 class _Samples(Dataset[Any]):
-    """The training samples. Reading one of them kills the process that is meant to be killed."""
+    """The training samples. Reading `KILL_SAMPLE` kills the process of rank `KILL_RANK`."""
 
     def __init__(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
         self._inputs, self._targets = inputs, targets
@@ -138,7 +138,7 @@ class Losses:
     minibatches: list[float]
     """The loss of every minibatch, in order."""
     means: list[float]
-    """The mean over the minibatches of every epoch, and then the mean on the test samples after the last."""
+    """The mean over the minibatches of every epoch, followed by the mean on the test samples after the last epoch."""
 
 
 class _Stage:
@@ -207,7 +207,7 @@ def _minibatch(case: Case, stages: Sequence[_Stage], index: int, inputs: Tensor,
 
 
 def _version(case: Case, stage: int, index: int) -> int:
-    """Updates since the segment began that are in the weights of a minibatch."""
+    """Number of updates since the segment began that are included in the weights of a minibatch."""
     late = int(len(case.replicas) > 1 and case.replicas[stage] > 1)
     if case.schedule == "1f1b-stashing":
         return max(0, index // case.replicas[stage] - case.depths[stage] + 1 - late)

@@ -1,7 +1,7 @@
-"""Measures what may make several servers slow: their speed, each direction of the links between them, their clocks.
+"""Measures possible reasons for slow servers: their speed, each direction of the links between them, and their clocks.
 
-It follows the benchmark of the links, which measures both directions at once. All workers call `check_servers`, and
-wait for each other between its steps, so that nothing else is on the links.
+It runs after the link benchmark, which measures both directions at once. All workers call `check_servers`, and wait for
+each other between its steps, so that the links carry nothing else.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pipeplan_launch.elastic import process_groups
 from pipeplan_measure.pair_schedule import OneWay, ServerCheck
 
 WORK_S = 1.0
-"""Time for which every worker computes."""
+"""Seconds for which every worker computes."""
 WIDTH = {"cpu": 512, "cuda": 4096}
 """Rows and columns of the matrices that a worker multiplies, by the kind of its device."""
 FIRST_BYTES, MOST_BYTES = 1 << 18, 1 << 26
 LONG_S = 0.1
-"""Time of a message after which no larger one is sent."""
+"""If a message takes longer, no larger message is sent."""
 ECHOES = 20
-"""Messages there and back by which clocks are compared; the fastest counts."""
+"""Round trips by which clocks are compared; the fastest one counts."""
 
 
 def check_servers(places: Sequence[str], device: torch.device, group: dist.ProcessGroup) -> ServerCheck:
-    """Measure the servers of the workers of a Gloo group; `places` has an id for that of every worker.
+    """Measure the servers of the workers in a Gloo group. `places`: an id of every worker's server.
 
     The result is complete at rank 0 only.
     """
@@ -54,7 +54,9 @@ def _directions(first: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _compute_s(device: torch.device) -> float:
-    """Mean time of a product of two matrices. A median would not show that others use the processor in turn."""
+    """Mean time of a product of two matrices. A median would hide that other programs use the processor some of the
+    time.
+    """
     backend, width = backend_of(device), WIDTH[device.type]
     one = torch.rand(width, width, device=device)
     torch.mm(one, one)
@@ -93,7 +95,7 @@ def _rate_of(sender: int, receiver: int, group: dist.ProcessGroup) -> list[OneWa
 
 
 def _clock_s(first: Sequence[int], group: dist.ProcessGroup) -> list[float]:
-    """How far the clock of each server is ahead of that of rank 0; complete at rank 0."""
+    """Seconds by which the clock of each server is ahead of the clock of rank 0; complete at rank 0."""
     ahead, rank = [0.0], dist.get_rank()
     for other in first[1:]:
         offsets: list[tuple[float, float]] = []

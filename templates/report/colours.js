@@ -1,6 +1,6 @@
 /*
- * Colours of stages. Neighbours stay apart with every kind of colour blindness (the tests compute it), and a stage's
- * number stands wherever its colour does. After twelve stages the colours repeat.
+ * Colours of stages. Neighbours differ with every kind of colour blindness (the tests compute it), and a stage's
+ * number is shown wherever its colour is. After twelve stages the colours repeat.
  */
 
 const STAGES = [
@@ -59,8 +59,8 @@ function mix(one, other, share) {
 }
 
 /*
- * The colours of a stage in a theme: its own; the deeper ground of backward passes and the lines of its hatching; the
- * edge that separates it from the page; and the ink of text on it and on the deeper ground.
+ * The colours of a stage in a theme: its own colour; the darker background of backward passes and the lines of their
+ * hatching; the edge that separates it from the page; and the colours of text on it and on the darker background.
  */
 function stageColours(stage, name) {
   const colour = STAGES[stage % STAGES.length][name];
@@ -89,7 +89,7 @@ function stageStyles() {
   document.head.append(el("style", {}, rules.join("\n")));
 }
 
-/* The light or dark theme: that of the system until the reader chooses one. Printed pages are always light. */
+/* The light or dark theme: the system's theme until the reader chooses one. Printed pages are always light. */
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
   const button = document.getElementById("theme");

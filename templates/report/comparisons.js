@@ -1,6 +1,6 @@
 /* The plan compared with others at the same batch: the throughput of each. */
 
-/* Samples a second of a row; its time is that of as many samples as a microbatch of the plan has. */
+/* Samples per second of a row. The row's time is for as many samples as a microbatch of the plan has. */
 function showThroughput(report, row) {
   if (!row.minibatch_s) return "none fits";
   const rate = (report.made || {}).minibatch / row.minibatch_s;

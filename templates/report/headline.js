@@ -9,13 +9,13 @@ function figureTile(name, value, note) {
   );
 }
 
-/* The plan in the words of RUN: "8-1, 1f1b-flush", or "HSDP on 32 workers". */
+/* The plan in words, such as "8-1, 1f1b-flush" or "HSDP on 32 workers". */
 function runTile(made) {
   const [, plan, rest] = /^(.*?)(?:(?:, | on )(.*))?$/.exec(made.name || made.config || "–");
   return figureTile("Run", plan, [rest, made.manner].filter(Boolean).join(": "));
 }
 
-/* The plan compared with plain data parallelism, or, where that does not fit, with the best other plan. */
+/* The plan compared with plain data parallelism, or with the best other plan if that does not fit. */
 function baselineTile(report) {
   const others = (report.comparisons || []).slice(1).filter((one) => one.gain && !/old/.test(one.remark || ""));
   const plain = others.find((one) => /^(DDP|data parallelism)$/.test(one.name));
@@ -39,7 +39,7 @@ function memoryTile(report) {
   );
 }
 
-/* What is proven about faster plans. A plan that may not learn is not called proven. */
+/* The proven bound on faster plans. A plan that may not learn is not called proven. */
 function trustTile({ certificate, made }) {
   if (!certificate) return null;
   const { proven, gap } = certificate;
@@ -87,7 +87,7 @@ function headline(report) {
 
 const WARNING = /^(NOT SAFE|RISKY)/;
 
-/* What was measured of learning with gradients this old; a warning where runs missed their goal. */
+/* Measurements of learning with gradients this old; a warning if runs missed their goal. */
 function learningNote(text) {
   if (!text) return null;
   return el("p", { class: WARNING.test(text) ? "note warning" : "note" }, marked(text));

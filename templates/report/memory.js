@@ -1,4 +1,4 @@
-/* Memory: over time of the fullest worker of each stage, compared with its capacity, and its parts. */
+/* Memory of the fullest worker of each stage: over time, compared with its capacity, and divided into parts. */
 
 const MEMORY_CHARTS = 12;
 
@@ -63,7 +63,7 @@ function memoryTicks(most) {
   return [0, most];
 }
 
-/* Curves far below the capacity get a scale of their own, so that small differences remain visible. */
+/* Curves far below the capacity get their own scale, so that small differences remain visible. */
 const NEARLY_EMPTY = 0.08;
 
 function memoryTop(capacity, used) {
@@ -100,7 +100,7 @@ function memoryChart(row, end) {
     svg("path", { class: "area", d: area }),
     svg("path", { class: "curve", d: path }),
     row.measured_peak_bytes ? levelLine("measured-peak", row.measured_peak_bytes, "measured", frame, y) : null,
-    // Far above the picture the title states the capacity.
+    // If the capacity is far above the picture, only the title shows it.
     0 < row.capacity_bytes && row.capacity_bytes <= most
       ? levelLine("capacity", row.capacity_bytes, "available", frame, y)
       : null,
@@ -220,7 +220,7 @@ function footer(frame, values, x, labels) {
   ]);
 }
 
-/* The path of a step function: each value holds until the time of the next. */
+/* The path of a step function: each value holds until the time of the next value. */
 function stepPath(times, values, x, y) {
   return times
     .map((time, at) =>

@@ -37,8 +37,8 @@ function timelineSection(report) {
 }
 
 /*
- * At the first width a forward pass of mean length has room for its number, and the drawing fills the page. The median
- * could be that of a stage of very short passes, beside which the others would be too long.
+ * The first width leaves room for the number of a forward pass of mean length, and fills the page. The median could be
+ * the length of very short passes, and all other passes would then be too wide.
  */
 function widthOf(facts, intervals) {
   const lengths = intervals.filter((one) => one.kind === FORWARD).map((one) => one.end_s - one.start_s);
@@ -199,7 +199,7 @@ function phases(facts, x) {
     ]);
 }
 
-/* For one source the seconds of every worker, and what one worker does, in order. */
+/* For one source: the seconds of every worker, and the activities of one worker in order. */
 function timelineTables(source, intervals, facts) {
   const end = source === "measured" ? facts.measured_end_s : facts.end_s;
   const [from, to] = (source === "predicted" && facts.steady) || [0, end];

@@ -1,6 +1,6 @@
-"""Checkpoints in a run folder: their paths, when they are valid, and which of them are kept.
+"""Checkpoints in a run folder: their paths, their validity, and which of them are kept.
 
-A checkpoint is a folder. It is written beside its final path, and moved there once it is complete on disk. So an
+A checkpoint is a folder. It is written next to its final path, and moved there once it is complete on disk. So an
 interrupted checkpoint is never found, and the previous one stays intact.
 """
 
@@ -17,15 +17,15 @@ from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 from pipeplan_launch.files import explain_errors
 
 KEPT_CHECKPOINTS = 2
-"""Number of checkpoints kept: the latest, and the previous one in case the latest is damaged. As many with finite
-losses are kept, whatever followed them."""
+"""Number of checkpoints kept: the latest, and the previous one in case the latest is damaged. The same number of
+checkpoints with finite losses is also kept, even if later losses were not finite."""
 GOES_BACK = "going back to the checkpoint before it"
 NONE_LEFT = "name an earlier checkpoint, with --resume-from to train on, or start anew"
 PARTIAL_CHECKPOINT = ".checkpoint.part"
 """Folder in a run folder in which a checkpoint is being written."""
 _NAME = re.compile(r"epoch-(\d+)-sample-(\d+)")
 Note = Callable[[str], None]
-"""Takes a line for the user."""
+"""Function that shows a line to the user."""
 
 
 def _say_nothing(_line: str) -> None:
@@ -33,8 +33,8 @@ def _say_nothing(_line: str) -> None:
 
 
 def checkpoint_folder(run: Path, position: Position, minibatch_samples: int) -> Path:
-    """Folder of a checkpoint. Its name counts epochs from 1, and samples instead of minibatches, whose size may
-    change.
+    """Folder of a checkpoint. Its name counts epochs from 1. It counts samples instead of minibatches, because the size
+    of minibatches may change.
     """
     samples = position.minibatch * minibatch_samples
     return run / "checkpoints" / f"epoch-{position.epoch + 1:04d}-sample-{samples:08d}"
@@ -50,10 +50,9 @@ def complete_checkpoints(run: Path) -> list[Path]:
 
 
 def latest_checkpoint(run: Path, note: Note = _say_nothing) -> Manifest | None:
-    """The last complete checkpoint of a run folder that is not damaged, None if there is none.
+    """The last complete and undamaged checkpoint of a run folder; None if there is no complete checkpoint.
 
-    `note` is called with a line for each damaged one that another takes the place of. Raises `LaunchError` if all are
-    damaged.
+    `note` is called with a line for each damaged checkpoint that is skipped. Raises `LaunchError` if all are damaged.
     """
     folders = complete_checkpoints(run)
     if not folders:
@@ -64,9 +63,9 @@ def latest_checkpoint(run: Path, note: Note = _say_nothing) -> Manifest | None:
 
 
 def checkpoint_before(damaged: Path, note: Note) -> Manifest | None:
-    """The last checkpoint of the same run before a damaged one that is not damaged itself; None if there is none.
+    """The last undamaged checkpoint of the same run before a damaged one; None if there is no checkpoint before it.
 
-    `note` is called with a line for each that is. Raises `LaunchError` if all are damaged.
+    `note` is called with a line for each further damaged checkpoint. Raises `LaunchError` if all are damaged.
     """
     folders = complete_checkpoints(damaged.parent.parent)
     earlier = folders[: folders.index(damaged)] if damaged in folders else []
@@ -74,7 +73,7 @@ def checkpoint_before(damaged: Path, note: Note) -> Manifest | None:
 
 
 def _last_undamaged(folders: Sequence[Path], note: Note) -> Manifest:
-    """The manifest of the last folder, of at least one, that is not damaged. Raises `DamagedCheckpoint` if all are."""
+    """The manifest of the last undamaged folder. Raises `DamagedCheckpoint` if all are damaged."""
     *earlier, last = folders
     try:
         return read_manifest(last)
@@ -130,7 +129,7 @@ def commit_checkpoint(run: Path, manifest: Manifest) -> Path:
 
 
 def _remove_old(folders: Sequence[Path]) -> None:
-    """Remove all but the last checkpoints, and but the last ones with finite losses."""
+    """Remove all checkpoints except the last `KEPT_CHECKPOINTS`, and the last `KEPT_CHECKPOINTS` with finite losses."""
     old = list(folders[:-KEPT_CHECKPOINTS])
     if not old:
         return
@@ -151,7 +150,7 @@ def _is_finite(folder: Path) -> bool:
 
 
 def check_same_model(manifest: Manifest, model_ref: str, graph_hash: str) -> None:
-    """Raises `LaunchError` if the checkpoint is of another model."""
+    """Raises `LaunchError` if the checkpoint belongs to another model."""
     if manifest.graph_hash != graph_hash:
         raise LaunchError(
             f"{manifest.folder} is of another model, or another version of {model_ref!r}: its graph is "

@@ -17,7 +17,7 @@ CHECKPOINT_FORMAT: Literal["pipeplan-checkpoint"] = "pipeplan-checkpoint"
 CHECKPOINT_VERSION: Literal[4] = 4
 MANIFEST_NAME = "manifest.json"
 MODEL_PREFIX = "model."
-"""Prefix of the names of parameters and buffers among the names of tensors."""
+"""Prefix of the tensor names of parameters and buffers."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Position:
 
     @property
     def epoch_trained(self) -> bool:
-        """Whether the epoch's training is finished; its evaluation may not be."""
+        """Whether the epoch's training is finished, with or without its evaluation."""
         return self.minibatch == self.minibatches
 
     def __str__(self) -> str:
@@ -51,11 +51,13 @@ class History:
     loss_sum: float = 0.0
     """Sum of the losses of the present epoch's finished minibatches."""
     losses: float = 0
-    """Number of losses in that sum, or their weights together if the job has a `loss_weight`."""
+    """Number of losses in `loss_sum`, or the sum of their weights if the job has a `loss_weight`."""
 
     @property
     def is_finite(self) -> bool:
-        """Whether the losses of the present epoch, or of the last one if the present one has none yet, were finite."""
+        """Whether the losses of the present epoch were finite; those of the last epoch if the present one has none
+        yet.
+        """
         if self.losses:
             return math.isfinite(self.loss_sum)
         return not self.results or self.results[-1].get("loss") is not None
@@ -92,7 +94,7 @@ class OptimizerFields(TypedDict):
     groups: list[OptimizerGroup]
     state: dict[str, dict[str, Any]]
     correction: NotRequired[dict[str, Any]]
-    """The number of steps kept for each parameter, if a run corrects them."""
+    """The number of past steps that are kept for each parameter, if the run corrects steps."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Manifest:
     optimizer: OptimizerFields
     tensors: dict[str, SavedTensor]
     files: dict[str, int]
-    """Size in bytes of every file beside the manifest."""
+    """Size in bytes of every file of the checkpoint except the manifest."""
 
     @property
     def finished(self) -> int:
@@ -162,7 +164,7 @@ class _HistoryFields(Struct):
     results: list[dict[str, Any]]
     losses: Natural | Amount
     loss_sum: Finite | None = None
-    """Negative for some losses, null if it was not finite."""
+    """Sum of the losses, which may be negative; null if it was not finite."""
 
 
 class ManifestFile(Struct, kw_only=True):
@@ -210,7 +212,8 @@ class ManifestFile(Struct, kw_only=True):
 def read_manifest(folder: Path) -> Manifest:
     """Read and check a checkpoint's manifest and the sizes of its files.
 
-    Raises `LaunchError`, which is a `DamagedCheckpoint` if the manifest or the files are not as they were written.
+    Raises `LaunchError`, or its subclass `DamagedCheckpoint` if the manifest or the files have changed since they were
+    written.
     """
     path = folder / MANIFEST_NAME
     try:

@@ -1,7 +1,7 @@
-"""Conversion of optimiser state to plain data by parameter name, and back, also into the optimisers of other stages.
+"""Conversion of optimiser state to plain data by parameter name, and back into the optimisers of any stages.
 
 Every stage builds its optimiser for its own parameters. Under another cut of the model a stage's parameters may come
-from several stages' optimisers. State then follows the parameter, and a parameter group takes the settings that its
+from several stages' optimisers. The state then follows the parameter, and a parameter group takes the settings that its
 members had.
 
 A checkpoint holds no code. Values that JSON has are encoded as themselves. Other values are objects with one key:
@@ -29,10 +29,10 @@ TensorLoader = Callable[[Iterable[str]], dict[str, Tensor]]
 def optimizer_state(
     optimizer: Optimizer | None, parameters: Mapping[str, nn.Parameter]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(`groups` and `state` as JSON, the tensors that they name). `parameters`: the parameters that it trains, by
-    name.
+    """(`groups` and `state` as JSON, the tensors that they name). `parameters`: the parameters that the optimiser
+    trains, by name.
 
-    Raises `LaunchError` for state that a file without code cannot hold.
+    Raises `LaunchError` for state that can only be saved as code.
     """
     content: dict[str, Any] = {"groups": [], "state": {}}
     tensors: dict[str, Tensor] = {}
@@ -68,9 +68,9 @@ def load_optimizer(
     where: str,
     own: Collection[str] = (),
 ) -> None:
-    """Load the saved state and settings of an optimiser's parameters, which any stages may have saved.
+    """Load the saved state and settings of an optimiser's parameters. Stages of any plan may have saved them.
 
-    `own`: settings that the optimiser keeps. Raises `LaunchError` if the saved groups do not fit this optimiser.
+    `own`: settings that are not loaded. Raises `LaunchError` if the saved groups do not fit this optimiser.
     """
     if optimizer is None:
         return
@@ -100,7 +100,7 @@ def load_optimizer(
 
 
 def merge_optimizer_states(parts: Iterable[OptimizerFields]) -> OptimizerFields:
-    """The optimiser states of all stages as one. A parameter that several stages share is in it once."""
+    """The optimiser states of all stages as one state. A parameter that several stages share is in it once."""
     merged: OptimizerFields = {"groups": [], "state": {}}
     seen: set[str] = set()
     for part in parts:
@@ -129,8 +129,8 @@ def _settings(
     where: str,
     own: Collection[str],
 ) -> dict[str, Any]:
-    """The saved settings of a group's members, which must be the same for all, without those that the optimiser
-    keeps.
+    """The saved settings of a group's members, which must be the same for all of them, without the settings in
+    `own`.
     """
     common: dict[str, Any] | None = None
     first = ""
@@ -156,8 +156,8 @@ def _settings(
 def _keep_dtypes(
     optimizer: Optimizer, parameters: Mapping[str, nn.Parameter], decoded: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Restore saved dtypes, because `load_state_dict` casts state to its parameter's dtype, such as float32 moments
-    to bfloat16.
+    """Restore saved dtypes. `load_state_dict` casts state to its parameter's dtype, for example float32 moments to
+    bfloat16.
     """
     for name, values in decoded.items():
         state = optimizer.state[parameters[name]]
@@ -198,12 +198,13 @@ def _short(value: Any) -> str:
 
 
 class NotEncodable(Exception):
-    """A value that only code could rebuild; the argument describes it."""
+    """A value that cannot be saved without code; the argument describes it."""
 
 
 def encode_value(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """`value` as JSON. Its tensors are added to `tensors`, under names that start with `name`. Raises
-    `NotEncodable`."""
+    `NotEncodable`.
+    """
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

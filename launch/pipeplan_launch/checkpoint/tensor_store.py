@@ -1,7 +1,7 @@
-"""Writing and reading the tensors of a checkpoint, in files of safetensors.
+"""Writes and reads the tensors of a checkpoint, in safetensors files.
 
-Each worker writes a file of its own, and manifest.json says which file has which tensor. Reading such a file runs no
-code. Every tensor has a checksum, which finds damage.
+Each worker writes its own file, and manifest.json says which file has which tensor. Reading such a file runs no code.
+Every tensor has a checksum, so that damage is found.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _OS_ERROR = re.compile(r"I/O error: (.*) \(os error \d+\)")
 def choose_writers(held: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """The member of a group that writes each tensor, by the bytes of the tensors that each member holds.
 
-    Large tensors are dealt out first, each to the member that has the least to write so far. The result is the same
-    in all members.
+    Large tensors are assigned first, each to the member with the least to write so far. The result is the same in all
+    members.
     """
     bytes_of = {name: size for sizes in held for name, size in sizes.items()}
     loads, writers = [0] * len(held), {}
@@ -44,9 +44,9 @@ def choose_writers(held: Sequence[Mapping[str, int]]) -> dict[str, int]:
 def write_tensors(
     folder: Path, tensors: Mapping[str, Tensor], member: int = 0, batch: int | None = None
 ) -> dict[str, SavedTensor]:
-    """Write tensors into a folder, in a file with the number of this member of the group that writes together.
+    """Write tensors into a folder. `member`: this worker's number in the group that writes together; it names the file.
 
-    `batch`: a number for the file's name, where a member writes several files. Returns the locations of the tensors.
+    `batch`: a number for the file's name, if a member writes several files. Returns the locations of the tensors.
     Raises `LaunchError`.
     """
     if not tensors:
@@ -60,7 +60,7 @@ def write_tensors(
             save_file(plain, path)
         except SafetensorError as error:
             raise LaunchError(f"writing {path} failed: {_reason(error)}") from error
-        path.chmod(mode)  # safetensors would let nobody else read it
+        path.chmod(mode)  # safetensors would make it readable only for its owner
         with path.open("rb") as file:
             os.fsync(file.fileno())
     return {
@@ -74,7 +74,7 @@ def write_tensors(
 def fill_tensors(manifest: Manifest, names: Mapping[str, Tensor]) -> None:
     """Fill tensors from the checkpoint, each from the saved tensor of its name. Raises `LaunchError`.
 
-    They may be on any device, and of another dtype than the saved tensors.
+    The tensors may be on any device, and may have another dtype than the saved tensors.
     """
     by_file: defaultdict[str, list[str]] = defaultdict(list)
     for name, target in names.items():
@@ -118,7 +118,7 @@ def checksum(tensor: Tensor) -> int:
 
 
 def _as_saved(tensor: Tensor) -> Tensor:
-    """The tensor on the CPU in C order; complex numbers as pairs, because safetensors has no complex numbers of 128
+    """The tensor on the CPU in C order. Complex numbers become pairs, because safetensors has no complex numbers of 128
     bits.
     """
     plain = tensor.detach().cpu().contiguous()
@@ -126,7 +126,7 @@ def _as_saved(tensor: Tensor) -> Tensor:
 
 
 def _without_overlaps(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, with a copy of each whose memory another one has too: safetensors writes no such tensors."""
+    """The tensors, with a copy in place of each that shares memory with another: safetensors refuses shared memory."""
     end = 0
     for name in sorted(tensors, key=lambda name: tensors[name].data_ptr()):
         tensor = tensors[name]
@@ -137,7 +137,7 @@ def _without_overlaps(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _checked(tensor: Tensor, saved: SavedTensor, path: Path, name: str) -> Tensor:
-    """A tensor as it was saved. Raises `DamagedCheckpoint` if it is not the one that was written."""
+    """A tensor as it was saved. Raises `DamagedCheckpoint` if its values are not the values that were written."""
     found = tensor
     if (dtype := _dtype_of(saved)).is_complex and tensor.shape[-1:] == (2,):
         found = torch.view_as_complex(tensor)
@@ -147,7 +147,7 @@ def _checked(tensor: Tensor, saved: SavedTensor, path: Path, name: str) -> Tenso
 
 
 def _dtype_of(saved: SavedTensor) -> torch.dtype:
-    """The dtype of a saved tensor. Raises `LaunchError` for one that no parameter can have."""
+    """The dtype of a saved tensor. Raises `LaunchError` for a dtype that no parameter can have."""
     dtype = getattr(torch, saved.dtype, None)
     if not isinstance(dtype, torch.dtype) or saved.dtype.startswith("q"):  # quantised tensors are never written
         raise LaunchError(f"the checkpoint holds a tensor of dtype {saved.dtype!r}, which no parameter can have")

@@ -23,7 +23,7 @@ BUCKET_BYTES = 25 * 2**20
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """A view of a complex tensor as real numbers, with a last dimension of two; another tensor as it is."""
+    """A view of a complex tensor as real numbers, with a last dimension of two; any other tensor itself."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
@@ -43,7 +43,7 @@ class Bucket:
         self.values, self.flags = self.flat[:total], self.flat[total:]
         parts = zip(parameters, torch.split(self.values, sizes), shapes, strict=True)
         self.real_views = {name: part.view(shape) for name, part, shape in parts}
-        """View of each parameter's gradient in `flat`, as `as_real` shows it."""
+        """View of each parameter's gradient in `flat`, as real numbers (`as_real`)."""
         is_complex = first.dtype.is_complex
         self.views = {n: torch.view_as_complex(one) if is_complex else one for n, one in self.real_views.items()}
         """View of each parameter's gradient in `flat`, in the parameter's shape and type."""
@@ -56,7 +56,7 @@ class Bucket:
         return len(self.filled) == len(self.views)
 
     def complete(self) -> None:
-        """Set the flags, and zero the gradients that were not written. The bucket may then be sent."""
+        """Set the flags, and set gradients that were not written to zero. The bucket may then be sent."""
         self.flags.fill_(1.0)
         if self.is_full:
             return
@@ -82,11 +82,13 @@ class UpdateGroup:
     number: int = 0
     """Number of updates that the stage has made before this one, since the job began."""
     ends_segment: bool = False
-    """Whether an exchange must send all of the gradient: the group is the last one of the segment."""
+    """Whether the group is the last one of the segment. An exchange must then send all that it has held back."""
 
 
 class BucketExchange(Protocol):
-    """A way to average a bucket over replicas other than a plain sum. Called in a separate thread, in bucket order."""
+    """A way to average a bucket over replicas, in place of a plain sum. It is called in a separate thread, in bucket
+    order.
+    """
 
     scale: float
     """Factor by which gradients are multiplied beforehand."""
@@ -108,8 +110,8 @@ def make_buckets(parameters: Mapping[str, nn.Parameter], bucket_bytes: int | Non
     """The buckets of a stage, in the order in which the backward pass completes them.
 
     `parameters`: in the order of their first use in the forward pass. A bucket holds one dtype on one device.
-    `bucket_bytes`: the size at which all buckets close, for emulated stages, whose bytes stand for several; None:
-    `FIRST_BUCKET_BYTES` and `BUCKET_BYTES`.
+    `bucket_bytes`: the size at which all buckets close, for emulated stages, whose bytes represent several bytes of the
+    model; None: `FIRST_BUCKET_BYTES` and `BUCKET_BYTES`.
     """
     first_bytes, later_bytes = (bucket_bytes or FIRST_BUCKET_BYTES), (bucket_bytes or BUCKET_BYTES)
     closed: list[list[str]] = []

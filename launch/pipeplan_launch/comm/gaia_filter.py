@@ -1,8 +1,8 @@
 """Gaia's significance filter between servers (Hsieh et al., Gaia: Geo-Distributed Machine Learning Approaching LAN
 Speeds, NSDI 2017).
 
-The replicas of a stage on one server sum their gradients exactly. Between servers only significant entries are sent,
-those by which the optimiser would change the weight by more than a share v of it:
+The replicas of a stage on one server sum their gradients exactly. Between servers only significant entries are sent. An
+entry is significant if it would change its weight by more than a share v of the weight:
 
     η · |a| > v / √t · |w|        a: the server's part of the mean gradient, including entries held back before;
                                   η: the step size, see `StepSizes`;
@@ -12,9 +12,10 @@ those by which the optimiser would change the weight by more than a share v of i
 Other entries are held back on their server and accumulate until they are significant. In Gaia, a server applies its own
 updates at once and sends only significant ones to the others, so the servers' weights differ. Here every replica
 applies only the entries that were sent, so weights stay equal everywhere and gradients are late instead (as in gradient
-dropping, Aji and Heafield, EMNLP 2017). The last update of a segment is sent completely, with all entries held back.
+dropping, Aji and Heafield, EMNLP 2017). The last update of a segment is sent completely, together with all entries that
+were held back.
 
-Entries are sent as index and value, or as a dense sum where that takes fewer bytes.
+Entries are sent as index and value, or as a dense sum if that takes fewer bytes.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class ReplicasByServer:
 
     @property
     def leader_group(self) -> dist.ProcessGroup | None:
-        """The leaders of all servers; None in other replicas. All replicas must call this at the same time."""
+        """The leaders of all servers; None in replicas that are not leaders. All replicas must call this at the same
+        time.
+        """
         return self._groups[1]
 
     def _group(self, ranks: list[int]) -> Any:
@@ -84,8 +87,8 @@ class StepSizes:
         self._groups = {id(one): group for group in optimizer.param_groups for one in group["params"]}
 
     def __call__(self, parameter: nn.Parameter) -> Tensor | float | None:
-        """The step size of a parameter, for each of its real numbers; None where an adaptive optimiser has not made an
-        update yet.
+        """The step size of a parameter, for each of its real numbers; None before the first update of an adaptive
+        optimiser.
         """
         group, state = self._groups[id(parameter)], self._optimizer.state.get(parameter, {})
         rate = float(group.get("lr", 1.0))
@@ -99,7 +102,7 @@ class StepSizes:
 
 
 class SignificanceFilter:
-    """Averages a bucket over the replicas of a stage: exactly on a server, by significance between servers."""
+    """Averages a bucket over the replicas of a stage: exactly within a server, and by significance between servers."""
 
     scale = 1.0
 
@@ -145,7 +148,7 @@ class SignificanceFilter:
         counts = self._counts(len(chosen), values.device)
         size = values.element_size()
         if sum(counts) * (_INDEX_BYTES + size) >= 2 * values.numel() * size or values.numel() > 2**31:
-            dist.all_reduce(values, group=servers.leader_group)  # both sides count the bytes that all servers send
+            dist.all_reduce(values, group=servers.leader_group)  # both figures count the bytes that all servers send
             return
         self._held[bucket.index] = held = values.clone()
         held[chosen] = 0

@@ -1,16 +1,16 @@
-"""Averages the gradients of a stage's replicas at every update, and their buffers when a segment has drained.
+"""Averages the gradients of a stage's replicas at every update, and the replicas' buffers at the end of a segment.
 
 Gradients are all-reduced in flat buckets (`buckets`). torch's DDP cannot be used: with several minibatches in flight,
 its hooks miss the second backward pass. The all-reduces of a group of minibatches start
 
-- bucket by bucket during the backward pass of this replica's last minibatch of the group, as soon as a bucket is full,
+- bucket by bucket, as each becomes full in the backward pass of this replica's last minibatch of the group,
   if the buckets are free by then: in plain data parallelism, and in schedules with a flush;
-- at action R (see `schedule`) where the previous all-reduce still runs, as in stages whose updates are late. It has a
-  whole round to finish there, and an earlier start would take a second set of buckets.
+- at action R (see `schedule`) if the previous all-reduce still runs, as in stages whose updates are late. There
+  the all-reduce has a whole round to finish, and an earlier start would need a second set of buckets.
 
-Where transfers are in the one order (`ordered_transport`), the host hands all of them over at the all-reduce's place in
-that order, after R. On a device each then starts when its own bucket is full, in the middle of the backward pass, since
-the host is ahead of the device.
+If transfers are in the common order (`ordered_transport`), the host hands all of them over at the all-reduce's place in
+that order, after R. On a device each all-reduce then starts when its own bucket is full, in the middle of the
+backward pass, because the host is ahead of the device.
 
 In all cases all replicas start the all-reduces in the same order. At R, gradients that are missing become zeros and
 the remaining buckets are sent; action U waits for all of them.
@@ -18,7 +18,7 @@ the remaining buckets are sent; action U waits for all of them.
 A gradient is multiplied by share / total as it is written to its bucket. `share` is its minibatch's part of the group's
 samples and `total` the sum of these shares over the group, so the sum over replicas is the mean over samples. The total
 is known in advance unless the segment is ended early, or the job weighs minibatches by their targets; so the shares are
-summed too, and the mean is corrected.
+also summed, and the mean is corrected.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ class GradientReducer:
         stages: int = 1,
         bucket_bytes: int | None = None,
     ) -> None:
-        """`parameters`: the trained ones, in the order of their first use. `group`: the stage's replicas, None where
-        there is only one. `exchange`: None for the exact mean. `streams`: of the device, if all-reduces are handed over
-        at `launch` only; None if they start as early as they can. `stages`: the number of stages whose replicas the
-        group holds, if each of them has a copy of the parameters; the means of these stages are summed.
-        `bucket_bytes`: as for `make_buckets`.
+        """`parameters`: the trained parameters, in the order of their first use. `group`: the stage's replicas, None if
+        there is only one. `exchange`: None for the exact mean. `streams`: the device's streams, if all-reduces are
+        handed over only at `launch`; None if they start as early as they can. `stages`: the number of stages in the
+        group, if several have a copy of the parameters; their means are summed. `bucket_bytes`: as for `make_buckets`.
         """
         self._bucket_bytes = bucket_bytes
         self._stages = stages
         self._streams = streams
         self._to_launch: list[tuple[Tensor, Any]] = []
-        """Tensors whose all-reduce waits for `launch`, with marks of the computing stream when they are full."""
+        """Tensors whose all-reduce waits for `launch`. A mark on the computing stream shows when each tensor is
+        full."""
         self._parameters = dict(parameters)
         self._group, self._exchange = group, exchange
         self._thread = None if exchange is None else ThreadPoolExecutor(1, "averaging")
@@ -81,7 +81,7 @@ class GradientReducer:
         self._share_sum = 0.0
         """Sum of these minibatches' shares."""
         self._single_replica_sums: tuple[dict[str, Tensor], float] = ({}, 1.0)
-        """(gradients, sum of shares) of a collected group, where the stage has one replica."""
+        """(gradients, sum of shares) of a collected group, if the stage has one replica."""
         self._sending: UpdateGroup | None = None
         """The group that is being sent, from its first bucket until `finish`."""
         self.begun_s = 0.0
@@ -106,8 +106,8 @@ class GradientReducer:
     def backward(self, leaves: Mapping[str, Tensor], share: float, final: UpdateGroup | None) -> Iterator[None]:
         """Context for the backward pass of one of this replica's minibatches, on these leaves by parameter name.
 
-        `final`: the group, if this minibatch is the replica's last one of it. The caller passes the gradients that are
-        left on the leaves afterwards to `add`.
+        `final`: the group, if this minibatch is the replica's last one of the group. Afterwards the caller passes the
+        gradients that are still on the leaves to `add`.
         """
         sends = final is not None and self._group is not None and self._sending is None
         if not sends and not self._pending:  # there is nothing to send or to add to during the pass
@@ -148,7 +148,7 @@ class GradientReducer:
         self._pending, self._share_sum = {}, 0.0
 
     def launch(self) -> None:
-        """Start the all-reduces of the group that `start` has collected, where they have not started by then."""
+        """Start the all-reduces of the group that `start` has collected, if they have not started yet."""
         if self._streams is None:
             return
         tensors, self._to_launch = self._to_launch, []
@@ -290,7 +290,7 @@ def _raise(error: Exception) -> None:
 
 
 def _mean(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """The replicas' mean. Where they agree, their value is returned exactly: a constant must not drift by rounding."""
+    """The replicas' mean. If they agree, their value is returned exactly: a constant must not drift by rounding."""
     total, high, low = buffer.clone(), buffer.clone(), buffer.clone()
     dist.all_reduce(total, group=group)
     dist.all_reduce(high, op=dist.ReduceOp.MAX, group=group)
@@ -302,7 +302,7 @@ def _mean(buffer: Tensor, group: dist.ProcessGroup) -> Tensor:
 def average_buffers(buffers: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     """Replace each buffer by the replicas' mean (floating-point buffers) or maximum (integer counters).
 
-    Buffers are running statistics and counters. Boolean ones are left alone.
+    Buffers are running statistics and counters. Boolean buffers are left alone.
     """
     for buffer in map(as_real, buffers):
         if buffer.is_floating_point():

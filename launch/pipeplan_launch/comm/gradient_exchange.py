@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 
 # Compresses gradients among the replicas of a stage by the communication hooks that torch has for its DDP.
 #
-# A hook takes a `dist.GradBucket`, which only torch's own reducer can make (it has no constructor); `HookBucket`
-# stands in for it. A hook averages over the replicas, so gradients are multiplied by the number of replicas
-# beforehand.
+# A hook takes a `dist.GradBucket`, which only torch's own reducer can make (it has no constructor); `HookBucket` takes
+# its place. A hook averages over the replicas, so gradients are multiplied by the number of replicas beforehand.
 #
 # PowerSGD (Vogels et al., NeurIPS 2019) sends two thin matrices instead of each large gradient. The approximation
 # error stays on the replica and is added to its next gradient. The last update of a segment is averaged exactly and
-# includes all errors held back. So no gradient is lost, a checkpoint need not store the errors, and a resumed run is
-# bitwise equal to an uninterrupted one. A segment that a signal ends early loses the errors that are held back at
-# that moment.
+# includes all errors held back. So no gradient is lost, a checkpoint does not have to store the errors, and a resumed
+# run is bitwise equal to an uninterrupted one. A segment that a signal ends early loses the errors that are held back
+# at that moment.
 #
 # Hooks wait for each other inside callbacks, for which Gloo has two threads. Several buckets at once could block each
 # other, or start their sums in different orders on different replicas. So buckets are sent one after another.
@@ -57,7 +56,9 @@ class HookBucket:
         self._buffer = buffer
 
     def gradients(self) -> list[Tensor]:
-        """Each gradient as real numbers. A scalar has one dimension, because hooks read the size of the first."""
+        """Each gradient as real numbers. A scalar gets one dimension, because hooks read the size of the first
+        dimension.
+        """
         return [view if view.dim() else view.view(1) for view in self._bucket.real_views.values()]
 
     def parameters(self) -> list[Tensor]:
@@ -87,7 +88,7 @@ class Bfloat16Exchange:
 
 
 class PowerSGDExchange:
-    """Sends each gradient as two thin matrices, where these have at most half of its size."""
+    """Sends each gradient as two thin matrices, if these have at most half of its size."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, exact: int) -> None:
         """`rank`: columns of the matrices. `exact`: number of the job's first updates that are averaged exactly."""
@@ -147,10 +148,10 @@ def compressed_exchange(group: dist.ProcessGroup, how: Compression) -> Bfloat16E
 
 
 def _redraw_zero_columns(starting: Tensor, seed: int) -> None:
-    """Replace zero columns of the matrix with which the next update begins; the same on all replicas.
+    """Replace zero columns of the matrix that the next update begins with, by the same numbers on all replicas.
 
-    A column of zeros would stay zero for ever, and the gradient that it stands for, of a parameter that no minibatch of
-    this group used, would never be sent.
+    A column is zero if no minibatch of this group used the parameter. Such a column would stay zero for ever, and its
+    part of the gradient would never be sent.
     """
     empty = starting == 0
     if bool(empty.any()):
@@ -177,9 +178,9 @@ def choose_exchange(
 ) -> BucketExchange | None:
     """The exchange that a worker of a stage uses in place of the exact mean.
 
-    Returns None for the exact mean: where no option asks for anything else, where the stage has one replica (`group` is
-    None then), and for `--significance` where all replicas are on one server. Raises `LaunchError` for an exchange that
-    holds gradients back, if minibatches are `weighted`: their scale is known only after the exchange.
+    Returns None for the exact mean: if no option asks for anything else, if the stage has one replica (`group` is
+    None), and for `--significance` if all replicas are on one server. Raises `LaunchError` for an exchange that holds
+    gradients back, if minibatches are `weighted`: the scale of the gradients is then known only after the exchange.
     """
     if group is None or optimizer is None:
         return None
@@ -202,7 +203,7 @@ def _is_powersgd(averaging: GradientAveraging) -> bool:
 
 
 def note_on_unused_option(averaging: GradientAveraging, plan: LaunchPlan) -> str | None:
-    """The message for a user whose averaging options make no difference to this plan; None where they do."""
+    """The message for a user whose averaging options make no difference to this plan; None if they do."""
     stages = range(len(plan.pipeline))
     if averaging.compression is not None and all(len(stage.workers) == 1 for stage in plan.pipeline):
         return "--compress changes nothing, as no stage of the plan has replicas"

@@ -1,10 +1,10 @@
-"""Messages between stages in the one order of a segment (`pipeplan_launch.plan.communication_order`), over NCCL between
-GPUs.
+"""Messages between stages in the common order of a segment (`pipeplan_launch.plan.communication_order`), over NCCL
+between GPUs.
 
 The engine hands over this worker's transfers one by one, between its computations, and always from its own thread. The
-host waits for nothing: a send starts after the computing that made it, a receive after the last reader of its slot,
-both beside the computing stream; computing waits for a received message just before it is used. The tensors of a
-message are kept until it has left. A stage on the CPU does the same over Gloo, for which the host has to wait.
+host waits for nothing. On streams of their own, a send starts after the computation that made its message, and a
+receive after the last reader of its slot. The computing stream waits for a received message just before it is used. The
+tensors of a message are kept until it has left. A stage on the CPU does the same over Gloo, where the host has to wait.
 """
 
 from __future__ import annotations
@@ -35,34 +35,34 @@ from pipeplan_launch.plan.communication_order import MOST_UNSETTLED, Direction
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.run_options import Edge, edges
 
-# The process groups over which messages travel in the one order: one for every pair of workers and direction.
+# The process groups over which messages travel in the common order: one for every pair of workers and direction.
 #
-# All workers make the groups together, in one sorted order, and try each of them with a message of one number before
-# training. A transfer in that trial is a node of an order that all workers share, too, so it cannot deadlock either.
+# All workers make the groups together, in one sorted order, and try each group with a message of one number before
+# training. The trial uses the same sorted order on all workers, so it cannot deadlock either.
 
 EdgeGroups = Mapping[Edge, Any]
 """The process group of each edge of a run."""
 
 
 def make_edge_groups(plan: LaunchPlan, backend: str, timeout: timedelta) -> EdgeGroups:
-    """Make the groups. All workers of the run call this, those outside of the plan's stages with them."""
+    """Make the groups. All workers of the run call this, also the idle ones."""
     return {edge: dist.new_group(sorted(edge), timeout=timeout, backend=backend) for edge in edges(plan)}
 
 
 def post_sends(groups: EdgeGroups, tensors: Sequence[Tensor], source: int, destination: int) -> list[dist.Work]:
-    """Start sending the tensors of a message, of which none is empty."""
+    """Start sending the tensors of a message. No tensor may be empty."""
     return [_started(dist.isend(tensor, destination, groups[source, destination])) for tensor in tensors]
 
 
 def post_receives(groups: EdgeGroups, tensors: Sequence[Tensor], source: int, destination: int) -> list[dist.Work]:
-    """Start receiving the tensors of a message, of which none is empty."""
+    """Start receiving the tensors of a message. No tensor may be empty."""
     return [_started(dist.irecv(tensor, source, groups[source, destination])) for tensor in tensors]
 
 
 def try_edges(groups: EdgeGroups, rank: int, device: torch.device) -> None:
     """Send a number over each edge of this worker, in sorted order, so that NCCL connects before training begins.
 
-    Raises `RuntimeError` if a message does not come, or comes wrong.
+    Raises `RuntimeError` if a message does not arrive, or arrives with a wrong number.
     """
     for source, destination in sorted(groups):
         number = source * 7919 + destination + 1
@@ -107,7 +107,7 @@ class _Sent:
 
 
 class OrderedTransport:
-    """The messages that one worker sends and receives in the one order. Not thread-safe."""
+    """The messages that one worker sends and receives in the common order. Not thread-safe."""
 
     in_order = True
 
@@ -123,7 +123,7 @@ class OrderedTransport:
         self._rings = {direction: ReceiveRing(device) for direction in Direction}
         self._receiving: dict[MessageKey, _Received] = {}
         self._ready: dict[MessageKey, tuple[list[Tensor], Any]] = {}
-        """Messages that have been made and not been posted, each with a mark of the computing stream."""
+        """Messages that are computed but not posted, each with a mark of the computing stream."""
         self._sent: dict[tuple[Direction, int], deque[_Sent]] = {}
 
     def open(self) -> None:
@@ -137,10 +137,10 @@ class OrderedTransport:
         self._is_open = True
 
     def post(self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]) -> None:
-        """Nothing: the order says when a receive is posted."""
+        """Do nothing: the order decides when a receive is posted."""
 
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
-        """Take the tensors of a message, which the order says when to send. They must not be modified any more."""
+        """Take the tensors of a message. The order decides when they are sent. They must not be modified any more."""
         contiguous = [tensor.detach().contiguous() for tensor in tensors]
         self._ready[direction, minibatch] = contiguous, self.streams.mark()
 
@@ -183,14 +183,14 @@ class OrderedTransport:
         self._receiving[key] = _Received(source, slot, layout, works)
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
-        """The tensors of a message, for which computing waits. Raises `PeerLost` if it does not come."""
+        """The tensors of a message. The computing stream waits for it. Raises `PeerLost` if it does not arrive."""
         received = self._receiving.pop((direction, minibatch))
         with peer_loss_explained(
             message_not_received(self._worker_name, direction, minibatch, received.source), received.source
         ):
             for work in received.works:
                 work.wait()
-        # `data`: the next message in this slot is no change to these tensors that autograd should notice.
+        # `data`, because autograd must not count the next message in this slot as a change of these tensors.
         return [tensor.data for tensor in received.slot.tensors(received.layout)]
 
     def release(self, direction: Direction, minibatch: int) -> None:
@@ -222,12 +222,12 @@ class OrderedTransport:
         assert not self._ready, "a message was made and never sent"
 
     def _settle(self, sent: _Sent) -> None:
-        """Let computing wait until a message has left; its tensors may then be used anew."""
+        """Let the computing stream wait until a message has left. Its tensors may then be reused."""
         for work in sent.works:
             work.wait()
 
     def _settle_passed_on(self, slot: RingSlot) -> None:
-        """Let the slot wait for messages of the same minibatch that may have been sent from its memory."""
+        """Let the slot wait for the messages of its minibatch that may have been sent from its memory."""
         if slot.key is None:
             return
         begin, end = slot.memory.data_ptr(), slot.memory.data_ptr() + slot.memory.nbytes

@@ -1,8 +1,8 @@
 """Point-to-point messages between neighbouring stages: activations forwards, gradients backwards.
 
 Messages go over Gloo, in CPU memory; a stage on a GPU copies through pinned memory. Every tensor of every minibatch has
-its own tag, so receives can be posted in advance, in any order. A send returns at once and keeps its tensors until they
-have left.
+its own tag, so receives can be posted in advance, in any order. A send returns at once, and the transport keeps its
+tensors until they have left.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def tensor_offsets(sizes: Sequence[int]) -> list[int]:
 
 # Rings of memory for received messages: the message of a replica's k-th minibatch lies in slot k mod n.
 #
-# The memory is allocated once, when a slot is first used, and never freed while training: so nothing has to be
-# recorded for the allocator, and a pipeline in its steady state allocates nothing.
+# The memory is allocated when a slot is first used, and never freed during training. So a pipeline in its steady state
+# allocates nothing, and the allocator need not know which streams use the memory.
 
 MessageKey = tuple[Direction, int]
 """(direction, number of the minibatch)."""
@@ -64,14 +64,14 @@ class RingSlot:
 
     memory: Tensor
     key: MessageKey | None = None
-    """The message that is in it, or was last."""
+    """The message that is in the slot, or was last in it."""
     free: list[Any] = field(default_factory=list)
     """Marks of the computing stream after which the slot may be written again."""
     is_read: bool = True
     """Whether the last reader of the message has been handed to the computing stream."""
 
     def reserve(self, layout: Sequence[MessageTensor]) -> bool:
-        """Make the slot large enough for a message; returns whether that took other memory."""
+        """Make the slot large enough for a message. Returns whether new memory was allocated."""
         size = tensor_offsets([spec.size for spec in layout])[-1]
         if len(self.memory) >= size:
             return False
@@ -107,7 +107,7 @@ class ReceiveRing:
 
 
 TAGS_OF_MESSAGE = 1024
-"""Tags of a message where a worker runs several stages, whose messages have different numbers of tensors."""
+"""Number of tags per message if a worker runs several stages, whose messages have different numbers of tensors."""
 _TAGS = 2**31 - 1
 _SOURCE_LOCATION = re.compile(r"^\[[^]]*:\d+\] ")
 
@@ -129,7 +129,7 @@ class Transport:
     """The messages that one worker sends and receives. Not thread-safe."""
 
     in_order = False
-    """Whether the engine hands over transfers in the one order of a segment (`ordered_transport`)."""
+    """Whether the engine hands over transfers in the common order of a segment (`ordered_transport`)."""
 
     def __init__(
         self,
@@ -140,8 +140,8 @@ class Transport:
         stages: int = 1,
         gradients: dist.ProcessGroup | None = None,
     ) -> None:
-        """`stages`: the number of stages where `StageTransport` numbers messages by stage too, else 1. `gradients`: a
-        process group whose connections carry gradients; None where those of `group` carry all messages.
+        """`stages`: the number of stages if `StageTransport` numbers messages by stage too, else 1. `gradients`: a
+        process group whose connections carry gradients; None if the connections of `group` carry all messages.
         """
         self._worker_name = f"stage {stage} (rank {rank})"
         self._stages = stages
@@ -161,7 +161,7 @@ class Transport:
             self._receiving[direction, minibatch] = self._posted(direction, minibatch, source, layout)
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
-        """Wait for a posted message; returns its tensors. Raises `PeerLost` if it does not come."""
+        """Wait for a posted message; returns its tensors. Raises `PeerLost` if it does not arrive."""
         transfer = self._receiving.pop((direction, minibatch))
         with peer_loss_explained(self._not_received(direction, minibatch, transfer.peer), transfer.peer):
             for work in transfer.works:
@@ -208,7 +208,7 @@ class Transport:
         return message_undelivered(self._worker_name, direction, number // self._stages, peer)
 
     def _tags_of_message(self, tensors: int) -> int:
-        """Tags that are set aside for a message: one number for all messages, so that those of two stages differ."""
+        """Number of tags reserved for a message. It is the same for all messages, so that tags of two stages differ."""
         return tensors if self._stages == 1 else max(tensors, TAGS_OF_MESSAGE)
 
     def _to_wire(self, tensor: Tensor) -> Tensor:
@@ -219,13 +219,13 @@ class Transport:
 
 
 def message_not_received(worker: str, direction: Direction, minibatch: int, peer: int) -> str:
-    """The beginning of the line for a message that did not come to `worker`."""
+    """The beginning of the error line for a message that did not arrive at `worker`."""
     message = f"the {direction.name.lower()} of minibatch {minibatch} from rank {peer}"
     return f"{worker} waited for {message}, which did not come"
 
 
 def message_undelivered(worker: str, direction: Direction, minibatch: int, peer: int) -> str:
-    """The beginning of the line for a message that `worker` could not deliver."""
+    """The beginning of the error line for a message that `worker` could not deliver."""
     return f"{worker} could not deliver the {direction.name.lower()} of minibatch {minibatch} to rank {peer}"
 
 
@@ -233,7 +233,7 @@ def message_undelivered(worker: str, direction: Direction, minibatch: int, peer:
 def peer_loss_explained(message: str, *peers: int) -> Iterator[None]:
     """Turn errors of torch.distributed into `PeerLost`, with one line that begins with `message`.
 
-    `peers`: ranks of the workers on which this one waits, as far as they are known.
+    `peers`: the ranks that this worker waits for, as far as they are known.
     """
     try:
         yield
@@ -243,7 +243,7 @@ def peer_loss_explained(message: str, *peers: int) -> Iterator[None]:
 
 @contextmanager
 def connection_loss_explained(message: str, *peers: int) -> Iterator[None]:
-    """`peer_loss_explained` around code that may also fail by itself: other errors than those of a connection pass."""
+    """`peer_loss_explained` for code that may also fail by itself: only errors of a connection are turned."""
     try:
         yield
     except RuntimeError as error:
@@ -253,7 +253,7 @@ def connection_loss_explained(message: str, *peers: int) -> Iterator[None]:
 
 
 def _of_gloo(error: RuntimeError) -> bool:
-    """Whether an error comes from Gloo, which names the place in its source and has no class of its own."""
+    """Whether an error comes from Gloo. Its errors have no class of their own, but begin with a place in its source."""
     place = _SOURCE_LOCATION.match(str(error))
     return place is not None and "gloo" in place[0]
 
@@ -265,7 +265,9 @@ def _started(work: dist.Work | None) -> dist.Work:
 
 
 def _tag(direction: Direction, minibatch: int, index: int, count: int) -> int:
-    """The tag of one tensor of a message. Tags repeat after 2**31; only messages in transit together must differ."""
+    """The tag of one tensor of a message. Tags repeat after 2**31; only messages in transit at the same time must
+    differ.
+    """
     return ((minibatch * count + index) * len(Direction) + direction) % _TAGS
 
 
@@ -277,14 +279,14 @@ def error_cause(error: BaseException) -> str:
     return _SOURCE_LOCATION.sub("", line).partition(". This is typically")[0]
 
 
-# The messages of one stage on a worker that runs several: views of the worker's one transport.
+# The messages of one stage, on a worker that runs several stages: a view of the worker's transport.
 #
-# A message's number tells the stage that receives it, so that stages of one worker do not take each other's messages. A
-# message from one stage to another of the same worker is handed over as it is, without a copy.
+# A message's number includes the receiving stage, so that stages of one worker do not take each other's messages. A
+# message between two stages of the same worker is passed on without a copy.
 
 
 Mailbox = dict[tuple[Direction, int], list[Tensor]]
-"""Messages among the stages of one worker that have been sent and not taken yet, by direction and number."""
+"""Messages between stages of one worker that are sent but not taken yet, by direction and number."""
 
 
 class StageTransport:
@@ -294,11 +296,11 @@ class StageTransport:
     streams: Any = None
 
     def __init__(self, transport: Transport, mailbox: Mailbox, rank: int, stage: int, stages: int) -> None:
-        """`mailbox`: that of the worker, which its stages share. `stages`: number of stages of the pipeline."""
+        """`mailbox`: the worker's mailbox, which its stages share. `stages`: number of stages of the pipeline."""
         self._transport, self._mailbox = transport, mailbox
         self._rank, self._stage, self._stages = rank, stage, stages
         self._from_here: set[tuple[Direction, int]] = set()
-        """Messages that another stage of this worker sends, and that are expected."""
+        """Expected messages that another stage of this worker sends."""
 
     def post(self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]) -> None:
         """Post the receive of a message; `take` waits for it later."""
@@ -308,7 +310,7 @@ class StageTransport:
             self._transport.post(direction, self._number(minibatch, self._stage), source, layout)
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
-        """Wait for a posted message; returns its tensors. One of this worker's own is there already."""
+        """Wait for a posted message; returns its tensors. A message from this worker's own stages is there already."""
         number = self._number(minibatch, self._stage)
         if (direction, minibatch) in self._from_here:
             self._from_here.discard((direction, minibatch))

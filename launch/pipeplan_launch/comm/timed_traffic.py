@@ -1,8 +1,7 @@
-"""Messages and all-reduces as the executor makes them, and their times over sizes.
+"""Times of messages and all-reduces of several sizes, made as the executor makes them.
 
 Messages go through the executor's own transport, in both directions at once and with the next receive posted in
-advance, as between two stages of a pipeline. All-reduces are those of torch.distributed. Both use the backend that
-they use in a run.
+advance, as between two stages of a pipeline. All-reduces go through torch.distributed. Both use the backend of a run.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from pipeplan_launch.plan.communication_order import Direction
 FEWEST, MOST = 3, 40
 """Limits of the number of timed repeats of one size."""
 WARM = 1
-"""Operations of each size that come before the timed ones."""
+"""Untimed operations of each size, before the timed operations."""
 CONNECT = 1
-"""Operations before all others. The first operation may have to connect, which takes seconds with NCCL."""
+"""Untimed operations before all sizes. The first operation may have to connect, which takes seconds with NCCL."""
 ELEMENT_BYTES = 4
 
 
@@ -40,11 +39,11 @@ class Operation(Protocol):
 
 
 Agree = Callable[[float], float]
-"""Returns the largest of the values that all workers pass. Workers wait for each other in it."""
+"""Function that returns the largest of the values that all workers pass. Workers wait for each other in it."""
 
 
 def agree_over(group: dist.ProcessGroup) -> Agree:
-    """The function by which the workers of a group agree on the largest of their values."""
+    """The `Agree` function of the workers of a group."""
 
     def largest(value: float) -> float:
         tensor = torch.tensor([value], dtype=torch.float64)
@@ -88,7 +87,8 @@ class TransportExchange:
 
 class ProcessGroupExchange:
     """Messages of one size with one peer through the process group. They use the link between two GPUs, whereas the
-    executor's transport goes through the memory of the host."""
+    executor's transport goes through the memory of the host.
+    """
 
     def __init__(self, rank: int, peer: int, size: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
         numbers = size // ELEMENT_BYTES
@@ -140,8 +140,8 @@ def time_over_sizes(
 ) -> tuple[tuple[tuple[int, float], ...], int]:
     """Time an operation over sizes in bytes; all workers call this at the same time.
 
-    `make(size, number)` returns this worker's operation, after `number` operations before it, or None if the worker
-    takes no part; it then only waits. All workers agree on the times, so all of them stop after the same size.
+    `make(size, number)` returns this worker's operation, given the number of operations before it, or None for a worker
+    that only waits. All workers agree on the times, so all of them stop after the same size.
 
     Returns ((bytes, median seconds) for each size, number of operations).
     """

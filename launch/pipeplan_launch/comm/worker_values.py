@@ -1,7 +1,7 @@
-"""Values of known types as bytes, for what workers send each other besides tensors. Torch-free.
+"""Encoding of the values, other than tensors, that workers send each other. Torch-free.
 
-A pickle may run any code where it is read. MessagePack cannot, and msgspec refuses what is not of the expected type.
-Dataclasses, lists, tuples, dictionaries, paths and numbers of 64 bits can be sent.
+A pickle may run any code when it is read. MessagePack cannot, and msgspec refuses values that do not have the expected
+type. Dataclasses, lists, tuples, dictionaries, paths and numbers of 64 bits can be sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeplan_launch.errors import LaunchError
 
 
 def encode(value: Any) -> bytes:
-    """The value as MessagePack. NaN and infinity stay what they are. Raises `TypeError` for a value of another kind."""
+    """The value as MessagePack. NaN and infinity are kept. Raises `TypeError` for a value of any other type."""
     return msgspec.msgpack.encode(value, enc_hook=_path_as_bytes)
 
 

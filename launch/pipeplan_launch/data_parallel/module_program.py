@@ -23,9 +23,9 @@ from pipeplan_launch.tracing.split import StateDictNames
 
 
 class Whole(nn.Module):
-    """Holds the model and the modules of its loss. Its forward pass runs a function of them.
+    """Holds the model and the modules of its loss. Its forward pass runs a function on them.
 
-    DDP and FSDP2 see one module with one forward pass, in which the loss may use parameters of its own.
+    So DDP and FSDP2 see one module with one forward pass, and the loss may have parameters too.
     """
 
     def __init__(self, *modules: nn.Module) -> None:
@@ -55,7 +55,7 @@ class ModuleProgram:
         self.model_inputs: Sequence[int] = range(len(example.inputs))
         self.naming = _naming(job.model)
         self.unread = {name for name, _ in job.model.named_buffers()} - set(self.naming.state_dict.values())
-        """Buffers outside of the state_dict, which a checkpoint of another engine may lack."""
+        """Buffers that are not in the state_dict. A checkpoint of another engine may lack them."""
         self.model.train()
 
     def to_device(self) -> None:
@@ -71,12 +71,14 @@ class ModuleProgram:
         return dict(self.model.named_buffers()) | ({} if self.loss_state is None else self.loss_state.buffers())
 
     def changing_state(self) -> dict[str, Tensor]:
-        """All that a forward pass may write besides trained parameters: buffers and frozen parameters."""
+        """Everything that a forward pass may write except trained parameters: buffers and frozen parameters."""
         frozen = {name: one for name, one in self.parameters_by_name().items() if not one.requires_grad}
         return self.buffers_by_name() | frozen
 
     def frozen_sums(self) -> dict[str, complex]:
-        """The sum of the elements of every frozen parameter, which tells whether something has written it."""
+        """The sum of the elements of every frozen parameter. A changed sum shows that something has written the
+        parameter.
+        """
         parameters = self.parameters_by_name()
         return {
             name: complex(own_part(one.detach()).sum().item())
@@ -86,7 +88,7 @@ class ModuleProgram:
 
     @contextmanager
     def preserved(self, names: Collection[str]) -> Iterator[None]:
-        """Context after which these tensors of `changing_state` have their present values again."""
+        """Context after which these tensors of `changing_state` get their earlier values back."""
         before = {name: tensor.detach().clone() for name, tensor in self.changing_state().items() if name in names}
         try:
             yield
@@ -99,12 +101,12 @@ class ModuleProgram:
     def call(
         self, _parameters: Mapping[str, Tensor], _received: Sequence[Tensor], inputs: Sequence[Tensor], _batch: int
     ) -> Any:
-        """The model's output for these inputs. The module uses its own parameters, whatever is given."""
+        """The model's output for these inputs. The module always uses its own parameters."""
         with autocast(self._autocast, self._device):
             return call_model(self.model, inputs, self._input_names)
 
     def train(self, mode: bool = True) -> ModuleProgram:
-        """Set training or evaluation mode of the model. The loss keeps its own."""
+        """Set training or evaluation mode of the model. The loss keeps its own mode."""
         self.model.train(mode)
         return self
 
@@ -114,7 +116,7 @@ class ModuleProgram:
 
 
 def _naming(model: nn.Module) -> StateDictNames:
-    """For every name in the model's state_dict, the first name of the same tensor."""
+    """For every name in the model's state_dict: the first name of the same tensor."""
     first: dict[int, str] = {}
     for name, tensor in (
         *model.named_parameters(remove_duplicate=False),
@@ -127,14 +129,14 @@ def _naming(model: nn.Module) -> StateDictNames:
 
 # Runs of a copy of the user's module on fake tensors, to learn which inputs it takes and which parameters it writes.
 #
-# They have shapes and no data, so neither time nor memory depends on the size of the model. A model that branches on
-# values cannot run so.
+# Fake tensors have shapes and no data, so neither time nor memory depends on the size of the model. A model that
+# branches on values cannot run on them.
 
 
 def takes_any_size(job: Job, minibatch: int) -> bool:
-    """Whether the last minibatches of the job's training and test data, if they are short, can run as they are.
+    """Whether the model can run on the last minibatches of the job's training and test data, if these are short.
 
-    A model that cannot run on fake tensors at all is trusted.
+    For a model that cannot run on fake tensors, the answer is yes.
     """
     rests = {
         (len(data) % minibatch, training)  # type: ignore[arg-type]
@@ -148,8 +150,8 @@ def takes_any_size(job: Job, minibatch: int) -> bool:
 def refuse_written_parameters(job: Job, minibatch: int) -> None:
     """Raise `LaunchError` unless the forward pass uses the same parameters for all inputs, and writes none of them.
 
-    Under FSDP2 a gathered parameter is a copy that is dropped, and workers exchange the gradients of the same
-    parameters.
+    Under FSDP2 a forward pass sees a copy of the parameter, which is dropped, and all workers must exchange the
+    gradients of the same parameters.
     """
     run = _run(job, minibatch, True)
     if run.problem is not None:
@@ -169,9 +171,9 @@ class _Run:
     """A forward pass on fake tensors."""
 
     problem: str | None
-    """Its error, or None."""
+    """The error of the pass, or None."""
     written: tuple[str, ...]
-    """Names of the parameters that it has written, or given other memory."""
+    """Names of the parameters that the pass has written, or moved to other memory."""
 
 
 def _run(job: Job, samples: int, training: bool) -> _Run:
@@ -196,7 +198,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the memory that operators write: writes through `.data` have no other trace."""
+    """Notes the memory that operators write. Writes through `.data` cannot be seen in any other way."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,14 +1,14 @@
-"""Training on the user's own module under DDP or FSDP2, one minibatch of a replica at a time.
+"""Training of the user's own module under DDP or FSDP2, one minibatch of a replica at a time.
 
-An update covers the plan's M minibatches, minibatch i at replica i mod r, or by unequal shares. The replicas go through
-an update in rounds: in each, every replica runs one forward and one backward pass, because those of FSDP2 gather
-weights together. Every backward pass of FSDP2 averages gradients among the workers that share the weights; the backward
-pass of the last round averages the sums of all rounds among all replicas. A replica without a minibatch in the last
-round, or in a short last group, runs the group's first minibatch once more with a weight of 0. It would otherwise only
-wait. With unequal shares, which only DDP has, a replica has as many rounds as minibatches.
+An update covers the plan's M minibatches. Minibatch i runs at replica i mod r, or the replicas have unequal shares. An
+update has rounds. In each round every replica runs one forward and one backward pass, because under FSDP2 the replicas
+gather weights together. Every backward pass of FSDP2 averages gradients among the workers that share the weights; the
+backward pass of the last round averages the sums of all rounds among all replicas. A replica without a minibatch in the
+last round, or in a short last group, runs the group's first minibatch once more with a weight of 0. It would otherwise
+only wait. With unequal shares, which only DDP has, a replica has one round for each of its minibatches.
 
-DDP and FSDP2 divide the sum over the replicas by r. So the loss of a minibatch is multiplied by r · share / total. Its
-share is its part of the samples, or of what the job's `loss_weight` counts; total is the sum of the shares.
+DDP and FSDP2 divide the sum over the replicas by r. So the loss of a minibatch is multiplied by r · share / total.
+`share` is the minibatch's part of the samples, or of the job's `loss_weight`; `total` is the sum of the shares.
 """
 
 from __future__ import annotations
@@ -57,30 +57,31 @@ from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import BACKWARD, FORWARD
 from pipeplan_launch.tracing.subgraph import Program
 
-# Weights and optimiser state that FSDP2 divides among workers, for checkpoints: whole tensors to parts, and back.
+# Weights and optimiser state that FSDP2 divides among workers: conversion between whole tensors and parts, for
+# checkpoints.
 
 
 class DividedWeights:
-    """A `runtime.optimizer_shards.DividedState` in which every tensor knows its own division."""
+    """A `runtime.optimizer_shards.DividedState` for tensors whose type shows how they are divided."""
 
     def __init__(self, trained: Mapping[str, nn.Parameter], index: int, count: int) -> None:
         """`trained`: the divided parameters by name. `index`: this worker's number among the `count` of the plan."""
         self._trained, self._index, self._count = trained, index, count
 
     def divided_state(self, _optimizer: Optimizer) -> dict[int, str]:
-        """Nothing: parts are known by their type."""
+        """{}, because parts are known by their type."""
         return {}
 
     def is_divided(self, tensor: Tensor, _divided: Mapping[int, str]) -> bool:
-        """Whether a tensor is in parts."""
+        """Whether a tensor is divided into parts."""
         return isinstance(tensor, DTensor)
 
     def batches(
         self, tensors: Mapping[str, Tensor], _divided: Mapping[int, str], most_bytes: int
     ) -> Iterator[dict[str, Tensor]]:
-        """Divided tensors in batches of which each worker keeps about `most_bytes`, the same on all workers.
+        """Divided tensors in batches, the same on all workers. Each worker keeps about `most_bytes` of a batch.
 
-        A tensor with more has a batch for itself.
+        A larger tensor has a batch of its own.
         """
         batch: dict[str, Tensor] = {}
         size = 0
@@ -96,7 +97,9 @@ class DividedWeights:
     def whole_tensors(
         self, tensors: Mapping[str, Tensor], _divided: Mapping[int, str], turn: int = 0
     ) -> dict[str, Tensor]:
-        """The whole tensors that this worker keeps. The workers take turns, from number `turn` on; all call this."""
+        """The whole tensors that this worker keeps. The workers take turns, beginning with number `turn`. All of them
+        call this.
+        """
         kept = {}
         for number, name in enumerate(sorted(tensors)):
             tensor = tensors[name]
@@ -112,8 +115,8 @@ class DividedWeights:
         part.to_local().copy_(_divided_like(whole, part).to_local())
 
     def loader(self, load: TensorLoader) -> TensorLoader:
-        """A loader of saved tensors of the optimiser that divides those with the shape of their parameter, one whole
-        tensor at a time.
+        """A loader of the optimiser's saved tensors. It divides each tensor that has the shape of its parameter, one
+        whole tensor at a time.
         """
 
         def load_parts(names: Iterable[str]) -> dict[str, Tensor]:
@@ -188,7 +191,7 @@ class DataParallelEngines(Engines):
 
 
 def _state_hash(program: ModuleProgram) -> str:
-    """A hash of names, types and shapes, which a checkpoint names where a plan has no hash of a graph."""
+    """A hash of names, types and shapes. A checkpoint records it if the plan has no hash of a graph."""
     state = {**program.parameters_by_name(), **program.buffers_by_name()}
     described = [(name, str(one.dtype), list(one.shape)) for name, one in state.items()]
     return "sha256:" + hashlib.sha256(json.dumps(described).encode()).hexdigest()
@@ -207,11 +210,11 @@ class DataParallelTraining(TrainingEngine):
         mesh: DeviceMesh | None,
         sharing: dist.ProcessGroup | None,
     ) -> None:
-        """`group`: the replicas, None if there is only one. `flush`: the same on the CPU, if they hold parts of the
-        weights. `mesh`: their arrangement under FSDP2; None for DDP. `sharing`: the replicas, if they divide the
-        optimiser among them.
+        """`group`: the replicas, None if there is only one. `flush`: the replicas, for tensors on the CPU, if they hold
+        parts of the weights. `mesh`: their arrangement under FSDP2; None for DDP. `sharing`: the replicas, if they
+        divide the optimiser.
 
-        Raises `LaunchError` for a job that cannot run so.
+        Raises `LaunchError` for a job that this engine cannot run.
         """
         program = place.program
         assert isinstance(program, ModuleProgram)
@@ -232,17 +235,21 @@ class DataParallelTraining(TrainingEngine):
         self.shapes = [replace(shape, depth=1) for shape in place.plan.shapes]  # DDP has one backward pass at a time
         self._losses: dict[int, Tensor] = {}
         self._rounds = 0
-        """Passes of the present group that this replica has run."""
+        """Number of the present group's passes that this replica has run."""
         self._share_sum = self._expected = 0.0
-        """Shares of this replica's minibatches of the present group, and the sum over all replicas without weights."""
+        """For the present group: the sum of the shares of this replica's minibatches, and the unweighted sum over all
+        replicas."""
         self._written = {*program.buffers_by_name()}
-        """Names of what forward passes may write: buffers, and the frozen parameters that the first one writes."""
+        """Names of the tensors that forward passes may write: buffers, and the frozen parameters that the first pass
+        writes."""
         self._frozen_sums: dict[str, complex] | None = program.frozen_sums()
         """Sums of the frozen parameters before the first pass; None after it."""
 
     @property
     def sharded_root(self) -> torch.nn.Module | None:
-        """The module that runs a function of the model while it gathers weights; None where replicas hold them all."""
+        """The module that gathers weights while it runs a function on the model; None if every replica holds all
+        weights.
+        """
         return self._wrapper.module if isinstance(self._wrapper, Sharded) else None
 
     @contextmanager
@@ -254,7 +261,7 @@ class DataParallelTraining(TrainingEngine):
         self.agree_on_buffers(self._written_anywhere())
 
     def _written_anywhere(self) -> list[Tensor]:
-        """The tensors that forward passes write at some replica. Those of a frozen backbone need not travel."""
+        """The tensors that forward passes write at some replica. Tensors of a frozen backbone are not exchanged."""
         state = self._program.changing_state()
         if self._group is None or not state:
             return []
@@ -278,7 +285,9 @@ class DataParallelTraining(TrainingEngine):
         self.note(FORWARD, index, lap)
 
     def _compute(self, index: int, inputs: Sequence[Tensor], target: Any, *, counts: bool) -> Tensor:
-        """The loss of a minibatch. If it does not count: a number that depends on the model, with gradients of 0."""
+        """The loss of a minibatch. If the minibatch does not count: a number that depends on the model, with gradients
+        of 0.
+        """
         program = self._program
         seed_forward(self.place.seed, self.segment.epoch, self.segment.number(index), self.place.stage)
 
@@ -334,9 +343,10 @@ class DataParallelTraining(TrainingEngine):
         self._rounds = 0
 
     def _rounds_of(self, group: int) -> int:
-        """Rounds of a group. A segment that is asked to end does so after a whole group.
+        """Rounds of a group. A segment that is asked to end ends after a whole group.
 
-        With unequal shares each replica has as many as minibatches, and one where a short last group has none for it.
+        With unequal shares a replica has one round for each of its minibatches, and one round if it has none in a short
+        last group.
         """
         if self.place.shares:
             return max(1, len(self._own_members(group)))
@@ -347,8 +357,8 @@ class DataParallelTraining(TrainingEngine):
         return self._wrapper.exchanging(self._rounds == self._rounds_of(index // self._group_size) - 1)
 
     def averaged_gradients(self) -> dict[str, Tensor]:
-        """The mean of the present group's gradients, by parameter name. They have been averaged by the last backward
-        pass, except for the weights of the job's `loss_weight`, which are known now.
+        """The mean of the present group's gradients, by parameter name. The last backward pass has averaged them. The
+        weights of the job's `loss_weight` are applied here, because they are known only now.
         """
         gradients = {name: one.grad for name, one in self.trained.items() if one.grad is not None}
         for name, gradient in gradients.items():
@@ -381,7 +391,9 @@ class ShardedEvaluation(ForwardEngine):
 
     @contextmanager
     def running(self, segment: Segment) -> Iterator[None]:
-        """Context in which passes are run. A replica without a minibatch in the last round runs the round's first."""
+        """Context in which passes are run. A replica without a minibatch in the last round runs the first minibatch of
+        the round.
+        """
         with super().running(segment):
             yield
             replicas = self.place.replicas
@@ -392,7 +404,7 @@ class ShardedEvaluation(ForwardEngine):
                     self._root(lambda: self.output(first, [], inputs))
 
     def evaluate(self, index: int, received: Sequence[Tensor], inputs: Sequence[Tensor], target: Any) -> Any:
-        """The model's output, of which the score is noted, while the weights of the loss are gathered too."""
+        """The model's output, which also adds to the score while the weights of the loss are gathered."""
         with self.passing("the model's forward", index):
             return self._root(lambda: super(ShardedEvaluation, self).evaluate(index, received, inputs, target))
 
@@ -400,7 +412,7 @@ class ShardedEvaluation(ForwardEngine):
 def _wrapped(
     program: ModuleProgram, group: dist.ProcessGroup | None, mesh: DeviceMesh | None
 ) -> tuple[Wrapper, dict[str, Mapping[int, GradientHook]]]:
-    """(the module in torch's wrapper, the user's hooks on gradients, which see the mean of an update)."""
+    """(the module in torch's wrapper, the user's hooks on gradients, which get the mean gradient of an update)."""
     if mesh is not None:
         return Sharded(program, mesh), {}
     hooks = take_hooks(program.parameters_by_name())

@@ -25,10 +25,11 @@ from pipeplan_launch.job.nested_tensors import map_tensors
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:
-    """The children of one class in a ModuleList or Sequential, at least two; those with the most parameters' elements.
+    """The repeated blocks of a model: two or more children of one class in a ModuleList or Sequential. If several sets
+    of children qualify, it is the set with the most elements of parameters.
 
-    [] if there are none. A block that shares a parameter with the rest of the model is left out, because only one unit
-    can hold the parameter.
+    Returns [] if there are none. A block that shares a parameter with the rest of the model is left out, because only
+    one unit can hold the parameter.
     """
     alike: dict[tuple[nn.Module, type], list[nn.Module]] = {}
     for one in model.modules():
@@ -45,13 +46,13 @@ def _elements(module: nn.Module) -> int:
 
 
 def _shares(block: nn.Module, counts: Mapping[int, int]) -> bool:
-    """Whether a parameter of a block has further names outside of it."""
+    """Whether a parameter of a block also has a name outside of the block."""
     own = Counter(id(one) for _, one in block.named_parameters(remove_duplicate=False))
     return any(counts[key] > count for key, count in own.items())
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Have every repeated block keep only its inputs in training, and run forward again for its backward pass.
+    """Make every repeated block keep only its inputs in training, and run forward again for its backward pass.
 
     A model without repeated blocks is one block.
     """
@@ -72,7 +73,7 @@ def recomputation_explained() -> Iterator[None]:
 
 
 def return_own_memory(block: nn.Module) -> None:
-    """Have a block return no views. FSDP2 puts hooks on its outputs, and a write into a view silently drops them."""
+    """Make a block return no views. FSDP2 puts hooks on its outputs, and a write into a view silently drops them."""
     forward = block.forward
 
     def copying_views(*arguments: Any, **named: Any) -> Any:
@@ -112,7 +113,9 @@ def _copied_buffers(block: nn.Module) -> Buffers:
 
 @contextmanager
 def _buffers_replaced(copies: Buffers) -> Iterator[None]:
-    """Context in which a block has these buffers in place of its own, which the second forward pass must not write."""
+    """Context in which a block uses these buffers, because the second forward pass must not write the block's own
+    buffers.
+    """
     own = [(module, name, module._buffers[name]) for module, name, _ in copies]
     try:
         for module, name, copy in copies:
@@ -124,15 +127,15 @@ def _buffers_replaced(copies: Buffers) -> Iterator[None]:
 
 
 class Wrapper(Protocol):
-    """A module around the user's own one, which averages gradients among the replicas."""
+    """A module around the user's module that averages gradients among the replicas."""
 
     @property
     def module(self) -> nn.Module:
-        """Takes a function of the model, and runs it."""
+        """The wrapping module. It takes a function of the model, and runs it."""
 
     def exchanging(self, last: bool) -> AbstractContextManager[None]:
-        """Context of a forward or a backward pass. `last`: whether its backward pass averages the gradients of it and
-        of the passes before it among all replicas.
+        """Context of a forward or a backward pass. `last`: whether its backward pass averages the gradients of all
+        passes so far among all replicas.
         """
 
 
@@ -176,7 +179,7 @@ class Replicated:
 
 
 class Sharded:
-    """FSDP2: every worker holds its parts of the weights, and gathers those of one unit for its passes."""
+    """FSDP2: every worker holds parts of the weights, and gathers the weights of one unit at a time for its passes."""
 
     def __init__(self, program: ModuleProgram, mesh: DeviceMesh) -> None:
         """Divides the parameters of `program` in place, and moves them to the mesh's devices one unit at a time.
@@ -194,7 +197,8 @@ class Sharded:
     @contextmanager
     def exchanging(self, last: bool) -> Iterator[None]:
         """Context of a forward or a backward pass; see `Wrapper`."""
-        self._root.set_requires_all_reduce(last)  # every backward pass ends with gradients divided inside a server
+        # Every backward pass leaves gradients divided among the workers of a server.
+        self._root.set_requires_all_reduce(last)
         yield
 
 

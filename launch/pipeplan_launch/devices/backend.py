@@ -1,4 +1,4 @@
-"""One class for each kind of device: what the executor asks of torch for it."""
+"""The executor's calls of torch that depend on the kind of device, with one class for each kind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from pipeplan_launch.errors import LaunchError
 
-# Which of the processors that this process may use are threads of one core, from Linux's /sys.
+# Physical cores: the processors of this process that are threads of one core, from Linux's /sys.
 
 SYSTEM = Path("/sys/devices/system/cpu")
 
 
 def physical_cores(processors: set[int] | None = None, system: Path = SYSTEM) -> int:
-    """The cores behind these processors, by default those of this process; one for each where nothing is known."""
+    """Number of physical cores of these processors, by default this process's; the number of processors if unknown."""
     mine = os.sched_getaffinity(0) if processors is None else processors
     cores = set()
     for number in mine:
@@ -34,15 +34,15 @@ def physical_cores(processors: set[int] | None = None, system: Path = SYSTEM) ->
     return len(cores)
 
 
-# Streams of a device beside the one that computes, on which messages wait for what they need.
+# Streams of a device besides the computing stream. Messages wait on them for their data.
 #
-# A mark is a point in the computing stream. What is posted in `beside` starts after the marks that it is given,
-# whatever is handed to the computing stream meanwhile; the host does not wait. A CPU computes at once, so nothing has
+# A mark is a point in the computing stream. An operation that is posted in `beside` starts after the given marks, and
+# does not wait for later work of the computing stream. The host does not wait. A CPU computes at once, so nothing has
 # to wait.
 
 
 class Lane(IntEnum):
-    """The streams beside computing."""
+    """The streams besides the computing stream."""
 
     RECEIVES = 0
     SENDS = 1
@@ -53,17 +53,17 @@ class Streams(Protocol):
     """The streams of one worker's device."""
 
     def mark(self) -> Any:
-        """A mark after all that has been handed to the computing stream so far."""
+        """A mark after all operations that the computing stream has been given so far."""
 
     def beside(self, lane: Lane, *after: Any) -> AbstractContextManager[None]:
-        """Context in which operations are posted to a lane, to start after these marks."""
+        """Context in which operations are posted to a lane. They start after these marks."""
 
 
 class NoStreams:
     """The streams of a CPU, which computes at once."""
 
     def mark(self) -> None:
-        """Nothing has to be waited for."""
+        """None: there is nothing to wait for."""
 
     def beside(self, lane: Lane, *after: Any) -> AbstractContextManager[None]:
         """A context that changes nothing."""
@@ -71,7 +71,7 @@ class NoStreams:
 
 
 class CUDAStreams:
-    """The streams of a CUDA device. The computing stream is the one that is current outside of `beside`."""
+    """The streams of a CUDA device. The computing stream is the current stream outside of `beside`."""
 
     def __init__(self, device: torch.device) -> None:
         self._lanes: list[Any] = [torch.cuda.Stream(device) for _ in Lane]  # type: ignore[no-untyped-call]
@@ -84,7 +84,7 @@ class CUDAStreams:
 
     @contextmanager
     def beside(self, lane: Lane, *after: Any) -> Iterator[None]:
-        """The lane's stream as the current one, after it has been made to wait for these events."""
+        """Context in which the lane's stream is the current stream, and waits for these events."""
         stream = self._lanes[lane]
         for event in after:
             stream.wait_event(event)
@@ -101,36 +101,36 @@ class Backend(Protocol):
     """Whether messages over Gloo are copied to and from the host's memory."""
 
     def cards(self) -> list[str]:
-        """One text for each device that this process sees: its UUID, "" where torch does not provide one."""
+        """The UUID of each device that this process sees, as text; "" if torch does not provide it."""
 
     def names(self) -> list[str]:
         """torch's name of each device that this process sees."""
 
     def select(self, number: int) -> torch.device:
-        """Make one of the devices this process's own; `number` is taken modulo those that it sees. Raises
-        `LaunchError` if it sees none.
+        """Make a device the current device of this process, and return it. `number` is taken modulo the number of
+        visible devices. Raises `LaunchError` if there are none.
         """
 
     def process_groups(self, own_device_each: bool) -> str:
-        """torch's name for the back ends of process groups whose workers have a device each, or share some."""
+        """torch's name for the back ends of process groups. `own_device_each`: whether no workers share a device."""
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor in the host's memory from which, and to which, the device copies fastest."""
+        """An uninitialised tensor in the host's memory, of the kind that is fastest to copy to and from the device."""
 
     def synchronise(self, device: torch.device) -> None:
-        """Wait until the device has done all that it was given."""
+        """Wait until the device has finished all its work."""
 
     def streams(self, device: torch.device) -> Streams:
-        """The streams beside computing."""
+        """The streams of the device."""
 
     def peak_bytes(self, device: torch.device) -> int | None:
-        """Most bytes that tensors on the device took at once; None if that must be measured by the process's memory."""
+        """Peak bytes of tensors on the device; None if the memory of the process must be measured instead."""
 
     def missing_compiler(self) -> str:
-        """The compiler that torch.compile's inductor needs for the device and that is not here; "" if it is."""
+        """The compiler that torch.compile's inductor needs for the device, if it is missing; "" if it is there."""
 
     def random_state(self, device: torch.device) -> Tensor | None:
-        """State of the device's own random generator; None if it is the host's."""
+        """State of the device's own random generator; None if the device uses the host's."""
 
     def set_random_state(self, state: Tensor | None, device: torch.device) -> None:
         """Set the device's random generator back to an earlier state."""
@@ -142,11 +142,11 @@ class CPU:
     kind, copies_to_host = "cpu", False
 
     def cards(self) -> list[str]:
-        """No device of its own for any worker."""
+        """[], because no worker has a device of its own."""
         return []
 
     def names(self) -> list[str]:
-        """None: processors have no number."""
+        """[], because processors have no numbers."""
         return []
 
     def select(self, number: int) -> torch.device:
@@ -162,34 +162,34 @@ class CPU:
         return torch.empty(shape, dtype=dtype)
 
     def synchronise(self, device: torch.device) -> None:
-        """Nothing is under way."""
+        """Do nothing: no work is under way."""
 
     def streams(self, device: torch.device) -> Streams:
         """None."""
         return NoStreams()
 
     def peak_bytes(self, device: torch.device) -> None:
-        """The process's own memory is the measure."""
+        """None: the memory of the process is measured instead."""
 
     def missing_compiler(self) -> str:
-        """A C++ compiler."""
+        """A C++ compiler, if it is missing."""
         from torch._inductor import cpp_builder
 
         try:
             cpp_builder.get_cpp_compiler()
-        except Exception:  # torch has classes of its own for it, which have moved between versions
+        except Exception:  # torch's own classes for this error have moved between versions
             return "a C++ compiler for the CPU, and there is none here: install g++, name one in CXX"
         return ""
 
     def random_state(self, device: torch.device) -> None:
-        """The host's generator is the device's."""
+        """None: the device uses the host's generator."""
 
     def set_random_state(self, state: Tensor | None, device: torch.device) -> None:
-        """There is none to set."""
+        """Do nothing: there is no generator to set."""
 
 
 class CUDA:
-    """GPUs of NVIDIA, or parts of them (MIG), as far as CUDA_VISIBLE_DEVICES shows them to this process."""
+    """NVIDIA GPUs, or parts of them (MIG), that CUDA_VISIBLE_DEVICES shows to this process."""
 
     kind, copies_to_host = "cuda", True
 
@@ -203,7 +203,7 @@ class CUDA:
         return [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
 
     def select(self, number: int) -> torch.device:
-        """Make a device the current one, and return it. Raises `LaunchError` where torch finds none."""
+        """Make a device the current device, and return it. Raises `LaunchError` if torch finds none."""
         if not torch.cuda.is_available():
             raise LaunchError("the plan is for CUDA devices, and torch finds none on this machine")
         device = torch.device("cuda", number % torch.cuda.device_count())
@@ -211,7 +211,7 @@ class CUDA:
         return device
 
     def process_groups(self, own_device_each: bool) -> str:
-        """NCCL for tensors on GPUs where no two workers share one, which NCCL refuses."""
+        """NCCL for tensors on GPUs, unless workers share a GPU, which NCCL refuses."""
         return "cpu:gloo,cuda:nccl" if own_device_each else "gloo"
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -250,7 +250,7 @@ _BACKENDS: dict[str, Backend] = {"cpu": CPU(), "cuda": CUDA()}
 
 
 def backend_of(device: torch.device | str) -> Backend:
-    """The backend of a device, or of a kind of device. Raises `LaunchError` for any kind but `cpu` and `cuda`."""
+    """The backend of a device, or of a kind of device. Raises `LaunchError` for any kind except `cpu` and `cuda`."""
     kind = device if isinstance(device, str) else device.type
     if kind not in _BACKENDS:
         raise LaunchError(f"pipeplan does not run on devices of the kind {kind!r}, only on cpu and cuda")
@@ -258,7 +258,7 @@ def backend_of(device: torch.device | str) -> Backend:
 
 
 def seed_generators(value: int) -> None:
-    """Seed torch like torch.manual_seed, but without recording the call stack for each device that is not in use."""
+    """Seed torch like torch.manual_seed, but without recording the call stack for each unused device."""
     torch.default_generator.manual_seed(value)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(value)

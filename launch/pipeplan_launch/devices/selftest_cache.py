@@ -1,7 +1,7 @@
 """The result of the self-test on this machine, for `--transport auto`.
 
-It is kept in `$XDG_CACHE_HOME/pipeplan/selftest.json` (`~/.cache/pipeplan/selftest.json`), by what it depends on: the
-host, the builds of torch and NCCL, and the GPUs that are visible.
+It is kept in `$XDG_CACHE_HOME/pipeplan/selftest.json` (`~/.cache/pipeplan/selftest.json`). Its key has everything that
+it depends on: the host, the builds of torch and NCCL, and the visible GPUs.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from pipeplan_launch.typed_document import decode, parse_json
 
 
 def remembered_file() -> Path:
-    """Where the results of all machines are that share this user's cache."""
+    """The file with the results of all machines that share this user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "pipeplan" / "selftest.json"
 
 
 def machine_key() -> str:
-    """The conditions under which a result holds."""
+    """The key of this machine's result: the conditions under which it holds."""
     cards = ",".join(backend_of("cuda").cards())
     return f"{platform.node()} torch {torch.__version__} NCCL {nccl_version()} GPUs {cards}"
 
 
 def remember(transport: str) -> Path:
-    """Write down the mode that this machine is to use; returns the file."""
+    """Record the mode that this machine should use; returns the file."""
     path = remembered_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, _all() | {machine_key(): transport})
@@ -40,9 +40,9 @@ def remember(transport: str) -> Path:
 
 
 def remembered_transport(modes: Collection[str]) -> str | None:
-    """The one of these modes that the self-test found for this machine; None if there has been none.
+    """The mode that the self-test found for this machine, if it is one of `modes`; else None.
 
-    What an earlier version found may be a mode that no longer exists, which counts as none.
+    An earlier version may have recorded a mode that no longer exists.
     """
     found = _all().get(machine_key())
     return found if found in modes else None

@@ -1,6 +1,6 @@
 """Checks that all workers have the same data and that the replicas of a stage have the same initial weights.
 
-Every worker builds its own data and weights. Without this check, a run whose workers differ would silently train on
+Every worker builds its own data and weights. Without this check, workers with different data would silently train on
 inputs and targets that do not belong together.
 """
 
@@ -25,19 +25,18 @@ class Fingerprint:
     rank: int
     stage: int
     data: dict[str, str] = field(default_factory=dict)
-    """A number of samples or the digest of a sample, by a description for the user."""
+    """The number of samples or the digest of a sample, by a description for the user."""
     weights: str = ""
     """Digest of the stage's initial weights; empty if the stage has one replica."""
     job: str = ""
     """Digest of the file of the job; empty for a bundled model."""
     shared: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    """For every trained parameter of which other stages have copies, the digest of its initial value, and all these
-    stages."""
+    """For every trained parameter that stages share: (digest of its initial value, all stages that have it)."""
     read: dict[str, str] = field(default_factory=dict)
     """The digest of a minibatch, by a description for the user, if this worker reads the data set."""
 
     def shared_by(self) -> set[tuple[int, ...]]:
-        """The sets of stages that share parameters with this worker's."""
+        """The sets of stages that share parameters with this worker's stage."""
         return {stages for _, stages in self.shared.values()}
 
 

@@ -1,15 +1,15 @@
 """Graceful stop: after a request to any worker, all workers end a segment at the same minibatch.
 
 A minibatch of a segment may begin if its index is below the segment's *grant*, a number in the store that all workers
-share. A worker that has half of `GRANT_S` left of the grant it knows looks the grant up and, if no other worker has,
-raises it to `GRANT_S` seconds of its own minibatches. Most minibatches therefore cost one comparison. A worker that is
-asked to stop, or that learns at a look-up of a request to another worker, makes the grant final. No minibatch beyond it
-has begun in any worker, so all of them end there. The first worker at the end of the segment closes the grant, unless
-it is final; the others find the grant closed or final.
+share. A worker looks the grant up when the grant that it knows covers only half of `GRANT_S` more. If no other worker
+has raised the grant, it raises the grant to `GRANT_S` seconds of its own minibatches. So most minibatches cost only one
+comparison. A worker that is asked to stop, or that finds another worker's stop request at a look-up, makes the grant
+final. No worker has begun a minibatch beyond the grant, so all of them end there. The first worker at the end of the
+segment closes the grant, unless it is final; the others find it closed or final.
 
-The grant is changed by the store's compare-and-set, and no worker waits for another. A look-up asks the store up to
-three times, over the network that the workers' messages keep busy, so it is made in another thread while training goes
-on. Only a worker that has come to the end of the grant it knows waits for it.
+Workers change the grant by the store's compare-and-set, and none waits for another. A look-up asks the store up to
+three times, over a network that is busy with the workers' messages. So it runs in another thread while training goes
+on. Only a worker that has reached the end of the grant that it knows waits for the look-up.
 
     key             value
     stop            the launch's stop token (`elastic.handshake`), once a worker has been asked to stop
@@ -34,30 +34,33 @@ from pipeplan_launch.elastic.rendezvous import KeyValueStore
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 
-# Ends a worker that hangs: it runs a segment, and none of its actions has ended for longer than any wait may take.
+# Ends a worker that hangs: it runs a segment, but no action has ended for longer than any wait may take.
 #
-# Peers that wait for a tensor of such a worker give up after `--timeout` by themselves. Those that wait for it at the
-# end of a segment do not, because they may rightly wait there for as long as the others compute.
+# Peers that wait for a tensor from such a worker give up after `--timeout`. Peers that wait at the end of a segment do
+# not give up, because there a worker may wait for as long as the others compute.
 
 GRACE_S = 2.0
-"""Time by which a wait of the action itself, which takes `--timeout` at most, is reported first."""
+"""Extra time before a hang is reported, so that an action whose own wait ends after `--timeout` can report that
+first."""
 
 
 class HangWatch:
-    """Watches the main thread of a worker from a thread of its own."""
+    """Watches the main thread of a worker from another thread."""
 
     def __init__(self, patience_s: float, act: Callable[[float], None]) -> None:
-        """`act(seconds)` is called, in another thread, when an action has taken `patience_s` and a grace."""
+        """`act(seconds)` is called, in another thread, when an action has taken longer than `patience_s` and
+        `GRACE_S`.
+        """
         self._limit_s, self._act = patience_s + GRACE_S, act
         self._since: float | None = None
         threading.Thread(target=self._watch, daemon=True, name="hang-watch").start()
 
     def progress(self) -> None:
-        """An action has ended, or the first one of a segment begins."""
+        """Note that an action has ended, or that the first action of a segment begins."""
         self._since = time.monotonic()
 
     def rest(self) -> None:
-        """The segment has ended: what comes next may take any time."""
+        """Note that the segment has ended: the time until the next one is not limited."""
         self._since = None
 
     def _watch(self) -> None:
@@ -67,7 +70,7 @@ class HangWatch:
             time.sleep(interval_s)
             now, since = time.monotonic(), self._since
             if now - began > 2 * interval_s + 1.0:
-                if since is not None:  # the whole process was stopped, which is no fault of the action
+                if since is not None:  # the whole process was suspended, so the action does not hang
                     self._since = now
             elif since is not None and now - since > self._limit_s:
                 self._act(now - since)
@@ -75,27 +78,27 @@ class HangWatch:
 
 
 GRANT_S = 1.0
-"""Time for which a worker raises the grant ahead of its own minibatches. Half of it is left for a look-up."""
+"""Seconds of its own minibatches for which a worker raises the grant. Half of this time is left for a look-up."""
 STOP_KEY = "stop"
 FINAL, CLOSED = "final", "closed"
 _UNLIMITED = 2**63
 _GRANT = re.compile(rf"(\d{{1,18}})(?: ({FINAL}|{CLOSED}))?")
 MAX_GRANT = 10_000
-"""Most minibatches by which a grant is raised at once."""
+"""Largest number of minibatches by which a grant is raised at once."""
 
 
 class LookUp(Protocol):
-    """A look-up of the grant that has begun."""
+    """A look-up of the grant that is under way."""
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the look-up has ended."""
 
     def wait(self) -> None:
-        """Wait for its end. Raises the error that it ended with, if any."""
+        """Wait for the end of the look-up. Raises the error that ended it, if any."""
 
 
 class _InThread:
-    """A look-up in a thread of its own, which the end of the process does not wait for."""
+    """A look-up in a separate thread. The process can end without waiting for it."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
@@ -139,7 +142,7 @@ class GracefulStop:
         begin_look_up: Callable[[Callable[[], None]], LookUp] = _InThread,
     ) -> None:
         """`store`: the store with the keys of this attempt only. From now on a signal is a request to stop.
-        `begin_look_up` runs what it is given beside the caller.
+        `begin_look_up` runs a function in parallel with the caller.
         """
         self._store = store
         self._token = stop_token(os.environ)
@@ -149,7 +152,7 @@ class GracefulStop:
         self._granted = 0
         self._end: int | None = None
         self._look_up_at = 0
-        """Index from which on the grant is looked up again."""
+        """Index from which the grant is looked up again."""
         self._looking: LookUp | None = None
         self._newest, self._stride = 0, 1
         """The largest index so far, and the largest step between two of them: the number of replicas."""
@@ -173,7 +176,7 @@ class GracefulStop:
     def limit(self, index: int) -> int | None:
         """None if the minibatch with this index may begin, else the index at which all workers end the segment.
 
-        To be used as `Engine.limit`.
+        It serves as `Engine.limit`.
         """
         self._stride = max(self._stride, index - self._newest)
         self._newest = max(self._newest, index)
@@ -196,11 +199,11 @@ class GracefulStop:
         return state == FINAL
 
     def reached(self, count: int) -> int:
-        """Number of minibatches that were run of a segment of `count`, the same in all workers. Valid after `end`."""
+        """How many of a segment's `count` minibatches were run; the same in all workers. Valid after `end`."""
         return count if self._end is None else min(count, self._end)
 
     def _look_ahead(self, index: int) -> None:
-        """Begin to look the grant up, and to raise it, unless it is known to be final or closed."""
+        """Begin a look-up that may raise the grant, unless the grant is known to be final or closed."""
         if self._end is not None or self._granted == _UNLIMITED:
             return
         ahead = max(self._ahead(index), self._stride)
@@ -214,7 +217,7 @@ class GracefulStop:
             looking.wait()
 
     def _look_up(self, index: int, ahead: int) -> None:
-        """Look the grant up, and raise it for this minibatch and `ahead` more where it does not reach so far."""
+        """Look the grant up, and raise it if it does not cover this minibatch and `ahead` more."""
         wanted = index + 1 + ahead
 
         def raise_grant(granted: int) -> tuple[int, str]:
@@ -223,7 +226,7 @@ class GracefulStop:
             return max(granted, wanted + -wanted % self._group_size), ""
 
         granted, state = self._change(raise_grant)
-        # The other thread reads these without a lock: it must not see a grant before it can see that this is the end.
+        # The other thread reads these without a lock: it must see the end of the segment before it sees the grant.
         self._end = granted if state == FINAL else None
         self._granted = granted if state != CLOSED else _UNLIMITED  # another worker has reached the end of the segment
         self._look_up_at = max(index + 1, granted - max(ahead // 2, self._stride))
@@ -237,7 +240,7 @@ class GracefulStop:
         return max(1, min(MAX_GRANT, int(GRANT_S * (index - last_index) / (now - last))))
 
     def _stop_requested(self) -> bool:
-        """Whether this worker was asked to stop, or one that knows the launch's secret was."""
+        """Whether this worker, or another worker that knows the launch's secret, was asked to stop."""
         if self._requested:
             return True
         return self._store.check([STOP_KEY]) and compare_digest(self._store.get(STOP_KEY), self._token.encode())

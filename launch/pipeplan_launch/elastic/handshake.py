@@ -1,7 +1,7 @@
-"""The secret of a launch, which only its own servers know, and the handshake by which they show that. Torch-free.
+"""The secret of a launch, which only its own servers know, and the handshake that proves this. Torch-free.
 
     PIPEPLAN_SECRET         the secret itself, at least 16 characters
-    PIPEPLAN_SECRET_FILE    a file that holds it, which nobody but its owner may read (mode 0600)
+    PIPEPLAN_SECRET_FILE    a file that holds it, which only its owner may read (mode 0600)
 
 A run on one machine makes a secret of its own. The launchers for ssh and SLURM make one for each launch. In the
 handshake every message has a fixed length:
@@ -10,8 +10,8 @@ handshake every message has a fixed length:
     the other  →  32 random bytes c, its purpose, its number, HMAC(key, "client", s, c, purpose, number)
     server 0   →  status, HMAC(key, "server", s, c, purpose, number, status)
 
-Nothing else is read from a peer before its HMAC was compared, and neither side sends anything from which the key could
-be computed. What follows is neither encrypted nor signed.
+Nothing else is read from a peer before its HMAC was compared, and no message reveals the key. The data after the
+handshake is neither encrypted nor signed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ _MAX_BYTES = 4096
 
 
 def new_secret() -> str:
-    """A secret that cannot be guessed."""
+    """A new secret that cannot be guessed."""
     return secrets.token_hex(32)
 
 
 def read_secret(environment: Mapping[str, str]) -> str | None:
-    """The secret of this launch, None if none is given. Raises `LaunchError` for one that is too short or too open."""
+    """The secret of this launch, None if none is given. Raises `LaunchError` if it is too short, or in a file that
+    others may read.
+    """
     secret, source = environment.get(VARIABLE, "").strip(), VARIABLE
     if not secret and (file := environment.get(FILE_VARIABLE)):
         secret, source = _from_file(Path(file)), file
@@ -55,7 +57,7 @@ def read_secret(environment: Mapping[str, str]) -> str | None:
 
 
 def check_secret(environment: Mapping[str, str]) -> None:
-    """Raise `LaunchError` if a launch of several has no secret."""
+    """Raise `LaunchError` if a launch on several servers has no secret."""
     if read_secret(environment) is None:
         raise LaunchError(
             f"several servers need a secret by which they know each other: set {VARIABLE} to the same value on all of "
@@ -64,12 +66,12 @@ def check_secret(environment: Mapping[str, str]) -> None:
 
 
 def key_of(environment: Mapping[str, str]) -> bytes:
-    """The key that the secret gives; that of an empty secret if there is none."""
+    """The key made from the secret, or from an empty secret if there is none."""
     return hashlib.sha256(b"pipeplan launch " + (read_secret(environment) or "").encode()).digest()
 
 
 def stop_token(environment: Mapping[str, str]) -> str:
-    """The value by which a request to stop shows that it comes from a worker of this launch."""
+    """The value that proves that a request to stop comes from a worker of this launch."""
     return hmac.digest(key_of(environment), b"stop", "sha256").hex()
 
 
@@ -108,15 +110,15 @@ class Purpose(IntEnum):
     """The purpose of a connection."""
 
     PROBE = 0
-    """Nothing else: it is closed again."""
+    """Only the handshake: the connection is then closed."""
     STORE = 1
-    """Everything that follows goes to the store, and back."""
+    """Traffic to the store and back."""
     HEARTBEAT = 2
     """Signs of life in both directions."""
 
 
 class HandshakeFailed(LaunchError):
-    """The other side is no gateway of this launch, and will not become one by waiting."""
+    """The other end is not the gateway of this launch, and waiting does not help."""
 
 
 def new_hello() -> bytes:
@@ -137,13 +139,13 @@ def check_answer(key: bytes, hello: bytes, answer: bytes) -> tuple[Purpose, int]
 
 
 def reply_to(key: bytes, hello: bytes, answer: bytes) -> bytes:
-    """The last message of server 0 to one that it accepts."""
+    """The last message of server 0 to a peer that it accepts."""
     status = bytes([ACCEPTED])
     return status + _mac(key, b"server", hello, answer[:-MAC_BYTES] + status)
 
 
 REFUSAL = bytes([REFUSED]) + bytes(MAC_BYTES)
-"""The last message of server 0 to one that does not know the key."""
+"""The last message of server 0 to a peer that does not know the key."""
 
 
 def connect(address: str, port: int, key: bytes, purpose: Purpose, server: int, timeout_s: float) -> socket.socket:
@@ -173,7 +175,7 @@ def connect(address: str, port: int, key: bytes, purpose: Purpose, server: int, 
 def connect_patiently(
     address: str, port: int, key: bytes, purpose: Purpose, server: int, timeout_s: float
 ) -> socket.socket:
-    """As `connect`, but after a connection that was closed or silent it tries again until the time is up.
+    """`connect`, which tries again after a closed or silent connection until the time is up.
 
     The gateway closes connections at random when others flood it.
     """

@@ -1,7 +1,7 @@
 """Compares the workers' servers and the links between them with the plan before training, and notes differences.
 
-A note gives the planned rate, the measured rate and their ratio. It does not say what the difference costs: the planner
-does, when it solves again for the links as they are.
+A note gives the planned rate, the measured rate and their ratio. It does not say what the difference costs. To find
+out, solve again with the measured links.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
 # Measures the rates that messages and all-reduces between servers reach, for about two seconds before training.
 #
-# The teams that a probe measures are the workers that a plan makes communicate across servers, busiest first. All
-# workers go through the same rounds, whether or not they take part in one. The time limit is for all rounds together:
-# when it is used up, the remaining rounds, which carry the least traffic, are left out.
+# A probe measures teams: workers that communicate across servers under the plan, busiest first. All workers go through
+# the same rounds, even without a team in a round. The time limit is for all rounds together: when it is used up, the
+# remaining rounds, which have the least traffic, are left out.
 
 KIB, MIB = 2**10, 2**20
 MOST_ROUNDS = 20
-"""Rounds that a probe measures at most. With the default of two seconds, each then has a tenth of a second."""
+"""Largest number of rounds in a probe. With the default of two seconds, each round then has a tenth of a second."""
 MOST_MINIBATCHES = 2_000
-"""Minibatches by which the pairs of replicas of two stages are enumerated. Later ones mostly repeat these pairs."""
+"""Minibatches from which the pairs of replicas of two stages are listed. Later minibatches mostly repeat these
+pairs."""
 PROBE_SIZES = (64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)
 ENOUGH_S = 0.05
 """A size whose operation takes longer than this is the last one of its round."""
@@ -86,7 +87,7 @@ def communicating_pairs(plan: LaunchPlan, stage: int) -> Iterator[tuple[int, int
 
 
 def teams_across_servers(plan: LaunchPlan, assignment: RankAssignment) -> list[CommunicatingTeam]:
-    """The busiest pair of every two servers that exchange messages, and every stage on several servers.
+    """The busiest pair of workers for every two servers that exchange messages, and every stage on several servers.
 
     Sorted by `CommunicatingTeam.share`, largest first.
     """
@@ -117,14 +118,14 @@ def probe_rounds(plan: LaunchPlan, assignment: RankAssignment) -> list[list[Comm
 
 
 def make_task(plan: LaunchPlan, rounds: Sequence[Sequence[CommunicatingTeam]], seconds: float) -> ProbeTask | None:
-    """The probe of these rounds; None for a plan that does not say which links it was made for."""
+    """The probe of these rounds; None if the plan does not contain the links that it was made for."""
     if plan.links is None:
         return None
     return ProbeTask(rounds, [_sizes(plan, teams) for teams in rounds], plan.links, seconds)
 
 
 def _sizes(plan: LaunchPlan, teams: Sequence[CommunicatingTeam]) -> tuple[int, ...]:
-    """Sizes up to the gradients of the largest stage that reduces: small all-reduces are slower per byte."""
+    """Sizes to measure, up to the gradients of the largest stage with an all-reduce: small ones are slower per byte."""
     most = max((plan.predictions[team.stage].parameter_bytes or 0 for team in teams if team.is_ring), default=0)
     return tuple(size for size in PROBE_SIZES if not most or size <= max(most, PROBE_SIZES[0]))
 
@@ -141,11 +142,11 @@ class _Probe:
         self._rank = dist.get_rank()
         self._device = process_groups.device_of(plan)
         self._messages = 0
-        """Messages so far. The count is the same in all workers, so that no two messages have the same number."""
+        """Number of messages so far. It is the same in all workers, so that no two messages have the same number."""
         self._transport = Transport(0, self._rank, self._device, groups.everyone)
 
     def run(self) -> dict[CommunicatingTeam, float]:
-        """Measure for about as long as the task says."""
+        """Measure for about `task.seconds`."""
         began, count = time.monotonic(), len(self._task.rounds)
         mine: dict[CommunicatingTeam, float] = {}
         for number, (teams, sizes) in enumerate(zip(self._task.rounds, self._task.sizes, strict=True)):
@@ -157,7 +158,7 @@ class _Probe:
             mine |= self._round(teams, sizes, TimeLimits(left / (count - number), ENOUGH_S))
         slowest: dict[CommunicatingTeam, float] = {}
         for rates in process_groups.gather_everywhere(mine, self._groups.everyone, dict[CommunicatingTeam, float]):
-            for team, rate in rates.items():  # an operation is done when its last member is
+            for team, rate in rates.items():  # an operation is done when its last worker is done
                 slowest[team] = min(rate, slowest.get(team, rate))
         return slowest
 
@@ -197,26 +198,27 @@ def measured_rate(team: CommunicatingTeam, size: int, seconds: float, levels: Pl
 SLOWER = 1.25
 """Ratio of planned to measured rate below which a link counts as fast enough."""
 BUSY = 0.05
-"""Share of the time between two minibatches. A link that is busy for less, at its measured rate, is not named."""
+"""Share of the time between two minibatches. A note names a link only if it is busy for longer, at its measured
+rate."""
 MOST_NAMED = 2
-"""Servers of the plan whose divided workers a note lists."""
+"""Largest number of planned servers that a note lists whose workers are on different machines."""
 CHECKED_KEY = "placed"
-"""Key of the store that all attempts share: the server of every worker when this check last ran."""
+"""Key of the store of all attempts. Its value is the server of every worker when this check last ran."""
 
 
 @dataclass(frozen=True)
 class LinkCheck:
-    """The measurements on which worker 0 decides. Launches may differ in their options and their plan files."""
+    """The measurements that worker 0 decides on, because launches may differ in their options and plan files."""
 
     task: ProbeTask | None
-    """None if nothing is measured, and only the servers of the workers are compared."""
+    """None if only the servers of the workers are compared."""
 
 
 def check_planned_links(plan: LaunchPlan, groups: Groups, probe_s: float) -> list[str]:
     """Measure links between servers for `probe_s` seconds in all; returns the notes for the user, at worker 0 only.
 
-    All workers call this. Nothing is measured where all workers are on one server, nor after a restart on the same
-    servers. Worker 0's options and plan decide what is measured.
+    All workers call this. Nothing is measured if all workers are on one server, or after a restart on the same servers.
+    Worker 0's options and plan decide what is measured.
     """
     assignment = groups.assignment
     if assignment.is_one_server:
@@ -291,7 +293,7 @@ def _is_planned_on_one_server(team: CommunicatingTeam, assignment: RankAssignmen
 
 
 def _worst(plan: LaunchPlan, measured: Mapping[CommunicatingTeam, float]) -> CommunicatingTeam | None:
-    """The busiest link, at its measured rate, of those slower than planned; None if none is slower."""
+    """The busiest link, at its measured rate, among the links slower than planned; None if no link is slower."""
 
     def busy(team: CommunicatingTeam) -> float:
         return team.share * _times_slower(plan, team, measured[team])
@@ -301,7 +303,7 @@ def _worst(plan: LaunchPlan, measured: Mapping[CommunicatingTeam, float]) -> Com
 
 
 def _times_slower(plan: LaunchPlan, team: CommunicatingTeam, rate: float) -> float:
-    """Ratio of planned to measured rate; 0 for a link that the plan takes to be unlimited."""
+    """Ratio of planned to measured rate; 0 for a link without a planned rate."""
     assert plan.links is not None
     planned, _ = team.planned(plan.links)
     return planned / rate if math.isfinite(planned) else 0.0

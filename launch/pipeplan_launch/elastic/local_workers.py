@@ -1,7 +1,7 @@
 """Workers that share a machine: how they are forked, and how their sockets stay on the loopback interface. Torch-free.
 
 Gloo and NCCL choose by environment variables on which interface they listen, and otherwise by the host name. Workers of
-one machine need no network, so what the user exported for other runs does not count here.
+one machine need no network, so variables that the user exported for other runs are replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOOPBACK = "127.0.0.1"
 _INTERFACE = "lo"
 _ON_LOOPBACK = {
     "GLOO_SOCKET_IFNAME": _INTERFACE,
-    "NCCL_SOCKET_IFNAME": f"={_INTERFACE}",  # "=": NCCL takes a plain name as a prefix
+    "NCCL_SOCKET_IFNAME": f"={_INTERFACE}",  # "=", because NCCL treats a plain name as a prefix
     "TP_SOCKET_IFNAME": _INTERFACE,
 }
 _ELSEWHERE = ("NCCL_COMM_ID", "NCCL_RAS_ADDR")
@@ -24,7 +24,7 @@ _ELSEWHERE = ("NCCL_COMM_ID", "NCCL_RAS_ADDR")
 
 
 def stay_on_loopback(environment: MutableMapping[str, str]) -> None:
-    """Make Gloo and NCCL listen on the loopback interface only. To be called before a process group is made.
+    """Make Gloo and NCCL listen on the loopback interface only. Call this before a process group is made.
 
     Does nothing on systems whose loopback interface has another name than Linux's.
     """
@@ -35,12 +35,12 @@ def stay_on_loopback(environment: MutableMapping[str, str]) -> None:
 
 
 def is_local_name(address: str) -> bool:
-    """Whether an address means the machine itself on every machine."""
+    """Whether an address always means the machine itself, such as localhost."""
     return address == "localhost" or address.startswith("127.") or address == "::1"
 
 
 def on_one_machine(environment: Mapping[str, str]) -> bool:
-    """Whether all workers of a run are on this machine, by the variables that torchrun gives a worker."""
+    """Whether all workers of a run are on this machine, according to torchrun's variables."""
     world = environment.get("WORLD_SIZE")
     alone = world is not None and world in ("1", environment.get("LOCAL_WORLD_SIZE"))
     return alone or is_local_name(environment.get("MASTER_ADDR", ""))

@@ -30,18 +30,18 @@ from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
 
 T = TypeVar("T")
 
-# An idle worker, and the first stages at the end of an epoch, wait as long as the other workers need. The death of a
-# peer is noticed at once all the same, because its connection closes.
+# An idle worker, and the first stages at the end of an epoch, wait as long as the other workers need. They still notice
+# the death of a peer at once, because its connection closes.
 NO_TIMEOUT = timedelta(days=30)
 FINAL_ERROR_S = 10.0
-"""Time for process 0 to report an error that concerns all: torchrun kills it as soon as another process ends."""
+"""Time for process 0 to report an error of all workers: torchrun kills it as soon as another process ends."""
 MAX_VALUE_BYTES = 2**30
 """Size above which a value from another worker is refused before memory is taken for it."""
 _NO_VALUE = 2**62
 _attempt: list[Attempt] = []
 """The attempt that this worker has joined; empty before."""
 _device_number: list[int] = []
-"""The number of this process's CUDA device among its visible devices; empty as long as ranks are not assigned."""
+"""The number of this process's CUDA device among its visible devices; empty until ranks are assigned."""
 
 
 class FailedElsewhere(Exception):
@@ -61,29 +61,28 @@ class Groups:
     """The workers that belong to a stage, if the schedule flushes and there are several stages, or if each worker holds
     parts of the weights; else None."""
     gradients: dist.ProcessGroup | None
-    """All workers, connected a second time for gradients between stages; None where no messages cross a network.
+    """All workers, connected a second time for gradients between stages; None if no messages cross a network.
 
-    Gloo announces a receive to the sender on the connection that the message will take. Where gradients come back on
-    the connection of the activations, an announcement waits behind the data of the other direction, and a link that
-    should be busy all the time idles between messages.
+    Gloo announces a receive to the sender on the connection that the message will take. If gradients used the
+    connection of the activations, an announcement would wait behind the data of the other direction, and the link would
+    be idle between messages.
     """
     attempt: Attempt
     assignment: RankAssignment
     """The assignment of processes to workers, servers and devices."""
     edges: EdgeGroups | None = None
-    """The groups for messages in the one order; None in mode `gloo`."""
+    """The groups for messages in the common order; None in mode `gloo`."""
     backend: str = "gloo"
     """The backend for tensors on the workers' devices."""
     mesh: tuple[dist.ProcessGroup, ...] = ()
-    """For `hsdp`: the workers with the same number as this one on all servers, and the workers of its server."""
+    """For `hsdp`: (the workers with this worker's number on all servers, the workers of its server)."""
 
 
 def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = GLOO) -> Groups:
-    """Join the other workers by torchrun's environment, assign ranks, and make the process groups.
+    """Join the other workers, found through torchrun's environment. Assign ranks, and make the process groups.
 
-    RANK in the environment is the worker's number in the plan from then on. `transport`: how messages travel between
-    stages, one of `run_options.MODES`. Raises `LaunchError` (`PeerLost` if some workers are missing) or
-    `LaunchOver`.
+    From then on, RANK in the environment is the worker's number in the plan. `transport`: how messages travel between
+    stages, one of `run_options.MODES`. Raises `LaunchError` (`PeerLost` if some workers are missing) or `LaunchOver`.
     """
     size = os.environ.get("WORLD_SIZE")
     if size is None or "RANK" not in os.environ:
@@ -141,7 +140,7 @@ def _mesh_groups(plan: LaunchPlan, backend: str, timeout: timedelta) -> tuple[di
 def shared_groups(
     plan: LaunchPlan, wanted: Collection[tuple[int, ...]], groups: Groups, timeout_s: float
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """A group of the workers of all stages for each tuple of stages. All workers call this, with the same tuples."""
+    """For each tuple of stages: a group of the workers of these stages. All workers call this, with the same tuples."""
     rank = dist.get_rank()
     with peer_loss_explained(f"rank {rank} could not connect to the other workers"):
         return {
@@ -155,8 +154,8 @@ def shared_groups(
 
 
 def _nccl_device(plan: LaunchPlan, assignment: RankAssignment) -> torch.device:
-    """This worker's device, with which NCCL connects as soon as a group is made. Raises `LaunchError` if workers share
-    one.
+    """This worker's device, for NCCL to connect as soon as a group is made. Raises `LaunchError` if workers share a
+    device.
     """
     if not assignment.own_device_each():
         raise LaunchError("NCCL needs a GPU for every worker, and here some share one: give --transport gloo")
@@ -166,7 +165,7 @@ def _nccl_device(plan: LaunchPlan, assignment: RankAssignment) -> torch.device:
 def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
     """Run `call` in all workers of the group; returns its result in this worker.
 
-    If it raises `LaunchError` in any of them, the failing worker with the lowest rank raises its error and all others
+    If it raises `LaunchError` in any worker, the failing worker with the lowest rank raises its error and all others
     raise `FailedElsewhere`.
     """
     error, result = None, None
@@ -215,7 +214,7 @@ def _with_ranks(plan: LaunchPlan, attempt: Attempt) -> tuple[Attempt, RankAssign
 
 
 def will_restart() -> bool:
-    """Whether all workers would be restarted after a fault now: attempts are left, and the launch is not over."""
+    """Whether a fault now would restart all workers: attempts are left, and the launch is not over."""
     return restart_state.may_restart() and not (_attempt and _attempt[0].is_over())
 
 
@@ -269,7 +268,7 @@ def sum_over(values: list[float], group: dist.ProcessGroup) -> list[float]:
 
 
 def lowest_of(value: int | None, group: dist.ProcessGroup) -> int | None:
-    """The lowest of the values that workers of a group have, known to all of them; None if none has one."""
+    """The lowest value among the workers of a group, known to all of them; None if no worker has a value."""
     lowest = torch.tensor([_NO_VALUE if value is None else value])
     with _lost_peers():
         dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
@@ -285,8 +284,8 @@ def wait_for(group: dist.ProcessGroup) -> None:
 def synchronise_workers(group: dist.ProcessGroup) -> float:
     """Wait until all workers of the group have called this; returns the time, by this worker's `time.perf_counter`.
 
-    Workers of one machine share its clock and get the same time. Between machines, times differ as much as the moments
-    at which the barrier releases them.
+    Workers of one machine share its clock and get the same time. Workers of different machines may be released by the
+    barrier at slightly different times.
     """
     wait_for(group)
     # Processes of one boot of a system share a clock, even in different containers.
@@ -301,7 +300,7 @@ def broadcast(value: Any, source: int, group: dist.ProcessGroup, kind: Any) -> A
     """Broadcast the value of rank `source`, which is of type `kind`, to all workers of the group; returns it.
 
     The other ranks' `value` is not used. Values travel as MessagePack (`worker_values`), which cannot run code. Raises
-    `LaunchError` if what arrives is not of the type.
+    `LaunchError` if the received value has another type.
     """
     is_source = dist.get_rank() == source
     data = worker_values.encode(value) if is_source else b""
@@ -314,9 +313,9 @@ def broadcast(value: Any, source: int, group: dist.ProcessGroup, kind: Any) -> A
 
 
 def gather_everywhere(value: Any, group: dist.ProcessGroup, kind: Any) -> list[Any]:
-    """Gather the values of all workers of the group, which are of type `kind`, by rank, in all of them.
+    """Gather the values of all workers of a group at each of them, by rank. `kind`: the type of the values.
 
-    Raises `LaunchError` if what arrives is not of the type.
+    Raises `LaunchError` if a received value has another type.
     """
     data, sizes = _encoded(value, group)
     parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
@@ -326,9 +325,9 @@ def gather_everywhere(value: Any, group: dist.ProcessGroup, kind: Any) -> list[A
 
 
 def gather_at(value: Any, destination: int, group: dist.ProcessGroup, kind: Any) -> list[Any]:
-    """Gather the values of all workers of the group, which are of type `kind`, by rank, at rank `destination`.
+    """Gather the values of all workers of a group at rank `destination`, by rank. `kind`: the type of the values.
 
-    Returns [] elsewhere. Raises `LaunchError` if what arrives is not of the type.
+    Returns [] elsewhere. Raises `LaunchError` if a received value has another type.
     """
     data, sizes = _encoded(value, group)
     is_destination = dist.get_rank() == destination

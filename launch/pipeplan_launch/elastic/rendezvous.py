@@ -10,13 +10,13 @@ announces when all processes are present.
     N/go             locations of all processes: attempt N is complete, and no other process may join it
     N/left/WORKER    that worker has ended in an orderly way
     N/again          a worker of attempt N was restarted, so the attempt is over
-    N/silent         the launcher of a server gave no sign of life, as a description
+    N/silent         description of the server whose launcher gave no sign of life
     N/fault          description of the first fault that a worker noticed
     run              the run folder, which the next attempt continues
-    over             an error that a restart cannot cure
+    over             set after an error that a restart cannot cure
 
-A process is numbered by its launcher's rank. Which worker of the plan it is follows from the locations of all processes
-(`pipeplan_launch.rank_mapping`), and may change in the next attempt.
+A process is numbered by its launcher's rank. The locations of all processes decide which worker of the plan it is
+(`pipeplan_launch.rank_mapping`). That may change in the next attempt.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ MAX_TEXT_BYTES = 2000
 _LOCAL_STORE_S = 10.0
 WATCH_INTERVAL_S = 0.5
 GRACE_S = 1.0
-"""Time for workers that notice the restart by themselves, since they can report the message they waited for."""
+"""Time for workers to notice the restart by themselves, because they can then report the message that they waited
+for."""
 
 
 class KeyValueStore(Protocol):
@@ -71,10 +72,10 @@ class KeyValueStore(Protocol):
         """Whether all these keys are set."""
 
     def add(self, key: str, amount: int, /) -> int:
-        """Add to a number, which starts at 0; returns the sum."""
+        """Add to a number that starts at 0; returns the sum."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a value if it is `expected`, or if there is none and `expected` is ""; returns the value afterwards."""
+        """Set a value if the present value is `expected`, where "" means none. Returns the value afterwards."""
 
 
 class LaunchOver(Exception):
@@ -92,7 +93,7 @@ class Attempt:
     launch_store: KeyValueStore
     """The store with the keys of all attempts."""
     rank: int
-    """Rank of this process in the plan, or the launcher's rank as long as ranks are not assigned."""
+    """Rank of this process in the plan, or the launcher's rank until ranks are assigned."""
     world: int
     locations: tuple[Location, ...] = ()
     """Locations of all processes, by the launcher's rank."""
@@ -106,7 +107,7 @@ class Attempt:
     def restart_prefix(self) -> str:
         """The fault and the number of the restart, as the beginning of a status line.
 
-        "" in the first attempt, and as long as no attempt has come to its first minibatch.
+        "" in the first attempt, and until an attempt has reached its first minibatch.
         """
         fault = None if restart_state.only_start_ups() else self.last_fault()
         if fault is None:
@@ -156,11 +157,11 @@ class Attempt:
         return self.attempt_store.check(["again"]) or self.launch_store.add("attempt", 0) != self.number
 
     def silence(self) -> str | None:
-        """The server that gave no sign of life and because of which the attempt is over; None if there is none."""
+        """The server that ended the attempt because it gave no sign of life; None if there is none."""
         return stored_text(self.attempt_store.get("silent")) if self.attempt_store.check(["silent"]) else None
 
     def store_place(self) -> str:
-        """The host of server 0, which has the store, as part of a line; "" where it is the only server."""
+        """The host of server 0, which has the store, as part of a line; "" if it is the only server."""
         if len({location.server for location in self.locations}) < 2:
             return ""
         return f" on server 0 (host {self.locations[0].name})"
@@ -213,7 +214,9 @@ def _assemble_attempt(launch_store: KeyValueStore, world: int, deadline: float, 
 
 
 def _join_attempt(launch_store: KeyValueStore, rank: int, deadline: float, own_location_json: str) -> int:
-    """Join the current attempt; returns its number. A process that finds it complete waits for the next one."""
+    """Join the current attempt; returns its number. A process that finds the attempt complete waits for the next
+    attempt.
+    """
     joined = 0
     while True:
         number = launch_store.add("attempt", 0)
@@ -229,7 +232,7 @@ def _join_attempt(launch_store: KeyValueStore, rank: int, deadline: float, own_l
 
 
 def _absence(launch_store: KeyValueStore, number: int, missing: Sequence[int]) -> str:
-    """The line for workers that do not come to an attempt, with what is known of them from the one before."""
+    """The error line for workers that do not join an attempt, with what is known of them from the previous attempt."""
     before = _under(str(number - 1), launch_store)
     if number > 1 and before.check(["silent"]):
         return f"{_workers_text(missing)} did not come, after {stored_text(before.get('silent'))}"
@@ -265,7 +268,7 @@ def _workers_text(ranks: Sequence[int]) -> str:
 def end_attempt(store_port: int, fault: str, server: int | None = None) -> None:
     """In the launcher that serves the store: end the present attempt in all workers.
 
-    `server`: the server that caused `fault`. Its host and its workers are added to the description.
+    `server`: the server that caused `fault`. The server's host and workers are added to the description.
     """
     launch_store = _under("pipeplan", open_store(store_port, timedelta(seconds=_LOCAL_STORE_S)))
     number = launch_store.add("attempt", 0)
@@ -278,7 +281,7 @@ def end_attempt(store_port: int, fault: str, server: int | None = None) -> None:
 
 
 def _server_text(server: int, locations: Sequence[Location]) -> str:
-    """The host of a server and the workers on it, as the end of a line; "" if none has come."""
+    """The host of a server and the workers on it, as the end of a line; "" if no worker has joined from it."""
     here = [process for process, where in enumerate(locations) if where.launcher == str(server)]
     if not here:
         return ""
@@ -287,20 +290,20 @@ def _server_text(server: int, locations: Sequence[Location]) -> str:
 
 
 def stored_text(value: bytes) -> str:
-    """A line of text from the store, without what could change a terminal, and of bounded length."""
+    """A line of text from the store, without control characters and of bounded length."""
     text = value[:MAX_TEXT_BYTES].decode("utf-8", "replace")
     return " ".join("".join(character if character.isprintable() else " " for character in text).split())
 
 
 def watch_for_restart(attempt: Attempt, act: Callable[[str], None]) -> None:
-    """Start a thread that calls `act` once this attempt is over for a reason that this worker may not notice.
+    """Start a thread that calls `act` if this attempt ends for a reason that this worker may not notice.
 
     `act` gets the reason: another server has restarted a worker, a server gives no sign of life, or the store does not
     answer.
 
     The peers of a dead worker usually notice, because their connections to it close. But if Gloo has received the
-    beginning of a message, it waits for the rest until its timeout: `Pair::signalException` wakes only those that wait
-    for a message to begin. Does nothing if one launcher started all workers, since it ends them.
+    beginning of a message, it waits for the rest until its timeout: `Pair::signalException` wakes only waits for the
+    beginning of a message. Does nothing if one launcher started all workers, because that launcher ends them.
     """
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE"):
         return

@@ -1,10 +1,10 @@
-"""State that one attempt of a launch leaves for the next, as torchrun restarts all workers after a fault. Torch-free.
+"""State that one attempt of a launch leaves for the next. torchrun restarts all workers after a fault. Torch-free.
 
 The launcher (`pipeplan_launch.supervisor`) makes a small folder on its server and removes it when it ends. The variable
 `PIPEPLAN_ATTEMPTS` holds its path. A worker that is started without the launcher has no such folder and remembers
 nothing.
 
-    workers     the worker of the plan that each process is, in the order of torchrun's ranks
+    workers     the plan's worker for each process, in the order of torchrun's ranks
     final-N     a final error was reported, or a stop was requested: all attempts end with status N
     begun       number of the restart after which training or inference last began
     fault       number of the restart after which a worker last noticed a fault, and a description of it
@@ -28,14 +28,14 @@ STATUS_PEER_LOST = 3
 """Exit status of a worker that lost another worker, if all are to start again."""
 STATUS_INTERRUPTED = 130
 FINAL_STATUSES = (1, 2, STATUS_INTERRUPTED)
-"""Exit statuses after which nothing is started again, the most specific first."""
+"""Exit statuses after which nothing is restarted, the most specific first."""
 
 
 @contextmanager
 def attempts_folder() -> Iterator[Path]:
-    """Make the launcher's folder for the time of the launch; yields its path.
+    """Make the launcher's folder, for the duration of the launch; yields its path.
 
-    Raises `LaunchError` where no temporary folder can be made.
+    Raises `LaunchError` if no temporary folder can be made.
     """
     try:
         folder = Path(tempfile.mkdtemp(prefix="pipeplan-"))
@@ -71,30 +71,30 @@ def may_restart() -> bool:
 
 
 def remember_workers(workers: Sequence[int]) -> None:
-    """Remember the worker of the plan that each process is, by torchrun's rank, so that the launcher can name it."""
+    """Remember the plan's worker for each process, by torchrun's rank, so that the launcher can name it."""
     if list(workers) == sorted(workers) and _read("workers") is None:
         return
     _write("workers", " ".join(map(str, workers)))
 
 
 def worker_of(rank: int) -> int:
-    """The worker of the plan that torchrun's process with this rank was in the last attempt."""
+    """The plan's worker that torchrun's process with this rank was in the last attempt."""
     workers = (_read("workers") or "").split()
     return int(workers[rank]) if rank < len(workers) else rank
 
 
 def record_begun() -> None:
-    """Note that this attempt has started up: its first minibatch follows."""
+    """Note that this attempt has reached its first minibatch."""
     _write("begun", str(restart_number()))
 
 
 def has_begun(restart: int) -> bool:
-    """Whether the attempt after so many restarts had started up."""
+    """Whether the attempt after this number of restarts had reached its first minibatch."""
     return _read("begun") == str(restart)
 
 
 def only_start_ups() -> bool:
-    """Whether all attempts so far ended before their first minibatch, so that the launcher has said why."""
+    """Whether all attempts so far ended before their first minibatch. The launcher has then reported the reason."""
     return has_launcher() and restart_number() > 0 and _read("begun") is None
 
 
@@ -105,7 +105,7 @@ def record_fault(text: str) -> None:
 
 
 def fault_of(restart: int) -> str | None:
-    """The fault that ended the attempt after so many restarts; None if no worker has noticed one."""
+    """The fault that ended the attempt after this number of restarts; None if no worker has noticed a fault."""
     number, _, text = (_read("fault") or "").partition(" ")
     return text if number == str(restart) else None
 
@@ -133,7 +133,7 @@ def stop_signal() -> int | None:
 
 
 def record_stop_line(line: str) -> None:
-    """Note that training has stopped as requested, after a checkpoint. The launcher prints the line in the end."""
+    """Note that training has stopped as requested, after a checkpoint. The launcher prints the line when it ends."""
     if not _write("stopped", line):
         print_status(line)
 
@@ -154,7 +154,9 @@ def _folder() -> Path | None:
 
 
 def _write(name: str, text: str) -> bool:
-    """Write a file of the folder; returns whether that succeeded. It is moved into place, as others read it anytime."""
+    """Write a file of the folder; returns whether that succeeded. It is moved into place, because other processes may
+    read it at any time.
+    """
     folder = _folder()
     if folder is None:
         return False

@@ -1,4 +1,4 @@
-"""How this launcher takes part in a launch of several: the gateway of server 0, or the way to it. Torch-free."""
+"""This launcher's part in a launch on several servers: the gateway of server 0, or the connection to it. Torch-free."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PLACE_OPTIONS = ("--nnodes", "--node-rank", "--master-addr", "--master-port")
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """Which server of how many a launcher is, and where server 0 is."""
+    """The number of this launcher's server, the number of servers, and the address of server 0."""
 
     server: int
     servers: int
@@ -30,7 +30,7 @@ class ServerPlace:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> ServerPlace:
-        """From the options that launch.sh gives torchrun. Raises `LaunchError` if they do not say it."""
+        """Read from the options that launch.sh gives torchrun. Raises `LaunchError` if some are missing."""
         if "--standalone" in options or options.get("--nnodes", "1") == "1":
             return cls(0, 1)
         names = ("--nnodes", "--node-rank", "--master-port")
@@ -43,12 +43,12 @@ class ServerPlace:
 
 @dataclass(frozen=True)
 class StoreAccess:
-    """Where the launcher and the workers of this server find the store, on the loopback interface."""
+    """The access of this server's launcher and workers to the store, on the loopback interface."""
 
     place: ServerPlace
     port: int
     listen_fd: int | None = None
-    """Descriptor of the socket on which this process is to serve the store; None if another server does."""
+    """Descriptor of the socket on which this process serves the store; None if another server serves it."""
     gateway: StoreGateway | None = None
     relay: StoreRelay | None = None
 
@@ -60,10 +60,10 @@ class StoreAccess:
 
 
 def reach_store(place: ServerPlace, timeout_s: float, on_silence: Callable[[int, int, float], None]) -> StoreAccess:
-    """Open the way to the store: serve it at server 0, and elsewhere wait until server 0 answers.
+    """Open the access to the store: serve it at server 0, and on other servers wait until server 0 answers.
 
     `on_silence(port of the store, server, seconds)` is called at server 0 for a server that gives no sign of life.
-    Raises `LaunchError` if server 0 does not answer within `timeout_s`, or another program does.
+    Raises `LaunchError` if server 0 does not answer within `timeout_s`, or if another program answers.
     """
     if place.servers == 1:
         os.environ.setdefault(handshake.VARIABLE, handshake.new_secret())
@@ -83,7 +83,9 @@ def reach_store(place: ServerPlace, timeout_s: float, on_silence: Callable[[int,
 
 
 def await_server_0(place: ServerPlace, key: bytes, timeout_s: float) -> None:
-    """Wait until server 0 shakes hands. Raises `LaunchError` if it does not in time, or if another program answers."""
+    """Wait for the handshake with server 0. Raises `LaunchError` if it does not succeed in time, or if another program
+    answers.
+    """
     began, noted = time.monotonic(), False
     where = f"server 0 at {place.address}, port {place.port}"
     while True:
@@ -109,7 +111,7 @@ def await_server_0(place: ServerPlace, key: bytes, timeout_s: float) -> None:
 
 
 def split_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(options that say which server this is, all arguments that torchrun is to have) of the arguments of launch.sh."""
+    """Split the arguments of launch.sh: (options that say which server this is, all arguments for torchrun)."""
     end = arguments.index("-m") if "-m" in arguments else len(arguments)
     found: dict[str, str] = {}
     rest: list[str] = []

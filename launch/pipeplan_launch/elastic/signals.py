@@ -1,10 +1,10 @@
-"""SIGINT, SIGTERM and SIGHUP in a worker: noted when they arrive, handled where no operation is half done.
+"""SIGINT, SIGTERM and SIGHUP in a worker: noted when they arrive, and handled when no operation is half done.
 
 Before training, a signal ends the worker, as there is nothing to save. After `handle_requests_with`, a signal is passed
 to a handler that stops all workers together (`pipeplan_launch.elastic.graceful_stop`); a second signal ends the worker.
 
 After a fault, torchrun ends the remaining workers by a SIGTERM as well. The launcher notes every signal that it
-receives, so a worker attributes a SIGTERM that the launcher does not know of to torchrun.
+receives. So if the launcher has not noted a SIGTERM, a worker knows that torchrun sent it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _wakeup: list[int] = []
 
 
 def catch_signals() -> None:
-    """Note these signals from now on instead of their default actions. To be called in the main thread."""
+    """Note these signals from now on, instead of their default actions. Call this in the main thread."""
     watch_signals(_on_signal)
 
 
@@ -76,14 +76,17 @@ def handle_requests_with(request: Callable[[], None]) -> None:
 
 
 def call_before_exit(callback: Callable[[bool], None]) -> None:
-    """Call `callback(whether the launch is over)` before a signal ends this process. It may take `NOTED_S` seconds."""
+    """Call `callback(whether the launch is over)` before a signal ends this process. The callback may take `NOTED_S`
+    seconds.
+    """
     _exit_callbacks[:] = [callback]
 
 
 def die_with_parent(parent: int | None = None) -> bool:
-    """Let Linux kill this process when its parent is gone. Returns False on other systems, which cannot.
+    """Let Linux kill this process when its parent ends. Returns False on other systems, which cannot do that.
 
-    `parent`: process id of the parent. If it is gone already, which Linux does not report, this process ends at once.
+    `parent`: process id of the parent. If the parent has already ended, which Linux does not report, this process ends
+    at once.
     """
     try:
         armed = not ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -107,7 +110,7 @@ def check_interrupt() -> None:
 
 
 def check_any_signal() -> None:
-    """Raise `Interrupted` if a signal has arrived. A peer that is gone was then asked to stop as well."""
+    """Raise `Interrupted` if a signal has arrived. A lost peer was then asked to stop too."""
     if _requested:
         raise Interrupted(signal.Signals(_requested[0][0]).name)
 
@@ -149,7 +152,9 @@ def _handle(number: int) -> None:
 
 
 def _call_stop_handler() -> None:
-    """Pass the request on in a thread, as that may block if other servers are unreachable, and wait for `NOTED_S`."""
+    """Pass the request on, and wait for `NOTED_S`. It runs in a thread, because it blocks if servers are
+    unreachable.
+    """
     request = threading.Thread(target=_stop_handlers[0], daemon=True)
     request.start()
     request.join(NOTED_S)

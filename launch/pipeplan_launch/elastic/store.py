@@ -1,6 +1,6 @@
 """The workers' common store: torch's key-value store on the loopback interface only, and a client with a timeout.
 
-A `TCPStore` that opens its own socket listens on all addresses. Here it gets a socket that listens already.
+A `TCPStore` that opens its own socket listens on all addresses. Here it gets a socket that already listens.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEFAULT_TIMEOUT = timedelta(seconds=60)
 def serve_store(timeout: timedelta = DEFAULT_TIMEOUT, port: int = 0) -> Any:
     """Serve a store for the workers of this machine, as long as the returned object exists.
 
-    Raises `OSError` if the port is not free. 0: any port; the attribute `port` of the store has its number.
+    `port`: 0 for any port; the attribute `port` of the store has its number. Raises `OSError` if the port is not free.
     """
     return open_store(port, timeout, loopback_listener(port).detach())
 
@@ -55,8 +55,8 @@ def open_store(port: int, timeout: timedelta = DEFAULT_TIMEOUT, listen_fd: int |
 def environment_store(timeout: timedelta) -> Any:
     """The store at MASTER_ADDR and MASTER_PORT of torchrun's environment.
 
-    torchrun serves it, or else worker 0. Where all workers are on one machine, worker 0 serves it on the loopback
-    interface. Raises what torch raises, and `OSError` if the port is not free.
+    torchrun or else worker 0 serves it. If all workers are on one machine, worker 0 serves it on the loopback
+    interface. Raises the errors of torch, and `OSError` if the port is not free.
     """
     served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if served or not on_one_machine(os.environ):
@@ -65,7 +65,7 @@ def environment_store(timeout: timedelta) -> Any:
     return serve_store(timeout, port) if os.environ["RANK"] == "0" else open_store(port, timeout)
 
 
-# torchrun's rendezvous with a store that listens on the loopback interface only, and that unpickles nothing.
+# A rendezvous for torchrun whose store listens on the loopback interface only, and which unpickles nothing.
 #
 # torchrun's own rendezvous listen on all addresses, and `c10d`, which `torchrun --standalone` uses, unpickles its
 # state from the store. Here the launcher opens the store's socket and hands it to torch; other servers reach it
@@ -73,11 +73,11 @@ def environment_store(timeout: timedelta) -> Any:
 # agree on.
 
 BACKEND = "pipeplan"
-"""Name of this rendezvous among torchrun's."""
+"""Name of this rendezvous for torchrun."""
 
 
 def rendezvous_options(port: int, server: int, timeout_s: float, listen_fd: int | None) -> list[str]:
-    """Options with which torchrun takes the store at a port of the loopback interface.
+    """Options that make torchrun use the store at a port of the loopback interface.
 
     `listen_fd`: descriptor of the socket that listens there, if this process is to serve the store. `timeout_s`: how
     long torchrun waits for other servers.
@@ -99,12 +99,12 @@ def _create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
 
 
 class LoopbackRendezvous(RendezvousHandler):
-    """Servers that are known from the start, and a store on a port of the loopback interface."""
+    """A rendezvous of servers that are known from the start, with a store on a port of the loopback interface."""
 
     def __init__(
         self, port: int, rank: int, servers: int, run_id: str, timeout: timedelta, listen_fd: int | None
     ) -> None:
-        """`listen_fd`: descriptor of the socket that listens on the port, where this process has the store."""
+        """`listen_fd`: descriptor of the socket that listens on the port; None if another process serves the store."""
         self._port, self._rank, self._servers, self._run_id = port, rank, servers, run_id
         self._timeout, self._listen_fd = timeout, listen_fd
         self._store: Any = None
@@ -119,7 +119,7 @@ class LoopbackRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """The store, and this server's number. All attempts have the same."""
+        """The store, and this server's number. They are the same in all attempts."""
         if self._store is None:
             self._store = open_store(self._port, self._timeout, self._listen_fd)
         place = RendezvousStoreInfo(LOOPBACK, self._port)
@@ -147,8 +147,8 @@ class LoopbackRendezvous(RendezvousHandler):
 
 # A client of the workers' common store with a timeout.
 #
-# If the connection to the store is cut, torch waits for an answer as long as TCP tries to deliver the request: a
-# quarter of an hour on Linux. Operations through this client end earlier.
+# If the connection to the store is cut, torch waits for an answer for as long as TCP tries to deliver the request,
+# which is a quarter of an hour on Linux. Operations of this client end earlier.
 
 
 class StoreTimeout(RuntimeError):
@@ -157,10 +157,11 @@ class StoreTimeout(RuntimeError):
 
 class StoreClient:
     """torch's key-value store. Operations raise `RuntimeError` if they fail and `StoreTimeout` if they take too
-    long."""
+    long.
+    """
 
     def __init__(self, store: Any, patience_s: float) -> None:
-        """`patience_s`: how long the store may be silent, counted from the first request that it leaves unanswered."""
+        """`patience_s`: how long the store may be silent, counted from its first unanswered request."""
         self._store, self._prefix = store, ""
         self._requests = _RequestThread(patience_s)
 
@@ -185,11 +186,11 @@ class StoreClient:
         return bool(self._requests.call(lambda: self._store.check([self._prefix + key for key in keys])))
 
     def add(self, key: str, amount: int, /) -> int:
-        """Add to a number, which starts at 0; returns the sum."""
+        """Add to a number that starts at 0; returns the sum."""
         return int(self._requests.call(lambda: self._store.add(self._prefix + key, amount)))
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a value if it is `expected`, or if there is none and `expected` is ""; returns the value afterwards."""
+        """Set a value if the present value is `expected`, where "" means none. Returns the value afterwards."""
         value: bytes = self._requests.call(lambda: self._store.compare_set(self._prefix + key, expected, desired))
         return value
 
@@ -217,15 +218,15 @@ class _Request:
 class _RequestThread:
     """A thread that executes one request after another.
 
-    The timeout is for the whole queue, not for each request. Otherwise every request to a store that has long been
-    silent would wait as long again, and a worker that is cut off makes several of them before it ends.
+    The timeout is for the whole queue, not for each request. Otherwise every request to a silent store would wait for
+    the whole timeout again, and a worker that is cut off makes several requests before it ends.
     """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._changed = threading.Condition()
         self._open: deque[_Request] = deque()
-        """Unanswered requests. The first one is being executed."""
+        """Unanswered requests. The first request is being executed."""
         self._silent_since = 0.0
         threading.Thread(target=self._work, daemon=True, name="store").start()
 

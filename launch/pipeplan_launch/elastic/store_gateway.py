@@ -1,8 +1,8 @@
-"""Brings the launchers of several servers to the store of server 0, which listens on its loopback interface only.
+"""Connects the launchers of several servers to the store of server 0, which listens on its loopback interface only.
 
-Server 0 has a gateway at MASTER_PORT. It lets in who knows the launch's secret (`handshake`), and passes bytes on to
-the store. Every other server has a relay on its own loopback interface, which its launcher and its workers take for
-the store. Both are in threads of the launchers, and so end with them. Torch-free.
+Server 0 has a gateway at MASTER_PORT. It accepts peers that know the launch's secret (`handshake`), and passes their
+bytes on to the store. Every other server has a relay on its own loopback interface, which its launcher and its workers
+use as the store. Gateway and relays are threads of the launchers, and so end with them. Torch-free.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from pipeplan_launch.elastic.handshake import Purpose
 from pipeplan_launch.elastic.local_workers import LOOPBACK, is_local_name
 from pipeplan_launch.errors import LaunchError
 
-# Connections whose peers have not yet shown that they know the launch's secret.
+# Connections whose peers have not yet proved that they know the launch's secret.
 #
-# A peer that knows the secret answers within a round trip, so few connections are enough and each lasts a few seconds
-# at most. A peer that does not know it can open any number of connections. When there is no room, one connection of
-# the address with the most connections is closed at random. So a flood from one address closes its own connections,
-# and a server that shares this address still gets through after a few attempts.
+# A peer that knows the secret answers within a round trip, so few connections are enough, and each lasts a few seconds
+# at most. Other peers can open any number of connections. When there is no room, one connection is closed at random, of
+# the address with the most connections. So a flood from one address closes its own connections, and a server that
+# shares this address still gets through after a few attempts.
 
 MOST, MOST_OF_ADDRESS = 128, 32
-"""Connections in all, and of one address."""
+"""Largest number of connections in total, and from one address."""
 _SHARE_OF_FILES = 8
-"""Strangers use at most one in so many of the files that this process may open."""
+"""Strangers use at most one in `_SHARE_OF_FILES` of the files that this process may open."""
 T = TypeVar("T")
 
 
 class Strangers(Generic[T]):
-    """The connections without a completed handshake. `T`: what stands for a connection."""
+    """The connections without a completed handshake. `T`: the type that represents a connection."""
 
     def __init__(self, most: int | None = None, most_of_address: int = MOST_OF_ADDRESS) -> None:
-        """`most`: connections in all; None: `MOST`, or fewer where the process may open few files."""
+        """`most`: connections in total; None: `MOST`, or fewer if the process may open only few files."""
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._most = max(2, min(MOST, files // _SHARE_OF_FILES)) if most is None else most
         self._most_of_address = min(most_of_address, self._most)
@@ -53,7 +53,7 @@ class Strangers(Generic[T]):
         return len(self._origins)
 
     def add(self, connection: T, address: str) -> T | None:
-        """Count a new connection; returns the one that has to be closed for it, if any."""
+        """Count a new connection. Returns the connection that must be closed to make room, if any."""
         origin, counts = origin_of(address), Counter(self._origins.values())
         victim = None
         if counts[origin] >= self._most_of_address:
@@ -64,7 +64,7 @@ class Strangers(Generic[T]):
         return victim
 
     def remove(self, connection: T) -> None:
-        """Count a connection no longer, if it is counted."""
+        """Stop counting a connection, if it is counted."""
         self._origins.pop(connection, None)
 
     def _one_of(self, origin: str) -> T:
@@ -85,7 +85,7 @@ def origin_of(address: str) -> str:
 
 
 HANDSHAKE_S = 5.0
-"""Time that a peer has for its whole answer."""
+"""Time within which a peer must send its whole answer."""
 _FULL_S = 0.05
 """Pause after a connection that could not be accepted because this process has too many open files."""
 ALIVE, LEAVES = b".", b"x"
@@ -93,17 +93,17 @@ _CHUNK = 1 << 16
 
 
 def loopback_listener(port: int = 0) -> socket.socket:
-    """A socket that listens on the loopback interface. 0: at any port that is free."""
+    """A socket that listens on the loopback interface. `port`: 0 for any free port."""
     return socket.create_server((LOOPBACK, port), backlog=1024)
 
 
 def heartbeat_interval_s(patience_s: float) -> float:
-    """Seconds between two signs of life, where silence for `patience_s` means the end."""
+    """Seconds between two signs of life, if silence for `patience_s` counts as the end."""
     return min(2.0, patience_s / 8)
 
 
 class StoreGateway:
-    """Server 0's end."""
+    """The gateway of server 0."""
 
     def __init__(
         self,
@@ -114,10 +114,10 @@ class StoreGateway:
         patience_s: float,
         on_silence: Callable[[int, float], None],
     ) -> None:
-        """Listen at `address`, if it is one of this machine, else on all of its addresses.
+        """Listen at `address` if it belongs to this machine, else on all addresses of the machine.
 
-        `on_silence(server, seconds)` is called, in a thread of its own, when a server that had joined has given no
-        sign of life for `patience_s`. Raises `LaunchError` if the port cannot be used.
+        `on_silence(server, seconds)` is called, in a separate thread, when a server that had joined gives no sign of
+        life for `patience_s`. Raises `LaunchError` if the port cannot be used.
         """
         self._key, self._store_port, self._patience_s = key, store_port, patience_s
         self._on_silence = on_silence
@@ -136,19 +136,19 @@ class StoreGateway:
         while not accepting.done():
             began = time.monotonic()
             await asyncio.sleep(interval_s)
-            if time.monotonic() - began < 2 * interval_s:  # else this process was stopped, and not the others
+            if time.monotonic() - began < 2 * interval_s:  # else this process was suspended, and the others were not
                 self._look_for_silence()
         await accepting
 
     async def _accept_all(self, listener: socket.socket) -> None:
-        """Accept connections one by one. There are never more without a handshake than `Strangers` allows."""
+        """Accept connections one by one. `Strangers` limits the number of connections without a handshake."""
         loop, strangers = asyncio.get_running_loop(), Strangers[asyncio.Task[None]]()
         listener.setblocking(False)
         tasks = set()  # asyncio itself keeps only weak references to tasks
         while True:
             try:
                 connection, place = await loop.sock_accept(listener)
-            except OSError:  # the peer is gone already, or this process has too many open files
+            except OSError:  # the peer has already left, or this process has too many open files
                 await asyncio.sleep(_FULL_S)
                 continue
             task = loop.create_task(self._welcome(connection, strangers))
@@ -156,10 +156,10 @@ class StoreGateway:
             task.add_done_callback(tasks.discard)
             if (victim := strangers.add(task, str(place[0]))) is not None:
                 victim.cancel()
-            await asyncio.sleep(0)  # `sock_accept` does not yield where a connection is waiting
+            await asyncio.sleep(0)  # `sock_accept` does not yield if a connection is waiting
 
     async def _welcome(self, connection: socket.socket, strangers: Strangers[asyncio.Task[None]]) -> None:
-        """Shake hands, and then serve the peer until one of both ends the connection."""
+        """Shake hands, and then serve the peer until either end closes the connection."""
         task = asyncio.current_task()
         assert task is not None
         known = None
@@ -223,7 +223,7 @@ class StoreGateway:
 
 
 class StoreRelay:
-    """The end of every other server: a port of its loopback interface that leads to the store."""
+    """The relay of any other server: a port of its loopback interface that leads to the store."""
 
     def __init__(self, address: str, port: int, key: bytes, server: int, patience_s: float) -> None:
         self._target = (address, port, key)
@@ -233,7 +233,7 @@ class StoreRelay:
         _in_thread(lambda: self._serve(listener), "relay")
 
     def store_answers(self, timeout_s: float) -> bool:
-        """Whether the gateway of server 0 shakes hands within this time."""
+        """Whether the handshake with server 0's gateway succeeds within this time."""
         try:
             self._connect(Purpose.PROBE, timeout_s).close()
         except (OSError, LaunchError):
@@ -256,7 +256,7 @@ class StoreRelay:
         await _join(reader, writer, *await asyncio.open_connection(sock=connection))
 
     async def _live(self) -> None:
-        """Give signs of life until the connection breaks, or the gateway gives none."""
+        """Give signs of life until the connection breaks, or until the gateway gives no sign of life."""
         connection = await asyncio.to_thread(self._connect, Purpose.HEARTBEAT, self._patience_s)
         reader, writer = await asyncio.open_connection(sock=connection)
         try:
@@ -270,13 +270,13 @@ class StoreRelay:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    """A socket that listens at an address of this machine, or at all if the address is none or another machine's."""
+    """A socket that listens at an address of this machine, or at all its addresses if `address` is not its own."""
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
     except OSError:
         found = []
     for family, _, _, _, place in found:
-        # A host name that means the loopback interface here (127.0.1.1 in Debian's /etc/hosts) means another elsewhere.
+        # The machine's own host name may mean its loopback interface here only (127.0.1.1 in Debian's /etc/hosts).
         if ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback and not is_local_name(address):
             continue
         with suppress(OSError):
@@ -295,7 +295,7 @@ async def _join(
     other_reader: asyncio.StreamReader,
     other_writer: asyncio.StreamWriter,
 ) -> None:
-    """Pass bytes on in both directions until one side ends; then both end."""
+    """Pass bytes on in both directions until one end closes; then close the other."""
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(_copy(reader, other_writer))
@@ -315,7 +315,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, 
 
 
 def _quietly(handle: Handler) -> Handler:
-    """The handler of a connection, which closes it in the end. What a peer does is no error of this process."""
+    """A handler that closes its connection at the end, and ignores errors that the peer causes."""
 
     async def handled(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

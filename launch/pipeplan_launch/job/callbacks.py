@@ -1,7 +1,7 @@
-"""Callbacks of the user's own during a run, for logging, plotting or notification. Torch-free.
+"""The user's callbacks during a run, for logging, plotting or notification. Torch-free.
 
 Callbacks are called in one process only, the first replica of the last stage. It knows the loss of its own
-minibatches: all of them, or every r-th where that stage has r replicas.
+minibatches: all of them, or every r-th if that stage has r replicas.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class MinibatchInfo:
     """The minibatch's number in the epoch, counted from 0."""
     samples: int
     loss: float
-    """The loss with the weights that the minibatch used; not finite where training has diverged."""
+    """The loss with the weights that the minibatch used; not finite if training has diverged."""
     learning_rate: float | None
-    """The current rate of the last stage's first parameter group; None where that stage trains nothing."""
+    """The current rate of the last stage's first parameter group; None if that stage trains nothing."""
     minibatches_per_s: float | None
-    """Step time of the whole pipeline over the last 50 minibatches; None before two are finished."""
+    """Throughput of the whole pipeline over the last 50 minibatches; None before two are finished."""
 
 
 def accuracy_text(correct: float, judged: float) -> str:
-    """The accuracy for people, as in `accuracy 97.2% (350 of 360)`, where a metric judged samples."""
+    """The accuracy as text, such as `accuracy 97.2% (350 of 360)`."""
     return f"accuracy {correct / judged:.2%} ({correct:.0f} of {judged:.0f})"
 
 
@@ -67,10 +67,10 @@ class EpochResult:
     test_correct: float
     """Test samples that the job's metric counted as right."""
     test_judged: float
-    """Test samples that the job's metric could judge; 0 where the epoch was not evaluated."""
+    """Test samples that the job's metric could judge; 0 if the epoch was not evaluated."""
     test_loss: float | None
     test_metrics: dict[str, float] = field(default_factory=dict)
-    """The job's `metrics`, by name; empty where the epoch was not evaluated."""
+    """The job's `metrics`, by name; empty if the epoch was not evaluated."""
 
     def as_json(self) -> dict[str, Any]:
         """The epoch's entry in summary.json and in a checkpoint's manifest."""
@@ -94,7 +94,9 @@ class EpochResult:
 
 
 class Callback:
-    """Base class of callbacks, whose methods do nothing: override those you need. An exception ends the run."""
+    """Base class of callbacks. Its methods do nothing: override the methods that you need. An exception ends the
+    run.
+    """
 
     def on_start(self, run: RunInfo) -> None:
         """Training starts or resumes. Open files here, not in the constructor: the job is built in every process."""
@@ -103,16 +105,16 @@ class Callback:
         """This process has finished a minibatch. The pipeline waits until the method returns."""
 
     def on_epoch(self, result: EpochResult) -> None:
-        """An epoch is trained and, if it is one that is evaluated, evaluated."""
+        """An epoch has been trained, and evaluated unless `--evaluate-every` skips it."""
 
     def on_checkpoint(self, folder: Path) -> None:
-        """A complete checkpoint is in that folder."""
+        """A complete checkpoint has been written to `folder`."""
 
     def on_end(self, summary: dict[str, Any]) -> None:
         """The run has ended; `summary` is the content of summary.json. Not called if an error ended the run."""
 
 
-# Calls the job's callbacks in their order, and reports which of them failed.
+# Calls the job's callbacks in order, and reports which callback failed.
 
 
 class CallbackList:

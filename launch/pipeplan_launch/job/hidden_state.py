@@ -1,7 +1,7 @@
-"""State that a user's function changes and that nothing trains, saves or shares: found by calling it twice.
+"""Hidden state: state that a user's function changes, and that is not trained, saved or shared. Two calls reveal it.
 
 Such a function works in one process. In a pipeline every replica has its own state, a stage that recomputes calls the
-function twice for a minibatch, and a run that resumes begins with the first state again.
+function twice for a minibatch, and a resumed run begins with the initial state again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pipeplan_launch.job.loss import REMEDY, LossState, loss_text
 from pipeplan_launch.job.reachable import reachable_values
 
 LARGE_ELEMENTS = 1 << 22
-"""Elements of a tensor beyond which its writes are counted and its values not compared."""
+"""Largest tensor, in elements, whose values are compared. For a larger tensor only its writes are counted."""
 
 
 def check_loss(
     loss: Callable[[Any, Any], Any], state: LossState | None, output: Any, target: Any, names: Mapping[int, str]
 ) -> None:
-    """Raise `LaunchError` if a loss depends on a trained tensor, or changes state, beyond its own `state`.
+    """Raise `LaunchError` if a loss depends on a trained tensor or changes a state that is not in its own `state`.
 
-    The loss is called on copies of an output of the model and a target. `names`: for the id of each parameter of the
-    model that is known here, its name.
+    The loss is called on copies of an output of the model and a target. `names`: the name of each of the model's
+    parameters that is known here, by its `id`.
     """
     leaves: list[Tensor] = []
     values: list[Any] = []
@@ -55,7 +55,9 @@ def check_loss(
 
 
 def _leaf_copy(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
-    """A copy that may be written, of a leaf that is added to `leaves`, if the tensor has a gradient."""
+    """A writable copy of a tensor. If the tensor has a gradient, it is a copy of a new leaf, which is added to
+    `leaves`.
+    """
     if tensor.requires_grad:
         leaves.append(tensor.detach().requires_grad_())
         return leaves[-1].clone()
@@ -63,7 +65,7 @@ def _leaf_copy(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
 
 
 def trained_leaves(value: object) -> list[Tensor]:
-    """The leaves that a backward pass from a value would give gradients."""
+    """The leaves that would get gradients in a backward pass from a value."""
     waiting = [value.grad_fn] if isinstance(value, Tensor) else []
     seen: set[Any] = set()
     leaves: list[Tensor] = []
@@ -83,9 +85,9 @@ def refuse_hidden_state(
 ) -> None:
     """Raise `LaunchError` if a call of `function` changes state that it can reach.
 
-    `call` calls it, always with the same arguments. `what` names it, as in "the job's loss", and `remedy` says what to
-    write instead. `known`: ids of tensors that may change. The first call may fill caches; what the second one changes
-    is state.
+    `call` calls the function, always with the same arguments. `what` names it, as in "the job's loss", and `remedy`
+    says what to write instead. `known`: ids of tensors that may change. The first call may fill caches; a change by the
+    second call is state.
     """
     _call_alike(call)
     before = _snapshot(function, known)
@@ -99,13 +101,13 @@ def refuse_hidden_state(
 
 
 def _call_alike(call: Callable[[], object]) -> None:
-    """Call with the present random numbers, which are left as they are."""
+    """Call with the present random numbers, and restore the generators afterwards."""
     with torch.random.fork_rng(devices=[]):
         call()
 
 
 def _snapshot(function: object, known: Collection[int]) -> dict[str, Any]:
-    """The present values of what a function can reach, by path."""
+    """The present values of everything that a function can reach, by path."""
     found: dict[str, Any] = {}
     for path, value in reachable_values(function):
         if isinstance(value, Tensor):

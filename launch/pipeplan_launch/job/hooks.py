@@ -1,8 +1,10 @@
-"""Hooks of the user's own on parameters and modules: run where that gives what one process does, else refused.
+"""The user's hooks on parameters and modules. A hook runs if its result is the same as in one process; else it is
+refused.
 
 A hook that `register_hook` puts on a parameter gets the mean gradient of an update, as in one process that takes the
-whole batch at once. Forward hooks of modules are traced with them. Hooks on the backward pass of a module are not in a
-trace, and a hook after accumulation may write to weights that minibatches in flight still read.
+whole batch at once. Forward hooks are traced together with their modules. Hooks on the backward pass of a module are
+not in a trace, so they are refused. So are hooks after accumulation, which may write to weights that minibatches in
+flight still read.
 """
 
 from __future__ import annotations
@@ -44,12 +46,13 @@ def refuse_accumulation_hooks(parameters: Mapping[str, nn.Parameter]) -> None:
 
 
 def parameter_hooks(parameters: Mapping[str, Tensor]) -> dict[str, Mapping[int, GradientHook]]:
-    """The hooks that `register_hook` has put on parameters, for each parameter that has some."""
+    """The hooks that `register_hook` has put on parameters, for each parameter with hooks."""
     return {name: hooks for name, one in parameters.items() if (hooks := getattr(one, "_backward_hooks", None))}
 
 
 def take_hooks(parameters: Mapping[str, Tensor]) -> dict[str, Mapping[int, GradientHook]]:
-    """Take the hooks off parameters, so that backward passes do not call them; returns them as `parameter_hooks` does.
+    """Remove the hooks from parameters, so that backward passes do not call them. Returns them as `parameter_hooks`
+    does.
 
     A hook that its owner removes later is removed from the result.
     """

@@ -1,4 +1,4 @@
-"""A job: a model as its author wrote it, with the data, loss and optimiser that training it takes."""
+"""A job: a model as its author wrote it, with the data, loss and optimiser to train it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Batch:
-    """One minibatch: the model's inputs, in order, and the target (None where the job has no data)."""
+    """One minibatch: the model's inputs, in order, and the target (None if the job has no data)."""
 
     inputs: tuple[Tensor, ...]
     target: Any
@@ -68,7 +68,7 @@ class Batch:
 
 
 def call_model(model: nn.Module, inputs: Sequence[Tensor], names: Sequence[str] = ()) -> Any:
-    """Run a model on inputs, as keyword arguments where they have names."""
+    """Run a model on inputs, as keyword arguments if they have names."""
     return model(**dict(zip(names, inputs, strict=True))) if names else model(*inputs)
 
 
@@ -85,9 +85,10 @@ class StageInfo:
     """Minibatches of the pipeline whose gradients are averaged for one update of this stage."""
     schedule: str = "1f1b-stashing"
     delay: int = 0
-    """Updates by which the gradients of this stage are late, at most; 0 where the pipeline drains for every update."""
+    """Largest number of updates by which the gradients of this stage are late; 0 if the pipeline drains before every
+    update."""
     named_parameters: tuple[tuple[str, nn.Parameter], ...] = ()
-    """The trainable parameters of the stage, under the model's names."""
+    """The trainable parameters of the stage, by their names in the model."""
 
     @property
     def samples_per_update(self) -> int:
@@ -97,10 +98,10 @@ class StageInfo:
 
 @dataclass(frozen=True)
 class Job:
-    """A model and how to train it. Profiling and planning need only `model` and one of `inputs` and `data`."""
+    """A model and how to train it. Profiling and planning need only `model`, and one of `inputs` and `data`."""
 
     model: nn.Module
-    """The unmodified model. torch.compile and DataParallel around it are taken off."""
+    """The unmodified model. A wrapper by torch.compile or DataParallel is removed."""
     inputs: Callable[[int], Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]] | None = None
     """Makes example inputs for a minibatch of n samples, as a dictionary if the model takes keyword arguments; by
     default the first n samples of `data.train`."""
@@ -137,7 +138,7 @@ class Job:
     """Tokens in a sample, so that predictions are in tokens per second as well; 0 if samples have no tokens."""
     loss_weight: Callable[[Any], Tensor | float] | None = None
     """loss_weight(target): the weight of a minibatch's loss in the mean over minibatches, such as the number of valid
-    targets where the loss is a mean over these; by default the number of samples."""
+    targets if the loss is a mean over these; by default the number of samples."""
 
     def __post_init__(self) -> None:
         validation.check_model(self.model)
@@ -180,7 +181,7 @@ class Job:
             return self.example(1).names
 
     def check_names(self, batch: Batch) -> None:
-        """Raises `LaunchError` if a minibatch has other inputs than the ones that the model was traced with."""
+        """Raises `LaunchError` if a minibatch does not have the inputs that the model was traced with."""
         if batch.names and batch.names != self.input_names:
             raise LaunchError(
                 f"a minibatch has the inputs {', '.join(batch.names)}, and the model was traced with "
@@ -188,11 +189,11 @@ class Job:
             )
 
     def example_inputs(self, minibatch: int) -> tuple[Tensor, ...]:
-        """Example inputs of the model for a minibatch of that many samples."""
+        """Example inputs of the model, for a minibatch of this many samples."""
         return self.example(minibatch).inputs
 
     def example(self, minibatch: int) -> Batch:
-        """A minibatch of example inputs with that many samples; its target may be None."""
+        """A minibatch of example inputs with this many samples; its target may be None."""
         if self.inputs is None:
             return self.example_batch(minibatch)
         with user_code_errors("the job's inputs"):
@@ -201,8 +202,8 @@ class Job:
         return Batch(inputs, None, names)
 
     def example_batch(self, minibatch: int) -> Batch:
-        """A minibatch of the first training samples, repeated where there are too few; example inputs alone if there
-        is no data.
+        """A minibatch of the first training samples, repeated if there are too few; only example inputs if there is no
+        data.
         """
         if self.data is None:
             return self.example(minibatch)

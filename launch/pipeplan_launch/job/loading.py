@@ -41,8 +41,8 @@ def load_job(ref: str, seed: int, device: str | None = None) -> Job:
     All random generators are seeded first, and again before the job's `data` is built, so that every worker builds
     the same initial weights and the same data.
 
-    With `device` the model is built on that device. On `meta` it has shapes and types but no data, however large it
-    is. Raises `LaunchError` if the reference is wrong or the user's code fails.
+    With `device` the model is built on that device. On `meta` a model of any size has only shapes and types, and no
+    data. Raises `LaunchError` if the reference is wrong or the user's code fails.
     """
     seed_everything(seed)
     build = _find(ref)
@@ -57,7 +57,9 @@ def load_job(ref: str, seed: int, device: str | None = None) -> Job:
 
 
 def _seeded(data: Callable[[], Data] | None, seed: int) -> Callable[[], Data] | None:
-    """The function that builds the data, seeded before each call so that earlier draws make no difference."""
+    """The function that builds the data. It seeds the generators before each call, so that earlier draws have no
+    effect.
+    """
     if data is None:
         return None
 

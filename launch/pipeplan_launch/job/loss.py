@@ -1,7 +1,7 @@
 """The loss of a job: its value, the weight of a minibatch in means, and its own parameters and buffers.
 
-The last stage trains and saves the loss's tensors as it does those of its layers. The loss may be a module, a method of
-one, or a function that closes over modules. Its tensors have names that begin with `loss.`, beside the model's own.
+The last stage trains and saves the tensors of the loss together with those of its layers. The loss may be a module, a
+method of a module, or a function that closes over modules. The names of its tensors begin with `loss.`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from pipeplan_launch.job.reachable import reachable_values
 
 
 def loss_text(loss: object) -> str:
-    """The job's loss in messages, with the name that its author gave it: `the job's loss (cross_entropy)`."""
+    """The name of the job's loss for messages, with the name that its author gave it: `the job's loss
+    (cross_entropy)`.
+    """
     called = loss
     while isinstance(called, functools.partial):
         called = called.func
@@ -45,19 +47,21 @@ def checked_loss(loss: object, value: object) -> Tensor:
 
 
 def loss_number(loss: object, value: object) -> float:
-    """The value of a loss where nothing is trained, which may be a plain number. Raises `LaunchError` otherwise."""
+    """The value of a loss as a number, for evaluation, where it may be a plain number. Raises `LaunchError`
+    otherwise.
+    """
     if isinstance(value, int | float):
         return float(value)
     return float(checked_loss(loss, value))
 
 
 def constant_loss_message(loss: object) -> str:
-    """The error for a loss from which no gradient leads back."""
+    """The error message for a loss that depends on no trained parameter."""
     return f"{loss_text(loss)} does not depend on any parameter that can be trained"
 
 
 def _described(value: Any) -> str:
-    """A value that is no loss, and what to write where that is clear."""
+    """A description of a value that is not a loss, with advice if there is any."""
     if not isinstance(value, Tensor):
         return f"a value of type {type(value).__name__}"
     if value.is_complex():
@@ -92,12 +96,12 @@ class LossState:
     """The tensors of the modules that a job's loss calls, without those that belong to the model."""
 
     def __init__(self, loss: Any, modules: Mapping[str, nn.Module], model: nn.Module) -> None:
-        """`modules`: those that the loss calls, by a name each. Raises `LaunchError` where names collide."""
+        """`modules`: the modules that the loss calls, by name. Raises `LaunchError` if names collide."""
         self._holder = _Holder(loss, modules)
         own_of_model = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         tensors = (*self._holder.named_parameters(), *self._holder.named_buffers())
         self._names = tuple(name for name, tensor in tensors if id(tensor) not in own_of_model)
-        """The loss's own names; its module may also hold the model."""
+        """Names of the loss's own tensors. Its module may also contain the model."""
         taken = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
         clash = next((name for name in self._names if name in taken), None)
         if clash is not None:
@@ -110,8 +114,8 @@ class LossState:
 
     @property
     def module(self) -> nn.Module:
-        """The module that the loss calls, or one whose children are all that it calls. Without the prefix `loss.` its
-        tensors have the same names as here.
+        """The module that the loss calls, or a module whose children are all the modules that it calls. Its tensors
+        have the same names as here, but without the prefix `loss.`.
         """
         return self._holder.get_submodule(LOSS_PREFIX[:-1])
 
@@ -124,12 +128,12 @@ class LossState:
         return {name: one for name, one in self._holder.named_buffers() if name in self._names}
 
     def call(self, tensors: Mapping[str, Tensor], output: Any, target: Any) -> Any:
-        """The loss's value, with those of `tensors` that have a name of its own in place of its tensors."""
+        """The loss's value, with `tensors` in place of its own tensors of the same names."""
         own = {name: tensors[name] for name in self._names if name in tensors}
         return torch.func.functional_call(self._holder, own, (output, target))
 
     def evaluate(self, output: Any, target: Any) -> Any:
-        """The loss's value in evaluation mode, which leaves no trace in the buffers."""
+        """The loss's value in evaluation mode. Its buffers stay unchanged."""
         with self._in_evaluation_mode():
             return self.call({name: one.clone() for name, one in self.buffers().items()}, output, target)
 
@@ -158,7 +162,7 @@ class _Holder(nn.Module):
 
     def __init__(self, loss: Any, modules: Mapping[str, nn.Module]) -> None:
         super().__init__()
-        self._function = (loss,)  # in a tuple, as a module would become a child under this name
+        self._function = (loss,)  # in a tuple, because a module would become a child under this name
         several = nn.Module()
         for name, module in modules.items():
             several.add_module(name, module)
@@ -169,7 +173,7 @@ class _Holder(nn.Module):
 
 
 def loss_state(loss: Any, model: nn.Module) -> LossState | None:
-    """The state of a job's loss; None if it has none.
+    """The state of a job's loss; None if the loss has no state.
 
     Raises `LaunchError` for a trained tensor that belongs to no module, which can be neither trained nor saved.
     """
@@ -196,7 +200,7 @@ def loss_state(loss: Any, model: nn.Module) -> LossState | None:
 
 
 def _unique(path: str, taken: Mapping[str, object]) -> str:
-    """A name for a module of the loss: the last part of its path, which a number makes unique."""
+    """A name for a module of the loss: the last part of its path, with a number if needed to make it unique."""
     name = path.rpartition(".")[2] or "module"
     if hasattr(nn.Module, name):
         name += "_"

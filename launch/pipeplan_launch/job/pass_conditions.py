@@ -1,10 +1,10 @@
-"""What a pass depends on beside weights and inputs: random numbers and autocast.
+"""The conditions of a pass besides weights and inputs: random numbers and autocast.
 
-Seeds follow from what is computed, and not from who computes it or what ran before.
+A seed depends on what is computed. It does not depend on which worker computes it, or on what ran before.
 
-`torch.export` records operators as the model calls them, above autocast: the graph holds no casts, and the types that
-it notes are those under the autocast that was on. So a stage runs under the same autocast, and computes the same as
-the model, bit by bit.
+`torch.export` records operators as the model calls them, before autocast adds casts. So the graph has no casts, but its
+types are the types under autocast. Therefore a stage runs under the same autocast, and computes the same as the model,
+bit by bit.
 """
 
 from __future__ import annotations

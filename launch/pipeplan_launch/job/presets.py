@@ -1,9 +1,9 @@
-"""Presets: what a job file may give as its optimiser or scheduler.
+"""Presets: optimisers and schedulers that a job file may use.
 
 `muon` updates matrices by torch's Muon (Jordan et al., 2024), and everything else by AdamW. The others are for training
 with old gradients: `nesterov_for_stashing` is the recipe of Ajanthan et al., ICML 2025 (arXiv 2505.01099),
-`rate_by_delay` the first technique of PipeMare (Yang et al., MLSys 2021, arXiv 1910.05124). docs/learning.md says what
-was measured of them.
+`rate_by_delay` the first technique of PipeMare (Yang et al., MLSys 2021, arXiv 1910.05124). docs/learning.md has
+measurements of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeplan_launch.job.job import StageInfo
 
 
 def nesterov_for_stashing(lr: float = 3e-4, weight_decay: float = 0.0) -> Callable[[list[nn.Parameter]], Optimizer]:
-    """The optimiser of a job: NAdam with long momentum, whose look-ahead makes up for gradients that are old."""
+    """The optimiser of a job: NAdam with long momentum, whose look-ahead compensates for old gradients."""
 
     def build(parameters: list[nn.Parameter]) -> Optimizer:
         betas, decay = (0.99, 0.999), 0.004
@@ -34,7 +34,9 @@ class MuonWithAdamW(Optimizer):
     """Muon for matrices and AdamW for all other parameters, as one optimiser with a group for each."""
 
     def __init__(self, matrices: list[nn.Parameter], others: list[nn.Parameter], lr: float, weight_decay: float):
-        """`lr`: the rate of both. Muon's is scaled so that its steps are as long as AdamW's (Moonshot, 2025)."""
+        """`lr`: the learning rate of both. Muon's rate is scaled so that its steps are as long as AdamW's (Moonshot,
+        2025).
+        """
         self._parts: list[Optimizer] = []
         if matrices:
             self._parts.append(optim.Muon(matrices, lr, weight_decay, adjust_lr_fn="match_rms_adamw"))
@@ -45,7 +47,7 @@ class MuonWithAdamW(Optimizer):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient."""
         for part, group in zip(self._parts, self.param_groups, strict=True):
-            # A checkpoint that is loaded replaces the groups and the state of this optimiser.
+            # Loading a checkpoint replaces the groups and the state of this optimiser.
             part.param_groups, part.state = [group], self.state
             part.step()
 
@@ -54,7 +56,7 @@ def muon(lr: float = 1e-3, weight_decay: float = 0.1, adamw_names: Collection[st
     """The optimiser of a job: Muon for the matrices, AdamW with the same rate for everything else.
 
     `adamw_names`: parts of the names of matrices that AdamW updates too, which is usual for embeddings and the output
-    layer: `("embed", "head")`. Raises `LaunchError` where torch has no Muon.
+    layer: `("embed", "head")`. Raises `LaunchError` if torch has no Muon.
     """
     if not hasattr(optim, "Muon"):
         raise LaunchError("muon needs torch 2.9 or newer")

@@ -1,4 +1,4 @@
-"""The values that a user's function can reach: what it closes over, its object's attributes, its globals.
+"""The values that a user's function can reach: enclosed variables, attributes of its object, and globals.
 
 A loss or a metric that is a plain function may read modules, tensors and counters in any of these places.
 """
@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from pipeplan_launch.job.user_code import is_user_code
 
 MOST_MEMBERS = 1000
-"""Members of a list or dictionary beyond which only its length is looked at."""
+"""Largest number of members of a list or dictionary that are visited. For a larger one only its length counts."""
 MOST_VALUES = 20_000
-"""Values beyond which no more are looked for."""
+"""Largest number of values that are visited."""
 _DEEPEST = 12
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
@@ -27,7 +27,7 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 def reachable_values(function: object) -> Iterator[tuple[str, Any]]:
     """(path in the user's terms, value) of everything that a function can reach, itself included, each value once.
 
-    Looks into functions and classes of the user's own, not into those of libraries, except modules of torch.
+    It visits functions and classes of the user, and modules of torch, but nothing else in libraries.
     """
     seen: set[int] = set()
     waiting: deque[tuple[str, Any, int]] = deque([("", function, 0)])
@@ -49,7 +49,7 @@ def _joined(path: str, name: str) -> str:
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
-    """(name, value) of what a value leads to; a name is empty where the user's code has none."""
+    """(name, value) of everything that a value refers to. A name is empty if the user's code has none."""
     if isinstance(value, functools.partial):
         yield "", value.func
         yield from ((str(number), argument) for number, argument in enumerate(value.args))
@@ -74,14 +74,14 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _methods_of(value: object) -> Iterator[tuple[str, Any]]:
-    """The functions of an object's class, if the class is the user's own."""
+    """The functions of an object's class, if the user defined the class."""
     if _is_of_user(value):
         for kind in type(value).__mro__:
             yield from (("", one) for one in vars(kind).values() if isinstance(one, FunctionType))
 
 
 def _is_of_user(value: object) -> bool:
-    """Whether a value is an object of a class of the user's own."""
+    """Whether a value is an object of a class that the user defined."""
     file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
     return file is not None and not isinstance(value, type | ModuleType | Tensor) and is_user_code(file)
 
@@ -102,7 +102,7 @@ def _members_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
-    """The names that a function and those inside it look up beyond their own variables."""
+    """The names that a function, and functions inside it, look up outside of their own variables."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

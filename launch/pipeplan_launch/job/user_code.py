@@ -1,4 +1,4 @@
-"""Errors of the user's own code: each becomes one line that quotes the place in their file. Torch-free."""
+"""Errors of the user's code. Each becomes one line that quotes the place in the user's file. Torch-free."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pipeplan_launch.errors import LaunchError
 
 @contextmanager
 def user_code_errors(what: str) -> Iterator[None]:
-    """Turn exceptions of the user's code inside into a `LaunchError`. `what` names the part of the job that runs, as
-    in "the job's loss".
+    """Context that turns exceptions of the user's code into `LaunchError`. `what` names the part of the job that runs,
+    as in "the job's loss".
     """
     try:
         yield
     except LaunchError:
         raise
-    except (Exception, SystemExit) as error:  # a job that ends its process would look like a fault
+    except (Exception, SystemExit) as error:  # if a job ended its process, it would look like a fault
         raise LaunchError(f"{what} failed: {describe_error(error)}") from error
 
 
@@ -44,14 +44,14 @@ def user_line(error: BaseException) -> str | None:
 
 
 def is_user_code(filename: str) -> bool:
-    """Whether a file is the user's: not torch's, not the standard library's, not the machinery of pipeplan."""
+    """Whether a file is the user's, and not part of torch, the standard library or pipeplan."""
     path = Path(filename)
     if filename.startswith("<") or "site-packages" in path.parts or "dist-packages" in path.parts:
         return False
     package = _folder_of(__name__.partition(".")[0])
     if package is not None and package in path.parents:
         return package / "models" in path.parents
-    # A process that has not imported torch, or the planner, has no frames of it either.
+    # A process that has not imported torch or the planner has no frames of them.
     libraries = [Path(os.__file__).parent, _folder_of("torch"), _folder_of("pipeplan")]
     return not any(library in path.parents for library in libraries if library is not None)
 

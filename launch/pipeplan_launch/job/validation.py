@@ -134,7 +134,7 @@ def check_data_functions(data: Any) -> None:
 
 
 def _advice(name: str, value: Any) -> str:
-    """A hint that follows from the value itself on what to write instead; otherwise an empty string."""
+    """A hint on what to write instead of this value; empty if there is none."""
     if name == "data" and type(value).__name__ == "Data":
         return "a function that returns it, without parentheses: write data=spirals, not data=spirals()"
     if name == "optimizer" and isinstance(value, Optimizer):
@@ -152,13 +152,13 @@ def _describe_type(value: Any) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
-# Models in one of torch's wrappers: the model inside is taken where the wrapper changes nothing, or it is refused.
+# Models in one of torch's wrappers. If the wrapper changes nothing, the model inside is used; else it is refused.
 
 
 OPTIMIZED = "OptimizedModule"
 DATA_PARALLEL = "DataParallel"
 INNER = {OPTIMIZED: "_orig_mod", DATA_PARALLEL: "module"}
-"""Wrappers that are taken off, with the attribute that holds the model inside."""
+"""Wrappers that are removed, with the attribute that holds the model inside."""
 GIVE_INSIDE = "give the module inside it: pipeplan divides the work among the workers, and averages gradients, itself"
 REFUSED = {
     "DistributedDataParallel": GIVE_INSIDE,
@@ -166,7 +166,7 @@ REFUSED = {
     "FSDPModule": "leave out fully_shard(): pipeplan divides the work among the workers itself",
     "ScriptModule": "TorchScript has no Python code to trace: give the module that it was made from",
 }
-"""Wrappers that a model may not have anywhere, with the remedy."""
+"""Wrappers that a model must not contain anywhere, with the remedy."""
 AVERAGED = "AveragedModel"
 
 
@@ -182,7 +182,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
             what = f"holds a {kind} at {path!r}" if path else f"is a {kind}"
             raise LaunchError(f"a job's model {what}: {REFUSED[kind]}")
         if kind == DATA_PARALLEL:
-            module.device_ids = []  # then it only calls the module inside
+            module.device_ids = []  # so that it only calls the module inside
         _hold_plain_tensors(module)
     return model
 
@@ -190,8 +190,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def _hold_plain_tensors(module: nn.Module) -> None:
     """Replace a module's frozen weights of tensor subclasses, such as quantised ones, by the plain tensors inside.
 
-    A parametrization makes the subclass from them for every pass. Plain tensors can be traced, moved to a device, saved
-    and divided, and have the size of what is stored. Raises `LaunchError` where torch has no such parametrization.
+    A parametrization builds the subclass from the plain tensors in every pass. Plain tensors can be traced, moved to a
+    device, saved and divided, and have the size of the stored data. Raises `LaunchError` if torch has no such
+    parametrization.
     """
     for name, tensor in list(module.named_parameters(recurse=False)):
         if hasattr(type(tensor), "__tensor_flatten__") and not tensor.requires_grad:

@@ -2,8 +2,8 @@
 
 `launchers.ssh` starts it on every host, over ssh.
 
-Requests come as lines on standard input: `stop` (SIGTERM), `kill` (SIGKILL), and anything else as a sign of life.
-At the end of the input, or after a minute without a line, the script that started this process is taken to be gone, and
+Requests come as lines on standard input: `stop` (SIGTERM) and `kill` (SIGKILL). Any other line is a sign of life. At
+the end of the input, or after a minute without a line, the script that started this process counts as gone, and
 training has GRACE seconds to end at a checkpoint. So no worker outlives that script, or the connection to it.
 """
 
@@ -26,7 +26,7 @@ LAST_OUTPUT_S = 5.0
 
 
 class HostSupervisor:
-    """One run of a command whose owner is at the other end of a pipe."""
+    """Runs a command for a script at the other end of a pipe."""
 
     def __init__(self, command: Sequence[str], grace_s: float, silence_s: float = SILENCE_S) -> None:
         self._grace_s, self._silence_s = grace_s, silence_s
@@ -76,7 +76,7 @@ class HostSupervisor:
                 self._send(signal.SIGKILL)
 
     def _requests(self, source: int) -> Iterator[bytes]:
-        """Lines of a descriptor, until it ends or has been silent for too long."""
+        """Lines from a descriptor, until its end or until it has been silent for too long."""
         pending = b""
         while select.select([source], [], [], self._silence_s)[0]:
             chunk = os.read(source, 4096)

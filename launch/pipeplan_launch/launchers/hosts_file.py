@@ -1,4 +1,4 @@
-"""The file that names the hosts of a launch over ssh: one host a line, in the order of the plan's servers."""
+"""Reads the hosts file of a launch over ssh: one host per line, in the order of the plan's servers."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ class Host:
     port: str = ""
     """Port of its ssh server; if empty, ssh decides."""
     folder: str = ""
-    """Plan folder on the host. A relative one is in the home folder of the host. Empty: the path on this machine."""
+    """Plan folder on the host; a relative path starts at the host's home folder. Empty: the same path as on this
+    machine."""
     python: str = ""
     """Interpreter on the host that has pipeplan; `~/` is the home folder of the host. Empty: launch.sh decides."""
     address: str = ""
-    """Address by which the other hosts reach this one. Used for the first host only."""
+    """Address at which the other hosts reach this host. Used for the first host only."""
     variables: tuple[str, ...] = ()
-    """Environment variables of this host alone, as NAME=VALUE."""
+    """Environment variables for this host only, as NAME=VALUE."""
 
 
 def read_hosts(path: str) -> list[Host]:
-    """Read a hosts file. Raises `LaunchError`, with the number of the line, for a word that it does not know."""
+    """Read a hosts file. Raises `LaunchError`, with the number of the line, for an unknown word."""
     try:
         text = read_file(Path(path), MAX_BYTES).decode("utf-8", "surrogateescape")
     except OSError as error:
@@ -49,7 +50,7 @@ def read_hosts(path: str) -> list[Host]:
 
 def _host(words: list[str], place: str) -> Host:
     name, *rest = words
-    if name.startswith("-"):  # ssh would take it for an option
+    if name.startswith("-"):  # ssh would treat it as an option
         raise LaunchError(f"{place}: '{name}' is not the name of a host")
     fields: dict[str, str] = {}
     variables: list[str] = []
@@ -70,7 +71,9 @@ def _host(words: list[str], place: str) -> Host:
 def parse_script_arguments(
     parser: argparse.ArgumentParser, arguments: Sequence[str]
 ) -> tuple[argparse.Namespace, list[str]]:
-    """Parse the facts with `parser`, after adding those that all scripts have. The user's arguments stay unparsed."""
+    """Parse the facts of the plan with `parser`, after adding the facts that all scripts have. The user's arguments
+    stay unparsed.
+    """
     parser.add_argument("--plan", required=True, help="the plan folder")
     parser.add_argument("--digest", required=True, help="digest of the plan: another plan is refused")
     end = list(arguments).index("--") if "--" in arguments else len(arguments)

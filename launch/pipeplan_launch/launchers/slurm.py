@@ -2,7 +2,7 @@
 
 1. Find the plan folder, and refuse a plan other than the one that launch.slurm was rendered for.
 2. Choose where the workers meet (`rendezvous_variables`) and the run folder (`choose_run`).
-3. Run launch.sh on all nodes, as one step. On a signal ask it to end at a checkpoint.
+3. Run launch.sh on all nodes, as one step. On a signal, ask it to end at a checkpoint.
 4. After the time limit, have SLURM queue the job again.
 """
 
@@ -32,12 +32,12 @@ from pipeplan_launch.telemetry.run_folder import has_checkpoint
 # The nodes of a SLURM job: where its workers meet, and the srun command that starts them.
 
 FIRST_PORT = 20000
-"""The port of a job is this and the last four digits of its number, or the next free one."""
+"""The port of a job is this number plus the last four digits of the job's number, or the next free port."""
 
 
 @dataclass(frozen=True)
 class Component:
-    """Nodes of a job that are alike. A job whose nodes differ has several (a heterogeneous job)."""
+    """Equal nodes of a job. A job with different nodes has several components (a heterogeneous job)."""
 
     nodes: int
     cores: int
@@ -51,7 +51,7 @@ class Component:
 
 
 def rendezvous_variables(job: str, components: Sequence[Component], environment: Mapping[str, str]) -> dict[str, str]:
-    """MASTER_ADDR, MASTER_PORT and NNODES for launch.sh. To be called on the first node. Raises `LaunchError`."""
+    """MASTER_ADDR, MASTER_PORT and NNODES for launch.sh. Call this on the first node. Raises `LaunchError`."""
     count = sum(component.nodes for component in components)
     nodes = environment.get("SLURM_JOB_NODELIST_HET_GROUP_0") or environment.get("SLURM_JOB_NODELIST", "")
     first = first_line("scontrol", "show", "hostnames", nodes)
@@ -79,12 +79,12 @@ def srun_command(components: Sequence[Component], task: Sequence[str], environme
 
 
 def first_line(*command: str) -> str:
-    """The first line that a command prints; empty where it prints none, or cannot be run."""
+    """The first line that a command prints; empty if it prints nothing, or cannot be run."""
     return next(output_lines(*command), "")
 
 
 def output_lines(*command: str) -> Iterator[str]:
-    """The lines that a command prints; none where it cannot be run."""
+    """The lines that a command prints; none if it cannot be run."""
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, errors="surrogateescape", check=False)
     except OSError:
@@ -104,7 +104,7 @@ def _address(node: str) -> str:
 
 
 def _free_port(job: str) -> int:
-    """A free port of this machine; a restarted job gets the same one unless it is taken by then."""
+    """A free port of this machine. A restarted job gets the same port, unless it is no longer free."""
     port = FIRST_PORT + int(job) % 10000
     while True:
         with socket.socket() as probe:
@@ -116,7 +116,7 @@ def _free_port(job: str) -> int:
 # The choice of a SLURM job's run folder. A restarted job finds it by the number of the job in its name.
 
 _STARTING_POINTS = ("--resume-from", "--weights", "--run-dir")
-"""Options of launch.sh that are dropped when a job continues from its own checkpoint. Each has a value."""
+"""Options of launch.sh, each with a value, that are dropped when a job continues from its own checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ class JobRun:
 
 
 def choose_run(plan_folder: str, job: str, restart: int, arguments: Sequence[str]) -> JobRun:
-    """Choose the run folder of a job that has started again `restart` times.
+    """Choose the run folder of a job that has been restarted `restart` times.
 
     The first start makes a folder, unless the user named one, or `--resume` means the latest run of the plan. A later
-    start continues from the last checkpoint of an earlier one. If there is none, it begins again in a new folder.
+    start continues from the last checkpoint of an earlier start. If there is none, it begins again in a new folder.
     """
     named, resumes = _run_options(arguments)
     if resumes and not named:
@@ -150,7 +150,7 @@ def choose_run(plan_folder: str, job: str, restart: int, arguments: Sequence[str
 
 
 def _run_options(arguments: Sequence[str]) -> tuple[str, bool]:
-    """The value of the last `--run-dir`, or nothing, and whether there is `--resume`."""
+    """(the value of the last `--run-dir`, or "", whether there is `--resume`)."""
     named = ""
     for word, following in itertools.pairwise([*arguments, ""]):
         if word == "--run-dir":
@@ -161,7 +161,7 @@ def _run_options(arguments: Sequence[str]) -> tuple[str, bool]:
 
 
 def _latest_run(plan_folder: str, arguments: Sequence[str]) -> JobRun:
-    """The run that launch.sh would resume. Its folder is named, so that this job knows it after its time limit."""
+    """The run that launch.sh would resume, with its folder, so that this job still knows it after its time limit."""
     runs = sorted(glob.glob(os.path.join(glob.escape(plan_folder), "runs", "*")))
     saved = [folder for folder in runs if has_checkpoint(Path(folder))]
     if not saved:
@@ -179,7 +179,7 @@ def _folder_of_job(plan_folder: str, job: str) -> str:
 
 
 def _without_starting_point(arguments: Sequence[str]) -> list[str]:
-    """The arguments without those that say where to begin and in which folder."""
+    """The arguments without the options `_STARTING_POINTS` and their values."""
     kept = []
     words = iter(arguments)
     for word in words:
@@ -192,7 +192,7 @@ def _without_starting_point(arguments: Sequence[str]) -> list[str]:
 
 INVALID = 2
 TASK = 'export NODE_RANK="$SLURM_PROCID" PIPEPLAN_SERVER="$SLURMD_NODENAME"\nexec "$0" "$@"'
-"""The task on every node. It tells launch.sh the number of its server, and names the server after the node."""
+"""The task on every node. It sets the number of launch.sh's server, and names the server after the node."""
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 

@@ -38,17 +38,17 @@ from pipeplan_launch.launchers.ssh_connection import (
 from pipeplan_launch.launchers.ssh_requests import Abandoned, HostRequests, check_hosts, copy_to_all
 from pipeplan_launch.plan.stage_files import load_plan
 
-# Run launch.sh on all hosts until it has ended on all of them, as if they were one machine.
+# Run launch.sh on all hosts, as if they were one machine, until it has ended on all of them.
 #
 # Each host reads requests from the standard input of its ssh: `stop` ends training at a checkpoint, `kill` ends it at
-# once, and `here` only says that this script is alive. A host that reads nothing for a minute, or the end of its
-# input, stops at a checkpoint by itself (`host_supervisor`).
+# once, and `here` only says that this script is alive. A host stops at a checkpoint by itself if its input ends, or
+# brings nothing for a minute (`host_supervisor`).
 
 ALIVE_S = 5.0
 """Time between two `here` requests."""
 STOP_OTHERS_S, KILL_OTHERS_S = 10.0, 30.0
-"""Time after the first failure at which the other hosts are stopped, and killed. Most of them fail by themselves, and
-say why."""
+"""Times after the first failure at which the other hosts are stopped, and killed. Before that most hosts fail by
+themselves, and report why."""
 LAST_OUTPUT_S = 5.0
 STOPPED, TERMINATED = 130, 128 + signal.SIGTERM
 _MARKED = (b"error:", b"note:", b"warning:")
@@ -65,19 +65,19 @@ class HostProcess:
         self._process = start_ssh(launch, number, *streams)
         assert self._process.stdin is not None
         self._control = self._process.stdin
-        with suppress(BrokenPipeError):  # the status will tell
+        with suppress(BrokenPipeError):  # the exit status will show it
             self._control.write(host_program(launch, number, TRAIN))
             self._control.flush()
         os.set_blocking(self._control.fileno(), False)
         threading.Thread(target=self._watch, args=(number, ended), daemon=True).start()
 
     def request(self, request: str) -> None:
-        """Send a request. One that cannot be sent is lost: the connection is dead, or hangs."""
+        """Send a request. It is lost if it cannot be sent, because the connection is dead or hangs."""
         with suppress(OSError):
             os.write(self._control.fileno(), request.encode() + b"\n")
 
     def status(self) -> int:
-        """Exit status, once it has ended; as in a shell, 128 and more for a signal."""
+        """Exit status of ssh, once it has ended; as in a shell, 128 and more for a signal."""
         status = self._process.wait()
         return 128 - status if status < 0 else status
 
@@ -92,12 +92,12 @@ class HostProcess:
 
     def _relay(self, source: IO[bytes], target: int) -> None:
         for line in _lines(source):
-            # Nobody may be reading any more, and output that is not read must not end training.
+            # The reader may be gone, and output that nobody reads must not end training.
             with suppress(OSError):
                 _write_line(target, self._marked(line))
 
     def _marked(self, line: bytes) -> bytes:
-        """The line with the name of its host: every line with `--label`, else those that report a problem."""
+        """The line, with its host's name in front if it reports a problem, or if `--label` is given."""
         name = os.fsencode(terminal_line(self.name))
         if self._label:
             return name + b": " + line
@@ -167,7 +167,7 @@ class Training:
 
 
 def _lines(source: IO[bytes]) -> Iterator[bytes]:
-    """The lines of a stream as soon as they are complete, without their ends."""
+    """The lines of a stream as soon as they are complete, without line ends."""
     pending = b""
     while chunk := os.read(source.fileno(), 1 << 16):
         *lines, pending = (pending + chunk).split(b"\n")
@@ -273,7 +273,9 @@ def _hosts(plan: argparse.Namespace, options: SshOptions) -> list[Host]:
 
 
 def _model_files(plan: argparse.Namespace) -> list[str]:
-    """The file of the model, if it has one: as the plan names it now, if the plan is here, since it may have moved."""
+    """The file of the model, if it has one. If the plan is on this machine, the plan names it, because it may have
+    moved.
+    """
     if not Path(plan.plan, "stages", "stage-0.json").is_file():
         return [plan.model_file] if plan.model_file else []
     file = file_of(load_plan(Path(plan.plan)).model_ref)
@@ -281,7 +283,7 @@ def _model_files(plan: argparse.Namespace) -> list[str]:
 
 
 def _working_folder() -> str:
-    """The working folder by the shell's name, in which hosts may have a symbolic link that points elsewhere there."""
+    """The working folder by the shell's name for it, because a symbolic link in it may point elsewhere on the hosts."""
     named = os.environ.get("PWD", "")
     if os.path.isabs(named) and os.path.isdir(named) and os.path.samefile(named, "."):
         return named

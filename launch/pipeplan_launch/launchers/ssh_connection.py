@@ -1,7 +1,7 @@
 """Runs programs on the hosts of a launch over ssh.
 
 Whichever login shell a host has, ssh makes it start bash. That bash reads its program from standard input up to a null
-byte, so that no program needs quoting for a shell that we do not know. The program's own input follows the null byte.
+byte, so that no program has to be quoted for an unknown shell. The program's own input follows the null byte.
 """
 
 from __future__ import annotations
@@ -156,9 +156,9 @@ class Launch:
     digest: str
     """Digest of the plan that this launch was rendered for."""
     python: str
-    """Interpreter that launch.sh tries first where neither the hosts file nor the environment names one."""
+    """Interpreter that launch.sh tries first if neither the hosts file nor the environment names one."""
     ssh: Sequence[str]
-    """Command that takes the place of `ssh`."""
+    """Command that is run instead of `ssh`."""
     workdir: str
     grace: str
     copy: bool
@@ -170,7 +170,7 @@ class Launch:
     """Arguments of launch.sh."""
 
     def folder(self, number: int) -> str:
-        """Plan folder on a host; a relative one is in the home folder there."""
+        """Plan folder on a host; a relative path starts at the host's home folder."""
         return (self.hosts[number].folder or self.plan_folder).removeprefix("~/")
 
     def with_rendezvous(self, address: str, port: str) -> Launch:
@@ -201,7 +201,7 @@ def start_ssh(
 
 
 def host_program(launch: Launch, number: int, program: str) -> bytes:
-    """A program for a host, preceded by the variables that `CHECK` and `TRAIN` read, and ended by a null byte."""
+    """A program for a host: first the variables that `CHECK` and `TRAIN` read, then the program, then a null byte."""
     host = launch.hosts[number]
     folder = launch.folder(number)
     values = {
@@ -234,7 +234,7 @@ def closed_program(text: str) -> bytes:
 
 
 def _in_home(path: str) -> str:
-    """A path as bash reads it, where `~/` is the home folder of the host."""
+    """A path in the syntax of bash, in which `~/` is the home folder of the host."""
     if path.startswith("~/"):
         return '"$HOME"/' + shlex.quote(path[2:])
     return shlex.quote(path)

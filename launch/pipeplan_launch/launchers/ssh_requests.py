@@ -1,4 +1,4 @@
-"""Runs short programs on all hosts at the same time: the copying and the checks that come before training."""
+"""Runs short programs on all hosts at the same time: copying and checks before training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from pipeplan_launch.launchers.ssh_connection import CHECK, Launch, closed_progr
 
 @dataclass(frozen=True)
 class Reply:
-    """The end of one program on one host."""
+    """The result of one program on one host."""
 
     status: int
     output: str = ""
@@ -37,7 +37,7 @@ class Abandoned(Exception):
 
 
 class HostRequests:
-    """Runs programs on hosts. Leaving the context by an exception ends those that still run, and waits for them."""
+    """Runs programs on hosts. If an exception leaves the context, programs that still run are ended and waited for."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -68,7 +68,7 @@ class HostRequests:
             return [future.result() for future in pending]
 
     def run(self, number: int, feed: Callable[[IO[bytes]], None]) -> Reply:
-        """Run one program on one host; `feed` writes it, and its input, to the standard input of ssh."""
+        """Run one program on one host. `feed` writes the program and its input to the standard input of ssh."""
         # The output goes to files, because a background process of ssh (ControlPersist) may hold a pipe open.
         with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             process = self._start(number, output, errors)
@@ -84,7 +84,7 @@ class HostRequests:
             return Reply(status, _content(output), _content(errors))
 
     def abandon(self) -> None:
-        """End all programs, and ssh with all that it has started here. No further one begins."""
+        """End all programs, and ssh with everything that it has started here. No further program begins."""
         with self._lock:
             self._abandoned = True
             for process in self._running:
@@ -120,8 +120,8 @@ _NO_ADDRESS = "-"
 def check_hosts(requests: HostRequests, address: str) -> Launch | None:
     """Run the program `CHECK` on all hosts; returns the launch with the address and port at which the workers meet.
 
-    If some hosts cannot take part, prints an error line for each and returns None. `address`: the user's own, or empty.
-    Raises `LaunchError` for an error that concerns no single host.
+    If some hosts cannot take part, it prints an error line for each, and returns None. `address`: the address that the
+    user gave, or empty. Raises `LaunchError` for an error that does not concern a single host.
     """
     launch = requests.launch
     replies = requests.on_all(partial(_examine, requests))
@@ -147,7 +147,7 @@ def _examine(requests: HostRequests, number: int) -> Reply:
 
 
 def _problem(host: Host, reply: Reply, replies: list[Reply]) -> str:
-    """One line about a host that cannot take part. Raises `LaunchError` if launch.sh says the same on all hosts."""
+    """One line about a host that cannot take part. Raises `LaunchError` if launch.sh reports the same on all hosts."""
     answer = last_line(reply.output)
     if not answer:
         return f"{host.name} cannot be reached: {last_line(reply.errors)}"
@@ -160,7 +160,7 @@ def _problem(host: Host, reply: Reply, replies: list[Reply]) -> str:
 
 
 def _address_of_first(launch: Launch, addresses: list[str]) -> str:
-    """The address at which other hosts reach the first one: that by which ssh reached it, else its name."""
+    """The address at which other hosts reach the first host: the address that ssh used, else its name."""
     first, *others = addresses
     if _LOOPBACK.match(first):
         for host, address in zip(launch.hosts[1:], others, strict=True):
@@ -180,11 +180,14 @@ _RECEIVE = """
 if [[ "$(TZ=UTC0 stat -c "%i %z" -- "$mark" 2>/dev/null)" == "$identity" ]]; then cat >/dev/null; exit 0; fi
 mkdir -p -- "$to" && tar -C "$to" -xf -
 """
-"""Program: unpack an archive, unless the host sees this machine's files (shared file system, or this very machine)."""
+"""Program that unpacks an archive, unless the host sees this machine's files (a shared file system, or this
+machine)."""
 
 
 def copy_to_all(requests: HostRequests, paths: Sequence[str]) -> bool:
-    """Copy the plan folder without its runs, then `paths`, to all hosts. Prints an error line for each that fails."""
+    """Copy the plan folder without its runs, then `paths`, to all hosts. Prints an error line for each host that
+    fails.
+    """
     replies = requests.on_all(partial(_copy_to, requests, paths))
     for host, reply in zip(requests.launch.hosts, replies, strict=True):
         if reply.status:
@@ -203,7 +206,9 @@ def _copy_to(requests: HostRequests, paths: Sequence[str], number: int) -> Reply
 
 
 def _copy_path(requests: HostRequests, number: int, folder: str, to: str, name: str, *, mark: str) -> Reply:
-    """Copy `name` from a local folder to the folder `to` of a host, unless the host sees this very file `mark`."""
+    """Copy `name` from a local folder to the folder `to` of a host, unless the host sees the local file `mark`
+    itself.
+    """
     values = {"to": to, "mark": f"{to}/{mark}", "identity": _identity(os.path.join(folder, mark))}
     program = " ".join(f"{key}={shlex.quote(value)}" for key, value in values.items()) + _RECEIVE
     problems = []
@@ -223,7 +228,9 @@ def _copy_path(requests: HostRequests, number: int, folder: str, to: str, name: 
 
 
 def _identity(path: str) -> str:
-    """Identity of a file on this machine as `_RECEIVE` sees it, or a text that no file has."""
+    """Identity of a file on this machine, in the form that `_RECEIVE` compares; a text that no file has if it is
+    missing.
+    """
     command = [*_IDENTITY, path]
     try:
         done = subprocess.run(command, env={**os.environ, "TZ": "UTC0"}, capture_output=True, text=True, check=False)

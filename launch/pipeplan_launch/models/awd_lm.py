@@ -1,8 +1,8 @@
 """AWD-LM (Merity, Keskar and Socher, 2018): an LSTM language model with dropout on its recurrent weights.
 
 Dropout rates of embedding, LSTMs and decoder are the paper's for the Penn Treebank. Averaged SGD, windows of random
-length and activation penalties are left out. The LSTM state is zero at the start of every window, because in a
-pipeline the windows of one text run neither on one worker nor in order.
+length and activation penalties are left out. The LSTM state is zero at the start of every window, because a pipeline
+does not run the windows of one text in order on one worker.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class AWDLMSize:
     hidden: int
     layers: int
     tied: bool
-    """Whether the decoder shares the embedding's weights. Then both, and everything between them, must be in one
-    stage."""
+    """Whether the decoder shares the embedding's weights. The two layers, and everything between them, must then be in
+    one stage."""
     vocabulary: int = 10_000
     length: int = 70
     """Words in a window."""
@@ -41,7 +41,7 @@ PAPER = AWDLMSize(embedding=400, hidden=1150, layers=3, tied=True)
 
 
 class WordDropEmbedding(nn.Embedding):
-    """An embedding with dropout of whole words, the same ones in the whole minibatch."""
+    """An embedding with dropout of whole words, which are the same in the whole minibatch."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Vectors for ids of any shape."""

@@ -1,6 +1,6 @@
 """GNMT (Wu et al., 2016): an encoder and a decoder of LSTM layers with residual connections and attention.
 
-Its shape is that of PipeDream's published profiles. Unlike in the paper, the query of the attention is the output of
+It has the shape of PipeDream's published profiles. Unlike in the paper, the query of the attention is the output of
 the decoder's first layer at the same step, not at the previous one.
 """
 
@@ -40,7 +40,7 @@ GNMT16 = GNMTSize(layers=8, source=25, target=25)
 
 
 class Encoder(nn.Module):
-    """A bidirectional LSTM, then unidirectional LSTMs with residual connections from the second one on."""
+    """A bidirectional LSTM, then unidirectional LSTMs, which have residual connections from the second one on."""
 
     def __init__(self, size: GNMTSize) -> None:
         super().__init__()

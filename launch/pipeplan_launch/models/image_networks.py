@@ -16,7 +16,7 @@ CONFIGURATION = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, 
 
 
 def _chain(features: nn.Module, classifier: nn.Module) -> nn.Module:
-    """A network of these parts, called `features`, `flatten` and `classifier`."""
+    """A network with the parts `features`, `flatten` and `classifier`."""
     return nn.Sequential(OrderedDict(features=features, flatten=nn.Flatten(), classifier=classifier))
 
 
@@ -151,8 +151,8 @@ class Block(nn.Module):
 
 
 class ResNetTiny(nn.Module):
-    """A ResNet for images of 3×32×32, small enough for tests, with all that larger ResNets have: a stem, some blocks
-    in each of three stages of widths 16, 32 and 64, and a linear layer.
+    """A ResNet for images of 3×32×32, small enough for tests. Like larger ResNets it has a stem, blocks in each of
+    three stages (widths 16, 32 and 64), and a linear layer.
     """
 
     def __init__(self, blocks: int = 1, classes: int = 10) -> None:

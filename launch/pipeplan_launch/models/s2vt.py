@@ -1,6 +1,6 @@
 """S2VT (Venugopalan et al., 2015): video to text with one pair of LSTMs that first read frames and then write words.
 
-Both LSTMs run over the same 80 steps: first frames without words, then words without frames. So the data decides
+Both LSTMs run over the same 80 steps: first frames without words, then words without frames. So the data determines
 where a video ends and its sentence begins. Frames are represented by their features from VGG-16's layer fc7.
 """
 
@@ -43,7 +43,7 @@ class S2VTSize:
 
 
 class S2VT(nn.Module):
-    """An LSTM over frames, and an LSTM over the first one's output and the words so far."""
+    """An LSTM over frames, and an LSTM over the output of the first LSTM and the words so far."""
 
     def __init__(self, size: S2VTSize) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class S2VT(nn.Module):
         """Scores of samples × steps × vocabulary for the next word.
 
         `frames`: samples × steps × features, zeros at steps without a frame. `previous`: ids of samples × steps, the
-        previous word at each step, PAD at steps without one.
+        previous word at each step, PAD at steps without a word.
         """
         seen, _ = self.video(self.frame(frames))
         written, _ = self.language(torch.cat([seen, self.word(previous)], dim=2))
@@ -73,9 +73,10 @@ class S2VT(nn.Module):
 
 
 def video_sample(size: S2VTSize, generator: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    """A generated video with its sentence: ((frames, words from BEGIN on), words up to END), each over all steps.
+    """A generated video with its sentence: ((frames, words with BEGIN before them), words with END after them), each
+    over all steps.
 
-    Frames fill from a quarter to three quarters of the steps, words at most a quarter.
+    Frames fill a quarter to three quarters of the steps, and words at most a quarter.
     """
     frames = random_between(size.steps // 4, size.steps * 3 // 4, generator)
     sentence = zipf_words(random_between(1, size.steps // 4 - 1, generator), size.vocabulary, generator)

@@ -1,7 +1,7 @@
-"""An emulated stage as the engine runs it: it sleeps instead of computing.
+"""An emulated stage, which the engine runs like any other: it sleeps instead of computing.
 
-The sleep stands for all of the computation, including writing the results, which are prepared in advance. Messages,
-all-reduces, weight versions and updates are the executor's own.
+The sleep replaces the whole computation, including writing the results, which are prepared in advance. Messages,
+all-reduces, weight versions and updates are real.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SleepingStage:
         self.shared: Mapping[str, tuple[int, ...]] = {}
         self._layers = stage.layers
         self._weights = {
-            # A layer without parameters has one number, so that it has a gradient and an update.
+            # A layer without parameters gets one number as a parameter, so that it has a gradient and an update.
             f"stage{index}.layer{number}": nn.Parameter(torch.zeros(max(1, layer.parameter_bytes // FLOAT_BYTES)))
             for number, layer in enumerate(stage.layers)
         }
@@ -72,7 +72,7 @@ class SleepingStage:
     def call(
         self, parameters: Mapping[str, Tensor], received: Sequence[Tensor], _inputs: Sequence[Tensor], _batch: int
     ) -> Any:
-        """Sleep as long as the stage's forward pass takes. The backward pass will sleep in the same way."""
+        """Sleep for as long as the stage's forward pass takes. The backward pass sleeps in the same way."""
         token: Tensor | None = received[0] if received else None
         returned, last = self._returned, len(self._layers) - 1
         self._clock.start()
@@ -99,7 +99,7 @@ class SleepingStage:
 
 
 class Products:
-    """Products of two matrices that fit into a core's cache, each of which takes the same time."""
+    """Products of two matrices that fit into a core's cache, so that each product takes the same time."""
 
     SIZE = 96
 
@@ -107,7 +107,7 @@ class Products:
         self._one, self._other, self._result = (torch.ones(self.SIZE, self.SIZE) for _ in range(3))
 
     def compute(self, count: int) -> None:
-        """Compute so many products."""
+        """Compute this number of products."""
         for _ in range(count):
             torch.mm(self._one, self._other, out=self._result)
 
@@ -119,7 +119,7 @@ class _Clock:
         self._due = 0.0
         self.products = Products()
         self.forward = self.backward = 0
-        """Products of a pass of each layer."""
+        """Number of products in each layer's pass."""
         self.eviction: CacheEviction | None = None
 
     def start(self) -> None:
@@ -129,10 +129,10 @@ class _Clock:
             self.eviction.run()
 
     def sleep(self, seconds: float) -> None:
-        """Sleep until the next layer of the pass, which takes `seconds`, is done."""
+        """Sleep until the end of the pass's next layer, which takes `seconds`."""
         self._due += seconds
         left = self._due - time.perf_counter()
-        if left > 0:  # a sleep of no time takes some 50 µs all the same
+        if left > 0:  # even a sleep of 0 s takes about 50 µs
             time.sleep(left)
 
 
@@ -153,7 +153,7 @@ class _Sleep(torch.autograd.Function):
     ) -> Tensor:
         ctx.backward_s, ctx.returned, ctx.clock, ctx.last = layer.backward_s, returned, clock, last
         ctx.gradient = gradient
-        if weight is None:  # its gradient has a node of its own
+        if weight is None:  # the gradient of the weight has its own node
             ctx.backward_s, ctx.gradient = layer.backward_s - layer.weights_s, None
         clock.sleep(layer.forward_s)
         clock.products.compute(clock.forward)
@@ -198,7 +198,7 @@ class _SleepForWeights(torch.autograd.Function):
 
 
 class _SleepingOptimizer(SGD):
-    """An optimiser that leaves the weights as they are and takes a given time per step."""
+    """An optimiser that takes a given time per step and does not change the weights."""
 
     def __init__(self, parameters: list[Tensor], seconds: float) -> None:
         super().__init__(parameters, lr=0.0)
@@ -235,7 +235,9 @@ def load_emulated_stages(stages: Mapping[int, EmulatedStage]) -> tuple[Job, list
 
 
 def _messages(cut: str, crossing: CutTraffic | None) -> tuple[EmulatedTensor, ...]:
-    """The tensors that cross a cut: one that is differentiated, and one that is not if more bytes are sent."""
+    """The tensors that cross a cut: one with a gradient, and one without if activations have more bytes than
+    gradients.
+    """
     if crossing is None:
         return ()
     floats = max(1, crossing.returned // FLOAT_BYTES)
@@ -250,10 +252,10 @@ def _messages(cut: str, crossing: CutTraffic | None) -> tuple[EmulatedTensor, ..
 
 
 class CacheEviction:
-    """Memory that is read and written as a whole, so that the caches lose other data and code."""
+    """Memory that is read and written completely, so that the caches lose all other data and code."""
 
     spent_s = 0.0
-    """Processor time that the threads of this process have spent on it."""
+    """Processor time that the threads of this process have spent on evicting, in seconds."""
 
     def __init__(self, size: int, device: torch.device | str = "cpu") -> None:
         """`size`: bytes that are read and written each time."""

@@ -33,12 +33,12 @@ class GeneratedSamples(Dataset[Any]):
 
 
 def generated_data(make: Callable[[int, torch.Generator], Any], samples: int) -> Data:
-    """A training set of that many samples, and a test set of a quarter as many."""
+    """A training set of this many samples, and a test set of a quarter as many."""
     return Data(GeneratedSamples(samples, make, seed=1), GeneratedSamples(max(1, samples // 4), make, seed=2))
 
 
 def generated_images(shape: tuple[int, ...], classes: int, samples: int = 512) -> Data:
-    """Images of normal noise, whose class follows from their index."""
+    """Images of normal noise. The class of an image depends on its index."""
 
     def image(index: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         return torch.randn(shape, generator=generator), torch.tensor(index % classes)
@@ -52,7 +52,7 @@ def generated_text(make: Callable[[torch.Generator], Any], samples: int = 1024) 
 
 
 def zipf_words(count: int, vocabulary: int, generator: torch.Generator) -> Tensor:
-    """Ids of that many words. The logarithm of a word's rank is uniform, so its frequency falls as 1 / rank."""
+    """Ids of this many words. The logarithm of a word's rank is uniform, so its frequency falls as 1 / rank."""
     rank = (vocabulary - FIRST_WORD + 1) ** torch.rand(count, generator=generator, dtype=torch.float64)
     return FIRST_WORD - 1 + rank.long()
 
@@ -67,8 +67,8 @@ def sentence_pair(
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """A sentence and its "translation", the same words with every id increased by one, padded to these lengths.
 
-    Returns ((source, its length, target from BEGIN on), target up to END). A source sentence fills from half of its
-    length to all of it.
+    Returns ((source, its length, target with BEGIN before it), target with END after it). The words of a source
+    sentence fill at least half of its padded length.
     """
     length = random_between(max(1, source // 2), source, generator)
     original = zipf_words(length, vocabulary, generator)

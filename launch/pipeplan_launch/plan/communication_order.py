@@ -1,28 +1,28 @@
 """One order of all computations, transfers and all-reduces of a segment, the same on every worker. Torch-free.
 
-The nodes of a segment and what each of them waits for:
+The nodes of a segment, and what each node waits for:
 
     Computation   an action of one replica: the action before it in the replica's stream; a forward pass waits for the
                   activations, a backward pass for the gradients, an update for the all-reduce
     Transfer      one message between two replicas. Its send and its receive are one node. It waits for the pass that
-                  makes the message, and until the receiver's ring has a free slot
-    Collective    the all-reduce of a group among the replicas of a stage, or of several stages that share weights:
-                  action R of all of them
+                  makes the message, and for a free slot in the receiver's ring
+    Collective    the all-reduce of a group among the replicas of a stage, or of several stages that share weights.
+                  It waits for action R of all of them
 
-`communication_order` yields the nodes in an order in which nothing comes before what it waits for. It replays the
-segment in whole ticks, in which every stage is equally fast (a forward pass of a stage with r replicas takes r ticks, a
-backward pass 2 r, a pass for the gradients of the weights r, everything else none), and yields a node when it starts.
-Nodes that start together come as transfers, all-reduces, computations, and then by minibatch and stage. Ticks are whole
-numbers, so all workers get the same order.
+`communication_order` yields the nodes in an order in which every node comes after the nodes that it waits for. It
+replays the segment in whole ticks, in which every stage is equally fast (a forward pass of a stage with r replicas
+takes r ticks, a backward pass 2 r, a pass for the gradients of the weights r, everything else none), and yields a node
+when it starts. Nodes of one tick are sorted: transfers come first, then all-reduces, then computations, each kind by
+minibatch and stage. Ticks are whole numbers, so all workers get the same order.
 
 A worker that hands its own nodes to its device in this order, from one thread, cannot be part of a deadlock, even if
 every send waits for its receive and the device does one thing at a time (docs/gpus.md has the proof). If a segment ends
 early, the order is the same without the nodes that it does not have (`stays`).
 
-**Rings.** The receiver writes the message of its k-th minibatch into slot k mod n of a ring of n (`ring_slots`). A
-slot is free when its last reader is done: the backward pass (for activations, W where the schedule has it), or the
-forward pass where nothing trains, and the messages of the same minibatch that this replica sends in the same direction,
-as a stage may pass on what it received.
+**Rings.** The receiver writes the message of its k-th minibatch into slot k mod n of a ring of n (`ring_slots`). A slot
+is free when every reader of its message is done. One reader is the backward pass (for activations under a schedule with
+W: pass W; in inference: the forward pass). The others are the messages of the same minibatch that this replica sends in
+the same direction, because a stage may pass on what it received.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ Place = tuple[int, int]
 Crossing = tuple[int, int]
 """(stage that sends activations, later stage that receives them). Gradients go the other way."""
 MOST_UNSETTLED = 2
-"""Messages of one direction to one worker that may be on their way. Before a third, computing waits for the oldest."""
+"""Most messages of one direction to one worker that may be under way. Before a third one, computing waits for the
+oldest."""
 GRADIENT_SLOTS = 2
 """Slots of a ring for gradients: one in use and one under way."""
 _TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.WEIGHTS: 1}
@@ -88,7 +89,9 @@ _Message = tuple[Direction, int, int]
 
 
 def ring_slots(direction: Direction, shape: StageShape, schedule: Schedule) -> int:
-    """Messages for which a receiver has memory: what is in flight on it, and one more that is under way."""
+    """Number of messages that a receiver has memory for: one for each minibatch in flight, and one that is under
+    way.
+    """
     if direction is Direction.GRADIENTS:
         return GRADIENT_SLOTS
     return (schedule.held(shape) if schedule.trains else 1) + 1
@@ -124,11 +127,11 @@ def communication_order(
     crossings: Sequence[Crossing] | None = None,
     shared: Collection[tuple[int, ...]] = (),
 ) -> Iterator[Node]:
-    """All nodes of a segment, in the one order. They are made as they are asked for, so memory does not grow.
+    """All nodes of a segment, in the common order. They are generated on demand, so memory does not grow.
 
-    `crossings`: None for `neighbours`. `shared`: sets of stages that share weights, each in increasing order, whose
-    groups of minibatches must be the same; they exchange gradients before each update. Raises ValueError when no node
-    is left that can start although the streams have not ended, or if the schedule does not allow the shapes.
+    `crossings`: None for `neighbours`. `shared`: sets of stages that share weights, each in increasing order. The
+    stages of a set exchange gradients before each update, so they must have the same groups of minibatches. Raises
+    ValueError if no node can start before the streams have ended, or if the schedule does not allow the shapes.
     """
     crossed = neighbours(len(pipeline)) if crossings is None else crossings
     return _Replay(schedule, pipeline, minibatches, crossed, shared).run()
@@ -189,17 +192,17 @@ class _Replay:
             for replica in range(shape.replicas)
         }
         self._queue: list[tuple[tuple[int, ...], Node]] = []
-        """Nodes that can start, each with its tick and what decides among those of one tick."""
+        """Nodes that can start, each with its sort key: the tick, then what orders nodes of the same tick."""
         self._arrived: dict[_Message, list[int]] = defaultdict(list)
-        """Ticks at which the messages of a minibatch came to a stage, one for every crossing."""
+        """Ticks at which the messages of a minibatch arrived at a stage, one for every crossing."""
         alone = [(stage,) for stage in stages if pipeline[stage].replicas > 1]
         together = sorted(shared) if schedule.trains else []
         self._members = {stage: [one for one in (*alone, *together) if stage in one] for stage in stages}
         """For each stage the sets of stages over which it all-reduces gradients."""
         self._joined: dict[tuple[tuple[int, ...], int], list[int]] = defaultdict(list)
-        """Ticks at which replicas came to the all-reduce of a (set of stages, group)."""
+        """Ticks at which replicas joined the all-reduce of a (set of stages, group)."""
         self._reduced: dict[tuple[tuple[int, ...], int], int] = {}
-        """For each all-reduced (set of stages, group) its tick."""
+        """Tick of each finished all-reduce, by (set of stages, group)."""
         self._held: dict[_Message, _Holding] = {}
 
     def run(self) -> Iterator[Node]:
@@ -243,7 +246,7 @@ class _Replay:
         heapq.heappush(self._queue, (key, Computation(worker.place, action)))
 
     def _start(self, stage: int, action: Action) -> int | None:
-        """The tick at which what the action waits for is there; None if that is not known yet."""
+        """The tick from which the action can start; None if it is not known yet."""
         match action.kind:
             case ActionKind.FORWARD:
                 return self._arrival((Direction.ACTIVATIONS, stage, action.index), len(self._before[stage]))

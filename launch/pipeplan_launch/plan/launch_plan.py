@@ -28,8 +28,7 @@ class EmulatedLayer:
     backward_s: Amount
     parameter_bytes: Traffic
     weights_s: Amount = 0.0
-    """The part of `backward_s` that the gradients of the weights take where the schedule makes them in a pass of their
-    own."""
+    """The part of `backward_s` for the gradients of the weights, which some schedules compute in a separate pass."""
 
     def __post_init__(self) -> None:
         if self.weights_s > self.backward_s:
@@ -43,7 +42,7 @@ class CutTraffic:
     sent: Traffic
     """Bytes of activations."""
     returned: Traffic
-    """Bytes of gradients, at most as many as of activations."""
+    """Bytes of gradients, at most as many as `sent`."""
 
     def __post_init__(self) -> None:
         if self.returned > self.sent:
@@ -52,7 +51,7 @@ class CutTraffic:
 
 @dataclass(frozen=True)
 class EmulatedStage:
-    """A stage that sleeps instead of computing, and sends and averages as many bytes as the stage it stands for."""
+    """A stage that sleeps instead of computing, and sends and averages as many bytes as the emulated stage."""
 
     layers: Annotated[tuple[EmulatedLayer, ...], Meta(min_length=1)]
     update_s: Amount
@@ -66,17 +65,19 @@ class EmulatedStage:
     after: CutTraffic | None = None
     """Traffic with the next stage; None for the last stage."""
     products: Natural = 0
-    """Matrix products that a forward pass of each layer computes beside its sleep; a backward pass twice as many."""
+    """Matrix products that each layer computes in a forward pass, besides its sleep; a backward pass computes twice as
+    many."""
     evicting_bytes: Traffic = 0
     """Memory that each pass reads and writes once, so that the caches are as a model would leave them."""
 
 
 MAX_DEPTH = 100_000
-"""Largest depth and number of workers that is accepted; larger values are taken for damage."""
+"""Largest depth and number of workers that is accepted; a larger value means that the file is damaged."""
 Depth = Annotated[int, Meta(ge=1, le=MAX_DEPTH)]
 DataParallel = Literal["", "ddp", "zero1", "fsdp", "hsdp"]
-"""How a plan of one stage trains the user's own module: by torch's DDP, by DDP with the optimiser's state divided, by
-FSDP2 over all workers, or by FSDP2 within each server and replicas across them. Empty: by a pipeline's engine."""
+"""How a plan of one stage trains the user's own module. `ddp`: torch's DDP. `zero1`: DDP with the optimiser's state
+divided. `fsdp`: FSDP2 over all workers. `hsdp`: FSDP2 within each server, and replicas across servers. Empty: the
+pipeline engine trains a traced stage."""
 SHARDED: tuple[DataParallel, ...] = ("fsdp", "hsdp")
 """The values under which each worker holds only a part of the weights. Only the data-parallel engine runs them."""
 
@@ -94,9 +95,10 @@ class StagePlacement:
     recompute: bool = False
     """Whether the stage keeps only its input for the backward pass, and runs forward again before it."""
     deferred: Annotated[int, Meta(ge=0, le=MAX_DEPTH)] = 0
-    """Most minibatches whose gradients of the weights are put off, under a schedule with W."""
+    """Most minibatches whose gradients of the weights may be deferred, under a schedule with W."""
     shares: tuple[Positive, ...] = ()
-    """Minibatches of an update on each worker, where they are unequal; only the data-parallel engine runs such."""
+    """Minibatches of an update on each worker, if they are unequal. Only the data-parallel engine runs unequal
+    shares."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Prediction:
     update_s: Amount | None = None
     """Time of the optimiser's step, divided by the minibatches of an update."""
     executor_s: Amount | None = None
-    """The executor's own work; None where the plan was made without it."""
+    """Time of the executor's own work; None if the plan does not include it."""
     sync_s: Amount | None = None
     exposed_s: Amount | None = None
     """Exposed all-reduce time, which computing does not hide."""
@@ -126,9 +128,9 @@ class Prediction:
     parameter_bytes: Amount | None = None
     """Bytes of one weight version."""
     memory_bytes: Amount | None = None
-    """Memory on one worker: weights, gradients, optimiser state and saved activations, and `worker_bytes`."""
+    """Memory on one worker: weights, gradients, optimiser state, saved activations, and `worker_bytes`."""
     worker_bytes: Amount | None = None
-    """Memory of a worker without a model; None where the plan was made without it."""
+    """Memory of a worker process without a model; None if the plan does not include it."""
 
 
 @dataclass(frozen=True)
@@ -152,17 +154,17 @@ class LaunchPlan:
     """Names of the layers of each stage."""
     predictions: tuple[Prediction, ...]
     server_sizes: tuple[int, ...] = ()
-    """Workers on each server, if servers differ in that; otherwise empty."""
+    """Workers on each server, if servers have different numbers of them; otherwise empty."""
     device_names: tuple[str, ...] = ()
-    """The name of each worker's device, if those of some server differ; otherwise empty."""
+    """The name of each worker's device, if a server has devices of different kinds; otherwise empty."""
     accumulate: int | None = None
-    """Minibatches per update, the same at all stages, for schedules that take that number."""
+    """Minibatches per update, the same at all stages, for schedules that accumulate gradients; otherwise None."""
     correction: str = "none"
     """The correction of updates from old gradients: `none`, or `ef` (error feedback on updates)."""
     shard_optimizer: bool = False
-    """Whether the replicas of a stage divide the state of the optimiser, unless launch.sh is told otherwise."""
+    """Whether the replicas of a stage divide the state of the optimiser. An option of launch.sh overrides it."""
     data_parallel: DataParallel = ""
-    """The data-parallel engine and its mode, for a plan of one stage; empty for the engine of pipelines."""
+    """Mode of the data-parallel engine, for a plan of one stage; empty for the pipeline engine."""
     granularity: str = "layer"
     """Size of the layers: the model is traced at the granularity of its profile."""
     taken_whole: tuple[str, ...] = ()

@@ -62,7 +62,9 @@ class PlannedLinks:
 
 
 class LevelFields(Struct):
-    """An entry of `links` in a stage file. Where the components of the level differ, a field is a list over them."""
+    """An entry of `links` in a stage file. If the components of the level differ, a field is a list with one entry for
+    each component.
+    """
 
     span: Positive | tuple[Positive, ...]
     """Workers of a component."""

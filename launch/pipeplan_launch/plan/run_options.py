@@ -23,9 +23,9 @@ class StalenessOptions:
     """The options of the command line about gradients that are some updates old."""
 
     correction: str | None = None
-    """`none` or `ef`; None for what the plan says."""
+    """`none` or `ef`; None to follow the plan."""
     force: bool = False
-    """Whether to correct the updates of an optimiser that this harms."""
+    """Whether to correct updates even if the correction harms the job's optimiser."""
     flush_epochs: int = 0
     """Epochs at the start of training in which the pipeline drains before every update."""
 
@@ -38,7 +38,7 @@ AS_PLANNED = StalenessOptions()
 
 
 def check_staleness_options(options: StalenessOptions, plan: LaunchPlan) -> None:
-    """Raise `LaunchError` if the options ask for what the plan's schedule does not need or cannot do."""
+    """Raise `LaunchError` for an option that the plan's schedule does not need or cannot run."""
     name = plan.schedule.name
     stale = plan.mode == "training" and any(delays(plan))
     if options.correction == "ef" and not stale:
@@ -50,10 +50,10 @@ def check_staleness_options(options: StalenessOptions, plan: LaunchPlan) -> None
 
 
 def update_delay(schedule: Schedule, pipeline: Sequence[StageShape], stage: int) -> int:
-    """τ: the updates of the stage that come between taking the weights for a gradient and applying the gradient.
+    """τ: the number of the stage's updates between taking the weights for a gradient and applying the gradient.
 
-    In the steady state, and where minibatches of an update differ in it, the most. It follows from the version that the
-    schedule gives to each minibatch, and is 0 if the schedule flushes.
+    It is counted in the steady state, for the minibatch of an update with the largest delay. It follows from the
+    version that the schedule gives to each minibatch, and is 0 if the schedule flushes.
     """
     size = schedule.group_size(pipeline[stage])
     period = lcm(*(schedule.group_size(shape) for shape in pipeline))
@@ -69,7 +69,7 @@ def delays(plan: LaunchPlan) -> tuple[int, ...]:
 
 
 def staleness_text(plan: LaunchPlan) -> str | None:
-    """How old the oldest gradients are, for a message; None if none is old."""
+    """Text that says how old the oldest gradients are; None if no gradient is old."""
     ages = delays(plan)
     oldest = max(ages)
     if not oldest:
@@ -81,24 +81,24 @@ def staleness_text(plan: LaunchPlan) -> str | None:
 
 
 def flushed_shapes(plan: LaunchPlan) -> tuple[StageShape, ...]:
-    """The pipeline for epochs with a flush: an update has as many minibatches as in the plan, at every stage alike.
+    """The pipeline for epochs with a flush, in which all stages average the same number of minibatches in an update.
 
-    Where stages differ in that, it is the least number that every stage's replicas divide.
+    The number comes from the plan. If the plan has none, it is the least common multiple of the stages' replica counts.
     """
     minibatches = plan.accumulate or lcm(*(shape.replicas for shape in plan.shapes))
     return tuple(replace(shape, accumulate=minibatches) for shape in plan.shapes)
 
 
-# How old the weights are that gradients are computed with, and what an update averages over, in one sentence.
+# One sentence that says how old gradients are, and what an update averages over.
 #
-# The planner says the same of the plan (`pipeplan.plan.updates`).
+# The planner's sentence on the plan is the same (`pipeplan.plan.updates`).
 
 MOST_LISTED = 8
-"""Stages up to which every stage is listed."""
+"""Largest number of stages that are all listed."""
 
 
 def updates_sentence(plan: LaunchPlan) -> str:
-    """The sentence on a plan for training."""
+    """The sentence for a plan that trains."""
     ages = delays(plan)
     groups = [plan.accumulate or len(stage.workers) for stage in plan.pipeline]
     average = f"an update averages over {_by_stage([group * plan.minibatch for group in groups], 'samples')}"
@@ -109,7 +109,9 @@ def updates_sentence(plan: LaunchPlan) -> str:
 
 
 def _by_stage(values: Sequence[int], unit: str) -> str:
-    """The value that all stages have, or the values stage by stage; of many stages the first and the last."""
+    """The value that all stages have, or the values stage by stage; if there are many stages, only the first and last
+    ones.
+    """
     if len(set(values)) == 1:
         return f"{values[0]} {unit}"
     listed = [str(value) for value in values]
@@ -128,29 +130,29 @@ class Compression:
     kind: str
     """`bf16` or `powersgd`."""
     rank: int = 1
-    """PowerSGD: rank of the two thin matrices that stand for a parameter's gradient."""
+    """PowerSGD: rank of the two thin matrices that approximate a parameter's gradient."""
     exact: int = EXACT_UPDATES
     """PowerSGD: number of the job's first updates that are averaged exactly."""
 
 
 @dataclass(frozen=True)
 class GradientAveraging:
-    """Options for what the replicas of a stage do together: the exact mean of gradients, unless a field is set."""
+    """How the replicas of a stage average gradients: the exact mean, unless a field is set."""
 
     compression: Compression | None = None
     significance: float | None = None
     """Only updates above this share of their weight leave a server; smaller ones accumulate until they exceed it."""
     shards_optimizer: bool | None = None
-    """Whether each replica keeps and computes only its part of the optimiser's state and step; None: as the plan says,
-    or not without one."""
+    """Whether each replica keeps only its part of the optimiser's state, and computes only its part of the step. None
+    follows the plan; without a plan it means no."""
 
     def by_default_of(self, plan: LaunchPlan) -> GradientAveraging:
-        """These options, with the plan's choice of dividing the optimiser where the user made none."""
+        """These options, with the plan's choice about dividing the optimiser if the user made no choice."""
         return self if self.shards_optimizer is not None else replace(self, shards_optimizer=plan.shard_optimizer)
 
     @property
     def plain(self) -> bool:
-        """Whether replicas average gradients exactly, and each makes the whole step."""
+        """Whether replicas average gradients exactly, and every replica computes the whole step."""
         return not self.shards_optimizer and self.compression is None and self.significance is None
 
 
@@ -160,7 +162,7 @@ EXACT_AVERAGING = GradientAveraging()
 def check_averaging_options(
     averaging: GradientAveraging, plan: LaunchPlan | None = None, compile_backend: str | None = None
 ) -> None:
-    """Raise `LaunchError` for options that exclude each other, or that FSDP excludes, if the plan runs under it."""
+    """Raise `LaunchError` for options that exclude each other, or that exclude FSDP if the plan uses it."""
     given = {
         "--compress": averaging.compression,
         "--significance": averaging.significance,
@@ -205,8 +207,8 @@ def parse_significance(text: str) -> float:
 GLOO, NCCL = "gloo", "nccl"
 AUTO = "auto"
 MODES = (GLOO, NCCL)
-"""`gloo`: over Gloo, from the host's memory. `nccl`: in the one order (`communication_order`), with a process group for
-every pair of workers and direction.
+"""`gloo`: over Gloo, from the host's memory. `nccl`: in the common order (`communication_order`), with a process group
+for every pair of workers and direction.
 """
 
 Edge = tuple[int, int]
@@ -232,19 +234,20 @@ def known_by_its_name(transport: str) -> str:
 
 
 def asks_self_test(wanted: str, plan: LaunchPlan, averaging: GradientAveraging) -> bool:
-    """Whether the mode of a run is what the self-test has found on its machine.
+    """Whether a run takes the mode that the self-test found on its machine.
 
-    That is so for a pipeline of several stages on the GPUs of one server. The self-test says nothing about the network
-    between servers, nor about what starts all-reduces in another thread or gathers weights.
+    It does for a pipeline of several stages on the GPUs of one server. The self-test does not cover the network between
+    servers, or options that start all-reduces in another thread or gather weights.
     """
     here = plan.device == "cuda" and plan.servers == 1 and len(plan.pipeline) > 1
     return wanted == AUTO and here and averaging.plain and plan.schedule.virtual is None
 
 
 def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, found: str | None = None) -> str:
-    """The mode of a run, of which `wanted` is the option. Raises `LaunchError` if other options exclude it.
+    """The transport mode of a run. Raises `LaunchError` if other options exclude it.
 
-    `found`: the mode that the self-test has found for this machine, if there has been one.
+    `wanted`: the value of `--transport`. `found`: the mode that the self-test found for this machine; None if it has
+    not run.
     """
     if wanted == AUTO:
         return found or GLOO if asks_self_test(wanted, plan, averaging) else GLOO
@@ -268,11 +271,11 @@ def transport_of(wanted: str, plan: LaunchPlan, averaging: GradientAveraging, fo
 
 
 def memory_beyond_plan(plan: LaunchPlan) -> list[float]:
-    """Bytes that messages by `nccl` take on a worker of each stage beyond what the plan charges; [] if not known.
+    """Memory for messages by `nccl` that the plan does not include, in bytes on a worker of each stage; [] if unknown.
 
-    In the one order a worker has a ring of slots for what it receives, and keeps what it sends until it has left. The
-    plan charges one message each way at each boundary, and the input and output of every minibatch in flight. What
-    lies beyond is, in training, one more gradient received and one more that leaves; in inference one more input.
+    With `nccl` a worker has a ring of slots for received messages, and keeps every message that it sends until it has
+    left. The plan includes one message each way at each boundary, and the input and output of every minibatch in
+    flight. It lacks one more received gradient and one more sent gradient in training, and one more input in inference.
     """
     predictions = plan.predictions
     if any(one.receive_bytes is None or one.receive_gradient_bytes is None for one in predictions):
@@ -288,7 +291,7 @@ def memory_beyond_plan(plan: LaunchPlan) -> list[float]:
 
 
 def memory_note(plan: LaunchPlan) -> str | None:
-    """A note on the memory of messages by `nccl` that the plan does not charge; None where there is none."""
+    """A note on the memory for messages by `nccl` that the plan does not include; None if there is none."""
     beyond = memory_beyond_plan(plan)
     most = max(beyond, default=0.0)
     if not most:

@@ -10,8 +10,8 @@ Symbols: stage s has r replicas and depth d (the most minibatches that a replica
 replica i mod r, forward and backward, and to a group of minibatches whose gradients are averaged for one update. The
 last group may be short, and replicas without a minibatch in it still join its all-reduce.
 
-Replicas of unequal speed may take unequal shares of a group, which add up to M. Each then has minibatches that follow
-each other: with shares 3 and 1 replica 0 runs 0 to 2 of every 4, and replica 1 runs 3.
+Replicas of unequal speed may take unequal shares of a group, which add up to the group's size M. Each replica then runs
+consecutive minibatches: with shares 3 and 1, replica 0 runs the first three of every four, and replica 1 the last.
 
     schedule        order             group size           updates in the weights that minibatch i uses
     1f1b-stashing   1F1B              r of the stage       made at this stage before its forward
@@ -125,7 +125,7 @@ class StageShape:
     """Minibatches per update, the same at all stages. Ignored by schedules that update a stage for every round of its
     replicas."""
     deferred: int = 0
-    """Most minibatches between their B and their W after which the replica goes on to another minibatch. Ignored by
+    """Most minibatches whose B has run and whose W has not when the replica starts another minibatch. Ignored by
     schedules without W."""
     device: int | None = None
     """Position of the stage's workers in the pipeline, under schedules whose workers run several stages; else None."""
@@ -206,7 +206,7 @@ def own_minibatches(replica: int, replicas: int, minibatches: int, shares: Seque
 
 
 def group_count(size: int, minibatches: int) -> int:
-    """Number of groups, and so of updates, of that many minibatches."""
+    """Number of groups, and so of updates, in this many minibatches."""
     return -(-minibatches // size)
 
 
@@ -250,11 +250,11 @@ def version_stashed(pipeline: Sequence[StageShape], stage: int, minibatch: int) 
 
 
 def version_of_input(pipeline: Sequence[StageShape], stage: int, minibatch: int) -> int:
-    """Vertical sync: the newest version at this stage that holds no minibatch which the first stage's version does
-    not.
+    """Vertical sync: the newest version at this stage that includes only minibatches that the first stage's version
+    includes.
 
-    With one replica everywhere that is the same number at every stage. Every stage has made it by then wherever
-    depths cover what is in flight behind a stage, because then
+    With one replica per stage it is the same number at every stage. A stage s has made that version in time if the
+    depth of the first stage covers the minibatches in flight at s, because then
 
         (d_1 + lag_1 - 1) r_1 ≥ (d_s + lag_s - 1) r_s
     """
@@ -374,9 +374,9 @@ def one_f_one_b_flush(pipeline: Sequence[StageShape], stage: int, replica: int, 
 def zero_bubble_h1(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
     """ZB-H1: 1F1B with a flush, and the gradients of the weights later, at the latest before the flush.
 
-    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241). W follows its B once `deferred`
-    later minibatches have had theirs, before the next forward. So a replica holds the activations of at most depth +
-    deferred minibatches.
+    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241). The W of a minibatch runs after
+    the B of `deferred` later minibatches, and before the next forward. So a replica holds the activations of at most
+    depth + deferred minibatches.
     """
     depth, deferred = pipeline[stage].depth, pipeline[stage].deferred
     for group, own in _own_groups(pipeline[stage], replica, minibatches):
@@ -395,7 +395,7 @@ def zero_bubble_h1(pipeline: Sequence[StageShape], stage: int, replica: int, min
 
 
 def _own_groups(shape: StageShape, replica: int, minibatches: int) -> Iterator[tuple[int, Sequence[int]]]:
-    """Every group of M minibatches, with those of its minibatches that one replica computes."""
+    """Every group of M minibatches, with the minibatches of the group that one replica computes."""
     size = _accumulated(shape)
     for group in range(group_count(size, minibatches)):
         yield group, own_members(group, size, replica, shape.replicas, minibatches, shape.shares)
@@ -438,7 +438,7 @@ def device_actions(
 
 
 def _stream_of_device(name: str) -> ActionStream:
-    """The actions of one stage of a device, out of those of the device."""
+    """The action stream of one stage, filtered from the actions of its device."""
 
     def stream(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
         device = pipeline[stage].device

@@ -1,5 +1,5 @@
-"""Replay of a schedule without running it, to check that every worker finishes with the minibatches that its peers
-mean.
+"""Replays a schedule without running it, and checks that every worker finishes and runs the minibatches that are its
+own.
 
 Sends never block, receives do, and an update waits until every replica of its stage has started the group's
 all-reduce. These are the executor's own rules, so a schedule that replays here does not deadlock there. Torch-free.
@@ -51,7 +51,7 @@ class _Replica:
     in_flight: list[int] = field(default_factory=list)
     """Minibatches whose activations are held."""
     awaiting: list[int] = field(default_factory=list)
-    """Those of them that have not had their backward."""
+    """Minibatches in flight whose backward has not run."""
     peak: int = 0
     updates: int = 0
 

@@ -17,8 +17,9 @@ four minibatches:
 2405.15362): a minibatch goes down through the first stages of all devices and comes back up through the second ones,
 and gradients of weights fill the gaps.
 
-Both orders need whole rounds. For any other number of minibatches the order is that of the next larger one that has
-them, without the passes of minibatches that do not exist. Leaving out whole minibatches cannot cause a deadlock.
+Both orders need whole rounds. For any other number of minibatches the order is made for the next larger number with
+whole rounds, and the passes of minibatches that do not exist are left out. Leaving out whole minibatches cannot cause a
+deadlock.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from dataclasses import dataclass
 
 FORWARD, BACKWARD, WEIGHTS = "F", "B", "W"
 StagePass = tuple[str, int, int]
-"""(`F`, `B` or `W`, number of the stage among those of its device, position of the minibatch among its own)."""
+"""(`F`, `B` or `W`; index of the stage on its device; index of the minibatch on its replica)."""
 
 
 def looped_device(stage: int, devices: int) -> int:
-    """The device of a stage where stages go round the devices."""
+    """The device of a stage in the looped placement."""
     return stage % devices
 
 
 def v_shaped_device(stage: int, devices: int) -> int:
-    """The device of a stage where stages go down the devices and come back up."""
+    """The device of a stage in the v-shaped placement."""
     return min(stage, 2 * devices - 1 - stage)
 
 
@@ -57,7 +58,7 @@ class VirtualStages:
         return [stage for stage in range(stages) if self.device_of(stage, devices) == device]
 
     def refusal(self, stages: int, devices: int) -> str | None:
-        """Why so many stages cannot be placed on so many devices; None if they can."""
+        """Why this number of stages cannot be placed on this number of devices; None if it can."""
         if stages % devices:
             return f"{stages} stages cannot be divided equally among {devices} devices"
         if self.most is not None and stages != self.most * devices:
@@ -137,7 +138,9 @@ class Held:
 
 
 def most_held(passes: Iterable[StagePass], chunks: int, *, splits: bool) -> Held:
-    """The most that a device holds while it runs these passes. `splits`: whether W comes last, and not B."""
+    """The most that a device holds while it runs these passes. `splits`: whether a minibatch ends with W instead of
+    B.
+    """
     awaiting, deferred = [0] * chunks, [0] * chunks
     most_awaiting, most_deferred = [0] * chunks, [0] * chunks
     for kind, chunk, _ in passes:

@@ -1,4 +1,4 @@
 """The assignment of processes to the workers of the plan.
 
-It is derived at the start from the locations of the processes, never from a host name in a file.
+It is derived when a run starts, from the locations of the processes, and never from a host name in a file.
 """

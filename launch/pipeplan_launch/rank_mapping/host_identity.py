@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SERVER_VARIABLE = "PIPEPLAN_SERVER"
-"""Environment variable: a name for the server of a process, which replaces the detected one. For containers that should
-count as one server, or should not."""
+"""Environment variable: a name for a process's server, which replaces the detected server. It decides whether
+containers count as one server."""
 
 
 @dataclass(frozen=True)
@@ -22,21 +22,21 @@ class Location:
     machine: str
     """Id of the machine's current boot, the same in all its containers."""
     host: str
-    """Host name. Containers of one machine have names of their own."""
+    """Host name. Each container of a machine has its own host name."""
     network: str
     """Id of the network namespace, the same for processes of one machine that see the same network."""
     launcher: str = ""
-    """Number of the launcher that started the process, among those of the run; empty without a launcher."""
+    """Number of the launcher that started the process, among the launchers of the run; empty without a launcher."""
     local: int = 0
-    """Number of the process among those that its launcher started."""
+    """Number of the process among the processes of its launcher."""
     devices: int = 0
     """Number of CUDA devices that the process sees."""
     visible: str = ""
-    """CUDA_VISIBLE_DEVICES; empty where it is not set."""
+    """CUDA_VISIBLE_DEVICES; empty if it is not set."""
     cards: str = ""
-    """UUIDs of the visible devices, in order and separated by spaces; empty where they are not known."""
+    """UUIDs of the visible devices, in order and separated by spaces; empty if they are not known."""
     named: str = ""
-    """The user's name for the server (PIPEPLAN_SERVER); empty where it is not set."""
+    """The user's name for the server (PIPEPLAN_SERVER); empty if it is not set."""
 
     @property
     def container(self) -> tuple[str, str, str]:
@@ -55,7 +55,7 @@ class Location:
 
     @property
     def path(self) -> tuple[str, tuple[str, str], str]:
-        """The nested locations from the outermost: machine, container, launcher."""
+        """The nested locations, outermost first: machine, container, launcher."""
         machine, host, network = self.server
         return machine, (host, network), self.launcher
 

@@ -1,13 +1,14 @@
 """The assignment of processes to workers, servers and devices. Torch-free.
 
 Every process derives the same assignment from the sizes of the plan's servers and the locations of all processes. The
-assignment
+rules, in order:
 
-1. has few pieces (`pack_parts`). A piece is a pair of a server of the plan and a real server with workers in common. If
-   every server of the plan fits onto a real one, each is one piece. Containers of a machine count as different servers,
-   but pieces of one planned server go to containers of one machine, and of one launcher, where possible;
-2. is the natural order, in which process p is worker p, if that has as few pieces;
-3. otherwise keeps each server where the natural order has most of its workers, among real servers of one size.
+1. The assignment has few pieces (`pack_parts`). A piece is a pair of a planned server and a real server with workers in
+   common. If every planned server fits onto a real server, each is one piece. Containers of a machine count as
+   different servers, but if possible the pieces of one planned server are in containers of one machine and launcher.
+2. In the natural order process p is worker p. If that order has equally few pieces, it is the assignment.
+3. Otherwise, among real servers of one size, a planned server goes to the one with most of its workers in the natural
+   order.
 
 On a server, workers are in the order of their processes.
 """
@@ -24,9 +25,9 @@ from pipeplan_launch.errors import LaunchError, listed
 from pipeplan_launch.rank_mapping.host_identity import Location
 
 Path = tuple[Hashable, ...]
-"""Location of a process, from the outermost: machine, container, launcher."""
+"""Location of a process, outermost first: machine, container, launcher."""
 MOST_NAMED = 4
-"""Servers that a line names at most."""
+"""Largest number of servers that a line names."""
 SERVER_DEPTH = 2
 """Number of leading entries of a path that identify the server."""
 
@@ -35,7 +36,7 @@ SERVER_DEPTH = 2
 class RankAssignment:
     """The rank assignment, the same in all processes.
 
-    Servers are real ones, machines or containers, unless they are called the plan's.
+    Servers are real machines or containers, unless they are called the plan's.
     """
 
     sizes: tuple[int, ...]
@@ -83,15 +84,15 @@ class RankAssignment:
         return tuple(tuple(one) for one in members if len({self.servers[worker] for worker in one}) > 1)
 
     def name(self, server: int) -> str:
-        """Name of a server for messages, with a number where several servers have the same name."""
+        """Name of a server for messages, with a number if several servers have the same name."""
         names = dict(zip(self.servers, (location.name for location in self._by_worker), strict=True))
         same = [other for other in sorted(names) if names[other] == names[server]]
         return names[server] if len(same) == 1 else f"{names[server]} ({same.index(server) + 1})"
 
     def hosts_text(self, rank: int, peers: Sequence[int] = ()) -> str:
-        """The servers of a worker and of its peers, as the end of a line that tells of a fault between them.
+        """The servers of a worker and of its peers, as the end of a line that reports a fault between them.
 
-        Empty where all workers are on one server. Without `peers`, the other servers are named.
+        Empty if all workers are on one server. Without `peers`, it names the other servers.
         """
         if self.is_one_server:
             return ""
@@ -105,11 +106,11 @@ class RankAssignment:
         return f" (rank {rank} is on {self.name(own)}, {listed(others)})"
 
     def device(self, process: int, planned: Sequence[str] = (), names: Sequence[str] = ()) -> int:
-        """The number of a process's device among those that it sees.
+        """The number of a process's device among the devices that it sees.
 
-        Processes that see the same devices take them in the order of their numbers. They share devices if there are
-        too few. If the plan names the device of each worker, in `planned`, they take those of these `names`. Raises
-        `LaunchError` if a device is missing.
+        Processes that see the same devices take them in the order of their numbers. They share devices if there are too
+        few. `planned`: the device name of each worker, if the plan names devices; each process then takes a matching
+        device among `names`. Raises `LaunchError` if a device is missing.
         """
         if planned and names:
             sharing = self._sharing_processes(process)
@@ -149,10 +150,10 @@ class RankAssignment:
 def devices_by_name(planned: Sequence[str], names: Sequence[str]) -> list[int]:
     """The number of the device for each planned name: `RTX 4090` is in `NVIDIA GeForce RTX 4090`.
 
-    Of several names that hold a planned one the shortest is taken. Raises `LaunchError` if a device is missing.
+    If several names contain a planned name, the shortest is taken. Raises `LaunchError` if a device is missing.
     """
     free, found = dict(enumerate(names)), dict[int, int]()
-    # `RTX 4060 Ti` chooses before `RTX 4060`, which both devices would suit.
+    # `RTX 4060 Ti` chooses before `RTX 4060`, because both devices match the shorter name.
     for place in sorted(range(len(planned)), key=lambda one: -len(planned[one].split())):
         words = set(planned[place].lower().split())
         suiting = [number for number, name in free.items() if words <= set(name.lower().split())]
@@ -181,7 +182,7 @@ def assign_workers(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ..
     natural = tuple(range(len(paths)))
     if piece_counts(sizes, paths, natural) == _least(sizes, paths):
         return natural
-    # Dividing by machine first is better if containers share a machine; dividing by container at once surely has the
+    # Dividing by machine first is better if containers share a machine. Dividing by container at once always has the
     # fewest pieces.
     candidates = [natural, *(_Derivation(sizes, paths, levels).workers() for levels in _levels(paths))]
     return min(candidates, key=lambda workers: piece_counts(sizes, paths, workers))
@@ -197,7 +198,7 @@ def piece_counts(sizes: Sequence[int], paths: Sequence[Path], workers: Sequence[
 
 
 def _least(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ...]:
-    """A lower bound of `piece_counts`: every server of the plan, and every location, has a piece."""
+    """A lower bound of `piece_counts`: every server of the plan, and every location, has at least one piece."""
     return tuple(max(len(sizes), len({path[:depth] for path in paths})) for depth in _depths(paths))
 
 
@@ -233,7 +234,9 @@ class _Derivation:
         return tuple(workers)
 
     def _place(self, amounts: dict[int, int], processes: list[int], level: int) -> None:
-        """Distribute these processes, which share a path so far, over servers; `amounts`: how many each server gets."""
+        """Distribute these processes, which share the beginning of a path, over servers. `amounts`: how many each
+        server gets.
+        """
         if len(amounts) == 1 or level == len(self._levels):
             rest = iter(processes)
             for server, amount in sorted(amounts.items()):
@@ -243,8 +246,8 @@ class _Derivation:
         for process in processes:
             inside.setdefault(self._paths[process][: self._levels[level]], []).append(process)
         groups, servers = list(inside.values()), sorted(amounts)
-        # A server prefers groups that are not themselves divided, and then groups that hold more of its workers in the
-        # natural order.
+        # A server prefers groups that are not divided, and then groups that hold more of its workers in the natural
+        # order.
         natural = [Counter(self._natural[process] for process in group) for group in groups]
         pieces = [len({self._paths[process][:SERVER_DEPTH] for process in group}) for group in groups]
         packed = pack_parts(
@@ -257,7 +260,7 @@ class _Derivation:
             self._place(shares, group, level + 1)
 
     def _in_order(self, processes: list[int]) -> list[int]:
-        """Processes by number, with those of one location next to each other."""
+        """Processes by number, but processes of one location are next to each other."""
         first: dict[Path, int] = {}
         for process in sorted(processes):
             for depth in range(len(self._paths[process]) + 1):
@@ -270,15 +273,15 @@ class _Derivation:
         return sorted(processes, key=key)
 
 
-# Packs parts into bins of the same total size such that the parts are divided into few pieces.
+# Packs parts into bins with the same total size, so that the parts are divided into few pieces.
 #
 # A piece is a pair (part, bin) with something in common. A set of p parts and b bins of equal totals needs p + b - 1
 # pieces, so many small sets are best. Finding most of them is NP-hard (3-partition). These rules found the optimum in
-# all but 11 of 3,000 random cases: a part and a bin of one size form a set; then a bin that some parts fill exactly,
-# with these; then a part that fills some bins exactly; the rest is one set.
+# all but 11 of 3,000 random cases: a part and a bin of one size form a set; then a bin and the parts that fill it
+# exactly; then a part and the bins that it fills exactly; the rest is one set.
 
 Preference = Callable[[int, int], float]
-"""Preference of a part for a bin, by their indices: among bins of one size, a part goes into the most preferred one."""
+"""Preference of a part for a bin, by their indices: among bins of one size, a part goes into the most preferred bin."""
 
 Amounts = list[dict[int, int]]
 """For each part, the amount of it in each bin."""
@@ -325,7 +328,9 @@ def _sets(
 def _filling(
     rooms: Sequence[int], left_rooms: list[int], sizes: Sequence[int], left: list[int]
 ) -> list[tuple[int, list[int]]]:
-    """(room, items that fill it exactly) for each such room, largest first. Both are removed from the lists."""
+    """(room, items that fill it exactly) for each room that can be filled, largest first. Both are removed from the
+    lists.
+    """
     found = []
     for room in sorted(left_rooms, key=lambda one: (-rooms[one], one)):
         some = _exactly(rooms[room], sizes, left)
@@ -337,7 +342,7 @@ def _filling(
 
 
 def _exactly(total: int, sizes: Sequence[int], left: Sequence[int]) -> list[int] | None:
-    """The first subset of the remaining items that has this sum of sizes; None if there is none (subset sum)."""
+    """The first subset of the remaining items whose sizes have this sum; None if there is none (subset sum)."""
     subsets: dict[int, list[int]] = {0: []}
     for one in left:
         for reached, some in list(subsets.items()):
@@ -349,7 +354,7 @@ def _exactly(total: int, sizes: Sequence[int], left: Sequence[int]) -> list[int]
 
 
 def _fill(amounts: Amounts, parts: dict[int, int], bins: dict[int, int]) -> None:
-    """Fill the bins of one set one after another, with the largest parts first, in at most parts + bins - 1 pieces."""
+    """Fill the bins of a set in turn, with the largest parts first, in at most parts + bins - 1 pieces."""
     order = sorted(bins)
     for part in sorted(parts, key=lambda one: (-parts[one], one)):
         left = parts[part]

@@ -1,7 +1,7 @@
 """The order in which a worker goes through the actions of a segment, on the engines of all its stages.
 
 A segment may end early (`Engine.limit`): the rest is then the stream of a segment that ends there. With NCCL a worker
-also starts its transfers and all-reduces in one order with all others (`plan.communication_order`).
+also starts its transfers and all-reduces in an order that all workers have in common (`plan.communication_order`).
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def _run_several(engines: Sequence[Engine]) -> None:
 def _with_next(actions: Iterator[StageAction]) -> Iterator[tuple[StageAction, StageAction | None]]:
     """Every backward pass with the action after it, and every other action with None.
 
-    The end of a segment is looked up before an action is handed out, so one action is taken ahead only of a backward
-    pass, after which the same look-up finds the same end.
+    `actions` looks for the end of the segment before it yields an action. Only after a backward pass is the next action
+    read in advance, because the end is then still the same.
     """
     waiting: StageAction | None = None
     for one in actions:
@@ -134,12 +134,12 @@ def _with_next(actions: Iterator[StageAction]) -> Iterator[tuple[StageAction, St
 
 
 def _is_awaited(engine: Engine) -> bool:
-    """Whether another worker waits for the stage's gradients, so that these must not wait for those of the weights."""
+    """Whether another worker waits for the gradients of the stage's inputs, so that they are sent before W runs."""
     place = engine.place
     return not place.is_first and place.peer(place.stage - 1, place.replica) != place.rank
 
 
-# A worker whose transfers and all-reduces are in one order with those of all others.
+# A worker whose transfers and all-reduces are in the common order of all workers.
 
 
 def _actions_in_one_order(engine: Engine, transport: OrderedTransport) -> Iterator[Action]:

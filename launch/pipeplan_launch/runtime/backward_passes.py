@@ -1,4 +1,4 @@
-"""Two ways to run a backward pass other than at once: after a second forward pass, and in two parts."""
+"""Two special backward passes: one after a second forward pass (recomputation), and one in two parts."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def gradient_receive_posted(minibatch: int, latest: int, replicas: int, depth: i
 def saving_no_tensors() -> AbstractContextManager[object]:
     """Context in which autograd saves no tensor for backward.
 
-    Gradients stay enabled, unlike with `no_grad`: some operators choose their kernel by that, and both passes must
-    give the same result.
+    Gradients stay enabled, unlike with `no_grad`: some operators choose their kernel by it, and both passes must give
+    the same result.
     """
     return torch.autograd.graph.saved_tensors_hooks(_drop_tensor, _fail_unpacking)
 
@@ -106,22 +106,23 @@ def _autocast(kind: str) -> torch.autocast:
 # A backward pass in two parts: first the gradients of a stage's inputs, later those of its weights.
 #
 # A node of the autograd graph is *inner* if a stage input can be reached from it. The first part executes the inner
-# nodes, and keeps what enters each one that a weight hangs on, outside of the inner nodes. The second part enters there
-# again, and asks for that weight only.
+# nodes. Where a weight is attached to an inner node, it keeps the gradients that enter the node. The second part starts
+# at these nodes again, and computes only the gradients of the weights.
 #
 #     loss ── linear ── relu ── linear ── input          inner nodes: linear, relu, linear
 #               │                 │
 #             weight            weight                   entered again: both nodes of linear
 #
-# A weight that hangs on several inner nodes (one that is used twice), or on a node written in Python, whose author may
-# not expect to be called twice, gets its gradient in the first part.
+# Two kinds of weights get their gradients in the first part: a weight that is attached to several inner nodes, because
+# it is used twice, and a weight that is attached to a node written in Python, whose author may not expect to be called
+# twice.
 #
 # torch has the same split for its own pipelines, in a private module (`torch.distributed.pipelining._backward`).
 
 
 @dataclass
 class DeferredWeights:
-    """Weights that hang on one inner node, and the gradients that entered it."""
+    """Weights that are attached to one inner node, and the gradients that entered the node."""
 
     node: Node
     leaves: list[Tensor]
@@ -133,7 +134,7 @@ class DeferredWeights:
         given = [one for one in self.entered if one is not None]
         if not edges:
             return
-        # The inner nodes behind this one are not executed, as no weight that is asked for hangs on them.
+        # The inner nodes behind this one are not executed, because none of these weights is attached to them.
         found = torch.autograd.grad(edges, self.leaves, given, retain_graph=True, allow_unused=True)
         accumulate(self.leaves, found)
 
@@ -149,7 +150,9 @@ class SplitBackward:
     """The backward pass of one minibatch through a stage, in two parts."""
 
     def __init__(self, roots: Sequence[Tensor], inputs: Sequence[Tensor], leaves: Iterable[Tensor]) -> None:
-        """`roots`: what is differentiated. `inputs`: the stage's inputs that need a gradient. `leaves`: its weights."""
+        """`roots`: the tensors to differentiate. `inputs`: the stage's inputs that need a gradient. `leaves`: its
+        weights.
+        """
         self._roots, self._inputs = list(roots), list(inputs)
         trained = {id(leaf): leaf for leaf in leaves if leaf.requires_grad}
         self._deferred, self._at_once = _divide(self._roots, self._inputs, list(trained.values()))
@@ -177,7 +180,7 @@ class SplitBackward:
         self._roots, self._inputs, self._at_once = [], [], []
 
     def weights(self) -> None:
-        """The second part: add the gradients of the weights to their `grad`, and let the graph go."""
+        """The second part: add the gradients of the weights to their `grad`, and release the graph."""
         for leaf, gradient in self._gradients:
             accumulate([leaf], [gradient])
         for one in self._deferred:
@@ -226,7 +229,7 @@ def _parents(roots: Iterable[Node]) -> dict[Node, list[Node]]:
 
 
 def _above(nodes: Iterable[Node], parents: dict[Node, list[Node]], stop: set[Node]) -> set[Node]:
-    """These nodes and all from which gradients come to them, without those in `stop`."""
+    """These nodes and all nodes that pass gradients to them, without the nodes in `stop`."""
     waiting = [node for node in nodes if node in parents and node not in stop]
     found = set(waiting)
     while waiting:

@@ -118,7 +118,7 @@ class Batches:
             self._prefetcher = None
 
     def load(self, minibatch: int, *, inputs: bool = True, target: bool = True) -> Batch:
-        """Load a minibatch. Its inputs or its target may be left out if they are not asked for."""
+        """Load a minibatch. If `inputs` or `target` is false, that part may be missing."""
         batch = self._prefetcher.take(minibatch) if self._prefetcher is not None else None
         return self._read(minibatch, inputs, target) if batch is None else batch
 
@@ -261,9 +261,9 @@ ORDER_REMEDY = "let it depend on the epoch alone, or on the global generators, w
 def data_fingerprint(name: str, dataset: Any, seed: int, reader: int = 0) -> dict[str, str]:
     """The length of a data set, and digests of its first, middle and last sample, by description.
 
-    Each sample is read three times: first with random numbers that only this `reader` has, so that readers of a data
-    set that keeps what it read first differ, and then twice with those of the run. Raises `LaunchError` for samples or
-    lengths that differ between readings, and any exception of the user's code.
+    Each sample is read three times: once with random numbers of this `reader` alone, then twice with the random numbers
+    of the run. The first reading makes readers differ if the data set caches samples. Raises `LaunchError` for samples
+    or lengths that differ between readings, and any exception of the user's code.
     """
     count = len(dataset)
     marks = {f"the number of {name} samples": str(count)}
@@ -299,7 +299,7 @@ def minibatch_fingerprint(name: str, dataset: Any, sizes: MinibatchSizes, data: 
 
 
 def check_order(data: Data, seed: int) -> None:
-    """Raise `LaunchError` if the user's own order of the samples is another one when it is asked for again."""
+    """Raise `LaunchError` if the user's own order of the samples differs when it is computed twice."""
     if data.order is not None and order_of_samples(data, seed, 0) != order_of_samples(data, seed, 0):
         raise LaunchError(f"the data's `order` differs each time for epoch 0: {ORDER_REMEDY}")
 

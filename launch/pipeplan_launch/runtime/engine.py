@@ -1,4 +1,5 @@
-"""The engine of one stage on one worker: dispatches each kind of action to its handler, and has what handlers need.
+"""The engine of one stage on one worker: dispatches each kind of action to its handler, and holds what all handlers
+need.
 
 An engine runs drained segments (an epoch or a part of one, or a pass over the test data): nothing is in flight before
 or after. Within a segment, schedules, replicas and weight versions count minibatches from 0, the *index*. Data,
@@ -41,8 +42,8 @@ ActionHandler = Callable[[int], None]
 """Runs an action, given its index."""
 SegmentLimit = Callable[[int], int | None]
 """Returns the index at which the segment ends, or None to go on. Called with the index of a minibatch before its
-forward, and with that of a group's first minibatch before the group's all-reduce; the end is at most that index. All
-workers of a segment must get the same end."""
+forward, and with the index of a group's first minibatch before the group's all-reduce; the end is at most that index.
+All workers of a segment must get the same end."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class StageContext:
 
 @dataclass(frozen=True)
 class Segment:
-    """A drained run over some minibatches of an epoch."""
+    """A run over some minibatches of an epoch, with nothing in flight before and after it."""
 
     epoch: int
     batches: Batches
@@ -171,7 +172,7 @@ class Engine:
         self.limit: SegmentLimit = _no_limit
         """Set from outside if a segment may have to end early."""
         self.sharing_stages: Collection[tuple[int, ...]] = ()
-        """All sets of stages of the pipeline that share weights, for the one order."""
+        """All sets of stages of the pipeline that share weights, for the common order."""
         self.weights_follow = False
         """Whether action W of a minibatch directly follows the B that is performed next; set from outside."""
         self._handlers = handlers
@@ -282,7 +283,9 @@ class Engine:
 
     @contextmanager
     def passing(self, what: str, index: int) -> Iterator[None]:
-        """`calling` around a pass in which the replicas may exchange weights or gradients, so that one may be lost."""
+        """`calling` for a pass in which the replicas may exchange weights or gradients, so that a lost replica can end
+        it.
+        """
         place = self.place
         peers = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
         lost = f"stage {place.stage} (rank {place.rank}) lost ranks {peers} in a pass that they run together"
@@ -311,7 +314,7 @@ class Engine:
             self.on_minibatch(step)
 
     def start_collective(self, stages: tuple[int, ...], group: int) -> None:
-        """Start the all-reduce of a group among the replicas of these stages, at its place in the one order."""
+        """Start the all-reduce of a group among the replicas of these stages, at its place in the common order."""
         raise NotImplementedError
 
     def _message_tensor(self, tensor: BoundaryTensor, size: int) -> MessageTensor:
@@ -334,7 +337,7 @@ class Engine:
 
 
 def _nothing() -> None:
-    """Take no note of progress."""
+    """Do nothing about progress."""
 
 
 def differentiable(tensors: Sequence[BoundaryTensor]) -> list[BoundaryTensor]:

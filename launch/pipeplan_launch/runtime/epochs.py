@@ -182,7 +182,9 @@ class EpochLoop:
         )
 
     def _run(self, engines: Sequence[Engine], segment: Segment) -> tuple[int, bool]:
-        """(minibatches run, whether to stop now). Stop requests take effect only here. `engines`: of all stages."""
+        """(minibatches run, whether to stop now). Stop requests take effect only here. `engines`: one for each
+        stage.
+        """
         self._stopping.begin()
         for engine in engines:
             engine.limit = self._stopping.limit
@@ -251,7 +253,9 @@ class EpochLoop:
             self._report_minibatch(step, progress)
 
     def _learning_watch(self, begins: bool) -> LearningWatch | None:
-        """The watch that notices a run that does not learn; only a run that begins with a stale schedule has one."""
+        """Detects that training does not learn. None if the run is resumed, or if its schedule has no stale
+        gradients.
+        """
         plan = self._stage.place.plan
         staleness = staleness_text(plan)
         if not begins or staleness is None:
@@ -259,9 +263,10 @@ class EpochLoop:
         return LearningWatch(plan.schedule.group_size(plan.shapes[-1]), staleness, print_status)
 
     def _stop_unless_finite(self, steps: Sequence[MinibatchRecord]) -> None:
-        """After a segment, raise `LaunchError` if one of its losses was not finite and training is to stop then.
+        """After a segment, raise `LaunchError` if one of its losses was not finite, unless the options let training go
+        on.
 
-        Its weights go into no checkpoint.
+        The weights after such a segment are never saved.
         """
         if not self._options.stop_on_nan:
             return
@@ -299,7 +304,7 @@ class EpochLoop:
         )
 
     def _print_notes(self) -> None:
-        """Print notes about options that the user may not expect to work as they do with this plan."""
+        """Print notes about options whose effect with this plan may surprise the user."""
         place = self._stage.place
         for note in (
             stage_optimizer.clipping_note(place),

@@ -37,7 +37,7 @@ class Score:
     loss_sum: float = 0.0
     """Sum of the loss over the samples, or over what the job's `loss_weight` counts, if the job has a loss."""
     loss_weight: float = 0.0
-    """Samples in that sum, or what `loss_weight` counts."""
+    """Number of samples in `loss_sum`, or the total of the job's `loss_weight`."""
     sums: dict[str, float] = field(default_factory=dict)
     """Sums of the job's other metrics over the samples."""
 
@@ -111,7 +111,7 @@ class ForwardEngine(Engine):
         self.finish_step(index)
 
     def evaluate(self, index: int, received: Sequence[Tensor], inputs: Sequence[Tensor], target: Any) -> Any:
-        """The stage's output. At the last stage its score is noted."""
+        """The stage's output. The last stage also adds to the score."""
         result = self.output(index, received, inputs)
         if self.place.is_last:
             self._judge(index, result, target)

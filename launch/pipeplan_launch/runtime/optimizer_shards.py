@@ -1,14 +1,15 @@
 """An optimiser whose state and work are divided among the replicas of a stage (ZeRO stage 1).
 
-Every replica holds all weights, and averages all gradients, as without. Each parameter, seen as a row of elements, is
-cut into as many equal parts as there are replicas. The job's own optimiser gets this replica's parts in place of the
-parameters, so its state is that of the parts. After its step the replicas gather the new weights of all parts.
+Every replica still holds all weights and averages all gradients. Each parameter is flattened and cut into equal parts,
+one for each replica. The job's own optimiser gets this replica's parts in place of the parameters, so it keeps state
+for these parts only. After its step the replicas gather the new weights of all parts.
 
 torch's `ZeroRedundancyOptimizer` deals out whole parameters, so that one large parameter stays on one replica, and
 gathers its state on one rank; it also makes the optimiser itself, in one group. Here groups, schedulers and hooks stay
 as the job made them.
 
-Only an optimiser that treats every element by itself may have its parameters cut. torch's own ones in `ELEMENTWISE` do.
+Only an optimiser that treats every element by itself may have its parameters cut. The optimisers of torch in
+`ELEMENTWISE` do.
 
 Gradients are all-reduced, not reduce-scattered: Gloo computes a reduce-scatter by an all-reduce, and clipping,
 compression and late updates work on whole gradients. An update thus sends one and a half times the bytes of an
@@ -39,20 +40,20 @@ ELEMENTWISE: tuple[type[Optimizer], ...] = (
 
 
 class DividedState(Protocol):
-    """Tensors of a checkpoint of which each replica holds a part only."""
+    """Access to the tensors of a checkpoint of which each replica holds only a part."""
 
     def divided_state(self, optimizer: Optimizer) -> dict[int, str]:
-        """The parameter's name for the `id` of tensors of the optimiser's state that are parts, where types do not say
-        so.
+        """Parameter names by the `id` of each tensor of the optimiser's state that is a part, unless its type shows
+        that.
         """
 
     def is_divided(self, tensor: Tensor, divided: Mapping[int, str]) -> bool:
-        """Whether a tensor is a part, so that `whole_tensors` puts it together. `divided`: as `divided_state` says."""
+        """Whether a tensor is a part, so that `whole_tensors` puts it together. `divided`: from `divided_state`."""
 
     def batches(
         self, tensors: Mapping[str, Tensor], divided: Mapping[int, str], most_bytes: int
     ) -> Iterator[dict[str, Tensor]]:
-        """Divided tensors in batches, of which a replica puts together about so many bytes."""
+        """Divided tensors in batches. A replica puts together about `most_bytes` of each batch."""
 
     def whole_tensors(
         self, tensors: Mapping[str, Tensor], divided: Mapping[int, str], turn: int = 0
@@ -63,7 +64,7 @@ class DividedState(Protocol):
         """Write this replica's part of a whole tensor of the model."""
 
     def loader(self, load: TensorLoader) -> TensorLoader:
-        """A loader of saved tensors that keeps of each only this replica's part."""
+        """A loader of saved tensors that keeps only this replica's part of each."""
 
 
 class OptimizerShards:
@@ -130,10 +131,9 @@ class OptimizerShards:
     def batches(
         self, tensors: Mapping[str, Tensor], divided: Mapping[int, str], most_bytes: int
     ) -> Iterator[dict[str, Tensor]]:
-        """Divided tensors in batches whose parts, of which a whole tensor has as many as there are replicas, have at
-        most so many bytes.
+        """Divided tensors in batches. The parts of a batch on one replica have at most `most_bytes`.
 
-        A tensor with more has a batch for itself. The batches are the same on all replicas.
+        A larger part has a batch of its own. The batches are the same on all replicas.
         """
         batch: dict[str, Tensor] = {}
         size = 0
@@ -151,9 +151,9 @@ class OptimizerShards:
     ) -> dict[str, Tensor]:
         """The tensors for a checkpoint, by their names there, with divided ones put together again.
 
-        `divided` has the parameter's name for the `id` of each tensor that holds the elements of a part. Each whole
-        tensor stays on one replica, so that none of them ever holds all; the replica of number `turn` begins. All
-        replicas call this together.
+        `divided` has parameter names by the `id` of each tensor that is a part. Each whole tensor goes to one replica,
+        so that no replica ever holds all of them; replica number `turn` gets the first. All replicas call this
+        together.
         """
         kept = {}
         for number, name in enumerate(sorted(tensors)):
@@ -171,7 +171,7 @@ class OptimizerShards:
         part.copy_(whole)
 
     def divided_state(self, optimizer: Optimizer) -> dict[int, str]:
-        """The parameter's name for the `id` of each tensor of the optimiser's state that is as large as the part."""
+        """Parameter names by the `id` of each tensor of the optimiser's state that is as large as its part."""
         name_of = {id(self.parameters[name]): name for name in self._divided}
         return {
             id(value): name_of[id(part)]
@@ -182,7 +182,9 @@ class OptimizerShards:
         }
 
     def loader(self, load: TensorLoader) -> TensorLoader:
-        """A loader of saved tensors that keeps of each only this replica's part, and holds one whole tensor a time."""
+        """A loader of saved tensors that keeps only this replica's part of each, and holds one whole tensor at a
+        time.
+        """
 
         def load_parts(names: Iterable[str]) -> dict[str, Tensor]:
             return {name: self._part_of_saved(name, load([name])[name]) for name in names}
@@ -201,16 +203,18 @@ class OptimizerShards:
         return nn.Parameter(self._own_part(parameter.detach()))
 
     def _own_part(self, whole: Tensor) -> Tensor:
-        """This replica's elements in the order of the dimensions: a view, where the memory has that order."""
+        """This replica's elements in the order of the dimensions: a view, if the memory has that order."""
         length = self._length(whole)
         return whole.reshape(-1)[self._index * length : (self._index + 1) * length]
 
     def _length(self, whole: Tensor) -> int:
-        """Elements of every part but the last ones, which may have fewer or none."""
+        """Number of elements of every part. The last parts may have fewer, or none."""
         return -(-whole.numel() // self._count)
 
     def _buckets_of(self, names: Iterable[str]) -> Iterator[list[str]]:
-        """The names in lists of one type and device, each with no more bytes than a bucket has, or with one name."""
+        """The names in lists. The parameters of a list have one type and device, and fit into a bucket or are a single
+        one.
+        """
         kind: tuple[torch.dtype, torch.device] | None = None
         bucket: list[str] = []
         size = 0

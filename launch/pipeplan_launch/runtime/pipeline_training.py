@@ -81,20 +81,21 @@ class PipelineTraining(TrainingEngine):
         """The reducer for each set of stages that share parameters with this one."""
         self._in_flight: dict[int, InFlightMinibatch] = {}
         self._split: dict[int, SplitBackward] = {}
-        """The rest of the backward passes of minibatches whose gradients of the weights are still to come."""
+        """For each minibatch whose gradients of the weights are still to come: the rest of its backward pass."""
         self._deferred: set[int] = set()
         """Minibatches whose gradients are collected by action W."""
         self._posts_late = place.recomputes and self.schedule.virtual is None
-        """Whether the receive of a gradient is posted when the one before it is taken, and not with the forward."""
+        """Whether the receive of a gradient is posted when the previous gradient is taken, instead of with the
+        forward."""
         self._latest_received: dict[int, int] = {}
         """Latest minibatch received from each replica of the previous stage."""
         self._unsettled: list[int] = []
         """Minibatches whose gradients may still be on their way to the previous stage."""
 
     def share(self, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
-        """Sum the gradients of parameters of which several stages have copies, over process groups by stages.
+        """Sum the gradients of parameters that several stages share.
 
-        `groups` has all sets of stages of the pipeline that share parameters, also those without this stage.
+        `groups` has a process group for every set of stages that share parameters, also for sets without this stage.
         """
         self.sharing_stages = sorted(groups)
         for stages in sorted({*self.place.program.shared.values()}):
@@ -115,7 +116,7 @@ class PipelineTraining(TrainingEngine):
         super().begin_timeline(epoch, first, count, met_s)
 
     def _choose_schedule(self, epoch: int) -> None:
-        """The plan's schedule, or one that flushes in the first epochs, if that is asked for."""
+        """Use the plan's schedule, or a schedule that flushes in the first epochs if the options ask for it."""
         plan = self.place.plan
         self._fresh = epoch < self._flush_epochs
         self.schedule = FLUSH_SCHEDULE if self._fresh else plan.schedule
@@ -137,7 +138,7 @@ class PipelineTraining(TrainingEngine):
         with super().running(segment):
             yield
         program = self.place.program
-        state = {**program.buffers_by_name(), **program.changing_state()}  # and momentum encoders
+        state = {**program.buffers_by_name(), **program.changing_state()}  # such as momentum encoders
         self.agree_on_buffers(list(state.values()))
 
     # A step: receive, forward, send; receive gradients, backward, send them; reduce; update (`update_stages`).
@@ -198,7 +199,7 @@ class PipelineTraining(TrainingEngine):
         self.note(WAIT, index, lap, keep_brief=False)
         pairs = [(root, gradient) for root, gradient in zip(roots, gradients, strict=True) if root.requires_grad]
         if self._weights.get(index) == 0:
-            pairs = []  # a mean over no targets has no gradient, and may be no number
+            pairs = []  # a mean over no targets has no gradient, and may be NaN
         splits = self._splits and not self.weights_follow
         if pairs and splits:
             self._differentiate_inputs(index, pairs, state.inputs.received)
@@ -220,7 +221,7 @@ class PipelineTraining(TrainingEngine):
             self._finish_backward(index)
 
     def _differentiate_weights(self, index: int) -> None:
-        """The rest of a backward pass; nothing where the first part did all of it."""
+        """Run the rest of a backward pass, if the first part did not do all of it."""
         step, lap = self.step_of(index), Stopwatch()
         split = self._split.pop(index, None)
         if split is not None:
@@ -293,7 +294,9 @@ class PipelineTraining(TrainingEngine):
         return [output.detach() for output in outputs], InFlightMinibatch(kept, (), conditions, inputs_modified)
 
     def _compute_again(self, index: int, state: InFlightMinibatch, conditions: ForwardConditions) -> Sequence[Tensor]:
-        """The outputs of the forward pass again, with the same weights, and with the tensors that backward needs."""
+        """Run the forward pass again with the same weights, keeping the tensors that backward needs. Returns the
+        outputs.
+        """
         with preserved_random_state(self.place.device):
             stage_inputs = (
                 StageInputs(state.inputs.received, *self.read(index)) if state.inputs_modified else state.inputs
@@ -302,8 +305,8 @@ class PipelineTraining(TrainingEngine):
                 return self._compute(index, stage_inputs, buffers)
 
     def _post_gradient_receive(self, index: int) -> None:
-        """Post the receive of a minibatch's gradients before its activations leave, so that they always find it
-        posted.
+        """Post the receive of a minibatch's gradients before its activations leave, so that gradients never wait for
+        it.
 
         A stage that recomputes posts it later (`gradient_receive_posted`).
         """
@@ -317,7 +320,7 @@ class PipelineTraining(TrainingEngine):
         """The part of a backward pass that the previous stage waits for."""
         roots, gradients = [root for root, _ in pairs], [gradient for _, gradient in pairs]
         if self.transport.in_order and not self.place.is_last:
-            # The second part reads the received gradients when their memory may have been written again.
+            # The second part runs later, when the memory of the received gradients may have been overwritten.
             gradients = [gradient.clone() for gradient in gradients]
         inputs = [tensor for tensor in received if tensor.requires_grad]
         with self.calling("the model's backward", index):
@@ -333,9 +336,9 @@ class PipelineTraining(TrainingEngine):
             reducer.add(made, share)
 
     def _gradients_to_reducer(self, index: int) -> AbstractContextManager[None]:
-        """Context around a backward pass, whose gradients may leave for the other replicas before it ends."""
+        """Context around a backward pass. Gradients may leave for the other replicas before the pass ends."""
         group = index // self._group_size
-        # Where a worker's stages split, their last passes may come in another order on another replica.
+        # With several stages on a worker and W, replicas may run their last passes in different orders.
         at_once = self.schedule.virtual is None or not self.schedule.splits
         final = self._update_group(group) if at_once and index == self._own_members(group)[-1] else None
         return self._reducer.backward(self._versions.leaves_of(index), self._share(index), final)
@@ -354,8 +357,8 @@ class PipelineTraining(TrainingEngine):
         self.transport.send(Direction.GRADIENTS, self.segment.number(index), destination, gradients)
 
     def _settle_gradients(self, newest: int) -> None:
-        """Wait until gradients up to minibatch `newest` have left, if their receive is posted, so that the wait is
-        short.
+        """Wait until the gradients up to minibatch `newest` have left. Waits only if their receive is posted, so not
+        for long.
         """
         previous = self.place.plan.pipeline[self.place.stage - 1]
         replicas = len(previous.workers)

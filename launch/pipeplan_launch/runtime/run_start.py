@@ -98,8 +98,8 @@ def restore_in_all(
 ) -> tuple[RunStart, Manifest | None]:
     """(the start, the checkpoint that this worker's stage was restored from). Every worker of the run calls this.
 
-    If a worker finds the checkpoint damaged, all go back to the one before it, which the returned start names, and one
-    line says so. Raises `LaunchError`, or `FailedElsewhere` in all workers but one.
+    If a worker finds the checkpoint damaged, all workers go back to the checkpoint before it. The returned start names
+    that checkpoint, and one line reports it. Raises `LaunchError`, or `FailedElsewhere` in all workers but one.
     """
     while start.checkpoint is not None:
         manifest, damage = run_in_all(groups.everyone, partial(_restored, stage, start.checkpoint))
@@ -128,8 +128,8 @@ def _restored(stage: WorkerStage | None, folder: Path) -> tuple[Manifest | None,
 
 
 def _start_before(start: RunStart, options: RunOptions) -> RunStart | None:
-    """The start from the last undamaged checkpoint before the start's own; None if there is none, or if the user has
-    named this very checkpoint.
+    """The start from the last undamaged checkpoint before the start's own; None if there is none, or if the user asked
+    for exactly this checkpoint.
     """
     assert start.checkpoint is not None
     if options.resume_from is not None and options.resume_from.resolve() == start.checkpoint.resolve():

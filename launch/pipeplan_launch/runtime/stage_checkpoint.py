@@ -28,7 +28,7 @@ from pipeplan_launch.tracing.split import StateDictNames
 from pipeplan_launch.tracing.subgraph import Program
 
 BATCH_BYTES = 2**25
-"""Bytes of a divided optimiser that each replica puts together before it writes them."""
+"""Bytes of a divided optimiser's state that each replica puts together before it writes them."""
 _Part = tuple[tuple[str, ...], dict[str, SavedTensor]]
 """A worker's part of a checkpoint: the optimisers of its stages as JSON, if it is their first replica, and the places
 of its tensors."""
@@ -77,7 +77,7 @@ class _StageState:
     parts: dict[str, Tensor]
     """This replica's parts of the tensors that are divided among the stage's replicas."""
     divided: dict[int, str]
-    """The parameter's name for the `id` of every part."""
+    """Parameter names by the `id` of every part."""
 
 
 def _state_of(stage: WorkerStage, groups: Groups) -> _StageState:
@@ -104,7 +104,7 @@ def _state_of(stage: WorkerStage, groups: Groups) -> _StageState:
 
 
 def _write_divided(states: Sequence[_StageState], folder: Path, member: int) -> dict[str, SavedTensor]:
-    """Put divided tensors together and write them, batch by batch, so that no worker holds many whole ones.
+    """Put divided tensors together and write them, batch by batch, so that no worker holds many whole tensors.
 
     The replicas of a stage share the work, and call this together. Raises `LaunchError`.
     """
@@ -122,7 +122,7 @@ def _write_divided(states: Sequence[_StageState], folder: Path, member: int) -> 
                 if failure is None:
                     written |= tensor_store.write_tensors(folder, whole, member, number)
             except LaunchError as error:
-                failure = error  # the other replicas still need this one's parts
+                failure = error  # the other replicas still need this replica's parts
             del whole
     if failure is not None:
         raise failure
@@ -203,7 +203,8 @@ def _restore_stage(stage: WorkerStage, manifest: Manifest, folder: Path) -> None
 
 
 def load_weights(manifest: Manifest, program: Program, division: DividedState | None = None) -> None:
-    """Load a stage's parameters and buffers from a checkpoint of any plan. `division`: of the stage's state, if any.
+    """Load a stage's parameters and buffers from a checkpoint of any plan. `division`: None if the state is not
+    divided.
 
     Raises `LaunchError`.
     """

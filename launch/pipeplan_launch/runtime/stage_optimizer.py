@@ -54,7 +54,7 @@ class StageOptimizer:
             info = _stage_info(place, self.trained)
             with user_code_errors("the job's optimizer"):
                 self.optimizer = place.job.make_optimizer(list(self.trained.values()), info)
-            refuse_accumulation_hooks(self.trained)  # that of the loss, and what the optimizer has registered
+            refuse_accumulation_hooks(self.trained)  # hooks of the loss, and hooks that the optimizer has registered
             if sharing is not None:
                 self.shards = OptimizerShards(self.trained, self.optimizer, sharing)
             self.rates = LearningRates(place.job, self.optimizer, info)
@@ -78,7 +78,7 @@ class StageOptimizer:
     def clip(self, averaged: Mapping[str, Tensor]) -> None:
         """Clip the gradients of an update in place, as the job asks."""
         if self._clipping is not None:
-            # Of the stages that share a parameter, the first counts its gradient.
+            # Among the stages that share a parameter, only the first counts its gradient.
             shared, stage = self._place.program.shared, self._place.stage
             counted = [one for name, one in averaged.items() if shared.get(name, (stage,))[0] == stage]
             self._clipping.clip([own_part(one) for one in averaged.values()], [own_part(one) for one in counted])
@@ -236,15 +236,15 @@ class GradientClipping:
     def __init__(
         self, limit: float, group: dist.ProcessGroup | None, *, contributes: bool = True, warns: bool, where: str
     ) -> None:
-        """`limit`: the largest norm. `group`: all workers of all stages if the norm is that of the whole model, which
-        sums the gradients of the workers with `contributes`, one replica of each stage. Workers with `warns` print
-        warnings about the gradients `where`, such as `of stage 1 `.
+        """`limit`: the largest norm. `group`: all workers of all stages, if the norm is that of the whole model.
+        `contributes`: whether this worker's gradients count in the norm; one replica of each stage counts. `warns`:
+        whether this worker prints warnings. `where`: the place that a warning names, such as `of stage 1 `.
         """
         self._limit, self._group, self._contributes = limit, group, contributes
         self._warns, self._where = warns, where
 
     def clip(self, gradients: Collection[Tensor], counted: Collection[Tensor] | None = None) -> float:
-        """Scale gradients in place; returns the norm before that, to which those `counted` contribute, or all."""
+        """Scale gradients in place. Returns the norm that the `counted` gradients, by default all, had before."""
         if any(gradient.layout is not torch.strided for gradient in gradients):
             raise LaunchError("sparse gradients cannot be clipped: build the layer with sparse=False")
         own = torch.nn.utils.get_total_norm(gradients if counted is None else counted)

@@ -87,8 +87,8 @@ class RunOptions:
     """The backend of torch.compile that compiles the stages; None for none."""
 
     def runs_own_module(self, plan: LaunchPlan) -> bool:
-        """Whether the data-parallel engine trains the user's own module. DDP with options that only the pipeline's
-        engine knows runs there, on a traced stage.
+        """Whether the data-parallel engine trains the user's own module. With options that only the pipeline engine
+        knows, DDP runs as a pipeline of one traced stage.
         """
         if plan.data_parallel in SHARDED:
             return True  # `check_averaging_options` has refused these options
@@ -134,7 +134,7 @@ def model_check(options: RunOptions, plan: LaunchPlan, rank: int) -> ModelCheck:
 
 
 class Engines:
-    """Loads the stages of a worker, and builds the engines that run them: those of a pipeline."""
+    """Loads the stages of a worker, and builds the pipeline engines that run them."""
 
     def __init__(self, options: RunOptions, groups: Groups) -> None:
         self._options, self._groups = options, groups
@@ -142,7 +142,7 @@ class Engines:
     def load(
         self, plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device
     ) -> tuple[Job, list[Program], str, bool]:
-        """As `load_stages`, with the self-check at the first worker. Compiled stages are not in the check."""
+        """`load_stages`, with the self-check at the first worker. Stages are compiled after the check."""
         options = self._options
         check = model_check(options, plan, dist.get_rank())
         job, programs, graph_hash, dynamic = load_stages(plan, stages, seed, device, check)
@@ -223,7 +223,7 @@ def _load_stages(
 
 
 def _check_written_parameters(plan: LaunchPlan, names: Sequence[str]) -> None:
-    """Raise `LaunchError` where the model writes its weights in forward(), and the plan would not keep them so."""
+    """Raise `LaunchError` if forward() writes trained parameters and the plan would lose such writes."""
     is_plain = all(len(stage.workers) == 1 and not stage.recompute for stage in plan.pipeline)
     if plan.mode != "training" or not names or (plan.schedule.flushes and is_plain):
         return
@@ -338,8 +338,8 @@ def _transports(plan: LaunchPlan, rank: int, device: torch.device, groups: Group
 def _data_marks(
     data: Data, used: Sequence[tuple[str, Any, MinibatchSizes]], seed: int, rank: int, reads: bool
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """(digests of samples, digests of minibatches) of the data sets in use, given by name. A worker that `reads`
-    minibatches has the latter. Raises `LaunchError` for data that differs between readings.
+    """(digests of samples, digests of minibatches) of the data sets in use, given by name. The second is empty unless
+    the worker `reads` minibatches. Raises `LaunchError` for data that differs between readings.
     """
     marks: dict[str, str] = {}
     read: dict[str, str] = {}

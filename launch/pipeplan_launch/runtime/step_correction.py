@@ -1,12 +1,12 @@
 """Error feedback on the updates of a stage whose gradients are some updates old.
 
-With d(t) what the optimiser's t-th step adds to the weights, learning rate included, and τ the delay of the stage
-(`plan.staleness.update_delay`), the weights change by
+Let d(t) be the change of the weights by the optimiser's t-th step, learning rate included, and let τ be the delay of
+the stage (`plan.run_options.update_delay`). With the correction the weights change by
 
     d(t) + d(t) − d(t − τ)
 
-and by d(t) alone in the first τ updates, before which there is none. The difference stands for what the step would have
-changed by, had its gradient been taken τ updates later. It works around any optimiser and has no setting of its own.
+and by d(t) alone in the first τ updates. The difference d(t) − d(t − τ) estimates how the step would change if its
+gradient were taken τ updates later. The correction works with any optimiser and has no setting of its own.
 
 Source: Zmushko et al., ICML 2026 (arXiv 2606.30634), for τ = 1, which 2BW has. τ > 1 is an extension.
 """
@@ -37,9 +37,9 @@ class StepCorrection:
     def around(
         self, step: Callable[[], object], names: list[str], before: Callable[[nn.Parameter], Tensor | None]
     ) -> None:
-        """Run `step`, which changes the parameters with these names, and correct what it did.
+        """Run `step`, which changes the parameters with these names, and correct its changes.
 
-        `before` returns a tensor with a parameter's values before the step that nobody writes to, if there is one.
+        `before` returns a parameter's values before the step, in a tensor that nobody writes to; None if there is none.
         """
         parameters = [self._parameters[name] for name in names]
         kept = [before(parameter) for parameter in parameters]
@@ -70,9 +70,8 @@ class StepCorrection:
         return {name: len(steps) for name, steps in kept.items()}, tensors
 
     def restore(self, counts: Mapping[str, Any], load: TensorLoader, where: str) -> None:
-        """Take the steps that a checkpoint has, which may be of stages with other delays.
-
-        The newest τ are taken. Where there are fewer, the first updates are not corrected until there are enough.
+        """Restore the newest τ steps from a checkpoint, which may come from stages with other delays. If it has fewer
+        steps, the first updates are not corrected.
         """
         for name in self._parameters:
             count = counts.get(name, 0)
@@ -106,8 +105,8 @@ def make_correction(
 ) -> StepCorrection | None:
     """The correction `kind` of a stage, or None where there is nothing to correct. Raises `LaunchError`.
 
-    An optimiser that it harms is corrected only with `force`; without, it is an error to have `asked` for the
-    correction, and one that only the plan names is left out.
+    An optimiser that the correction harms is corrected only with `force`. Without it, a correction that the user
+    `asked` for is an error, and a correction that only the plan names is left out.
     """
     if kind == "none" or not delay or not parameters:
         return None

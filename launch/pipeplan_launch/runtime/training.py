@@ -1,4 +1,4 @@
-"""Training on one worker: the part that every training engine has. Losses, groups of minibatches, and updates."""
+"""The common part of all training engines: losses, groups of minibatches, and updates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import ALL_REDUCE, UPDATE, WAIT
 
 MOST_CHECKED_BYTES = 1 << 26
-"""Bytes of the model's output beyond which the loss is not checked, as its copies might not fit: `profile` does it."""
+"""Largest model output, in bytes, with which a run checks the loss: more copies might not fit. `profile` checks any."""
 
 
 class TrainingEngine(Engine):
@@ -62,7 +62,7 @@ class TrainingEngine(Engine):
         self.shards, self.updated = optimiser.shards, optimiser.updated
         self.correction = optimiser.correction
         self.divided: DividedState | None = optimiser.shards
-        """The state that is divided among the replicas; None where each of them has all."""
+        """The state that is divided among the replicas; None if every replica has all of it."""
         self.trained, self.optimizer = optimiser.trained, optimiser.optimizer
         self.rates = optimiser.rates
         self._versions = optimiser.versions
@@ -81,9 +81,9 @@ class TrainingEngine(Engine):
         """The weights of minibatches whose gradients are not collected yet, by the job's `loss_weight`."""
 
     def share(self, groups: Mapping[tuple[int, ...], dist.ProcessGroup]) -> None:
-        """Sum the gradients of parameters of which several stages have copies, over process groups by stages.
+        """Sum the gradients of parameters that several stages share.
 
-        `groups` has all sets of stages of the pipeline that share parameters, also those without this stage.
+        `groups` has a process group for every set of stages that share parameters, also for sets without this stage.
         """
 
     def begin_timeline(self, epoch: int, first: int, count: int, met_s: float) -> None:
@@ -109,7 +109,7 @@ class TrainingEngine(Engine):
     def _loss(
         self, index: int, weights: Mapping[str, Tensor], output: Any, target: Any, received: Sequence[Tensor] = ()
     ) -> Tensor:
-        """The job's loss, with those of `weights` that are its own. `received`: the tensors from the stage before."""
+        """The job's loss, called with its own tensors from `weights`. `received`: the tensors from the stage before."""
         place = self.place
         assert place.job.loss is not None
         with self.calling(loss_text(place.job.loss), index), autocast(place.job.autocast, place.device):
@@ -131,8 +131,8 @@ class TrainingEngine(Engine):
         raise NotImplementedError
 
     def wait_for_gradients(self, group: int, lap: Stopwatch) -> dict[str, Tensor]:
-        """The averaged gradients of a group, by parameter name, once its all-reduce is done, as the hooks of their
-        parameters return them.
+        """Wait for a group's all-reduce. Returns the averaged gradients by parameter name, as the parameters' hooks
+        return them.
         """
         with self._replica_loss_explained(f"gradients of group {group}"):
             averaged = self.averaged_gradients()
@@ -145,7 +145,7 @@ class TrainingEngine(Engine):
             return hooked_gradients(averaged, self._hooks) if self._hooks else averaged
 
     def clip(self, averaged: Mapping[str, Tensor]) -> None:
-        """Clip the gradients of an update, of all stages of this worker, in place."""
+        """Clip the gradients of an update in place, for all stages of this worker."""
         with peer_loss_explained(
             f"stage {self.place.stage} (rank {self.place.rank}) could not learn the gradients' norm"
         ):
@@ -185,7 +185,9 @@ class TrainingEngine(Engine):
         return UpdateGroup(total, earlier + group, ends_segment=group == group_count(size, count) - 1)
 
     def _share(self, index: int) -> float:
-        """Weight of a minibatch in the mean of its group, of this stage once its gradients have come."""
+        """Weight of a minibatch in the mean of its group. A stage knows it once the minibatch's gradients have
+        arrived.
+        """
         share = self._sample_share(index)
         return share if self._group_size == 1 else self._weights.get(index, share)
 
@@ -215,7 +217,7 @@ class TrainingEngine(Engine):
 
 
 def update_stages(engines: Sequence[TrainingEngine], group: int) -> None:
-    """Update the weights of all stages of a worker, whose engines these are."""
+    """Update the weights of all stages of a worker, given their engines."""
     lap = Stopwatch()
     averaged = [engine.wait_for_gradients(group, lap) for engine in engines]
     engines[-1].clip({name: gradient for one in averaged for name, gradient in one.items()})

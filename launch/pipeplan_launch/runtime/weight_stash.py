@@ -105,7 +105,7 @@ class WeightVersions:
         """The weights after `number` updates, by default the newest, for this minibatch's forward.
 
         They stay unchanged until `release`. `following` is the version that the next minibatch will ask for: at least
-        this one, and maybe one that does not exist yet. None stands for the newest version at that time.
+        this one, and maybe one that does not exist yet. None means the newest version at that time.
         """
         version = self._find(self._current.number if number is None else number)
         if version not in self._kept:
@@ -186,14 +186,14 @@ class WeightVersions:
         return any(version.leaves[name].data_ptr() == parameter.data_ptr() for version in self._kept)
 
     def _memory_for(self, parameter: nn.Parameter) -> Tensor:
-        """Other memory for a parameter, of whatever content. Its present memory goes to the newest kept version."""
+        """Other memory for a parameter, with any content. Its present memory goes to the newest kept version."""
         spare = self._spare.get(id(parameter))
         self._kept[-1].displaced.append((id(parameter), parameter.data))
         return spare.pop() if spare else torch.empty_like(parameter.data)
 
     def _retire_if_done(self, version: _Version) -> None:
-        """Drop a version that nobody needs. Memory displaced during it becomes spare, or goes to an older kept
-        version.
+        """Drop a version that nobody needs. Memory that was displaced during this version becomes spare, or goes to an
+        older kept version.
         """
         if version.in_flight or (version is not self._current and self._is_to_come(version)):
             return

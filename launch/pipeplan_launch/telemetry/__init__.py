@@ -1,4 +1,4 @@
 """Records of a run: metrics, memory, timelines, the run folder, progress lines and the final table.
 
-`difference` says why the measured step time is not the predicted one.
+`difference` explains why the measured step time differs from the predicted step time.
 """

@@ -1,14 +1,14 @@
 """Why a run's step time differs from its prediction: the difference divided among sources, and its main cause.
 
-A step time follows from the times for which the stages are busy (`StepTimeModel`). So exchange some predicted times
-for the measured ones, and compute the step time again.
+A step time follows from the busy times of the stages (`StepTimeModel`). Replacing some predicted busy times by measured
+ones gives another step time, which shows their effect.
 
-- The parts: each source (this machine, the executor, other programs, the network) gets the mean, over all orders of
-  the sources, of what exchanging its times changes. This is the Shapley value, so the parts add up.
-- The cause: the one time of one stage whose exchange alone explains the largest share. The faster of prediction and
-  measurement is the side that times are exchanged in.
+- The parts: each source (this machine, the executor, other programs, the network) gets the mean change that replacing
+  its times makes, over all orders of the sources. This is the Shapley value, so the parts add up.
+- The cause: the single time of one stage whose replacement alone explains the largest share. Times are replaced in the
+  prediction or in the measurement, whichever is faster.
 
-What remains when all times are exchanged is waiting: in that time no stage is busy. Torch-free.
+The rest, when all times are replaced, is waiting: no stage is busy then. Torch-free.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeplan_launch.telemetry.run_folder import CauseFields
 AS_PREDICTED = 0.03
 """Relative difference of two step times up to which no cause is sought."""
 WORTH_A_LINE = 0.05
-"""Share of the difference below which a part has no line of its own."""
+"""Share of the difference below which a part gets no line."""
 WORTH_SAYING = 0.1
 """Share of a worker's busy time above which a message mentions waiting for a core."""
 MOST_WAITING = 0.95
@@ -36,7 +36,8 @@ AT_UPDATES = ("update_s", "sync_s")
 OWN_WORK = ("load_s", "send_s", "other_s")
 TERMS = ("forward_s", "backward_s", *AT_UPDATES, *OWN_WORK)
 PASSES, CORE = "passes", "core"
-"""All that a calibrated profile predicts as one, as its passes include it; waiting for a core that others use."""
+"""Two terms: the times that a calibrated profile predicts as one sum, and waiting for a core that other programs
+use."""
 _IN_PASSES = ("forward_s", "backward_s", *OWN_WORK)
 MACHINE, EXECUTOR, PROGRAMS, NETWORK, WAITING, LINK = "machine", "executor", "programs", "network", "waiting", "link"
 _LINES = {
@@ -69,9 +70,9 @@ class StageBusyTimes:
     workers: Sequence[int]
     predicted: Terms
     measured: Terms
-    """Measured times. Where workers share cores, without all waiting for a core."""
+    """Measured times. If workers share cores, without any waiting for a core."""
     shown: Terms
-    """Measured times for messages. Where workers share cores, by the clock."""
+    """Measured times to show in messages. If workers share cores, they include waiting for a core."""
     boundary_s: float
     cores: float
     versions: int
@@ -92,8 +93,8 @@ class StepTimeModel:
     def step_time(self, terms: Sequence[Terms]) -> float:
         """Seconds per minibatch, from the terms of all stages.
 
-        The step time is that of the busiest stage, or of the cores that workers share. With a flush it is the time of
-        filling and draining, of the slowest stage's remaining minibatches and of the update, per minibatch.
+        The step time is the time of the busiest stage, or of the shared cores if that is longer. With a flush it is the
+        sum of filling and draining, the slowest stage's remaining minibatches and the update, per minibatch.
         """
         busy = [sum(one.values()) for one in terms]
         shared, replicas = self._cores(busy), [len(stage.workers) for stage in self.stages]
@@ -119,7 +120,7 @@ class StepTimeModel:
 
 
 def _model_of(summary: Mapping[str, Any]) -> StepTimeModel | None:
-    """The model of a run's summary; None where the step time is as predicted, or a time is not known."""
+    """The model of a run's summary; None if the step time is as predicted, or if a time is not known."""
     predicted, measured = summary["minibatch_s"]["predicted"], summary["minibatch_s"]["measured"]
     if not predicted or not measured or abs(measured / predicted - 1) <= AS_PREDICTED:
         return None
@@ -143,7 +144,7 @@ def _stage(entry: Mapping[str, Any], profile: str, computes: bool) -> StageBusyT
         return None
     if profile == "calibrated":
         wall, predicted = _joined(wall, PASSES, _IN_PASSES), _joined(predicted, PASSES, _IN_PASSES)
-    elif entry.get("executor_s") is not None:  # all of the executor's own work is predicted as one
+    elif entry.get("executor_s") is not None:  # all of the executor's own work is predicted as one sum
         wall = _joined(wall, "other_s", OWN_WORK)
         predicted = _joined(predicted | {"other_s": entry["executor_s"]}, "other_s", OWN_WORK)
     busy, cores = sum(wall.values()), float(entry["cores"] or 0)
@@ -163,12 +164,12 @@ def _stage(entry: Mapping[str, Any], profile: str, computes: bool) -> StageBusyT
 
 
 def _joined(terms: Terms, name: str, parts: Sequence[str]) -> dict[str, float]:
-    """The terms with one in place of several that are predicted as one."""
+    """The terms, with one sum in place of several terms that are predicted as one."""
     return {other: value for other, value in terms.items() if other not in parts} | {name: sum(terms[p] for p in parts)}
 
 
 def _without_core_wait(wall: Terms, waited_s: float) -> dict[str, float]:
-    """Move waiting for a core to a term of its own, in proportion from all terms except all-reduces."""
+    """Move waiting for a core to a term of its own. It is taken in proportion from all terms except all-reduces."""
     active = sum(value for name, value in wall.items() if name != "sync_s")
     core = min(waited_s, MOST_WAITING * active)
     kept = 1.0 - core / active if active else 1.0
@@ -176,7 +177,9 @@ def _without_core_wait(wall: Terms, waited_s: float) -> dict[str, float]:
 
 
 def difference(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds per minibatch of the difference, measured less predicted, by source; empty where nothing is to say."""
+    """The difference by source, measured minus predicted, in seconds per minibatch; empty if there is nothing to
+    explain.
+    """
     model = _model_of(summary)
     if model is None:
         return {}
@@ -185,7 +188,7 @@ def difference(summary: Mapping[str, Any]) -> dict[str, float]:
     sources = sorted({_TERMS[name][0] for name in model.stages[0].predicted})
 
     def exchanged(chosen: frozenset[str]) -> float:
-        """The step time with the measured times of some sources, and the predicted ones of the others."""
+        """The step time with the measured times of some sources, and the predicted times of the others."""
         pairs = [(one.predicted, one.measured) for one in model.stages]
         return step_time([{t: (new if _TERMS[t][0] in chosen else old)[t] for t in old} for old, new in pairs])
 
@@ -202,7 +205,7 @@ def difference(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _within(model: StepTimeModel, one_s: float, other_s: float) -> Callable[[Sequence[Terms]], float]:
-    """The model's step time, kept between the two that are compared: what binds beyond is not in the times."""
+    """The model's step time, limited to the range between the two compared step times."""
     low, high = sorted((one_s, other_s))
     return lambda terms: min(high, max(low, model.step_time(terms)))
 
@@ -225,7 +228,7 @@ def difference_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def first_cause(summary: Mapping[str, Any]) -> CauseFields | None:
-    """The main cause; None where the step time is as predicted, or a time was not predicted or not measured."""
+    """The main cause; None if the step time is as predicted, or if a time was not predicted or not measured."""
     model = _model_of(summary)
     if model is None:
         return None
@@ -263,7 +266,7 @@ def _text(stage: StageBusyTimes, index: int, name: str, share: float) -> str:
 
 
 def _reason(stage: StageBusyTimes, name: str) -> str:
-    """The usual reason why a time is not as predicted, and what to do."""
+    """The usual reason why a time differs from the prediction, and a remedy."""
     slower = stage.shown[name] > stage.predicted[name]
     why = f"its {'optimiser was' if name == 'update_s' else 'layers were'} profiled under another load"
     if name == "update_s" and slower and stage.versions > 1:
@@ -279,7 +282,7 @@ def _reason(stage: StageBusyTimes, name: str) -> str:
 
 
 def _waiting(model: StepTimeModel, predicted_s: float, measured_s: float, share: float) -> CauseFields:
-    """The cause where no stage is busy in most of the difference."""
+    """The cause if no stage is busy in most of the difference."""
     busy = [sum(stage.measured.values()) / len(stage.workers) for stage in model.stages]
     index, link = busy.index(max(busy)), _bound_link(model, predicted_s)
     if link is not None:

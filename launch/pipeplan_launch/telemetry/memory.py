@@ -20,11 +20,11 @@ class ResidentMemory:
     """Resident memory of this process at one moment, in bytes."""
 
     now_bytes: int
-    """All of it; its peak on systems without /proc."""
+    """Resident memory now; on systems without /proc, its peak."""
     peak_bytes: int
-    """Its peak since `reset_peak`, or since the process started on systems without /proc."""
+    """Peak since `reset_peak`; on systems without /proc, since the process started."""
     code_bytes: int
-    """The part that is pages of files, mostly code; 0 on systems that do not tell."""
+    """The part that holds pages of files, mostly code; 0 on systems that do not report it."""
 
 
 def resident_memory() -> ResidentMemory:
@@ -53,7 +53,7 @@ def resident_bytes() -> int:
 
 
 def reset_peak() -> None:
-    """Return freed memory to the system and restart the measurement of the peak, where the system allows it."""
+    """Return freed memory to the system and restart the measurement of the peak, if the system allows it."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
@@ -62,11 +62,13 @@ def reset_peak() -> None:
         pass
 
 
-# Memory that this process may still allocate, by the machine and its control groups.
+# Memory that this process may still allocate, within the limits of the machine and of its control groups.
 
 
 def free_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may still allocate, by the machine and its control groups; None if neither is known."""
+    """Bytes that this process may still allocate on this machine and in its control groups; None if neither is
+    known.
+    """
     limits = [_meminfo(root), *_control_groups(root)]
     return min((limit for limit in limits if limit is not None), default=None)
 
@@ -118,17 +120,17 @@ def read_text(path: Path) -> str:
 
 _STAT = Path("/proc/stat")
 _BUSY = (0, 1, 2, 5, 6, 7)
-"""The fields of a core that count: user, nice, system, interrupts, soft interrupts, and what other virtual machines
-take."""
+"""The fields of a core that count as busy: user, nice, system, interrupts, soft interrupts, and the time that other
+virtual machines take."""
 
 
 def own_cores() -> str:
-    """The cores that this process may use, as text; empty where the system does not say."""
+    """The cores that this process may use, as text; empty if the system does not report them."""
     return ",".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else ""
 
 
 def busy_s() -> float:
-    """Seconds for which these cores were busy since the system started, for whatever program; 0 where unknown."""
+    """Seconds for which these cores were busy since the system started, for any program; 0 if unknown."""
     try:
         mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         rows = [line.split() for line in _STAT.read_text(encoding="ascii").splitlines() if line.startswith("cpu")]
@@ -143,7 +145,7 @@ def busy_s() -> float:
 # glibc returns blocks of more than 32 MiB to the system when they are freed, so that every large activation costs its
 # page faults again in every minibatch: a fifth of a ResNet-50's forward pass at 16 images. The profiler and the workers
 # both call this, so that one predicts the other. It costs memory: a tenth more was resident for the same network,
-# because blocks of other sizes do not always fit into what is kept.
+# because blocks of other sizes do not always fit into the kept memory.
 
 
 # From malloc.h.
@@ -159,7 +161,9 @@ GPU_VARIABLE, OLDER_GPU_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CON
 
 
 def grow_gpu_memory(environment: MutableMapping[str, str], torch_version: str) -> None:
-    """Have torch's allocator for GPUs grow its segments, which fragments less, unless the user has settings of it."""
+    """Make torch's GPU allocator grow its segments, which reduces fragmentation, unless the user has set its
+    options.
+    """
     if GPU_VARIABLE in environment or OLDER_GPU_VARIABLE in environment:
         return
     numbers = re.match(r"(\d+)\.(\d+)", torch_version)

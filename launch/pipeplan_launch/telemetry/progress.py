@@ -12,7 +12,7 @@ from pipeplan_launch.telemetry.recorder import MinibatchRecord, Recorder
 
 
 class Progress:
-    """Prints a progress line every few minibatches of the pipeline. One replica of the last stage has one."""
+    """Prints a progress line every few minibatches of the pipeline, at one replica of the last stage."""
 
     def __init__(self, recorder: Recorder, every: int, epochs: int, minibatches: int, *, warns: bool) -> None:
         """`every`: minibatches of the pipeline between two lines, below 1 for none; `minibatches`: minibatches in an
@@ -51,23 +51,23 @@ class Progress:
         )
 
 
-# Notices a run under a stale schedule that does not learn.
+# Detects that a run with stale gradients does not learn.
 
 UPDATES = 200
 """Updates after which the loss has to be below its first value."""
 WINDOW = 20
-"""Losses whose mean is compared with the first one."""
+"""Number of latest losses whose mean is compared with the first loss."""
 
 
 class LearningWatch:
     """Compares the loss after `UPDATES` updates of a new run with its first value, once.
 
-    A run that stale gradients have broken shows it there: its loss stays where it began, or is above that.
+    If stale gradients have broken a run, its loss is then not below the first value.
     """
 
     def __init__(self, minibatches: int, staleness: str, warn: Callable[[str], object]) -> None:
-        """`minibatches`: those that an update covers; `staleness`: what is said of it, such as `gradients of stage 0
-        are 2 updates old`; `warn` takes the line.
+        """`minibatches`: number of minibatches in an update; `staleness`: text such as `gradients of stage 0 are 2
+        updates old`; `warn`: prints the line.
         """
         self._wait = UPDATES * minibatches
         self._staleness, self._warn = staleness, warn
@@ -76,7 +76,7 @@ class LearningWatch:
         self._seen = 0
 
     def __call__(self, minibatches: int, loss: float) -> None:
-        """Take the loss of one minibatch, which stands for so many of the pipeline."""
+        """Take a loss, which stands for this number of the pipeline's minibatches."""
         if self._seen >= self._wait:
             return
         if self._first is None:

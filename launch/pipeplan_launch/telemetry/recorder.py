@@ -1,7 +1,7 @@
 """Measurements of one worker: the times of every minibatch, its steady state, and a timeline. Torch-free.
 
 Metrics are JSON lines in the run folder. A timeline, `timeline/rank-N.json`, has the first minibatches of an epoch; its
-times count from the moment when all workers had met at the start of the epoch (`synchronise_workers`). The clocks of
+times count from the moment when all workers met at the start of the epoch (`synchronise_workers`). The clocks of
 different machines are not compared.
 """
 
@@ -24,7 +24,7 @@ _PATH = "/proc/thread-self/schedstat"
 
 
 class RunQueueWait:
-    """Run-queue wait of the thread that creates this: time in which the thread was runnable, but had no core.
+    """Run-queue wait of the thread that creates this object: time in which the thread was runnable, but had no core.
 
     Always 0 without Linux's /proc.
     """
@@ -51,11 +51,11 @@ class RunQueueWait:
 
 
 MEMORY_EVERY_S = 1.0
-"""Seconds between two readings of resident memory, each of which takes as long as the rest of a line."""
+"""Seconds between two readings of resident memory. A reading takes as long as all the rest of a line."""
 LINES_PER_WRITE = 16
 """Lines that are collected before they are written."""
 MOST_METRICS_BYTES = 2**30
-"""Size at which a file of metrics is put aside and another one begun; one older file is kept."""
+"""Size at which a file of metrics is renamed and a new file begins; one older file is kept."""
 OLDER = ".old"
 """The ending that is added to the name of the older file."""
 _ENCODE = json.JSONEncoder(check_circular=False).encode
@@ -96,19 +96,19 @@ class MinibatchRecord:
     cpu_s: float = 0.0
     """CPU time of all threads of this process since the previous minibatch was finished."""
     core_wait_s: float = 0.0
-    """Run-queue wait of this thread since then, which the times above include."""
+    """Run-queue wait of this thread since the previous minibatch was finished. The times above include it."""
     loss: float | None = None
     """The loss, at the last stage."""
     weight: float = 1.0
     """The weight of the loss in means over minibatches."""
     samples: int = 0
     done_s: float = 0.0
-    """Time at which it was finished, on this worker's clock."""
+    """Time at which the minibatch was finished, on this worker's clock."""
 
 
 @dataclass
 class SteadyState:
-    """Sums over the minibatches of the steady state, which are sent to the worker that prints the summary."""
+    """Sums over the minibatches of the steady state. Each worker sends them to the worker that prints the summary."""
 
     minibatches: int = 0
     """Number of minibatches counted on this worker."""
@@ -123,7 +123,7 @@ class SteadyState:
     cores: str = ""
     """The cores that this worker may use."""
     watched_s: float = 0.0
-    """Time, summed over the epochs, for which the next two are known."""
+    """Time, summed over the epochs, that `cores_busy_s` and `own_cpu_s` cover."""
     cores_busy_s: float = 0.0
     """Processor time that all programs used on these cores."""
     own_cpu_s: float = 0.0
@@ -139,7 +139,8 @@ class Recorder:
     """Collects the steps of one worker.
 
     The steady state is the rest of every epoch after its first `skip` minibatches, which are in the pipeline when the
-    first one is finished. The drain is included, because it does not slow the last stage, where the step time is read.
+    first one is finished. The drain is included, because it does not slow the last stage, where the step time is
+    measured.
     """
 
     def __init__(self, path: Path | None, rank: int, stage: int, replica: int, stride: int, skip: int) -> None:
@@ -153,8 +154,8 @@ class Recorder:
         self._open: dict[int, MinibatchRecord] = {}
         self._epoch: list[MinibatchRecord] = []
         self._lines: list[tuple[MinibatchRecord, float, float | None, int]] = []
-        """Steps whose lines are to be written, each with the time when it was finished, the step time then, and the
-        resident memory."""
+        """Steps whose lines are not written yet, each with the time when it was finished, the step time at that time,
+        and the resident memory."""
         self._memory = (-math.inf, 0)
         """Time of the last reading of resident memory, and its result."""
         self._file: IO[str] | None = None
@@ -164,7 +165,8 @@ class Recorder:
                 self._file = path.open("a", encoding="utf-8")
         self.steady = SteadyState(seconds=dict.fromkeys(SUMMED_FIELDS, 0.0), cores=own_cores())
         self._begun = (0.0, 0.0, 0.0)
-        """Time, processor time of the cores and of this worker when the epoch's first minibatch was finished."""
+        """When the epoch's first minibatch was finished: the time, the cores' processor time, and this worker's
+        processor time."""
         self._computed_s = time.process_time()
         self._core_wait = RunQueueWait()
         self._waited_s = self._core_wait.total_s()
@@ -215,8 +217,8 @@ class Recorder:
         return steps
 
     def step_time_s(self, steps: int = 50) -> float | None:
-        """Seconds between two minibatches of the pipeline, over the epoch's last `steps`; None before two are
-        finished.
+        """Seconds between two minibatches of the pipeline, over the last `steps` of the epoch; None before two
+        minibatches are finished.
         """
         recent = self._epoch[-steps:]
         if len(recent) < 2:
@@ -240,8 +242,8 @@ class Recorder:
             self._write()
 
     def _write(self) -> None:
-        """Write several lines at once, because this code has left the processor's caches after each computation of
-        the model.
+        """Write several lines at once, because after each computation of the model this code is no longer in the
+        processor's caches.
         """
         steps, self._lines = self._lines, []
         if self._file is None:
@@ -263,7 +265,7 @@ class Recorder:
                 self._begin_new_file()
 
     def _begin_new_file(self) -> None:
-        """Keep the file as the older one, in place of the one before it."""
+        """Keep the file as the older file, in place of the previous older file."""
         assert self._file is not None
         assert self._path is not None
         self._file.close()
@@ -289,9 +291,10 @@ def _rounded(value: float | None) -> float | None:
 
 TIMELINE_FOLDER = "timeline"
 MIN_INTERVAL_S = 2e-5
-"""Shorter intervals may be left out: waits for tensors that had already arrived, and remainders after a pass."""
+"""Shorter intervals may be left out: waits for tensors that had already arrived, and short rests after a pass."""
 RECORDED_MINIBATCHES = 256
-"""Number of minibatches of the pipeline that are recorded, from the first of an epoch: some steady state of any plan.
+"""Number of the pipeline's minibatches that are recorded, from the first of an epoch. It includes some of the steady
+state of any plan.
 """
 
 
@@ -299,12 +302,12 @@ class Timeline:
     """Intervals of one worker. Nothing is recorded before an epoch is begun."""
 
     def __init__(self, plan: str, rank: int, stage: int, replica: int, name: str | None = None) -> None:
-        """`plan`: the plan's digest. `name`: that of the file, without its ending; None for `rank-N`."""
+        """`plan`: the plan's digest. `name`: the file's name without its ending; None for `rank-N`."""
         self._name = f"rank-{rank}" if name is None else name
         self._identity = {"plan": plan, "rank": rank, "stage": stage, "replica": replica}
         self._intervals: list[tuple[str, int, float, float]] = []
         self._epoch, self._count, self._first, self._end = 0, 0, 0, 0
-        """The recorded minibatches of epoch `_epoch`, which has `_count`, are those from `_first` up to `_end`."""
+        """Minibatches `_first` up to `_end` of epoch `_epoch` are recorded. The epoch has `_count` minibatches."""
         self._zero_s = 0.0
 
     def begin(self, epoch: int, first: int, count: int, met_s: float) -> None:
@@ -328,8 +331,8 @@ class Timeline:
         since_s: float | None = None,
         keep_brief: bool = True,
     ) -> None:
-        """Record an interval of the group of minibatches that starts with `first`: the stopwatch's last lap, or from
-        the `time.perf_counter` reading `since_s` to the lap's end.
+        """Record an interval of the group of minibatches that starts with `first`. It is the stopwatch's last lap, or
+        begins at `since_s`, a reading of `time.perf_counter`.
         """
         if first < self._end and (keep_brief or lap.end_s - lap.start_s >= MIN_INTERVAL_S):
             self._intervals.append((kind, group, lap.start_s if since_s is None else since_s, lap.end_s))

@@ -17,7 +17,7 @@ from pipeplan_launch.files import explain_errors
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.typed_document import Amount, Finite, Natural, Positive, Text
 
-# The files of a run folder, as their types state them: `summary.json` and timelines.
+# The types of two files of a run folder: `summary.json` and timelines.
 #
 # docs/file-formats.md describes the fields. Fields with a default may be missing in files of older versions.
 
@@ -40,10 +40,11 @@ class TimelineInterval(Struct, array_like=True, frozen=True, forbid_unknown_fiel
 
     kind: Kind
     """A wait is for tensors of another stage or, before an update, for an all-reduce. A backward pass may have several
-    parts: a second forward pass, the pass itself, and the rest of the work on its gradients. `weights` are gradients of
-    weights that have a pass of their own."""
+    parts: a second forward pass, the pass itself, and further work on its gradients. `weights` is a separate pass for
+    the gradients of the weights."""
     number: Natural
-    """The minibatch, from 0 in the epoch. For an update, an all-reduce and the wait for it, the minibatch group."""
+    """The minibatch, from 0 in the epoch. For an update, an all-reduce and the wait for it: the group of
+    minibatches."""
     start_s: Amount
     """Seconds since the beginning of the recorded epoch, which is the same moment for all workers."""
     end_s: Amount
@@ -75,8 +76,8 @@ class TimelineFile(Struct, kw_only=True, frozen=True):
     first: Natural
     """The first recorded minibatch: 0 unless the run resumed in the middle of the epoch."""
     minibatches: Annotated[int, Meta(ge=0, le=100_000)]
-    """Number of recorded minibatches of the pipeline. Far fewer than the limit are recorded; a replay of so many takes
-    a minute."""
+    """Number of recorded minibatches of the pipeline. A run records far fewer than the limit, whose replay takes a
+    minute."""
     intervals: tuple[TimelineInterval, ...]
     """Activities in the order of their starts."""
 
@@ -89,7 +90,7 @@ class TimelineFile(Struct, kw_only=True, frozen=True):
 
 
 class FigurePair(Struct, frozen=True):
-    """A predicted and a measured value, in the same unit; null where it is not known."""
+    """A predicted and a measured value, in the same unit; null if not known."""
 
     predicted: Amount | None = None
     measured: Amount | None = None
@@ -145,7 +146,7 @@ class SummaryFile(Struct, kw_only=True, frozen=True):
     """Digest of the plan that ran."""
     minibatch: Positive | None = None
     emulated: bool = False
-    """Whether stages slept in place of computing."""
+    """Whether stages slept instead of computing."""
     minibatch_s: FigurePair
     includes_fill: bool
     steady_minibatches: Natural
@@ -204,8 +205,8 @@ _locks: list[IO[bytes]] = []
 
 
 def lock_run(run: Path, patience_s: float = 10.0) -> None:
-    """Lock a run folder for this launch until this process ends. Raises `LaunchError` if another launch has locked
-    it.
+    """Lock a run folder for this launch, until this process ends. Raises `LaunchError` if another launch holds the
+    lock.
 
     `patience_s`: seconds to wait for processes of the previous attempt to exit.
     """
@@ -228,7 +229,7 @@ def lock_run(run: Path, patience_s: float = 10.0) -> None:
 
 
 def reopen_run(run: Path, epoch: int, minibatch: int) -> None:
-    """Prepare a run folder for resuming after that many minibatches of an epoch (both counted from 0).
+    """Prepare a run folder for resuming at this minibatch of this epoch, both counted from 0.
 
     Removes the error that ended the run, and the metrics of minibatches that will run again. Raises `LaunchError`.
     """
@@ -254,7 +255,9 @@ def truncate_metrics(path: Path, end: tuple[int, int]) -> None:
 
 
 def _kept_bytes(block: bytes, *, is_start: bool, end: tuple[int, int]) -> tuple[int, bool]:
-    """(bytes of this end of a file to keep, whether that number is final). `is_start`: the block starts the file."""
+    """(bytes to keep of a block at the end of a file, whether that number is final). `is_start`: whether the block
+    starts the file.
+    """
     kept = block.rfind(b"\n") + 1
     while kept:
         start = block.rfind(b"\n", 0, kept - 1) + 1
@@ -267,7 +270,7 @@ def _kept_bytes(block: bytes, *, is_start: bool, end: tuple[int, int]) -> tuple[
 
 
 def _is_before(line: bytes, end: tuple[int, int]) -> bool:
-    """Whether a line of metrics is of a minibatch before (epoch, minibatch)."""
+    """Whether a line of metrics belongs to a minibatch before (epoch, minibatch)."""
     try:
         content = json.loads(line)
         return (content["epoch"], content["minibatch"]) < end
@@ -283,7 +286,7 @@ def claim_error(run: Path, message: str) -> bool:
     except FileExistsError:
         return False
     except OSError:
-        pass  # the disk may be the problem, so better print the error than hide it
+        pass  # the disk may be the problem, so the error is printed in any case
     return True
 
 

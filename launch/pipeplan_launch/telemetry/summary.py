@@ -49,7 +49,7 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
 
     Times are seconds per minibatch on one replica of the stage; `minibatch_s` is the pipeline's step time. `sync_s` is
     a worker's time in the all-reduce, including waiting for slower replicas; its prediction is the exposed all-reduce
-    time. `wait_s` is waiting for other stages; its prediction is replicas × step time less the worker's busy time.
+    time. `wait_s` is waiting for other stages; its prediction is replicas × step time minus the worker's busy time.
     """
     last = [report for report in reports if report.stage == len(plan.pipeline) - 1]
     step_times = [report.steady.step_time_s for report in last if report.steady.step_time_s is not None]
@@ -83,11 +83,11 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
 
 
 def _blamed_on_others(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[int, float]:
-    """By rank, the share of the worker's wait for a core that other programs can account for.
+    """For each rank: the share of the worker's wait for a core that other programs can explain.
 
-    Workers also wait for each other: where there are more than cores, or two on one core for a while. All workers of a
-    server together wait no longer for other programs than these used its cores, which is the cores' time less the
-    workers' own.
+    Workers also wait for each other, if there are more workers than cores, or if two are on one core for a while. The
+    workers of a server together wait for other programs no longer than these programs used the cores. That is the
+    cores' busy time minus the workers' own processor time.
     """
     shares: dict[int, float] = {}
     first = 0
@@ -149,7 +149,7 @@ def _exposed_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | 
 
 
 def _idle_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | None:
-    """The predicted idle time per minibatch of a worker: replicas × step time less its busy time."""
+    """The predicted idle time per minibatch of a worker: replicas × step time minus its busy time."""
     if prediction.wait_s is not None or prediction.minibatch_s is None or prediction.forward_s is None:
         return prediction.wait_s
     work = prediction.forward_s + (prediction.backward_s or 0.0) + (prediction.update_s or 0.0)
@@ -158,9 +158,9 @@ def _idle_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | Non
 
 
 def _other_s(plan: LaunchPlan, reports: Sequence[WorkerReport], everyone: Sequence[WorkerReport]) -> float | None:
-    """The time outside all recorded times, which is that of the executor itself, per minibatch of a worker.
+    """The time outside all recorded times, which the executor itself takes, in seconds per minibatch of a worker.
 
-    `reports`: those of one stage. A worker with several stages has the time once, which these share equally.
+    `reports`: the reports of one stage. A worker with several stages has this time once, divided equally among them.
     """
     unrecorded = []
     for report in reports:
@@ -178,7 +178,7 @@ def _recorded_s(report: WorkerReport) -> float:
 
 
 def covers_epochs(run: Path, epochs: int) -> bool:
-    """Whether a run's summary has so many epochs. Otherwise the run ended before it wrote a summary."""
+    """Whether a run's summary covers this number of epochs. If not, the run ended before it wrote a summary."""
     path = run / "summary.json"
     try:
         return len(decode(parse_json(read_file(path)), SummaryFile, str(path)).epochs) >= epochs

@@ -1,8 +1,8 @@
-"""Nodes of a graph that share memory, and rewriting of in-place operators out of place where that changes nothing.
+"""Nodes of a graph that share memory, and replacement of in-place operators where that changes no result.
 
-A cut between tensors that share memory would lose the writes of one side. Most in-place operators (`relu_`, `+=` on a
-fresh tensor) have no second reader of their memory and are replaced by ordinary ones here, exactly. The nodes of the
-others must stay in one stage, together with all nodes that read the memory before its last write.
+A cut between tensors that share memory would lose writes. Most in-place operators (`relu_`, `+=` on a fresh tensor)
+have no second reader of their memory. They are replaced by out-of-place operators with exactly the same results. The
+other in-place operators must stay in one stage, together with all nodes that read the memory before its last write.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class GraphBehaviour:
         return {tensor.untyped_storage()._cdata for tensor in tensors_in(self.values.get(node))}
 
     def gets_gradient(self, node: fx.Node) -> bool:
-        """Whether the backward pass reaches the node's tensor. A tensor that requires a gradient need not get one."""
+        """Whether the backward pass reaches the node's tensor. A tensor may require a gradient and get none."""
         return any(tensor.grad_fn in self.gradient_functions for tensor in tensors_in(self.values.get(node)))
 
 
@@ -137,8 +137,8 @@ def source_line(node: fx.Node) -> str:
 
 
 def functionalise_graph(graph_module: fx.GraphModule, behaviour: GraphBehaviour) -> bool:
-    """Replace in-place operators by out-of-place ones where no other reader of the memory would notice. Returns
-    whether any was replaced.
+    """Replace in-place operators by out-of-place operators if no other node reads the memory. Returns whether any was
+    replaced.
     """
     graph = graph_module.graph
     position = {node: index for index, node in enumerate(graph.nodes)}
@@ -150,7 +150,7 @@ def functionalise_graph(graph_module: fx.GraphModule, behaviour: GraphBehaviour)
         fresh = _replace(graph, node, behaviour, position)
         if fresh is not None:
             changed = True
-            # Later writes still count the new node as sharing the old memory, which is the safe side.
+            # For later writes the new node still counts as sharing the old memory, which is safe.
             position[fresh] = position[node]
             for storage in behaviour.storages(node):
                 members[storage] = [fresh if member is node else member for member in members[storage]]

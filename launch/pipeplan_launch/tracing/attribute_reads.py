@@ -1,8 +1,8 @@
-"""Who reads and writes some attributes while a model runs.
+"""Reads and writes of attributes while a model runs.
 
-A read counts if its value goes anywhere else than into the attribute itself: `self.step += 1` and
-`self.log.append(x)` do not read in this sense, `x / self.step` does. Only a read that comes before any write in a
-forward pass sees what an earlier pass has left.
+A read counts if its value goes anywhere else than into the attribute itself: `x / self.step` counts, `self.step += 1`
+and `self.log.append(x)` do not. Only a read before the first write of a forward pass sees the value that an earlier
+pass has left.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Accesses:
     around: tuple[nn.Module, ...] | None = None
     """The modules that were running at every access, outermost first; None before the first."""
     _is_earlier: bool = field(default=True, repr=False)
-    """Whether the value depends on what it was before this forward pass."""
+    """Whether the value depends on the value before this forward pass."""
     _is_updated: bool = field(default=False, repr=False)
     """Whether this forward pass has read the value to compute the next one from it."""
 
@@ -134,7 +134,7 @@ def _note(access: Accesses, running: list[nn.Module], frame: FrameType, name: st
 
 
 def _changes_itself_only(frame: FrameType, name: str) -> bool:
-    """Whether the running statement only changes the attribute of that name, from its own value and others."""
+    """Whether the running statement only changes the attribute of that name."""
     statement = _running_statement(frame)
     if isinstance(statement, ast.AugAssign):
         return _root(statement.target) == name and not _reads(statement.value, name)
@@ -170,7 +170,7 @@ def _statements(file: str) -> list[ast.stmt]:
 
 
 def _root(target: ast.expr) -> str:
-    """The attribute that an expression is, or takes a member of: `n` for `self.n` and `self.n["a"][0]`."""
+    """The attribute in an expression: `n` for `self.n` and for its members, such as `self.n["a"][0]`."""
     while isinstance(target, ast.Subscript):
         target = target.value
     return target.attr if isinstance(target, ast.Attribute) else ""
@@ -181,7 +181,7 @@ def _reads(expression: ast.expr, name: str) -> bool:
 
 
 def _is_plain(expression: ast.expr) -> bool:
-    """Whether an expression only computes: it calls nothing that could use a value for something else."""
+    """Whether an expression only computes: it has no call that could use a value for something else."""
     return not any(isinstance(node, ast.Call | ast.NamedExpr | ast.Lambda) for node in ast.walk(expression))
 
 
@@ -193,7 +193,7 @@ def _is_plain(expression: ast.expr) -> bool:
 
 @contextmanager
 def assignments_copied(model: nn.Module) -> Iterator[None]:
-    """Context in which the model copies tensors that it assigns to buffers into these.
+    """Context in which a tensor that the model assigns to a buffer is copied into the buffer.
 
     Raises `LaunchError` for a tensor of another shape or type.
     """
@@ -203,7 +203,7 @@ def assignments_copied(model: nn.Module) -> Iterator[None]:
 
     def remember(module: nn.Module, inputs: Any) -> None:
         before.clear()
-        # torch.export has such hooks of its own, which copy what the model's root assigns a second time.
+        # torch.export has such hooks too, which would copy the assignments of the model's root a second time.
         module_hooks.clear()
         before.update({path: value for path, _, _, value in _places(model)})
 
@@ -253,7 +253,8 @@ def _check_same_kind(path: str, old: Tensor | None, new: Any) -> None:
 
 
 def protect_saved_values(graph_module: fx.GraphModule, behaviour: GraphBehaviour) -> bool:
-    """Copy the state that the graph writes to where the backward pass may keep it. Returns whether anything changed.
+    """Insert copies of state that the graph writes, if the backward pass may need the earlier values. Returns whether
+    anything changed.
 
     A stage runs the forward pass of the next minibatches, which writes the state, before the backward pass of this one.
     """

@@ -1,4 +1,6 @@
-"""torch.compile of the functions of a stage (`--compile`). Its results need not equal those without it bit by bit."""
+"""torch.compile of the functions of a stage (`--compile`). The results of compiled functions may differ in their last
+bits.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,9 @@ def check_compiler(backend: str, device: torch.device) -> None:
 
 
 def compiled_function(run: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """The function compiled, once for each shape of its arguments, when it is first called with them.
+    """A function that is compiled at the first call with each shape of its arguments.
 
-    It raises `LaunchError` where torch.compile fails.
+    It raises `LaunchError` if torch.compile fails.
     """
     from torch._dynamo.exc import TorchDynamoException
 
@@ -40,7 +42,7 @@ def compiled_function(run: Callable[..., Any], backend: str) -> Callable[..., An
 
         # Workers share a machine's cores, and a pool of processes would outlive a worker that is killed.
         config.compile_threads = 1
-    # A run has few shapes: whole minibatches, and the last one of an epoch. Each is compiled for itself.
+    # A run has few shapes: whole minibatches, and the last one of an epoch. Each shape is compiled separately.
     compiled = torch.compile(run, backend=backend, dynamic=False)
 
     def call(*arguments: Any) -> Any:

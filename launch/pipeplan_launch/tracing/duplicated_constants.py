@@ -1,8 +1,8 @@
-"""Values that belong to no layer, because every stage that reads them computes its own copy.
+"""Values that belong to no layer, because every stage that reads one computes its own copy.
 
-These are sizes, constants (what depends on neither data, parameters nor random numbers: positions, causal masks, the
-cosines and sines of rotary embeddings), and what cheap operators make of the data alone (padding masks, shifted
-labels). They never cross from one stage to another.
+There are three kinds: sizes; constants, which depend on neither data, parameters nor random numbers (positions, causal
+masks, the cosines and sines of rotary embeddings); and results of cheap operators on the data alone (padding masks,
+shifted labels). They never cross from one stage to another.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ CHEAP_OPERATORS = frozenset(
     | {"new_full", "new_zeros", "new_ones", "full_like", "zeros_like", "ones_like"}
     | {"__and__", "__or__", "__xor__", "isin", "floor_divide"}
 )
-"""Operators that read and write memory about once, beside those that torch itself calls pointwise."""
+"""Operators that read and write memory about once, besides the operators that torch calls pointwise."""
 PRODUCTS = frozenset({"matmul", "bmm", "mm", "outer"})
-"""Products of matrices, which are cheap where they add up nothing: an outer product."""
+"""Products of matrices. They are cheap only as outer products, which add up nothing."""
 
 
 def is_size(node: fx.Node) -> bool:
@@ -41,12 +41,12 @@ def is_size(node: fx.Node) -> bool:
 
 
 def is_shape_only(node: fx.Node) -> bool:
-    """Whether the node only looks at a tensor in another shape, or picks a member of a tuple."""
+    """Whether the node only views a tensor in another shape, or picks a member of a tuple."""
     return operator_name(node) in SHAPE_OPERATORS
 
 
 def copied_nodes(graph_module: fx.GraphModule, behaviour: GraphBehaviour) -> set[fx.Node]:
-    """The nodes that every reader's stage computes for itself."""
+    """The nodes that are computed in every stage that reads them."""
     touched = {
         storage
         for arguments in behaviour.written.values()
@@ -77,7 +77,7 @@ def copied_nodes(graph_module: fx.GraphModule, behaviour: GraphBehaviour) -> set
 
 
 def _is_repeatable(node: fx.Node) -> bool:
-    """Whether the node gives the same each time and changes nothing, as far as its schema or its region tells."""
+    """Whether the node gives the same result each time and changes nothing, according to its schema or its region."""
     if isinstance(node.target, torch._ops.HigherOrderOperator | OpaqueCall):
         region = region_of(node)
         return region is not None and all(
@@ -97,7 +97,9 @@ def _changes_state(node: fx.Node) -> bool:
 
 
 def _is_cheap(node: fx.Node, behaviour: GraphBehaviour) -> bool:
-    """Whether a node computes tensors without gradients by operators whose time is that of reading and writing."""
+    """Whether a node computes tensors without gradients, by operators that only take the time to read and write
+    memory.
+    """
     if any(tensor.requires_grad for tensor in tensors_in(behaviour.values[node])):
         return False
     region = region_of(node)
@@ -122,7 +124,7 @@ def _is_cheap_operator(node: fx.Node, arguments: Sequence[Any]) -> bool:
 
 
 def _summed(arguments: Sequence[Any]) -> float:
-    """The number of products that each element of a product of matrices is the sum of."""
+    """The number of products that are added up for each element of a product of matrices."""
     first = arguments[0] if arguments else None
     if not isinstance(first, Tensor) or not first.dim():
         return math.inf

@@ -1,7 +1,8 @@
-"""Conversion of nodes that were exported in training mode to what the model computes in evaluation mode.
+"""Conversion of a graph that was exported in training mode to evaluation mode.
 
 Exported graphs carry the mode as arguments of operators (dropout, batch norm, recurrent layers, attention), and as
-the updates of `num_batches_tracked`. `GraphModule.eval()` refuses, but changing these arguments is exact.
+the updates of `num_batches_tracked`. `GraphModule.eval()` raises an error for such a graph, but changing these
+arguments gives exact results.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def evaluation_refusal(problem: str) -> str:
 
 
 def is_training_only(node: fx.Node) -> bool:
-    """Whether a node does not run in evaluation mode, because it counts the batches that a norm has seen."""
+    """Whether a node runs only in training mode, because it counts the batches that a norm has seen."""
     if operator_name(node) not in ("add_", "copy_") or not node.args:
         return False
     target = node.args[0]
@@ -85,8 +86,8 @@ def set_region_evaluation(region: fx.GraphModule) -> None:
 
 @contextmanager
 def questions_noted(askers: set[type]) -> Iterator[None]:
-    """Context that adds to `askers` the class of each module whose mode is asked for (`self.training`) by other code
-    than that of torch's own modules, whose operators carry their mode.
+    """Context that adds to `askers` the class of each module whose mode (`self.training`) is read by code outside of
+    torch, or by torch's parametrizations. Operators of torch's other modules carry their mode.
     """
 
     def training(module: nn.Module) -> bool:
@@ -104,7 +105,7 @@ def questions_noted(askers: set[type]) -> Iterator[None]:
 
 _KNOWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1] / "tracing"))
 _REWRITTEN = str(Path(nn.utils.__file__).parent)
-"""Torch's own code that decides by the mode: parametrizations such as spectral_norm."""
+"""Torch's own code that branches on the mode: parametrizations such as spectral_norm."""
 
 
 def _set_mode(module: nn.Module, mode: bool) -> None:
@@ -112,14 +113,18 @@ def _set_mode(module: nn.Module, mode: bool) -> None:
 
 
 def differing_modules(trained: fx.GraphModule, evaluated: fx.GraphModule) -> tuple[str, ...]:
-    """Paths of the modules that do other work in evaluation mode, beside what `set_evaluation_arguments` converts."""
+    """Paths of the modules that do other work in evaluation mode, after `set_evaluation_arguments` has done its
+    part.
+    """
     in_training, in_evaluation = _work_by_module(trained), _work_by_module(evaluated)
     paths = dict.fromkeys((*in_training, *in_evaluation))
     return tuple(path for path in paths if in_training[path] != in_evaluation[path])
 
 
 def _work_by_module(graph_module: fx.GraphModule) -> dict[str, list[Any]]:
-    """For every module the operators that it runs in evaluation mode itself, with the arguments that are no tensors."""
+    """For every module the operators that it runs itself in evaluation mode, with the arguments that are not
+    tensors.
+    """
     work: dict[str, list[Any]] = defaultdict(list)
     for node in graph_module.graph.nodes:
         # The memory layout of attention's result depends on dropout, and so does whether `contiguous` is called on it.
@@ -132,7 +137,7 @@ def _work_by_module(graph_module: fx.GraphModule) -> dict[str, list[Any]]:
 
 
 def _constants(node: fx.Node) -> list[str]:
-    """The arguments of a node that are no results of other nodes; parameters and buffers by name."""
+    """The arguments of a node that are not results of other nodes; parameters and buffers by name."""
     args, kwargs = _evaluation_arguments(node)
     given: list[tuple[str, Any]] = [*kwargs.items()]
     if isinstance(node.target, torch._ops.OpOverload):

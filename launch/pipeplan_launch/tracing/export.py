@@ -29,7 +29,7 @@ from pipeplan_launch.tracing.opaque_training import observe_calls
 from pipeplan_launch.tracing.regions import name_state_inside
 
 DynamicShapes = tuple[dict[int, object], ...]
-"""For each input its dynamic dimensions."""
+"""The dynamic dimensions of each input."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class ExportedModel:
     behaviour: GraphBehaviour
     """Results of running the graph on fake tensors."""
     dynamic_batch: bool
-    """Whether the graph is valid for any minibatch size, or only for the one that it was traced with."""
+    """Whether the graph is valid for any minibatch size, or only for `minibatch`."""
     minibatch: int
-    """Samples in the minibatch that it was traced with."""
+    """Samples in the minibatch that the graph was traced with."""
     batch: Batch
-    """The inputs that it was traced with."""
+    """The inputs that the graph was traced with."""
     evaluation_problem: str | None
     """Why the graph cannot represent the model in evaluation mode, or None."""
     differing: tuple[str, ...]
     """Paths of the modules that do other work in evaluation mode."""
     left_out: tuple[str, ...]
-    """Classes of objects that the model returns and the graph does not."""
+    """Classes of the objects that the model returns and the graph leaves out."""
 
 
 def export_model(job: Job, minibatch: int, opaque_paths: Sequence[str] = ()) -> ExportedModel:
@@ -60,7 +60,7 @@ def export_model(job: Job, minibatch: int, opaque_paths: Sequence[str] = ()) -> 
     `opaque_paths`: the submodules to export as opaque modules. Raises any exception of torch.export, `Untraceable`,
     or `DependsOnData`.
     """
-    # Export takes a dimension of size 1 for a constant, which would make the graph static.
+    # Export treats a dimension of size 1 as a constant, which would make the graph static.
     traced_at = max(2, minibatch)
     batch = job.example(traced_at)
     dynamic = _batch_dimensions(batch.inputs, job.example_inputs(traced_at + 1), traced_at)
@@ -108,7 +108,7 @@ class _Attempt:
     dynamic: DynamicShapes
     calls: OutputsByModule
     askers: set[type] = field(default_factory=set)
-    """Classes of the modules whose mode other code than that of torch's modules has asked for."""
+    """Classes of the modules whose mode was read by code outside of torch, or by parametrizations."""
 
     def run(self) -> ExportedModel:
         """Export in training mode, and also in evaluation mode if that might give another graph."""
@@ -154,8 +154,8 @@ class _Attempt:
     def _evaluation(self, trained: fx.GraphModule) -> tuple[str | None, tuple[str, ...]]:
         """(why the graph cannot represent the model in evaluation mode, or None; the modules that differ in it).
 
-        Operators of torch's modules that carry their mode are converted. Only if other code asked for the mode, the
-        model is also exported in evaluation mode, and the graphs are compared.
+        The operators of torch's modules carry their mode, and are converted. If other code reads the mode, the model is
+        also exported in evaluation mode, and the two graphs are compared.
         """
         suspects = sorted({kind.__name__ for kind in self.askers})
         if not suspects:
@@ -170,9 +170,9 @@ class _Attempt:
 
 
 def _with_named_inputs(model: nn.Module, batch: Batch) -> dict[str, Callable[..., Any]]:
-    """The model's forward() with a parameter for each input, under its path, where it takes `*args` or `**kwargs`.
+    """A forward() with one parameter for each input, for a model whose forward() takes `*args` or `**kwargs`.
 
-    Export cannot give dynamic shapes to those.
+    Export cannot give dynamic shapes to `*args` and `**kwargs`. Returns {path of the model: forward()}, or {}.
     """
     forward = model.forward
     kinds = {parameter.kind for parameter in inspect.signature(forward).parameters.values()}
@@ -191,7 +191,9 @@ def _with_named_inputs(model: nn.Module, batch: Batch) -> dict[str, Callable[...
 
 @contextmanager
 def module_mode(model: nn.Module, train: bool) -> Iterator[None]:
-    """Context in training or evaluation mode. Afterwards every submodule has its own mode back."""
+    """Context in which the model is in training or evaluation mode. Afterwards every submodule has its own mode
+    again.
+    """
     modes = {module: module.training for module in model.modules()}
     model.train(train)
     try:
@@ -203,7 +205,9 @@ def module_mode(model: nn.Module, train: bool) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Context that hides torch's own logs about a failure, which is reported once, in our own words."""
+    """Context that hides torch's own logs about a failure. The failure is reported once, by an error of this
+    package.
+    """
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -227,7 +231,7 @@ def _batch_dimensions(inputs: tuple[Tensor, ...], larger: tuple[Tensor, ...], mi
 
 
 def _is_dynamic(graph_module: fx.GraphModule, dynamic: DynamicShapes) -> bool:
-    """Whether every dimension that was requested as dynamic is: AUTO silently gives up where the model fixes the
+    """Whether every dimension that was requested as dynamic is dynamic. AUTO silently gives up if the model fixes a
     size.
     """
     values = [node.meta["val"] for node in graph_module.graph.nodes if node.op == "placeholder"]

@@ -68,8 +68,8 @@ def _export(job: Job, minibatch: int, state: CarriedState, whole: Sequence[str])
 def _taken_whole_for_evaluation(
     job: Job, minibatch: int, exported: ExportedModel, opaque_modules: _OpaqueModules
 ) -> ExportedModel:
-    """The model with those modules opaque that do other work in evaluation mode, if each of them is one layer anyway.
-    Otherwise the model as it is, which can be trained.
+    """The model with every module opaque that does other work in evaluation mode, if each of these is one layer anyway.
+    Otherwise the unchanged model, which can be trained but not evaluated.
     """
     owners = dict.fromkeys(path.partition(f".{PARAMETRIZED}.")[0] for path in exported.differing)
     if not owners or not all(path and _is_one_layer(job.model.get_submodule(path)) for path in owners):
@@ -121,8 +121,8 @@ class _OpaqueModules:
         return path
 
     def add(self, path: str) -> None:
-        """Make this module opaque, and from the second one of a class on all modules of that class, because each
-        attempt is an export.
+        """Make this module opaque. If it is the second one of its class, make all modules of that class opaque, because
+        each attempt costs an export.
         """
         kind = type(self.model.get_submodule(path))
         chosen = modules_of_same_class(self.model, path) if kind in self._kinds else [path]
@@ -187,7 +187,7 @@ def _advice() -> str:
 def _check_loss_without(job: Job, left_out: tuple[str, ...]) -> None:
     """Raises `LaunchError` if the job's loss needs an object that cannot be sent between stages."""
     if job.loss is None or job.data is None:
-        return  # the loss is never called without targets
+        return  # without targets the loss is never called
     device = next((tensor.device for tensor in job.model.parameters()), torch.device("cpu"))
     batch = job.example_batch(2)
     inputs, target = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), (batch.inputs, batch.target))
@@ -202,9 +202,7 @@ def _check_loss_without(job: Job, left_out: tuple[str, ...]) -> None:
 
 
 def module_of_error(model: nn.Module, error: BaseException) -> str | None:
-    """The path of the innermost submodule whose code was running when an error was raised; None for the model's own
-    code.
-    """
+    """The path of the innermost submodule that was running when an error was raised; None for the model itself."""
     paths = {id(module): path for path, module in model.named_modules()}
     seen: set[int] = set()
     waiting: list[BaseException | None] = [error]

@@ -25,13 +25,13 @@ TENSOR_DATA: Any = Tensor.data
 
 
 class Untraceable(Exception):
-    """forward() does something whose effect would not be in the graph."""
+    """forward() has an effect that would not be in the graph."""
 
 
 @contextmanager
 def hazards_refused() -> Iterator[None]:
-    """Context in which tracing keeps the user's own gradients, and raises `Untraceable` for tensor hooks and foreign
-    random numbers.
+    """Context in which tracing keeps the user's own gradients, and raises `Untraceable` for tensor hooks and for random
+    numbers of Python or NumPy.
     """
     apply, register = torch.autograd.Function.__dict__["apply"], Tensor.register_hook
     torch.autograd.Function.apply = classmethod(partial(_apply, _unbound(apply)))  # type: ignore[method-assign,assignment]
@@ -53,7 +53,9 @@ def hazards_refused() -> Iterator[None]:
 
 
 def _unbound(method: Any) -> Callable[..., Any]:
-    """The function of a class method, with the class as its first parameter. Newer torch has written `apply` in C."""
+    """The function of a class method, with the class as its first parameter. In newer versions of torch `apply` is in
+    C.
+    """
     if isinstance(method, classmethod):
         return method.__func__
 
@@ -84,12 +86,12 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def _data(tensor: Tensor) -> Tensor:
-    """Replaces `tensor.data`, of which export would keep a constant: a detached view has the same memory."""
+    """Replaces `tensor.data`, which export would turn into a constant, by a detached view of the same memory."""
     return TENSOR_DATA.__get__(tensor) if _is_called_by_torch() else tensor.detach()
 
 
 def _set_data(tensor: Tensor, value: Tensor) -> None:
-    """Replaces `tensor.data = value`, which would leave no trace: the values are copied into the same memory."""
+    """Replaces `tensor.data = value`, which would not be in the graph, by a copy of the values into the same memory."""
     if _is_called_by_torch():
         TENSOR_DATA.__set__(tensor, value)
     elif (tensor.shape, tensor.dtype) != (value.shape, value.dtype):
@@ -99,7 +101,7 @@ def _set_data(tensor: Tensor, value: Tensor) -> None:
 
 
 def _is_called_by_torch() -> bool:
-    """Whether the function that reads or sets `.data` is torch's own, as export's are."""
+    """Whether the function that reads or sets `.data` is torch's own, such as a function of export."""
     return sys._getframe(2).f_code.co_filename.startswith(_TORCH)
 
 

@@ -1,10 +1,10 @@
-"""Python state: attributes that a forward pass changes and a later one depends on, such as a counter of steps.
+"""Python state: attributes that a forward pass changes and that a later pass depends on, such as a counter of steps.
 
-torch.export would keep the value that they have while it traces. Tensors become buffers, so that their changes are
-traced. Numbers, alone or in lists and dictionaries, become buffers too, and the module that uses them is taken whole
-(`opaque_modules.py`): it reads them from its buffers and writes them back. So they are kept with the stage's
-checkpoints, seen again by recomputation, and agreed among replicas, as the statistics of a norm are. Other state is
-refused. What no later pass depends on is left alone: logs, caches, and values passed on within one pass.
+torch.export would make a constant of the value during tracing. So tensors become buffers, whose changes are traced.
+Numbers, alone or in lists and dictionaries, become buffers too, and the module that uses them is taken whole
+(`opaque_modules.py`): it reads them from its buffers and writes them back. Like the statistics of a norm, they are then
+saved in checkpoints, restored for recomputation, and agreed among replicas. Other state is refused. Attributes that no
+later pass depends on are left alone: logs, caches, and values passed on within one pass.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pipeplan_launch.tracing.opaque_modules import PYTHON_STATE
 from pipeplan_launch.tracing.python_state import ABSENT, GENERATORS, Attribute, Snapshot, restored_state
 
 SMALL = 2
-"""Samples in a minibatch that is only run to see what changes."""
+"""Samples in a minibatch that is run only to see what changes."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,9 @@ def _make_buffer(module: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def _module_around(model: nn.Module, attribute: Attribute, access: Accesses, values: Sequence[Any]) -> nn.Module:
-    """The innermost module that makes all accesses to an attribute. Raises `LaunchError` where it cannot be kept."""
+    """The innermost module that makes all accesses to an attribute. Raises `LaunchError` if the attribute cannot be
+    kept.
+    """
     owner = attribute.owner
     path = next((path for path, module in model.named_modules() if module is owner), None)
     what = f"{attribute.name!r} of {type(owner).__name__}" + (f" ({path!r})" if path else "")
@@ -185,7 +187,9 @@ class _Runs:
     batches: dict[int, Batch] = field(default_factory=dict)
 
     def changed_attributes(self) -> list[Attribute]:
-        """The attributes that a forward pass in training mode changes; none if it fails, which export will say."""
+        """The attributes that a forward pass in training mode changes; none if the pass fails, which export will
+        report.
+        """
         for size in dict.fromkeys((min(SMALL, self.minibatch), self.minibatch)):
             self.samples = size
             try:
@@ -197,14 +201,14 @@ class _Runs:
         return []
 
     def accesses(self, attributes: Sequence[Attribute]) -> dict[Attribute, Accesses]:
-        """Who reads and writes these attributes in training and in evaluation."""
+        """The reads and writes of these attributes in training and in evaluation."""
         with restored_state(self.job.model), accesses_noted(self.job.model, attributes) as noted:
             self._run(self.samples)
             self._run(self.samples, train=False)
         return noted
 
     def influential(self, attributes: Sequence[Attribute]) -> dict[Attribute, list[Any]]:
-        """The attributes that are no mere caches, with their values before the first three passes.
+        """The attributes that are not just caches, with the values before each of three passes on the same minibatch.
 
         A cache has the same value after another pass on the same minibatch, and changes nothing on other minibatches.
         """
@@ -222,7 +226,7 @@ class _Runs:
         return accumulated or (values if self._changes_others() else {})
 
     def _changes_others(self) -> bool:
-        """Whether what a pass leaves behind changes the outputs of another pass, on other samples."""
+        """Whether the state after one pass changes the outputs of another pass, on other samples."""
         other = self.minibatch if self.samples != self.minibatch else self.minibatch + 1
         pairs = zip(self._outcome(other, after=None), self._outcome(other, after=self.samples), strict=True)
         return not all(one.shape == two.shape and torch.equal(one, two) for one, two in pairs)

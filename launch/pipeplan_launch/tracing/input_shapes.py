@@ -1,4 +1,4 @@
-"""The shapes that minibatches may have: those with which the model was traced, at any number of samples."""
+"""The shapes that minibatches may have: the traced shapes, with any number of samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pipeplan_launch.tracing.trace import Dimension, dimension_at
 
 
 def check_input_shape(index: int, shape: Sequence[int], dimensions: Sequence[Dimension], samples: int) -> None:
-    """Raise `LaunchError` for a model input whose shape, at this number of samples, is not the traced one."""
+    """Raise `LaunchError` if a model input does not have the traced shape at this number of samples."""
     expected = tuple(dimension_at(dimension, samples) for dimension in dimensions)
     if tuple(shape) != expected:
         raise LaunchError(

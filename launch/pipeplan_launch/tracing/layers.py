@@ -1,8 +1,8 @@
 """Group the nodes of an exported graph into layers.
 
 Each call of a leaf module is one layer, and so is each operator outside leaf modules. Shape operators (`view`,
-`flatten`, picking a member of a tuple) belong to the layer whose output they look at. Values that every stage computes
-for itself (`copied.py`: masks, positions, sizes) belong to no layer.
+`flatten`, picking a member of a tuple) belong to the layer whose output they view. Values that every stage computes for
+itself (`duplicated_constants.py`: masks, positions, sizes) belong to no layer.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Grouping:
 
     names: tuple[str, ...]
     modules: dict[str, tuple[str, str]]
-    """For each layer the path of its module, and the module's class or the operator."""
+    """For each layer: the path of its module, and the module's class or the operator."""
     layer_of: dict[fx.Node, str]
     """The layer of every node that belongs to one; the output node belongs to `loss`."""
 
@@ -59,8 +59,8 @@ def group_layers(
 ) -> Grouping:
     """Assign every node that does work to a layer, so that the layers form a DAG.
 
-    With granularity `op` every operator is a layer. With `module` a layer is the outermost module around an operator
-    that is a member of a list, dictionary or sequence of modules and not itself such a container: a block of a
+    With granularity `op` every operator is a layer. With `module` a layer is the outermost member of a list, dictionary
+    or sequence of modules around an operator, if the member is not such a container itself: for example a block of a
     transformer, with its experts. Elsewhere it is the call of a leaf module, as with `layer`.
     """
     nodes = list(graph_module.graph.nodes)
@@ -140,8 +140,8 @@ def _has_module(model: nn.Module, path: str) -> bool:
 
 
 def _key(node: fx.Node, key_of: dict[fx.Node, Hashable], leaf: tuple[str, str] | None) -> Hashable:
-    """The identity of a node's layer: that of the tensor that a shape operator looks at, of a leaf call, or of the
-    node itself.
+    """The identity of a node's layer. A shape operator has the identity of the tensor that it views; any other node has
+    that of its leaf call, or its own.
     """
     producers = [argument for argument in node.all_input_nodes if argument in key_of]
     if is_shape_only(node) and len(producers) == 1:
@@ -186,9 +186,7 @@ def _contract(
 
 
 def strong_components(count: int, arrows: Iterable[tuple[int, int]]) -> list[int]:
-    """Kosaraju's algorithm: for each of the nodes 0 … count-1, the smallest node that it shares a cycle with, or
-    itself.
-    """
+    """Kosaraju's algorithm: for each of the nodes 0 … count-1, the smallest node on a common cycle, or itself."""
     successors: dict[int, list[int]] = defaultdict(list)
     predecessors: dict[int, list[int]] = defaultdict(list)
     for source, target in arrows:
@@ -225,7 +223,7 @@ def strong_components(count: int, arrows: Iterable[tuple[int, int]]) -> list[int
 
 
 def topological_order(nodes: list[int], arrows: Iterable[tuple[int, int]], rank: Callable[[int], int]) -> list[int]:
-    """Kahn's algorithm: a topological order that takes the node of least rank wherever there is a choice."""
+    """Kahn's algorithm: a topological order that takes the node of lowest rank whenever there is a choice."""
     waiting = dict.fromkeys(nodes, 0)
     successors: dict[int, list[int]] = defaultdict(list)
     for source, target in arrows:

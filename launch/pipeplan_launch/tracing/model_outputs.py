@@ -31,7 +31,7 @@ def plain_outputs(model: nn.Module) -> Iterator[dict[str, None]]:
     classes.
 
     Dataclasses are registered with torch instead, permanently. Other objects, such as the key-value caches of Hugging
-    Face models, are needed to continue a generation and not by the loss.
+    Face models, are needed to continue a generation, but not by the loss.
     """
     left_out: dict[str, None] = {}
     hook = model.register_forward_hook(lambda _module, _inputs, value: without_unknown_objects(value, left_out))
@@ -42,8 +42,8 @@ def plain_outputs(model: nn.Module) -> Iterator[dict[str, None]]:
 
 
 def without_unknown_objects(value: Any, left_out: dict[str, None]) -> Any:
-    """The value with None in place of every object that torch does not know, whose class names are added to
-    `left_out`.
+    """The value with None in place of every object that torch does not know. The names of the objects' classes are
+    added to `left_out`.
     """
     register_dataclasses(value)
     leaves, spec = tree_flatten(value)

@@ -1,8 +1,8 @@
-"""Calls that stay calls in an exported graph, because torch.export cannot trace them or would lose their gradient.
+"""Calls that remain in an exported graph as calls, because torch.export cannot trace them or would lose their gradient.
 
-During the export such a call is one operator, `pipeplan::opaque`, of which export only asks the output shapes. In the
+During the export such a call is one operator, `pipeplan::opaque`, from which export gets only the output shapes. In the
 finished graph a callable object replaces the operator. It makes the call in Python on its tensor arguments. Parameters
-and buffers come first among them, so that the graph reads them like those of any layer.
+and buffers are its first arguments, so that the graph reads them as it does for any layer.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pipeplan_launch.tracing.regions import NORMS_WITH_STATE, graphs_of, inner_g
 
 @dataclass(frozen=True)
 class ValueStructure:
-    """A value whose tensors and symbolic sizes can be replaced: the arguments of a call, or its output."""
+    """The arguments or the output of a call, with tensors and symbolic sizes that can be replaced."""
 
     spec: TreeSpec
     leaves: tuple[Any, ...]
-    """All other leaves, in their positions."""
+    """The other leaves, in their positions."""
     places: tuple[int, ...]
-    """Positions of the tensors, then of the sizes that follow from the minibatch size."""
+    """Positions of the tensors, then positions of the sizes that depend on the minibatch size."""
 
     @staticmethod
     def of(value: Any) -> tuple[ValueStructure, list[Tensor], list[Any]]:
@@ -49,7 +49,7 @@ class ValueStructure:
 
 
 class OpaqueCall:
-    """A callable that stands for a call in a graph. It takes and returns tensors and sizes as flat lists."""
+    """A callable that makes one call in a graph. It takes and returns tensors and sizes as flat lists."""
 
     path: str | None = None
     """Path of the module whose forward() is called; None for a function."""
@@ -81,7 +81,7 @@ class AutogradFunctionCall(OpaqueCall):
 _LIBRARY = torch.library.Library("pipeplan", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("opaque(Tensor[] tensors, SymInt[] sizes, int call) -> Tensor[]")  # type: ignore[no-untyped-call]
 _calls: list[OpaqueCall] = []
-"""The calls of the export under way. The operator names its call by the index in this list."""
+"""The calls of the export under way. An operator refers to its call by the index in this list."""
 
 
 @torch.library.register_fake("pipeplan::opaque", lib=_LIBRARY)  # type: ignore[untyped-decorator]
@@ -102,7 +102,7 @@ def forget_calls() -> None:
 
 
 def replace_recorded_calls(graph_module: fx.GraphModule) -> None:
-    """Replace the operator by the calls that it stands for, in a graph and in the regions inside it."""
+    """Replace each operator by its recorded call, in a graph and in the regions inside it."""
     for module in graph_module.modules():
         if not isinstance(module, fx.GraphModule):
             continue
@@ -126,8 +126,8 @@ def remove_dead_code(graph_module: fx.GraphModule) -> None:
 
 
 def is_impure(node: fx.Node) -> bool:
-    """Whether a node must stay although nothing reads its output, because it, or a node of a graph that it runs, may
-    have side effects.
+    """Whether a node must stay even if nothing reads its output. It must if it may have side effects, itself or in a
+    graph that it runs.
     """
     if isinstance(node.target, OpaqueCall) or _is_opaque_operator(node) or node.is_impure():
         return True

@@ -1,6 +1,6 @@
 """Outputs of opaque modules: tensors whose sizes are constant or linear in the minibatch size.
 
-The sizes are observed, not derived: calls with minibatches of two sizes must agree with each other.
+The sizes are observed, not derived: calls with minibatches of two sizes must fit one linear function.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ObservedCall:
     outputs: tuple[tuple[tuple[int, ...], torch.dtype, bool], ...]
     """For each returned tensor its shape, its type, and whether it requires a gradient."""
     replaced: tuple[int, ...]
-    """Indices of the module's buffers that it assigned new tensors to."""
+    """Indices of the buffers to which the module assigned new tensors."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ class CallOutput:
     written: tuple[int, ...]
     """Indices of the argument tensors that the module writes to."""
     replaced: frozenset[int] = frozenset()
-    """Indices of the module's buffers that it assigns new tensors to."""
+    """Indices of the buffers to which the module assigns new tensors."""
     samples: tuple[int, int, LinearSize] | None = field(default=None)
-    """(tensor, dimension, size of it): the argument from which the number of samples is read, or None if nothing
-    depends on it."""
+    """(tensor, dimension, its size): the argument from which the number of samples is read; None if no size depends on
+    it."""
 
     def minibatch(self, tensors: Sequence[Tensor]) -> Any:
         """The number of samples, from the tensors among the arguments of a call."""
@@ -85,13 +85,13 @@ class CallOutput:
 
 
 OutputsByModule = dict[str, tuple[CallOutput, ...]]
-"""For every opaque module, by path, the outputs of each of its calls."""
+"""The outputs of each call of every opaque module, by the module's path."""
 
 
 def infer_call_output(path: str, calls: Sequence[ObservedCall]) -> CallOutput:
-    """The output of a call at any minibatch size, from the same call in several runs.
+    """The output of a call at any minibatch size, inferred from the same call in several runs.
 
-    Raises `CannotBeOpaque` if it does not follow from the minibatch size alone.
+    Raises `CannotBeOpaque` if the output depends on anything other than the minibatch size.
     """
     first = calls[0]
     unknown = next((leaf for leaf in first.structure.leaves if not (leaf is None or isinstance(leaf, str))), None)

@@ -1,8 +1,8 @@
 """Opaque modules: submodules that torch.export cannot trace. Each is one layer, and runs as ordinary Python.
 
-Messages say that such a module is "taken whole". What it returns cannot be derived, so it is observed: the unchanged
-model runs on minibatches of two sizes, and every size that the module returns must be constant or linear in the
-minibatch size. The stages rely on that. A module that later returns anything else ends the run with an error that
+Messages say that such a module is "taken whole". The shapes of its outputs cannot be derived, so they are observed: the
+unchanged model runs on minibatches of two sizes, and every size in the outputs must be constant or linear in the
+minibatch size. The stages rely on these sizes. If a module later returns other sizes, the run ends with an error that
 says so.
 """
 
@@ -53,8 +53,8 @@ class OpaqueModuleCall(OpaqueCall):
 
     @contextmanager
     def _replaced_state(self, state: Sequence[Tensor]) -> Iterator[None]:
-        """Context in which these tensors replace the module's state. New tensors that it assigns to buffers are
-        copied into them.
+        """Context in which these tensors replace the module's state. New tensors that the module assigns to buffers are
+        copied into the buffers.
         """
         own = [tensors[name] for tensors, name, _ in self._slots]
         for tensors, name, index in self._slots:
@@ -73,9 +73,7 @@ class OpaqueModuleCall(OpaqueCall):
                     state[index].copy_(tensor)
 
     def _checked(self, value: Any, operands: Sequence[Any], arguments: Sequence[Any]) -> list[Tensor]:
-        """The tensors in the module's output, after a check that their shapes are the ones observed. Raises
-        `LaunchError`.
-        """
+        """The tensors in the module's output. Raises `LaunchError` if their shapes are not the observed shapes."""
         _, tensors, _ = ValueStructure.of(value)
         samples = self.returns.minibatch(arguments)
         shapes = [tuple(size.at(samples) for size in result.shape) for result in self.returns.results]
@@ -102,8 +100,8 @@ class OpaqueModuleCall(OpaqueCall):
 
 
 def own_call(module: nn.Module) -> Callable[..., Any]:
-    """What one layer runs: the module's forward(), because its hooks are in the graph around the layer; or the whole
-    call, where all of its hooks are torch's own and only compute its parameters, as those of spectral_norm.
+    """The call that one layer runs. It is the module's forward(), because the module's hooks are in the graph around
+    the layer. If all hooks are torch's own and only compute parameters, as for spectral_norm, it is the whole call.
     """
     return module._call_impl if _has_torch_hooks_only(module) else module.forward
 
@@ -119,8 +117,8 @@ PYTHON_STATE = "_pipeplan_state"
 
 @contextmanager
 def python_state_in_buffers(module: nn.Module) -> Iterator[None]:
-    """Context in which the Python state of a module, and of those inside it, begins with the values in its buffers.
-    Afterwards the buffers have its values.
+    """Context in which the Python state of a module and its submodules starts from the values in the buffers.
+    Afterwards the buffers have the new values.
     """
     with ExitStack() as stack:
         for one in module.modules():
@@ -156,7 +154,7 @@ def _state_slots(module: nn.Module) -> tuple[list[StateReference], int, int]:
 
 
 class _Shapes(torch.autograd.Function):
-    """Makes tensors without data whose gradients depend on the operands, like the outputs of the call."""
+    """Makes tensors without data. Their gradients depend on the operands, as the outputs of the call would."""
 
     @staticmethod
     def forward(ctx: Any, returns: CallOutput, samples: Any, *operands: Tensor) -> tuple[Tensor, ...]:
@@ -178,7 +176,7 @@ class _Shapes(torch.autograd.Function):
 
 
 def shape_text(shape: Sequence[int]) -> str:
-    """A shape for people, as in `2×3`."""
+    """A shape as text, such as `2×3`."""
     return "×".join(map(str, shape)) or "a single number"
 
 
@@ -187,7 +185,7 @@ def _shapes_text(shapes: Sequence[Sequence[int]]) -> str:
 
 
 def recording_forwards(model: nn.Module, calls: OutputsByModule) -> dict[str, Callable[..., Any]]:
-    """For every opaque module a forward() that records its call in the graph that is being exported."""
+    """For every opaque module: a forward() that records its call in the graph under export."""
     return {path: _as_one_call(path, model.get_submodule(path), returns) for path, returns in calls.items()}
 
 

@@ -1,4 +1,4 @@
-"""Running a model unchanged to observe what some of its modules return."""
+"""Runs an unchanged model, and observes what some of its modules return."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _recorder(path: str, module: nn.Module, minibatch: int, calls: list[Observed
         value = original(*args, **kwargs)
         register_dataclasses(value)
         structure, returned, _ = ValueStructure.of(value)
-        # Records no tensors, which would keep the activations of the whole run alive.
+        # No tensors are recorded, because they would keep the activations of the whole run alive.
         outputs = [(tuple(tensor.shape), tensor.dtype, tensor.requires_grad) for tensor in returned]
         written = tuple(index for index, tensor in enumerate(tensors) if tensor._version != before[index])
         replaced = tuple(

@@ -1,6 +1,6 @@
-"""Plain attributes of a model's modules, and of objects that these hold: numbers, tensors, lists, dictionaries.
+"""Plain attributes of a model's modules, and of objects in these modules: numbers, tensors, lists, dictionaries.
 
-A snapshot tells which of them a forward pass changed, and puts them back.
+A snapshot finds the attributes that a forward pass changed, and restores them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Snapshot:
         self._values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
 
     def changed(self) -> list[Attribute]:
-        """The attributes that are other than they were, or new."""
+        """The attributes that are new or have changed."""
         found = []
         for owner in self._owners:
             before = self._attributes[owner]
@@ -68,7 +68,7 @@ class Snapshot:
         return found
 
     def restore(self) -> None:
-        """Put buffers and attributes back."""
+        """Restore buffers and attributes."""
         self.restore_buffers()
         for owner in self._owners:
             before = self._attributes[owner]
@@ -78,7 +78,7 @@ class Snapshot:
                 vars(owner.it)[name] = kept.restored()
 
     def restore_buffers(self) -> None:
-        """Put the buffers back only."""
+        """Restore only the buffers."""
         with torch.no_grad():
             for buffer, value in self._values:
                 buffer.copy_(value)
@@ -89,10 +89,10 @@ class Snapshot:
 
 @contextmanager
 def restored_state(model: nn.Module) -> Iterator[Snapshot]:
-    """Context after which parameters, buffers and plain attributes of the model are as before, and the generators of
-    Python and NumPy. Yields the snapshot of the attributes.
+    """Context after which the parameters, buffers and plain attributes of the model are restored, and so are the random
+    generators of Python and NumPy. Yields the snapshot of the attributes.
 
-    Of the parameters only those that are written are copied, when that happens.
+    A parameter is copied only if something writes to it, just before that.
     """
     numpy = sys.modules.get("numpy")
     python, arrays = random.getstate(), None if numpy is None else numpy.random.get_state()
@@ -128,7 +128,7 @@ class _ParameterWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return operator(*args, **(kwargs or {}))
 
     def undo(self) -> None:
-        """Put the copies back."""
+        """Restore the parameters from the copies."""
         for storage, value in self._before.items():
             self._memory[storage].copy_(value)
 
@@ -139,13 +139,13 @@ def _storage(tensor: Tensor) -> int:
 
 @dataclass(frozen=True, eq=False)
 class _Owner:
-    """Something with attributes; hashed by identity, as users' objects need not be hashable."""
+    """An object with attributes. It is hashed by identity, because a user's object may not be hashable."""
 
     it: Any
 
 
 def _owners(model: nn.Module) -> Iterator[_Owner]:
-    """The modules of a model, and the objects of other people's classes that they hold, each once."""
+    """The modules of a model, and the objects with plain attributes that they hold, each once."""
     waiting: list[Any] = list(model.modules())
     seen = set(map(id, waiting))
     while waiting:
@@ -200,7 +200,7 @@ class _Kept:
             self._contents = value.copy()
 
     def restored(self) -> Any:
-        """The value, with the contents that it had."""
+        """The value, with its earlier contents."""
         value, contents = self._value, self._contents
         if isinstance(value, Tensor):
             if not _is_equal(value, contents):
@@ -231,7 +231,7 @@ class _Kept:
         return value
 
     def is_same(self, now: Any) -> bool:
-        """Whether a value equals this one, as it was."""
+        """Whether a value equals the earlier value."""
         value, contents = self._value, self._contents
         if type(value) is not type(now):
             return False
@@ -264,7 +264,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal bit by bit; those without data are if their shapes are."""
+    """Whether two tensors are equal bit by bit. Tensors without data are equal if their shapes are."""
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device):
         return False
     if one.is_meta or one.is_sparse:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, fx, nn
 
 NORMS_WITH_STATE = ("batch_norm", "instance_norm")
-"""Operators that write their running statistics although their schema does not say so."""
+"""Operators that write their running statistics, although their schema does not say so."""
 REGIONS = frozenset({"wrap_with_set_grad_enabled", "wrap_with_autocast"})
-"""Operators that run a graph of their own, and that change only the mode in which it runs."""
+"""Operators that run a graph of their own, and only change the mode in which it runs."""
 
 
 def operator_name(node: fx.Node) -> str:
@@ -37,7 +37,9 @@ def attribute_at(module: nn.Module, path: str) -> Any:
 
 
 def graphs_of(node: fx.Node) -> list[fx.GraphModule]:
-    """The graphs that a higher-order operator runs (one, or both branches of `torch.cond`); empty for any other."""
+    """The graphs that a higher-order operator runs: one, or both branches of `torch.cond`; empty for any other
+    operator.
+    """
     owner = node.graph.owning_module
     if owner is None or not isinstance(node.target, torch._ops.HigherOrderOperator):
         return []
@@ -57,7 +59,7 @@ def region_of(node: fx.Node) -> fx.GraphModule | None:
 
 
 def region_arguments(node: fx.Node) -> list[tuple[Any, fx.Node]]:
-    """(argument, placeholder inside) for everything that a region takes; empty for any other node."""
+    """(argument, placeholder inside) for each argument of a region; empty for any other node."""
     region = region_of(node)
     if region is None:
         return []
@@ -66,7 +68,7 @@ def region_arguments(node: fx.Node) -> list[tuple[Any, fx.Node]]:
 
 
 def name_state_inside(graph_module: fx.GraphModule) -> None:
-    """Note at the placeholders of regions, also of those inside others, which parameter or buffer they stand for."""
+    """Note the parameter or buffer of each placeholder in the regions of a graph, and in the regions inside these."""
     for node in graph_module.graph.nodes:
         for outer, inner in region_arguments(node):
             if isinstance(outer, fx.Node):
@@ -84,7 +86,7 @@ def state_name(node: fx.Node) -> str:
 
 
 def inner_keys(node: fx.Node) -> list[str]:
-    """The operators in the graphs that a node runs, and in the graphs inside these, in their order."""
+    """The operators in the graphs that a node runs, and in the graphs inside these, in order."""
     keys = []
     for graph in graphs_of(node):
         for inner in graph.graph.nodes:
@@ -94,9 +96,9 @@ def inner_keys(node: fx.Node) -> list[str]:
 
 
 def may_write(argument: fx.Node) -> bool:
-    """Whether running the graph may change the memory of this argument, as far as the operators' schemas tell.
+    """Whether running the graph may change the memory of this argument, according to the operators' schemas.
 
-    An operator without a schema counts as writing to all its arguments, unless it is a region, which is looked into.
+    An operator without a schema counts as writing to all its arguments, unless it is a region, whose graph is examined.
     """
     waiting, seen = [argument], {argument}
     while waiting:
@@ -138,21 +140,21 @@ def _statistics(node: fx.Node) -> list[Any]:
 
 
 def statistics_written(node: fx.Node) -> list[fx.Node]:
-    """The running statistics that a norm writes, or that a region writes with a norm in it."""
+    """The running statistics that a norm writes, or that the norms inside a region write."""
     if operator_name(node) in NORMS_WITH_STATE:
         return [argument for argument in _statistics(node) if isinstance(argument, fx.Node)]
     return [outer for outer, inner in region_arguments(node) if isinstance(outer, fx.Node) and may_write(inner)]
 
 
 def tensor_data(tensor: Tensor) -> Tensor:
-    """The tensor's `.data`: the same memory, whose changes autograd does not notice."""
+    """The tensor's `.data`: the same memory, but autograd does not notice changes."""
     return tensor.data
 
 
 def write_unnoticed(graph_module: fx.GraphModule) -> None:
-    """Let what detaches a parameter or buffer to write into it take `.data` instead, in the graph and its regions.
+    """Replace `detach` by `.data` where a detached parameter or buffer is written to, in the graph and its regions.
 
-    If the model wrote `.data`, its backward pass accepts values that were changed since the forward pass.
+    A model that writes `.data` accepts in its backward pass values that were changed since the forward pass.
     """
     for graph in inner_graphs(graph_module):
         for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):

@@ -1,7 +1,7 @@
-"""Copied values that several layers read, as tensors that the first of these layers hands to the others.
+"""Copied values that several layers read. The first of these layers computes the value and passes it to the others.
 
-A stage computes each copied value once, however many of its layers read it. Whoever runs the layers one by one, as a
-profiler does, has to do the same: otherwise a mask would count once for every layer that reads it.
+A stage computes each copied value once, however many of its layers read it. A profiler, which runs the layers one by
+one, must do the same: otherwise a mask would count once for every layer that reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeplan_launch.tracing.trace import TensorSpec, TracedModel, dimension_of
 
 @dataclass(frozen=True)
 class SharedCopies:
-    """The tensors, and the node that makes each."""
+    """Copied tensors, and the node that makes each of them."""
 
     tensors: tuple[TensorSpec, ...]
     """`producer` is the first layer that needs the tensor, `consumers` are the later ones."""
@@ -25,7 +25,7 @@ class SharedCopies:
 
 
 def shared_copies(traced: TracedModel) -> SharedCopies:
-    """The copied tensors of the model that more than one layer needs, where the layers run in their order."""
+    """The copied tensors of the model that more than one layer needs, if the layers run in order."""
     nodes_of: dict[str, list[fx.Node]] = defaultdict(list)
     for node in traced.graph_module.graph.nodes:
         if node in traced.layer_of:
@@ -44,7 +44,9 @@ def shared_copies(traced: TracedModel) -> SharedCopies:
 def _copies_behind(
     nodes: list[fx.Node], traced: TracedModel, made: dict[fx.Node, str]
 ) -> tuple[list[fx.Node], list[fx.Node]]:
-    """(the copied tensors of `made` that these nodes of a layer read, those that the layer has to compute)."""
+    """(the copied tensors in `made` that these nodes of a layer read, the copied tensors that the layer has to
+    compute).
+    """
     known, fresh = [], []
     waiting = [argument for node in nodes for argument in node.all_input_nodes]
     seen = set(waiting)
@@ -65,7 +67,7 @@ def _copies_behind(
 
 
 def _is_made(node: fx.Node) -> bool:
-    """Whether the node makes a tensor, alone or as a member of a tuple, and does not only view one."""
+    """Whether the node makes a new tensor, alone or as a member of a tuple, and not only a view."""
     source = node.args[0] if node.args else None
     if is_shape_only(node) and isinstance(source, fx.Node) and isinstance(source.meta.get("val"), Tensor):
         return False

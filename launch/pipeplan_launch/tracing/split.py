@@ -85,7 +85,7 @@ class StageProgram(nn.Module):
     naming: StateDictNames
     """Names in the model's state_dict for the tensors of the stages."""
     shared: Mapping[str, tuple[int, ...]]
-    """For every parameter of which other stages have a copy too, all stages that have one, in order."""
+    """For every parameter that other stages have too: all stages that have it, in order."""
     loss_state: LossState | None
     """Parameters and buffers of the job's loss, at the last stage; None elsewhere, and if there are none."""
 
@@ -118,7 +118,7 @@ class StageProgram(nn.Module):
         self._seen_shapes: set[tuple[int, int, torch.Size]] = set()
         """(input, samples, shape) of inputs that have the traced shape."""
         self._run = {True: self._train.run.forward, False: self._eval.run.forward}
-        """The functions of training and evaluation. GraphModule.__call__ would print errors a second time."""
+        """The functions for training and for evaluation. GraphModule.__call__ would print errors a second time."""
         self._autocast, self._device = traced.autocast, torch.device("cpu") if device is None else device
 
     def _hold(self, traced: TracedModel, device: torch.device | None) -> None:
@@ -142,7 +142,7 @@ class StageProgram(nn.Module):
         self._constants: dict[str, Tensor] = constants
 
     def compile_with(self, backend: str) -> None:
-        """Have torch.compile compile the stage. Raises `LaunchError` where that is not possible here."""
+        """Have torch.compile compile the stage. Raises `LaunchError` if that is not possible on this device."""
         check_compiler(backend, self._device)
         self._run = {mode: compiled_function(run, backend) for mode, run in self._run.items()}
 
@@ -153,13 +153,13 @@ class StageProgram(nn.Module):
         return super().train(mode)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
-        """This stage's parameters under the model's names, and those of the loss."""
+        """The parameters of this stage and of the loss, by their names in the model."""
         of_loss = {} if self.loss_state is None else self.loss_state.parameters()
         return {name: one for name, one in (*self._parameters.items(), *of_loss.items()) if one is not None}
 
     def buffers_by_name(self) -> dict[str, Tensor]:
-        """This stage's buffers under the model's names, and those of the loss; a buffer that is never written may be in
-        several stages.
+        """The buffers of this stage and of the loss, by their names in the model. A buffer that is never written may be
+        in several stages.
         """
         of_loss = {} if self.loss_state is None else self.loss_state.buffers()
         return {name: one for name, one in (*self._buffers.items(), *of_loss.items()) if one is not None}
@@ -167,7 +167,7 @@ class StageProgram(nn.Module):
     def changing_state(self) -> dict[str, Tensor]:
         """Buffers, constants and frozen parameters that a forward in training mode or the loss may write, by name.
 
-        Trained parameters are not among them: they have versions of their own.
+        Trained parameters are left out, because they have weight versions.
         """
         tensors = {name: self._state(name, self.parameters_by_name()) for name in self._train.changing}
         of_loss = {} if self.loss_state is None else self.loss_state.buffers()
@@ -199,7 +199,7 @@ class StageProgram(nn.Module):
             return tuple(tensor.to(spec.dtype) for tensor, spec in zip(outputs, self.sends, strict=True))
 
     def _check(self, inputs: Sequence[Tensor], batch: int) -> None:
-        """Raises `LaunchError` for an input of another shape than the traced one."""
+        """Raises `LaunchError` for an input that does not have the traced shape."""
         for index, tensor in zip(self.model_inputs, inputs, strict=True):
             key = index, batch, tensor.shape
             if key in self._seen_shapes:
@@ -212,7 +212,7 @@ class StageProgram(nn.Module):
         return self.call(self.parameters_by_name(), received, inputs, batch)
 
     def _state(self, name: str, parameters: Mapping[str, Tensor]) -> Tensor:
-        """The tensor of that name: one of `parameters`, or the stage's own buffer or constant."""
+        """The tensor with this name: one of `parameters`, or the stage's own buffer or constant."""
         tensor = parameters.get(name)
         if tensor is None:
             tensor = self._buffers.get(name)
@@ -229,7 +229,7 @@ def _crossing(traced: TracedModel, stage_of: Mapping[str, int], stage: int) -> t
 
 
 def shared_parameters(traced: TracedModel, stage_of: Mapping[str, int], stage: int) -> dict[str, tuple[int, ...]]:
-    """The parameters of a stage that layers in other stages read too, with all these stages, in order."""
+    """For every parameter of a stage that layers in other stages read too: all stages that read it, in order."""
     shared: dict[str, tuple[int, ...]] = {}
     for tie in traced.tied:
         stages = tuple(sorted({stage_of[layer] for layer in tie.layers}))
@@ -250,11 +250,11 @@ def output_spec(traced: TracedModel) -> Any:
 
 @dataclass(frozen=True)
 class StateDictNames:
-    """The names in the state_dict of the user's own module, which the tensors of a checkpoint keep."""
+    """The names in the state_dict of the user's own module. A checkpoint uses these names for its tensors."""
 
     state_dict: Mapping[str, str] = field(default_factory=dict)
-    """For every name in the state_dict, in its order, the first name of that parameter or buffer: tied ones have
-    several."""
+    """For every name in the state_dict, in order: the first name of that parameter or buffer. Tied parameters have
+    several names."""
     unread: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors of the state_dict that no layer reads, by first name. They never change, and only the first stage keeps
     them."""

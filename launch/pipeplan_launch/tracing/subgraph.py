@@ -19,7 +19,7 @@ from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.regions import attribute_at, inner_graphs, may_write
 from pipeplan_launch.tracing.trace import TracedModel
 
-# The interface of a stage's part of the model that the engine needs; `split.StageProgram` implements it.
+# The part of a stage's interface that the engine needs. `split.StageProgram` implements it.
 
 
 class BoundaryTensor(Protocol):
@@ -56,7 +56,7 @@ class Program(Protocol):
 
     @property
     def shared(self) -> Mapping[str, tuple[int, ...]]:
-        """For every parameter of which other stages have a copy too, all stages that have one, in order."""
+        """For every parameter that other stages have too: all stages that have it, in order."""
 
     def changing_state(self) -> Mapping[str, Tensor]:
         """Buffers, and tensors that are constants to autograd, that a forward in training mode may write, by name."""
@@ -105,8 +105,8 @@ def cut_subgraph(
 ) -> Subgraph:
     """The function of these layers, which takes the tensors named in `received` and returns those named in `made`.
 
-    With the layer `loss` it returns the model's flat outputs instead. A device replaces the devices recorded by
-    tracing. `copies` names further nodes that it may take and return (`shared_copies.py`).
+    With the layer `loss` it returns the model's flat outputs instead. `device` replaces the devices recorded by
+    tracing. `copies` names further nodes that the function may take and return (`shared_copies.py`).
     """
     node_of = {**traced.node_of, **copies}
     builder = _Builder(traced, frozenset(layers), training, device)

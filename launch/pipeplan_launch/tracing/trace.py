@@ -56,7 +56,7 @@ class TensorSpec:
 
 
 def dimension_at(dimension: Dimension, batch: int) -> int:
-    """The value of a dimension at a minibatch size, which all symbols stand for, because nothing else is dynamic."""
+    """The value of a dimension at a minibatch size. Every symbol is the minibatch size: nothing else is dynamic."""
     if isinstance(dimension, int):
         return dimension
     return int(dimension.subs(dict.fromkeys(dimension.free_symbols, batch)))
@@ -84,10 +84,10 @@ class TracedModel:
     """Groups of layers that must share a stage because of shared state, parameters that are views of one memory, or
     memory that is written in place."""
     tied: tuple[TiedParameters, ...]
-    """Trained parameters that several layers read. Where these are in different stages, each stage has a copy, and the
-    stages sum its gradients."""
+    """Trained parameters that several layers read. If their layers are in different stages, each stage has a copy, and
+    the stages sum its gradients."""
     written_parameters: tuple[str, ...]
-    """Trained parameters that the forward pass itself writes, such as weights that it clips."""
+    """Trained parameters that the forward pass itself writes, for example to clip weights."""
     graph_hash: str
     """Hash of layers, operators, edges and shapes: the same in every process with the same version of torch."""
     dynamic_batch: bool
@@ -99,7 +99,7 @@ class TracedModel:
     autocast: torch.dtype | None
     """The autocast type under which the model was traced and runs, or None."""
     how: str
-    """Description of how the model was traced: by torch.export alone, or with opaque modules or omitted outputs."""
+    """Text that says how the model was traced: by torch.export alone, or with opaque modules or omitted outputs."""
     input_names: tuple[str, ...]
     """The keywords of the model's inputs; empty if the model takes them by position."""
     model: nn.Module = field(repr=False)
@@ -108,7 +108,7 @@ class TracedModel:
     node_of: dict[str, fx.Node] = field(repr=False)
     """The node that makes each tensor of `tensors`."""
     state_names: dict[str, str] = field(repr=False)
-    """For every name of a parameter or buffer, the first name of the same object."""
+    """For every name of a parameter or buffer: the first name of the same object."""
     input_nodes: tuple[fx.Node, ...] = field(repr=False)
     loss_state: LossState | None = None
     """Parameters and buffers of the job's loss, which belong to the layer `loss`; None if it has none."""
@@ -125,7 +125,7 @@ class TracedModel:
 
     @cached_property
     def _places(self) -> dict[str, list[tuple[int, fx.Node]]]:
-        """For every layer its nodes, with their positions in the graph."""
+        """The nodes of every layer, with their positions in the graph."""
         places: dict[str, list[tuple[int, fx.Node]]] = {layer.name: [] for layer in self.layers}
         for place, node in enumerate(self.graph_module.graph.nodes):
             if node.op == "call_function" and node in self.layer_of:
@@ -146,7 +146,7 @@ class TracedModel:
 def trace_job(job: Job, minibatch: int, granularity: str = "layer", whole: Sequence[str] = ()) -> TracedModel:
     """Trace the job's model in training mode at this minibatch size, into layers of this granularity.
 
-    `whole`: paths of submodules that become opaque modules, beside those that torch.export cannot trace.
+    `whole`: paths of submodules that become opaque modules, besides the submodules that torch.export cannot trace.
 
     Raises `LaunchError` with the offending line if the model cannot be traced.
     """
@@ -226,7 +226,7 @@ def _layer_infos(
 
 
 def _with_loss(infos: tuple[LayerInfo, ...], state: LossState | None) -> tuple[LayerInfo, ...]:
-    """The layers, of which `loss` also has the parameters and buffers of the job's loss."""
+    """The layers, with the parameters and buffers of the job's loss added to the layer `loss`."""
     if state is None:
         return infos
     *others, last = infos
@@ -235,9 +235,7 @@ def _with_loss(infos: tuple[LayerInfo, ...], state: LossState | None) -> tuple[L
 
 
 def reading_layers(node: fx.Node, layer_of: dict[fx.Node, str]) -> list[str]:
-    """The layers that read a node, directly or through nodes that every reader copies. Reading only its size does not
-    count.
-    """
+    """The layers that read a node, directly or through copied nodes. Reading only the node's size does not count."""
     names: dict[str, None] = {}
     queue = list(node.users)
     while queue:
@@ -290,7 +288,8 @@ def _together(
     model: nn.Module,
 ) -> tuple[tuple[str, ...], ...]:
     """Groups of layers that must share a stage: their parameters are views of one memory, or they write to memory that
-    others read."""
+    others read.
+    """
     groups: list[set[str]] = []
     storage_of = aliasing.storage_of_each(model.named_parameters())
     several = [storage for storage, count in Counter(storage_of.values()).items() if count > 1]
@@ -304,7 +303,7 @@ def _together(
 
 
 def _tied(infos: tuple[LayerInfo, ...], model: nn.Module, of_loss: LossState | None) -> tuple[TiedParameters, ...]:
-    """The trained parameters that several layers read, those of the same layers together."""
+    """The trained parameters that several layers read, grouped by these layers."""
     parameters = {**dict(model.named_parameters()), **({} if of_loss is None else of_loss.parameters())}
     readers: dict[str, list[str]] = defaultdict(list)
     for info in infos:

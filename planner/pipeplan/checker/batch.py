@@ -24,14 +24,14 @@ ORDER = "waiting for other stages between passes"
 
 
 class Load(NamedTuple):
-    """The time for which a resource is busy, in seconds, and what plan.json calls the resource."""
+    """The time for which a resource is busy, in seconds, and the resource's name in plan.json."""
 
     seconds: float
     name: str
 
 
 def busiest(loads: Sequence[Load]) -> frozenset[str]:
-    """The names of the resources that are busy longest, up to rounding."""
+    """The names of the resources that are busy for the longest time, up to rounding."""
     longest = max((load.seconds for load in loads), default=0.0)
     return frozenset(load.name for load in loads if load.seconds >= longest * (1 - ROUNDING))
 
@@ -44,19 +44,19 @@ class BatchParts:
     """
 
     minibatches: int
-    """Minibatches per update in one copy."""
+    """Minibatches per update in one copy of the pipeline."""
     work_s: float
-    """Passes of the first minibatch, from the stage that waits for its update to the slowest resource."""
+    """Passes of the first minibatch, from the stage that waits for its update up to the slowest resource."""
     transfers_s: float
-    """Transfers of the first minibatch between these stages."""
+    """Transfers of the first minibatch from that stage to the slowest resource."""
     steady_s: float
-    """Time that the other minibatches add at this resource."""
+    """Time that the other minibatches add at the slowest resource."""
     exposed_s: float
     """Time from the stage's last backward pass to the end of its update."""
     bound: str
-    """The name of the resource in plan.json."""
+    """The name of the slowest resource in plan.json."""
     order_s: float = 0.0
-    """Waiting that the order of the passes causes, where workers run several stages."""
+    """Waiting that the order of the passes causes, if workers run several stages."""
 
     @property
     def total_s(self) -> float:
@@ -64,7 +64,9 @@ class BatchParts:
         return self.work_s + self.transfers_s + self.steady_s + self.exposed_s + self.order_s
 
     def causes(self, stages: int) -> frozenset[str]:
-        """The names of the longest parts. A plan of one stage has no pipeline to fill: its passes are all compute."""
+        """The names of the longest parts. A plan of one stage has no pipeline to fill, so all its passes count as
+        compute.
+        """
         first = Load(self.work_s + self.transfers_s, FILLING)
         steady = Load(self.steady_s, self.bound)
         passes = [steady, first] if stages > 1 else [Load(steady.seconds + first.seconds, self.bound)]
@@ -74,7 +76,9 @@ class BatchParts:
 def slowest_batches(
     document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]
 ) -> tuple[BatchParts, ...]:
-    """The parts of one batch of a schedule with a flush; several, with other parts, where they are equally long."""
+    """The parts of the longest path through a batch, for a schedule with a flush; several results if paths are equally
+    long.
+    """
     waits = [exposed_update_s(document, model, figure) for figure in figures]
     found = list(
         _virtual_batches(document, figures, waits) if document.virtual else _batches(document, model, figures, waits)
@@ -84,23 +88,24 @@ def slowest_batches(
 
 
 def boundary_name(index: int) -> str:
-    """The name in plan.json of the traffic behind the stage with this index."""
+    """The name in plan.json of the traffic from the stage with this index to the next one."""
     return f"traffic from stage {index + 1} to stage {index + 2}"
 
 
 def depth_name(index: int) -> str:
-    """The name in plan.json of the depth of a stage, where it limits the step time."""
+    """The name in plan.json of a stage's depth, if it limits the step time."""
     return f"minibatches in flight at stage {index + 1}"
 
 
 def _batches(
     document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures], waits: Sequence[float]
 ) -> Iterator[BatchParts]:
-    """The least time of a batch by every stage that waits for its update, and every resource from there on.
+    """Lower bounds on the time of a batch, one for every stage that waits for its update and every resource from this
+    stage on.
 
-    Under zb-h1 gradients of weights may be computed while the pipeline drains: only forward passes and half of the
-    transfers count as the way, a stage behind the first may have half of a backward pass left, and the waits of stages
-    other than the first may hide behind the draining.
+    Under zb-h1 gradients of weights may be computed while the pipeline drains. So only forward passes and half of the
+    transfers count before the resource, a stage after the first may have half of a backward pass left, and draining may
+    hide the waits of all stages except the first.
     """
     share, split = document.share(document.copies), document.schedule == ZERO_BUBBLE
     divided = sharded_figures(document, model).bound if document.options.divides_weights else ""
@@ -126,7 +131,8 @@ def _batches(
 def _virtual_batches(
     document: PlanDocument, figures: Sequence[StageFigures], waits: Sequence[float]
 ) -> Iterator[BatchParts]:
-    """The least time of a batch by every device, stage and boundary, and by the order of the passes.
+    """Lower bounds on the time of a batch: one for every device, stage and boundary, and one from the order of the
+    passes.
 
     `waits` are the times of the stages' updates.
     """
@@ -147,8 +153,8 @@ def _virtual_batches(
 def _of_device(document: PlanDocument, figures: Sequence[StageFigures], device: int) -> BatchParts:
     """The work of a device for all its minibatches.
 
-    With whole backward passes it begins when the first minibatch has come through all stages before its first one, and
-    the last gradient goes back through these.
+    With whole backward passes, the work begins when the first minibatch has passed all stages before the device's first
+    stage, and the last gradient returns through the same stages.
     """
     own = stages_of(document, device)
     work = sum(figures[index].passes_s for index in own)
@@ -161,7 +167,7 @@ def _of_device(document: PlanDocument, figures: Sequence[StageFigures], device: 
 
 
 def _of_stages(document: PlanDocument, figures: Sequence[StageFigures], waits: Sequence[float]) -> Iterator[BatchParts]:
-    """The work and the update of every stage, and the boundaries between devices where no cards are charged."""
+    """The work and the update of every stage, and the boundaries between devices if cards are not charged."""
     minibatches, rounds = document.minibatches, replica_minibatches(document)
     for index, (stage, wait) in enumerate(zip(figures, waits, strict=True)):
         name = f"compute of stage {index + 1}"
@@ -172,7 +178,7 @@ def _of_stages(document: PlanDocument, figures: Sequence[StageFigures], waits: S
 
 
 def _follows(document: PlanDocument, index: int) -> bool:
-    """Whether a stage is followed by one on other workers."""
+    """Whether the next stage is on other workers."""
     return index + 1 < len(document.stages) and document.stages[index].workers != document.stages[index + 1].workers
 
 

@@ -1,7 +1,7 @@
-"""Checks what plan.json says beside its figures by the formulas: step time, run, cause, bound and gap.
+"""Checks claims of plan.json besides the formulas' figures: step time, run, cause, bound and gap.
 
-The simulation itself is not checked: `pipeplan simulate` runs it again. Sentences are not checked either, nor what is
-said of rivals and of the solvers' work; no command prints them as a result that is shown.
+The simulation itself is not checked: `pipeplan simulate` runs it again. Sentences, rivals and the solvers' work are not
+checked either; no command prints them as shown results.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from pipeplan.util.units import show_time
 from pipeplan_launch.job_reference import portable_reference
 
 CLOSE = 1e-9
-"""Relative tolerance of figures. Adding in another order changes a sum by far less; a wrong figure differs by far
+"""Relative tolerance of figures. Another order of addition changes a sum by much less; a wrong figure differs by much
 more."""
 TOLERANCE = 1e-6
-"""Relative tolerance of a proof: times that differ by less are equal."""
+"""Relative tolerance of a proof: times that differ by less count as equal."""
 RELAXATION = "relaxation"
-"""The solver whose bound is one on simulated times; the bounds of all others are on times by the formulas."""
+"""The solver that bounds simulated times. All other solvers bound times by the formulas."""
 NOT_SHOWN = "stated, not shown"
 WRITTEN_BY = re.compile(r"[0-9]+(\.[0-9]+){1,3}([-+.]?[a-z0-9]{1,16}){0,4}", re.ASCII)
-"""Versions of pipeplan, as plan.json states the one that wrote it."""
+"""Pattern of the version of pipeplan in plan.json."""
 
 
 def same(stated: Node, computed: float) -> None:
@@ -43,14 +43,16 @@ def same(stated: Node, computed: float) -> None:
 
 
 def equal(stated: Node, *found: object) -> None:
-    """Raise an `InputError` unless a stated value is one of those that were found."""
-    # As text, 1 is neither true nor 1.0.
+    """Raise an `InputError` unless a stated value is one of the found values."""
+    # Compared as text, because 1 equals True and 1.0 in Python.
     if repr(stated.value) not in map(repr, found):
         stated.fail(f"stated {stated.value!r}, found {' or '.join(map(repr, found))}")
 
 
 def check_step_time(document: PlanDocument) -> str:
-    """Check that the step time is the simulated one, and at least that of the formulas. Return it in words."""
+    """Check that the step time is the simulated step time, and at least the step time by the formulas. Return it in
+    words.
+    """
     stated, simulation = document.root["stated"], document.root["simulation"]
     simulated = simulation.get("minibatch_s")
     step_s = document.step_time_s
@@ -67,7 +69,7 @@ def check_step_time(document: PlanDocument) -> str:
 def check_description(document: PlanDocument, profile: Profile, causes: Iterable[str]) -> str:
     """Check the profile's name and kind, the configuration, and the cause: the resource that limits the step time.
 
-    Several are equal up to rounding. Returns configuration and cause.
+    `causes`: the possible causes, which are equal up to rounding. Returns configuration and cause in words.
     """
     origin, stated = profile.provenance, document.root["profile"]
     if not WRITTEN_BY.fullmatch(document.root["pipeplan"].text()):
@@ -80,13 +82,13 @@ def check_description(document: PlanDocument, profile: Profile, causes: Iterable
         ("threads", origin.threads),
     ):
         equal(stated[key], found)
-    # The file of a job is known by its content, which the profile's digest covers, so its folder may differ.
+    # A job's file is identified by its content, which the profile's digest covers, so its folder may differ.
     reference = portable_reference if profile.model_file is not None else str
     if reference(stated["ref"].text()) != reference(profile.model_ref):
         stated["ref"].fail(f"stated {stated['ref'].value!r}, found {profile.model_ref!r}")
     if document.options.inference != document.inference or document.options.accumulate != document.accumulate:
         document.root["options"].fail("`inference` or `accumulate` is not that of the plan")
-    # The options of a plan for inference keep the default of training, which does not count.
+    # The options of a plan for inference keep the default schedule of training, which has no effect.
     if not document.inference and document.options.schedule != document.schedule:
         document.root["options"].fail("`schedule` is not that of the plan")
     if (engine := document.root.get("data_parallel")) is not None:
@@ -100,7 +102,7 @@ def check_description(document: PlanDocument, profile: Profile, causes: Iterable
 
 
 def _data_parallel(document: PlanDocument) -> str:
-    """How the executor trains the whole model on every worker; empty where it does not."""
+    """How the executor trains the whole model on every worker; empty if it does not."""
     if len(document.stages) > 1 or len(document.stages[0].workers) == 1 or document.schedule != FLUSH:
         return ""
     return "ddp" if document.options.sharding == WHOLE else document.options.sharding
@@ -109,8 +111,8 @@ def _data_parallel(document: PlanDocument) -> str:
 def configuration(stages: Sequence[CheckedStage], copies: int) -> str:
     """Replica counts from input to output, such as `15-1`, or `4×(1-1)` for four copies of a pipeline.
 
-    Unequal shares of data parallelism are given as `5:3`. Where workers run several stages, the counts are those of the
-    devices: `8-8 × 2 stages`.
+    Unequal shares of data parallelism are written as `5:3`. If workers run several stages, the counts are for devices:
+    `8-8 × 2 stages`.
     """
     if stages[0].shares:
         return ":".join(map(str, stages[0].shares))
@@ -128,16 +130,16 @@ class ShownBound:
     step_s: float
     """The step time of the plan."""
     bound_s: float
-    """No plan of the searched space takes less, with everything charged."""
+    """Lower bound on the step time of every plan of the searched space, with everything charged."""
 
     @property
     def gap(self) -> float:
-        """How much faster, at most, another plan of the searched space is: step time over bound, minus 1."""
+        """Largest possible advantage of another plan of the searched space: step time / bound − 1."""
         return max(0.0, self.step_s / self.bound_s - 1.0) if self.bound_s > 0 else math.inf
 
     @property
     def optimal(self) -> bool:
-        """Whether no plan of the searched space is faster, to `TOLERANCE`."""
+        """Whether no plan of the searched space is faster by more than `TOLERANCE`."""
         return self.gap <= TOLERANCE
 
     @property
@@ -151,10 +153,9 @@ class ShownBound:
 
 
 def check_claims(document: PlanDocument, model: CheckedModel, shown: CertifiedBound | None = None) -> str | None:
-    """Check the status, the gap and the bound of plan.json, and that it calls no bound proven that nobody found.
+    """Check the status, the gap and the bound of plan.json. A bound may be called proven only if a solver found it.
 
-    `shown` is the bound of a certificate. Returns a summary, or None where nothing shows
-    the bound.
+    `shown`: the bound of a certificate. Returns a summary, or None if nothing shows the bound.
     """
     root = document.root
     stated = ShownBound(document.step_s, root["bound_s"].number())
@@ -177,9 +178,9 @@ def check_claims(document: PlanDocument, model: CheckedModel, shown: CertifiedBo
 
 
 def _check_record(document: PlanDocument, model: CheckedModel, stated: ShownBound) -> None:
-    """Raise an `InputError` unless the bound is one of those that the solvers or the shared cores give.
+    """Raise an `InputError` unless the bound comes from a solver or from the shared cores.
 
-    It is proven where two solvers or the cores do. No solver's bound may exclude the plan.
+    A bound is proven if two solvers or the cores give it. No solver's bound may exclude the plan.
     """
     root, reaches = document.root, stated.bound_s * (1 - TOLERANCE)
     cores_s, found = shared_cores_bound_s(document, model), set[str]()
@@ -195,10 +196,10 @@ def _check_record(document: PlanDocument, model: CheckedModel, stated: ShownBoun
 
 
 def check_run_figures(document: PlanDocument, profile: Profile) -> str | None:
-    """Check the fields `throughput` and `updates`, and return a summary; None where plan.json has neither.
+    """Check the fields `throughput` and `updates`, and return a summary; None if plan.json has neither.
 
-    The user's own figures are taken as they are: epochs, samples of an epoch, and tokens of a sample where they are not
-    the profile's.
+    The user's own figures are not checked: epochs, samples of an epoch, and tokens of a sample if they differ from the
+    profile's.
     """
     throughput, updates = document.root.get("throughput"), document.root.get("updates")
     if updates is not None:
@@ -239,7 +240,7 @@ def check_run_figures(document: PlanDocument, profile: Profile) -> str | None:
 
 
 def _peak_share(document: PlanDocument, profile: Profile, rate: float) -> tuple[float | None, str]:
-    """The share of the busy workers' peak that a sample's own FLOPs take at this rate, and the devices' names."""
+    """(share of the busy workers' peak FLOP/s that the model's FLOPs use at this rate, the devices' names)."""
     if not profile.work.flops or device_mismatch(profile, document.cluster):
         return None, ""
     peaks, names = [], set[str]()
@@ -257,7 +258,7 @@ def _peak_share(document: PlanDocument, profile: Profile, rate: float) -> tuple[
 
 
 def _check_updates(document: PlanDocument, updates: Node) -> None:
-    """Check the greatest age of each stage's gradients, in updates, and the samples that its updates average over."""
+    """Check the largest age of each stage's gradients, in updates, and the number of samples in its updates."""
     ages = [weight_versions(document, index) - 1 for index in range(len(document.stages))]
     minibatches = document.minibatches if document.accumulates else None
     samples = [(minibatches or len(stage.workers)) * document.minibatch for stage in document.stages]

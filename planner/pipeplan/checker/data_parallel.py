@@ -1,7 +1,7 @@
 """Plans of one stage: the buckets of DDP, and the gathered weights of FSDP and HSDP.
 
-An independent implementation of docs/cost-model.md, "Waiting for the update" and "Divided weights". The latter is a
-walk along the clock of one worker.
+An independent implementation of docs/cost-model.md, "Waiting for the update" and "Divided weights". For divided weights
+it follows the clock of one worker.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from pipeplan.errors import InputError
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Sizes at which the first and every later bucket of gradients closes, as in torch's DDP."""
 EXCHANGING = "gathering weights and reducing gradients"
-"""Name of the bound of a plan whose network is busier than its workers are with computing."""
+"""Name of the bound of a plan whose network is busy for longer than its workers compute."""
 
 
 def waits_for_update(document: PlanDocument) -> bool:
-    """Whether plans of one stage are charged with the wait for their update, by the schedule and the options."""
+    """Whether a plan of one stage is charged with the wait for its update, according to schedule and options."""
     return not document.inference and not document.accumulates and document.options.contention
 
 
 def ddp_step_time(document: PlanDocument, model: CheckedModel, pass_s: float, group_s: float) -> float:
-    """Step time of a plan of one stage, seconds per minibatch; 0 for plans that this model does not apply to.
+    """Step time of a plan of one stage, in seconds per minibatch; 0 for a plan to which this model does not apply.
 
-    `pass_s` is the time of all passes of a minibatch, `group_s` that of one all-reduce.
+    `pass_s`: time of all passes of a minibatch. `group_s`: time of one all-reduce.
     """
     if len(document.stages) > 1 or not waits_for_update(document):
         return 0.0
@@ -39,7 +39,9 @@ def ddp_step_time(document: PlanDocument, model: CheckedModel, pass_s: float, gr
 
 
 def exposed_allreduce_s(document: PlanDocument, model: CheckedModel, index: int = 0) -> float:
-    """Exposed all-reduce time of a stage that sends buckets during a backward pass: what is left after it, seconds."""
+    """Exposed all-reduce time of a stage that sends buckets during a backward pass: the time after the pass, in
+    seconds.
+    """
     if document.options.divides_weights:
         return sharded_figures(document, model).exposed_s
     stage = document.stages[index]
@@ -48,10 +50,10 @@ def exposed_allreduce_s(document: PlanDocument, model: CheckedModel, index: int 
         return 0.0
     layers = [layer for layer in range(len(model.backward_s)) if own >> layer & 1]
     speed, link = slowest_speed(document, index), document.network.among(workers)
-    if stage.shares:  # replicas end together, and the fastest has the least time to reduce during its last pass
+    if stage.shares:  # replicas end together, and the fastest replica has the shortest last pass in which to reduce
         speed = max(document.cluster.device_of(worker).speed for worker in workers)
     recompute_s = float(model.forward_s[layers].sum()) / speed if stage.recompute else 0.0
-    # When the buckets so far are reduced, relative to the end of the backward pass.
+    # Time at which the buckets so far are reduced, relative to the end of the backward pass.
     done_s = -float(model.backward_s[layers].sum()) / speed - recompute_s
     for size, remaining in _buckets(model, layers):
         took_s = float(gradient_exchange_s(document, len(workers), size, link.allreduce, link.latency_s))
@@ -65,7 +67,7 @@ def slowest_speed(document: PlanDocument, index: int) -> float:
 
 
 def _buckets(model: CheckedModel, layers: Sequence[int]) -> Iterator[tuple[float, float]]:
-    """(bytes, remaining backward time when it closes) of each bucket of gradients, on a device of speed 1."""
+    """(bytes, remaining backward time at its closing) of each bucket of gradients, on a device of speed 1."""
     remaining = float(model.backward_s[layers].sum())
     filled, limit = 0.0, FIRST_BUCKET_BYTES
     for layer in reversed(layers):
@@ -80,20 +82,20 @@ def _buckets(model: CheckedModel, layers: Sequence[int]) -> Iterator[tuple[float
 
 @dataclass(frozen=True)
 class ShardedFigures:
-    """Figures of one microbatch, and of the exchanges of one update. Seconds and bytes."""
+    """Figures of one microbatch, and of the exchanges of one update, in seconds and bytes."""
 
     shards: int
-    """Workers that hold the weights together."""
+    """Number of workers that hold the weights together."""
     forward_s: float
     backward_s: float
     """The backward pass with its reduce-scatters."""
     exposed_s: float
     """Time that all-reduces across servers add to the last backward pass of an update."""
     across_s: float
-    """All of these all-reduces of an update."""
+    """Time of all these all-reduces of an update."""
     activations: float
     memory: float
-    """Bytes of a worker without workspace."""
+    """Memory of a worker without workspace, in bytes."""
     bound: str
 
 
@@ -104,15 +106,15 @@ class _Unit:
     forward_s: float
     backward_s: float
     weights: float
-    """Bytes of weights that it gathers."""
+    """Bytes of weights that the unit gathers."""
     gradients: float
-    """Bytes of gradients that it reduces: those of trained weights."""
+    """Bytes of gradients that the unit reduces, which are those of trained weights."""
     saved: float
     wrapped: bool
 
 
 def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigures:
-    """The figures of a plan of one stage. Raises an `InputError` where its workers cannot divide the weights."""
+    """The figures of a plan of one stage. Raises an `InputError` if its workers cannot divide the weights."""
     groups = _groups(document)
     units = [_unit(document, model, *place) for place in model.units]
     trained, frozen = float(model.parameters.sum()), float(model.frozen.sum())
@@ -164,7 +166,7 @@ def sharded_figures(document: PlanDocument, model: CheckedModel) -> ShardedFigur
 
 
 def _groups(document: PlanDocument) -> list[list[int]]:
-    """The workers by the group that holds the weights once: all of them, or those of each server."""
+    """The groups of workers that hold the weights once: one group of all workers, or one for each server."""
     workers, cluster = document.stages[0].workers, document.cluster
     servers = {
         worker: 0 if document.options.sharding == FULLY_SHARDED else cluster.server_of(worker) for worker in workers
@@ -200,9 +202,10 @@ def _whole_bytes(model: CheckedModel, units: Sequence[_Unit], root: float, root_
 
 
 def _activations(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit]) -> list[float]:
-    """Bytes kept of a microbatch while each unit runs backward: all of the units up to it.
+    """Bytes of a microbatch that are kept while each unit runs backward: those of the units up to this one.
 
-    With recomputation it is all that units read from others, all of the units that are not wrapped, and of that unit.
+    With recomputation these are the tensors that units read from others, and the saved bytes of this unit and of the
+    units that are not wrapped.
     """
     again = document.stages[0].recompute
     inside = [(1 << stop) - (1 << start) for start, stop, _ in model.units]

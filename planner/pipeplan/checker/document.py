@@ -1,7 +1,7 @@
-"""plan.json as the checker reads it: a schema of its own, with nothing in it but fields.
+"""The checker's own schema of plan.json, which has only fields.
 
-The planner's types for plans and options also compute, for example weight versions and configurations. These are
-figures that a check derives anew, so the checker does not use those types.
+The planner's types for plans and options also compute figures, for example weight versions and configurations. A check
+must derive such figures again, so the checker does not use those types.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ FLUSHING = (GPIPE, FLUSH, ZERO_BUBBLE, *VIRTUAL)
 ACCUMULATING = (DOUBLE_BUFFERED, *FLUSHING)
 SCHEDULES = (STASHING, VERTICAL, *ACCUMULATING)
 WHOLE, DIVIDED_STATE, FULLY_SHARDED, HYBRID_SHARDED = "none", "zero1", "fsdp", "hsdp"
-"""What replicas divide among them: nothing, the optimiser's state, and the weights of all workers or of each server."""
+"""The state that replicas divide: nothing, the optimiser's state, or the weights (among all workers, or within each
+server)."""
 
 
 @dataclass(frozen=True)
 class CheckedOptions:
-    """The options that the plan was made with. Where plan.json leaves one out, it has the default of `pipeplan solve`.
+    """The options that the plan was made with. An option that plan.json leaves out has the default of `pipeplan solve`.
 
     The fields are those of `pipeplan.problem.options.Options`.
     """
@@ -52,18 +53,18 @@ class CheckedOptions:
     contention: bool = True
     recompute: bool = True
     correction: Literal["none", "ef"] = "none"
-    """`ef` where stages keep steps of the optimiser to correct updates from old gradients, otherwise `none`."""
+    """`ef` if stages keep steps of the optimiser to correct updates from old gradients, otherwise `none`."""
     boundary: Literal["single", "parallel"] = "single"
     pins: tuple[tuple[str, Positive], ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
     no_cut_after: tuple[str, ...] = ()
     grid: bool = False
     sharding: Literal["none", "zero1", "fsdp", "hsdp"] = "none"
-    """The state that the replicas of a stage divide among them."""
+    """The state that the replicas of a stage divide."""
     unequal_shares: bool = False
-    """Whether workers of plain data parallelism take microbatches of an update by their speed."""
+    """Whether workers of plain data parallelism take microbatches in proportion to their speed."""
     virtual_stages: Positive | None = None
-    """Stages of each worker that were asked for, under interleaved-1f1b."""
+    """Number of stages per worker that the user asked for, under interleaved-1f1b."""
 
     @property
     def shard_optimizer(self) -> bool:
@@ -128,7 +129,7 @@ class PlanDocument:
 
     @property
     def step_s(self) -> float:
-        """The step time that the answer states, in seconds per minibatch."""
+        """The step time that plan.json states, in seconds per minibatch."""
         stated = self.root["stated"]["minibatch_s"]
         if not stated.number() > 0:
             stated.fail("expected more than 0 seconds")
@@ -136,12 +137,12 @@ class PlanDocument:
 
     @property
     def minibatches(self) -> int:
-        """Minibatches of an update, where all stages update together."""
+        """Minibatches per update, if all stages update together."""
         return self.accumulate or 1
 
     @property
     def accumulates(self) -> bool:
-        """Whether all stages make one update for the same number of minibatches."""
+        """Whether all stages make one update per fixed number of minibatches."""
         return self.schedule in ACCUMULATING
 
     @property
@@ -155,16 +156,16 @@ class PlanDocument:
         return self.schedule in VIRTUAL
 
     def share(self, copies: int) -> int:
-        """Minibatches of one update in one of so many copies: with a flush, in the copy that has most."""
+        """Minibatches of one update in one of `copies` copies: with a flush, in the copy with the most."""
         return math.ceil(self.minibatches / copies) if self.flushes else self.minibatches // copies
 
     def relative_s(self, index: int) -> list[float]:
-        """The time of a pass on each worker of a stage, as a share of that on the slowest."""
+        """The time of a pass on each worker of a stage, relative to the slowest worker."""
         speeds = [self.cluster.device_of(worker).speed for worker in self.stages[index].workers]
         return [min(speeds) / speed for speed in speeds]
 
     def rounds(self, index: int) -> float:
-        """Minibatches of an update on the busiest replica of a stage, as minibatches of the slowest one."""
+        """Minibatches of an update on the busiest replica of a stage, counted in minibatches of the slowest worker."""
         stage = self.stages[index]
         if stage.shares:
             return max(count * time for count, time in zip(stage.shares, self.relative_s(index), strict=True))
@@ -176,21 +177,21 @@ class PlanDocument:
 
     @property
     def devices(self) -> tuple[tuple[int, ...], ...]:
-        """The workers of every position in the pipeline: those of every stage, each once."""
+        """The workers of every position in the pipeline. Stages on the same workers have one position."""
         return tuple(dict.fromkeys(stage.workers for stage in self.stages))
 
     @property
     def positions(self) -> tuple[tuple[int, ...], ...]:
-        """The workers of every stage, or of every device where workers run several stages."""
+        """The workers of every stage, or of every device if workers run several stages."""
         return self.devices if self.virtual else tuple(stage.workers for stage in self.stages)
 
     def of_copy(self, copy: int, stage: int) -> tuple[int, ...]:
-        """The workers of a stage in one copy of the pipeline: every `copies`-th one, as copies take turns."""
+        """The workers of a stage in one copy of the pipeline: every `copies`-th worker, because copies take turns."""
         return self.stages[stage].workers[copy :: self.copies]
 
     @staticmethod
     def of(root: Node) -> PlanDocument:
-        """Read a plan.json. Raises an `InputError` that names the field that is wrong."""
+        """Read a plan.json. Raises an `InputError` that names the wrong field."""
         plan = decode(root["plan"], PlanFields)
         name = plan.schedule or (FORWARD_ONLY if plan.inference else STASHING)
         if name not in ((FORWARD_ONLY,) if plan.inference else SCHEDULES):
@@ -225,7 +226,7 @@ def _options(node: Node) -> CheckedOptions:
 
 
 def _cluster(node: Node) -> Cluster:
-    """The cluster. Raises an `InputError` where its digest, which covers every field, does not match."""
+    """The cluster. Raises an `InputError` if its digest, which covers every field, does not match."""
     cluster = cluster_from_json(node)
     if cluster.digest() != node["digest"].text():
         node["digest"].fail("the cluster is not the one that the plan was made for: their digests differ")

@@ -1,4 +1,4 @@
-"""Times, traffic and memory of the stages of a plan, from its lists of layers and workers. Seconds and bytes."""
+"""Times, traffic and memory of the stages of a plan, from its lists of layers and workers, in seconds and bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pipeplan.checker.virtual_stages import activation_bytes, stages_of
 
 @dataclass(frozen=True)
 class StageFigures:
-    """Figures of one stage for one minibatch, in the slowest copy of the pipeline: seconds and bytes."""
+    """Figures of one stage for one minibatch, in the slowest copy of the pipeline, in seconds and bytes."""
 
     replicas: int
     """Number of replicas in one copy."""
@@ -49,9 +49,9 @@ class StageFigures:
     return_s: float
     """Busy time of the boundary to the next stage for the gradients."""
     transfer_s: float
-    """Time of one message across that boundary, latency included, in the slower direction."""
+    """Time of one message across the boundary to the next stage, latency included, in the slower direction."""
     round_trip_s: float
-    """Time of one message across that boundary in each direction, latency included."""
+    """Time of one message each way across the boundary to the next stage, latency included."""
     received: float
     """Activation bytes received from the previous stage."""
     sent: float
@@ -63,13 +63,14 @@ class StageFigures:
     parameters: float
     """Bytes of parameters, copies of shared weights included."""
     shared_s: tuple[float, ...]
-    """The charge for exchanging the gradients of each weight that stages share; 0 for those of other stages."""
+    """The charge for exchanging the gradients of each weight that stages share; 0 if this stage does not have the
+    weight."""
     minibatch_bytes: float
     """Memory for each minibatch in flight, without weight versions."""
     memory_bytes: float
     """Memory of one worker."""
     weights_s: float = 0.0
-    """The part of `backward_s` that gradients of the weights take in a pass of their own."""
+    """The part of `backward_s` for gradients of the weights in a separate pass."""
 
     @property
     def pass_s(self) -> float:
@@ -93,7 +94,7 @@ class StageFigures:
 
 
 def stage_figures(document: PlanDocument, model: CheckedModel) -> tuple[StageFigures, ...]:
-    """The figures of every stage of a plan whose structure is right."""
+    """The figures of every stage of a plan with a valid structure."""
     cuts = [0, *accumulate(model.set_of(stage.layers) for stage in document.stages)]
     totals = Totals.of(model, cuts)
     figures = tuple(_of_stage(document, model, totals, index) for index in range(len(document.stages)))
@@ -113,7 +114,7 @@ def stage_figures(document: PlanDocument, model: CheckedModel) -> tuple[StageFig
 def _with_divided_weights(
     document: PlanDocument, model: CheckedModel, figure: StageFigures, workspace: float
 ) -> StageFigures:
-    """The figures of the only stage, whose workers hold a part of the weights each and gather the others."""
+    """The figures of the only stage, whose workers each hold a part of the weights and gather the other parts."""
     own = sharded_figures(document, model)
     return replace(
         figure,
@@ -130,7 +131,7 @@ def _with_divided_weights(
 def _held_by_devices(
     document: PlanDocument, figures: Sequence[StageFigures], workspaces: Sequence[float]
 ) -> list[float]:
-    """The bytes that the workers of every stage hold, which run several stages each."""
+    """The bytes that a worker holds, for every stage, if workers run several stages each."""
     found = [0.0] * len(figures)
     sizes = [figure.minibatch_bytes for figure in figures]
     for device in range(len(document.devices)):
@@ -155,7 +156,9 @@ def weight_versions(document: PlanDocument, index: int) -> int:
 
 
 def _lag(document: PlanDocument, index: int) -> int:
-    """Update lag: 1 for a replicated stage of a pipeline, whose all-reduce is awaited one update later, otherwise 0."""
+    """Update lag: 1 for a replicated stage of a pipeline, which waits for its all-reduce one update later, otherwise
+    0.
+    """
     return int(len(document.stages[index].workers) > 1 and len(document.stages) > 1)
 
 
@@ -166,7 +169,7 @@ def copies_allreduce_s(document: PlanDocument, model: CheckedModel) -> float:
 
 
 def exposed_update_s(document: PlanDocument, model: CheckedModel, figure: StageFigures) -> float:
-    """Least time, with a flush, from a stage's last backward pass to the end of its update, in seconds."""
+    """Shortest time from a stage's last backward pass to the end of its update, with a flush, in seconds."""
     if document.options.divides_weights:
         return figure.update_s * document.minibatches + sharded_figures(document, model).exposed_s
     shared, backward_s = math.fsum(figure.shared_s), figure.halves_s[1]
@@ -174,14 +177,16 @@ def exposed_update_s(document: PlanDocument, model: CheckedModel, figure: StageF
 
 
 def awaited_s(figures: Sequence[StageFigures], index: int) -> float:
-    """Time for which a stage synchronises its gradients: its own all-reduce, and all exchanges that it is part of."""
+    """Time for which a stage synchronises its gradients: its own all-reduce, and all its exchanges of shared
+    weights.
+    """
     parts = [sum(each) for each in zip(*(figure.shared_s for figure in figures), strict=True)]
     mine = figures[index].shared_s
     return figures[index].group_s + math.fsum(total for total, own in zip(parts, mine, strict=True) if own)
 
 
 def _of_stage(document: PlanDocument, model: CheckedModel, totals: Totals, index: int) -> StageFigures:
-    """The figures of a stage. `memory_bytes` is without workspace and the worker's own memory."""
+    """The figures of a stage. `memory_bytes` excludes the workspace and the worker's own memory."""
     network, stage, copies = document.network, document.stages[index], document.copies
     last, before = index + 1 == len(document.stages), np.array([index])
     (inside,) = model.members([model.set_of(stage.layers)])
@@ -225,9 +230,9 @@ def _of_stage(document: PlanDocument, model: CheckedModel, totals: Totals, index
 
 
 def _bytes(document: PlanDocument, model: CheckedModel, totals: Totals, index: int) -> tuple[float, float]:
-    """Bytes of a stage for each minibatch in flight, and of all minibatches together with all that is fixed.
+    """(bytes of a stage for each minibatch in flight, bytes of all its minibatches and everything fixed).
 
-    The minibatches of workers that run several stages are counted by worker.
+    If workers run several stages, their minibatches are counted per worker and not here.
     """
     stage = document.stages[index]
     fixed, growing = stage_memory(
@@ -242,13 +247,13 @@ def _bytes(document: PlanDocument, model: CheckedModel, totals: Totals, index: i
         again=stage.recompute,
     )
     minibatch = float(growing[0])
-    # A minibatch whose gradients of weights wait for W holds activations and gradients, and so does one more in B.
+    # A minibatch that waits for W holds activations and gradients, and so does one more minibatch in B.
     held = 0 if document.virtual else stage.depth + (stage.deferred * 2 + 1 if stage.deferred else 0)
     return minibatch, float(fixed[0]) + held * minibatch
 
 
 def _weights_s(document: PlanDocument, model: CheckedModel, inside: Flags, index: int) -> float:
-    """Half of the backward pass of a stage's layers that have parameters, where it divides the pass; else 0."""
+    """Half of the backward time of a stage's layers with parameters, if the stage divides the pass; else 0."""
     stage = document.stages[index]
     divides = document.schedule == ZERO_BUBBLE and stage.deferred > 0
     divides |= document.schedule == ZERO_BUBBLE_V and not stage.recompute
@@ -256,7 +261,7 @@ def _weights_s(document: PlanDocument, model: CheckedModel, inside: Flags, index
 
 
 def _among(document: PlanDocument, members: int, workers: tuple[int, ...], size: float) -> float:
-    """Seconds of an exchange of gradients of so many bytes among `members` rings' members on these workers."""
+    """Seconds of an exchange of `size` bytes of gradients in a ring of `members` members on these workers."""
     if members == 1:
         return 0.0
     link = document.network.among(workers)

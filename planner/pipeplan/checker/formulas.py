@@ -1,7 +1,7 @@
-"""The formulas of docs/cost-model.md, each stated once: for the stages of a plan, and for all stages of a certificate.
+"""The formulas of docs/cost-model.md, each written once, for the stages of a plan and for all stages of a certificate.
 
-They share no code with `pipeplan.cost`. All accept scalars or NumPy arrays. Times are seconds, sizes bytes, bandwidths
-bytes/s. A stage is given by the cuts around it, as indices of `Totals`.
+They share no code with `pipeplan.cost`. All of them accept scalars or NumPy arrays. Times are in seconds, sizes in
+bytes, bandwidths in bytes/s. A stage is given by the two cuts around it, as indices into `Totals`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeplan.checker.model import CheckedModel, Floats, Totals
 from pipeplan.cluster_data.cluster import Cluster, Device
 
 ROUNDING = 1e-9
-"""A quotient that exceeds an integer by less than this counts as that integer, as in the planner."""
+"""A quotient that exceeds an integer by less than this counts as the integer, as in the planner."""
 
 
 # -- exchanges of gradients --
@@ -30,21 +30,25 @@ def ring_allreduce_s(members: Any, size: Any, bandwidth: Any, latency_s: Any) ->
 
 
 def gradient_exchange_s(document: PlanDocument, members: Any, size: Any, bandwidth: Any, latency_s: Any) -> Any:
-    """Time in which replicas have the mean of their gradients.
+    """Time in which replicas compute the mean of their gradients.
 
-    Where each updates a part of the weights only, they gather these afterwards, in half as many steps as the ring
-    all-reduce has.
+    If each replica updates only a part of the weights, the replicas then gather the weights, which takes half as many
+    steps as the ring all-reduce.
     """
     return ring_allreduce_s(members, size, bandwidth, latency_s) * (1.5 if document.options.shard_optimizer else 1.0)
 
 
 def hop_bytes(document: PlanDocument, members: Any, size: Any) -> Any:
-    """Bytes that one member of a ring sends to the next in an all-reduce of `size` bytes, and in gathering them."""
+    """Bytes that one member of a ring sends to the next member in an all-reduce of `size` bytes, and in gathering
+    weights.
+    """
     return (3 if document.options.shard_optimizer else 2) * (members - 1) / members * size
 
 
 def shared_weight_s(document: PlanDocument, size: Any) -> Any:
-    """The charge of a stage for exchanging the gradients of one weight that it shares with others; 0 without bytes."""
+    """The charge of a stage for exchanging the gradients of a weight that it shares with other stages; 0 if `size` is
+    0.
+    """
     count = document.cluster.workers
     link = document.network.among(list(range(count)))
     return np.where(np.asarray(size) > 0, size / link.allreduce + count * link.latency_s, 0.0)
@@ -59,11 +63,11 @@ def overlapped_s(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
 def update_wait_s(
     document: PlanDocument, model: CheckedModel, group_s: Any, backward_s: Any, shared_s: Any, step_s: Any
 ) -> Any:
-    """Least time, with a flush, from a stage's last backward pass to the end of its update.
+    """Shortest time from a stage's last backward pass to the end of its update, with a flush.
 
-    The all-reduce of all replicas runs beside that pass, as far as work and it overlap, unless its stage shares weights
-    or its replicas divide the optimiser's state. The exchange of shared weights, `shared_s`, has one more stage at
-    least. The step is made whole; `step_s` is its share of a minibatch.
+    The all-reduce of all replicas overlaps with that pass as far as the option `overlap` allows, unless the stage
+    shares weights or its replicas divide the optimiser's state. `shared_s`: time of the exchange of shared weights,
+    with at least one more stage. `step_s`: the optimiser's step per minibatch; here the whole step counts.
     """
     hidden = 0.0 if document.options.shard_optimizer or model.shares else document.options.overlap
     return group_s - hidden * np.minimum(group_s, backward_s) + 2.0 * shared_s + step_s * document.minibatches
@@ -73,7 +77,9 @@ def update_wait_s(
 
 
 def group_wait(allreduce_s: Any, step_time_s: float, replicas: Any, copies: int) -> Any:
-    """Minibatches that pass while replicas wait for an all-reduce: max(0, G/T - 1), or r - 1/m with m copies."""
+    """Number of minibatches that pass while replicas wait for an all-reduce: max(0, G/T - 1), or r - 1/m with m
+    copies.
+    """
     if copies > 1:
         return replicas - 1.0 / copies
     return np.maximum(0.0, allreduce_s / step_time_s - 1.0)
@@ -85,9 +91,10 @@ def in_flight_depth(demand: Any, waiting: Any, transfer_s: Any, step_time_s: flo
 
 
 def flush_depth(demand: Any, minibatches: int, replicas: Any, *, everything: bool) -> Any:
-    """The fewest minibatches in flight under a flush: enough for the d′ r′ behind, and no more than a replica has.
+    """The fewest minibatches in flight under a flush: enough for the d′ r′ of the next stage, and no more than a
+    replica has.
 
-    Under GPipe a replica holds `everything` that it has.
+    `everything`: whether a replica holds all its minibatches, as under GPipe.
     """
     most = np.ceil(minibatches / replicas)
     return most if everything else np.minimum(most, in_flight_depth(demand, 0.0, 0.0, 1.0, replicas))
@@ -97,16 +104,16 @@ def flush_depth(demand: Any, minibatches: int, replicas: Any, *, everything: boo
 
 
 def executor_work_s(document: PlanDocument, totals: Totals, cut: int, before: NDArray[np.intp]) -> Floats:
-    """The executor's work for one minibatch at the stages from each of the cuts `before` to one cut.
+    """The executor's work for one minibatch, at the stages from each of the cuts `before` to `cut`.
 
-    The time is that on a device of speed 1.
+    The time is for a device of speed 1, in seconds.
     """
     costs, last = document.cluster.executor, cut + 1 == len(totals.cuts)
     neighbours = (before > 0).astype(int) + (not last)
     crossing = totals.crossing[before] + totals.crossing[cut]
     passes = 1 if document.inference else 2
     updates = 0.0 if document.inference else 1 / (document.minibatches if document.accumulates else 1)
-    # Versions of the weights are copied after every update, under 2BW once for all of its minibatches.
+    # Weight versions are copied after every update; under 2BW that is once for all minibatches of the update.
     often = 0.0 if document.inference or document.flushes or last else updates
     copy_byte_s = costs.version_byte_s + (costs.correction_byte_s if document.options.correction == "ef" else 0.0)
     time = passes * costs.pass_s + updates * costs.step_s + neighbours * (passes * costs.message_s)
@@ -128,16 +135,17 @@ def stage_memory(
 ) -> tuple[Floats, Floats]:
     """Memory of one worker of stages from the cuts `before` to `cut`: fixed bytes, and bytes a minibatch in flight.
 
-    `replicas` is their number in all copies. Workers keep `kept` versions of the weights, and one more of `each`
-    minibatch in flight; `again` stands for recomputation. The workspace, the largest of a layer, is not included.
+    `replicas`: their number in all copies. `kept`: number of weight versions that workers keep. `each`: whether they
+    keep one more for each minibatch in flight. `again`: whether the stage recomputes. The workspace, which is the
+    largest of any layer, is not included.
     """
     weights = totals.weights(cut, before)
     fixed = totals.buffers[cut] - totals.buffers[before] + totals.crossing[cut] + totals.crossing[before] + weights
     if not model.training:
         return fixed, np.zeros(len(before))
     state = model.state_ratio / (replicas if document.options.shard_optimizer else 1)
-    # Besides the optimiser's state and the buckets of an all-reduce, a correction keeps a step of the optimiser for
-    # each version but one.
+    # Besides the optimiser's state and the buckets of an all-reduce, a correction keeps one step of the optimiser for
+    # each version except one.
     corrected = 1 + model.corrects
     fixed = fixed + weights * (state + (replicas > 1) + corrected * kept - model.corrects)
     growing = totals.sent[before] + weights * corrected * each
@@ -152,20 +160,20 @@ def worker_bytes(cluster: Cluster, stage_bytes: float) -> float:
 
 
 def usable_of(device: Device) -> float:
-    """Bytes of a device that a worker may take: all but the reserve, in whole bytes."""
+    """Bytes of a device that a worker may use: everything except the reserve, in whole bytes."""
     return math.ceil(device.memory_bytes - device.memory_reserve * device.memory_bytes)
 
 
 def room_of(cluster: Cluster, device: Device) -> float:
-    """The most bytes of a stage for which `worker_bytes` fits on this device."""
+    """Largest size of a stage, in bytes, for which `worker_bytes` fits on this device."""
     costs = cluster.executor
     return (usable_of(device) - costs.worker_bytes) / (costs.allocator_share + 1)
 
 
 def core_busy_s(document: PlanDocument, passes_s: Any, group_s: Any, replicas: Any) -> Any:
-    """Seconds for which a minibatch keeps a core of each of the stage's replicas, in all copies, busy.
+    """Seconds for which a minibatch keeps a core busy, for each of the stage's replicas in all copies.
 
-    With a flush, what no pass hides of an all-reduce is a part of the batch.
+    With a flush, the part of an all-reduce that no pass hides counts in the batch instead.
     """
     exposed = group_s * (1.0 - document.options.overlap) * (not document.flushes)
     return passes_s / replicas + exposed / (document.minibatches if document.accumulates else replicas)

@@ -1,7 +1,7 @@
-"""The layers of a profile with their costs, as bit sets: the blocks that no cut separates, all cuts, and the traffic.
+"""The layers of a profile with their costs. Bit sets represent the blocks that no cut separates, and all cuts.
 
-Bit i of a set, counted from the least significant, stands for layer i in the profile's order. `Totals` sums costs over
-the layers inside every cut, so that a stage's sums are differences of two.
+Bit i of a set, counted from the least significant bit, is layer i in the profile's order. `Totals` has sums of costs
+over the layers inside every cut. A stage's sum is the difference of the sums at its two cuts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class CheckedTensor:
 
 @dataclass(frozen=True)
 class CheckedModel:
-    """The layers of a profile as the checks need them. Arrays over layers; times on a device of speed 1, in seconds."""
+    """The layers of a profile in the form that the checks need: arrays over layers. Times are for a device of speed 1,
+    in seconds.
+    """
 
     names: tuple[str, ...]
     forward_s: Floats
@@ -57,18 +59,18 @@ class CheckedModel:
     blocks: tuple[int, ...]
     """Sets of layers that no cut separates, in topological order."""
     needs: tuple[int, ...]
-    """For each block, the set of all layers that it reads from, directly or indirectly."""
+    """For each block: the set of all layers that it reads from, directly or indirectly."""
     state_ratio: float
     """Bytes of the optimiser's state per byte of parameters."""
     training: bool
     ties: tuple[tuple[int, int, float], ...] = ()
-    """Weights that layers in several stages may share: the layers as a bit set, the one that is charged, and bytes."""
+    """Weights that layers in several stages may share: (layers as a bit set, the layer that is charged, bytes)."""
     units: tuple[tuple[int, int, bool], ...] = ()
-    """The units whose weights FSDP gathers: first layer, layer behind the last, and whether it gathers its own."""
+    """The units whose weights FSDP gathers: (first layer, layer after the last, whether it gathers its own weights)."""
     one_stage: bool = False
-    """Whether the options ask for one stage, which no cut separates."""
+    """Whether the options ask for one stage, so that there are no cuts between layers."""
     corrects: bool = False
-    """Whether a stage keeps a step of the optimiser, as large as its weights, for each weight version but one."""
+    """Whether a stage keeps a step of the optimiser, as large as its weights, for each weight version except one."""
 
     @property
     def everything(self) -> int:
@@ -118,7 +120,7 @@ class CheckedModel:
 def checked_model(profile: Profile, document: PlanDocument) -> CheckedModel:
     """The model of a profile, for training or for inference (no backward pass, no gradients, no saved activations).
 
-    With a flush layers that share weights may be in different stages. Raises an `InputError` where the options name a
+    With a flush, layers that share weights may be in different stages. Raises an `InputError` if the options name a
     layer that does not exist.
     """
     options = document.options
@@ -207,7 +209,7 @@ def _blocks(
 
 
 def _bits(members: int) -> list[int]:
-    """The positions of the bits that are set."""
+    """The positions of the bits that are 1."""
     return [position for position in range(members.bit_length()) if members >> position & 1]
 
 
@@ -218,14 +220,16 @@ class TieInCuts:
     size: float
     """Bytes of the weight."""
     sharers: Floats
-    """Number of the layers inside that share it."""
+    """Number of layers inside each cut that share the weight."""
     charged: Flags
-    """Whether the layer that a profile charges with it is inside."""
+    """Whether the layer that is charged for the weight is inside each cut."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Arrays over cuts, from the empty one to the one with all layers; seconds and bytes. Stages lie between two."""
+    """Sums as arrays over cuts, from the empty cut to the cut with all layers, in seconds and bytes. A stage lies
+    between two cuts.
+    """
 
     cuts: list[int]
     """The cuts as bit sets."""
@@ -233,9 +237,9 @@ class Totals:
     """The layers inside every cut, eight to a byte."""
     forward_s: Floats
     backward_s: Floats
-    """With the optimiser's step."""
+    """Backward passes and the optimiser's step."""
     update_s: Floats
-    """The optimiser's step alone."""
+    """Only the optimiser's step."""
     parameters: Floats
     buffers: Floats
     saved: Floats
@@ -246,12 +250,12 @@ class Totals:
     crossing: Floats
     """Bytes that cross the cut in both directions."""
     workspace: tuple[tuple[float, NDArray[np.uint8]], ...]
-    """The sizes of the layers' workspaces, the smallest first, with the layers of each, eight to a byte."""
+    """(size of a workspace, the layers with this workspace, eight to a byte), the smallest first."""
     ties: tuple[TieInCuts, ...]
     """The weights that layers in several stages may share."""
 
     def largest_workspace(self, cut: int, before: NDArray[np.intp]) -> Floats:
-        """Bytes that the layers of stages from the cuts `before` to `cut` need at most, one at a time."""
+        """Largest workspace of a layer of the stages from the cuts `before` to `cut`, in bytes."""
         most = np.zeros(len(before))
         if not self.workspace:
             return most
@@ -261,7 +265,9 @@ class Totals:
         return most
 
     def weights(self, cut: int, before: NDArray[np.intp]) -> Floats:
-        """Bytes of the weights of stages from the cuts `before` to `cut`, with their copies of shared weights."""
+        """Bytes of the weights of the stages from the cuts `before` to `cut`, including their copies of shared
+        weights.
+        """
         bytes_: Floats = self.parameters[cut] - self.parameters[before]
         for tie in self.ties:
             inside = tie.sharers[cut] - tie.sharers[before]
@@ -269,7 +275,7 @@ class Totals:
         return bytes_
 
     def exchanged(self, cut: int, before: NDArray[np.intp]) -> list[Floats]:
-        """Bytes of each weight that stages share with others; 0 for all others."""
+        """Bytes of each weight that the stages share with other stages; 0 for weights that they do not share."""
         found = []
         for tie in self.ties:
             inside = tie.sharers[cut] - tie.sharers[before]
@@ -316,6 +322,6 @@ class Totals:
         return np.flatnonzero(subsets)
 
     def holds(self, cuts: NDArray[np.intp], layer: int) -> NDArray[np.bool_]:
-        """Flags of the cuts, among some, that contain a layer."""
+        """Whether each of these cuts contains a layer."""
         contains: NDArray[np.bool_] = self.packed[cuts, layer // 8] >> (7 - layer % 8) & 1 == 1
         return contains

@@ -1,4 +1,4 @@
-"""The links of a cluster: the rates of every card and on the ways between workers, and of the levels if uniform."""
+"""The links of a cluster: the rates of every card, and the slowest rates between workers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ FREE = LinkRates(math.inf, math.inf, 0.0)
 
 @dataclass(frozen=True)
 class NetworkRates:
-    """The components of every level with their links. Index 0 of each tuple is the level of single workers."""
+    """The components of every level, with their links. Index 0 of each tuple is the level of single workers."""
 
     starts: tuple[tuple[int, ...], ...]
-    """For every level, the first worker of each component, followed by the number of workers."""
+    """For every level: the first worker of each component, followed by the number of workers."""
     cards: tuple[tuple[LinkRates, ...], ...]
-    """For every level but the outermost, the network card by which each component joins the others."""
+    """For every level except the outermost: the network card that connects each component to the others."""
 
     @staticmethod
     def of(cluster: Cluster) -> NetworkRates:
@@ -64,20 +64,20 @@ class NetworkRates:
         return bisect_right(self.starts[level], worker) - 1
 
     def level(self, workers: Sequence[int]) -> int:
-        """The smallest level with a component that holds some workers."""
+        """The lowest level with a component that holds all these workers."""
         level = 0
         while self.component(level, min(workers)) != self.component(level, max(workers)):
             level += 1
         return level
 
     def among(self, workers: Sequence[int]) -> LinkRates:
-        """The slowest rates of the cards that some workers pass on their ways up to where all of them meet."""
+        """The slowest rates among the cards between these workers and the level at which all of them meet."""
         top = self.level(workers)
         cards = {(level, self.component(level, worker)) for worker in workers for level in range(top)}
         return _slowest([FREE, *(self.cards[level][component] for level, component in cards)])
 
     def ways(self) -> tuple[tuple[LinkRates, ...], ...]:
-        """For every level, the slowest rates on the way of each worker up to it."""
+        """For every level: the slowest rates of the cards between each worker and this level."""
         found = [(FREE,) * self.starts[0][-1]]
         for level, cards in enumerate(self.cards):
             below = found[-1]
@@ -87,7 +87,7 @@ class NetworkRates:
 
 
 def _members(cluster: Cluster, number: int, below: int) -> list[int]:
-    """Number of components of the level below, of which there are `below`, that each component of a level joins."""
+    """Number of components of the level below in each component of a level. `below`: their total number."""
     if number == 0 and cluster.machines:
         return [machine.inside.count for machine in cluster.machines]
     count = cluster.levels[number].count

@@ -1,6 +1,6 @@
-"""The load of every network card and port, and of the shared cores of servers that have more workers than cores.
+"""The loads of all network cards and ports, and of shared cores on servers with more workers than cores.
 
-The load of a card is the time per minibatch for which the traffic that leaves or enters its component keeps it busy.
+The load of a card is its busy time per minibatch, from the traffic that leaves or enters its component.
 Minibatch i goes from sender i mod r to receiver i mod r′, and its gradient goes back. A ring all-reduce goes from each
 replica to the next, and each hop carries 2 (r-1)/r of the bytes. docs/cost-model.md, "Shared cards" and "Shared cores".
 """
@@ -27,9 +27,9 @@ LONGEST_ROUND = 10**7
 
 
 def card_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[Load]:
-    """The busy time of the busiest cards of every level in one direction, seconds per minibatch.
+    """The busy times of the busiest cards of every level in one direction, in seconds per minibatch.
 
-    Raises an `InputError` where the pairs of senders and receivers repeat only after more than `LONGEST_ROUND`
+    Raises an `InputError` if the pairs of senders and receivers repeat only after more than `LONGEST_ROUND`
     minibatches.
     """
     network = document.network
@@ -55,7 +55,7 @@ def card_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[
 
 
 def core_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[Load]:
-    """The time for which a minibatch keeps the cores of each server busy whose workers share them."""
+    """For each server whose workers share cores: the time for which a minibatch keeps the cores busy."""
     cluster, busy = document.cluster, dict[int, float]()
     for stage, figure in zip(document.stages, figures, strict=True):
         mine = float(core_busy_s(document, figure.pass_s, figure.group_s, len(stage.workers)))
@@ -72,7 +72,7 @@ def core_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[
 def shared_cores_bound_s(document: PlanDocument, model: CheckedModel) -> float:
     """Lower bound on the step time from shared cores: the work of all layers divided by the speed of all cores.
 
-    0 where no cores are shared or contention is not charged.
+    It is 0 if no cores are shared, or if contention is not charged.
     """
     servers = _servers(document)
     if not document.options.contention or not any(0 < cores < len(workers) for _, cores, workers in servers):
@@ -86,7 +86,7 @@ def shared_cores_bound_s(document: PlanDocument, model: CheckedModel) -> float:
 
 
 def _servers(document: PlanDocument) -> list[tuple[int, float, list[int]]]:
-    """(server, its cores, its workers) for every server; 0 cores where every worker has its own."""
+    """(server, its cores, its workers) for every server; 0 cores if every worker has its own core."""
     workers = dict[int, list[int]]()
     for worker in range(document.cluster.workers):
         workers.setdefault(document.cluster.server_of(worker), []).append(worker)
@@ -94,7 +94,7 @@ def _servers(document: PlanDocument) -> list[tuple[int, float, list[int]]]:
 
 
 def _messages(document: PlanDocument, figures: Sequence[StageFigures]) -> list[tuple[Ints, Ints, float]]:
-    """(senders, receivers, bytes per minibatch for each such pair) of every boundary, in both directions."""
+    """(senders, receivers, bytes per minibatch of each pair) for every boundary, in both directions."""
     hops = []
     for index in range(len(figures) - 1):
         senders, receivers = (np.array(document.stages[number].workers) for number in (index, index + 1))
@@ -111,7 +111,7 @@ def _messages(document: PlanDocument, figures: Sequence[StageFigures]) -> list[t
 def _rings(document: PlanDocument, figures: Sequence[StageFigures]) -> list[tuple[Ints, Ints, float]]:
     """(replicas, next replicas in the ring, bytes per minibatch) of every all-reduce, in each copy and among copies.
 
-    With a flush there are none: what no pass hides of them is a part of the batch.
+    With a flush the result is empty: the part of an all-reduce that no pass hides counts in the batch.
     """
     if document.inference or document.flushes:
         return []

@@ -1,6 +1,7 @@
 """The step time of a plan, implemented independently from docs/cost-model.md.
 
-In the steady state it is that of the slowest resource, under a flush the time of a batch divided by its minibatches.
+In the steady state it is the time of the slowest resource. Under a flush it is the time of a batch divided by its
+minibatches.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pipeplan.errors import InputError
 
 AMONG_COPIES = "synchronisation among the copies of the pipeline"
 AWAITED = "gradient synchronisation of stage 1, for which the next forward pass waits"
-"""Name of the bound of plain data parallelism whose forward pass waits for the update."""
+"""Name of the bound of a data-parallel plan whose forward pass waits for the update."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,12 @@ class ChargedStepTime:
     step_time_s: float
     """Step time with everything charged."""
     bound_by: frozenset[str]
-    """Names of the resources that determine the step time; several where they are equal up to rounding."""
+    """Names of the resources that determine the step time; several if they are equal up to rounding."""
 
 
 def charged_step_time(document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]) -> ChargedStepTime:
-    """The step time of a plan. Raises an `InputError` where no step time can be kept or the shared cards cannot be
-    added up.
+    """The step time of a plan. Raises an `InputError` if its depths sustain no step time, or if the loads of shared
+    cards cannot be added up.
     """
     step_time, names = _step_time_alone(document, model, figures)
     if math.isinf(step_time):
@@ -45,7 +46,7 @@ def charged_step_time(document: PlanDocument, model: CheckedModel, figures: Sequ
         awaited = ddp_step_time(document, model, figures[0].pass_s, figures[0].group_s)
         shared = [*card_loads(document, figures), *core_loads(document, figures)]
         candidates += [(awaited, frozenset({AWAITED})), (max(load.seconds for load in shared), busiest(shared))]
-        # A card with a single user has the load of that user, up to rounding.
+        # A card with only one user has the same load as the user, up to rounding.
         step_time = max([step_time, *(time for time, _ in candidates if time > step_time * (1 + ROUNDING))])
     bound_by = frozenset().union(*(names for time, names in candidates if time >= step_time * (1 - 2 * ROUNDING)))
     return ChargedStepTime(step_time, bound_by)
@@ -54,7 +55,9 @@ def charged_step_time(document: PlanDocument, model: CheckedModel, figures: Sequ
 def _step_time_alone(
     document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]
 ) -> tuple[float, frozenset[str]]:
-    """The step time if every resource is used alone and no forward pass waits for an update, and what determines it."""
+    """(step time if every resource has one user and no forward pass waits for an update, the resources that determine
+    it).
+    """
     interval = document.update_interval(document.copies)
     if document.flushes:
         batches = slowest_batches(document, model, figures)
@@ -67,13 +70,14 @@ def _step_time_alone(
 
 
 def _steady_loads(document: PlanDocument, figures: Sequence[StageFigures], among_s: float) -> list[Load]:
-    """The resources of one copy, each with its time for a minibatch of that copy.
+    """The resources of one copy of the pipeline, each with its time for a minibatch of this copy.
 
-    `among_s` is the time of one all-reduce among the copies.
+    `among_s`: time of one all-reduce among the copies.
     """
     loads = []
     for index, stage in enumerate(figures):
-        # With more copies than minibatches an update has none; the depth then fails the check in `_depth_step_time`.
+        # If there are more copies than minibatches, a copy has none in an update. No depth then passes
+        # `_depth_step_time`.
         interval = max(1, document.share(document.copies)) if document.accumulates else stage.replicas
         compute, exchange = stage.pass_s / stage.replicas, stage.allreduce_s / interval
         both = float(overlapped_s(compute, exchange, document.options.overlap))
@@ -88,8 +92,8 @@ def _steady_loads(document: PlanDocument, figures: Sequence[StageFigures], among
 
 
 def _depth_step_time(document: PlanDocument, figures: Sequence[StageFigures], index: int, among_s: float) -> float:
-    """Step time of one copy that a depth sustains; under 2BW at least the step time at which two weight versions
-    suffice.
+    """Step time of one copy that a depth sustains. Under 2BW it is at least the step time for which two weight versions
+    are enough.
     """
     step_time = _sustained(document, figures, index)
     if document.schedule == DOUBLE_BUFFERED:
@@ -101,9 +105,7 @@ def _depth_step_time(document: PlanDocument, figures: Sequence[StageFigures], in
 
 
 def _sustained(document: PlanDocument, figures: Sequence[StageFigures], index: int) -> float:
-    """The smallest step time for which the depth formula gives at most the stage's depth; infinite where there
-    is none.
-    """
+    """The smallest step time for which the depth formula gives at most the stage's depth; infinite if there is none."""
     if index + 1 == len(figures):
         return 0.0
     current, following = figures[index : index + 2]
@@ -124,7 +126,7 @@ def _sustained(document: PlanDocument, figures: Sequence[StageFigures], index: i
 def _smallest(holds: Callable[[float], bool]) -> float:
     """The smallest positive number for which a monotone predicate holds, by bisection.
 
-    0 where it holds for all numbers, infinity where it holds for none.
+    0 if it holds for all numbers, infinity if it holds for none.
     """
     low, high = 1e-30, 1e30
     if holds(low):

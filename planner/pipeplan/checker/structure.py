@@ -1,7 +1,7 @@
 """Checks that the stages form a valid plan of the model on the cluster, within the user's options.
 
-It also says whether the plan lies in the searched space, of which alone a certificate speaks (docs/cost-model.md, "The
-space of plans").
+It also decides whether the plan lies in the searched space. A certificate only covers this space (docs/cost-model.md,
+"The space of plans").
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeplan.errors import InputError
 def check_structure(document: PlanDocument, model: CheckedModel) -> str:
     """Check the partition of layers, their order and the workers, and return a summary.
 
-    Raises an `InputError` that states the first violation.
+    Raises an `InputError` that names the first violation.
     """
     if not document.stages:
         raise InputError("the plan has no stages")
@@ -36,7 +36,7 @@ def check_structure(document: PlanDocument, model: CheckedModel) -> str:
 def check_options(document: PlanDocument, model: CheckedModel) -> str:
     """Check the constraints that the user asked for, and return a summary.
 
-    Raises an `InputError` that states the first violation.
+    Raises an `InputError` that names the first violation.
     """
     options, stages = document.options, len(document.stages)
     replicas = max(len(stage.workers) // document.copies for stage in document.stages)
@@ -68,10 +68,10 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
 
 
 def _no_grid(document: PlanDocument) -> str:
-    """Why a plan is no uniform grid, or an empty text.
+    """Why a plan is not a uniform grid; empty if it is one.
 
-    A grid has no copies, the same number of workers for every stage, stages on consecutive workers from worker 0 on,
-    and uses whole servers unless it fits in one.
+    A grid has no copies, the same number of workers for every stage, and stages on consecutive workers from worker 0
+    on. It uses whole servers unless it fits in one.
     """
     replicas, count = len(document.stages[0].workers), len(document.stages)
     ends = list(accumulate(document.cluster.server_sizes))
@@ -102,8 +102,9 @@ def _partition(document: PlanDocument, model: CheckedModel) -> None:
 
 
 def _order(document: PlanDocument, model: CheckedModel) -> None:
-    """Raise an `InputError` unless every stage ends at a cut: a layer's inputs, and the layers that it must share a
-    stage with, are in the same stage or, for inputs, an earlier one."""
+    """Raise an `InputError` unless every stage ends at a cut. The inputs of a layer must be in the same or an earlier
+    stage, and layers that must share a stage must be in the same stage.
+    """
     cut = 0
     for number, stage in enumerate(document.stages, start=1):
         cut |= model.set_of(stage.layers)
@@ -135,7 +136,9 @@ def _workers(document: PlanDocument) -> None:
 
 
 def _shares(document: PlanDocument) -> None:
-    """Raise an `InputError` where unequal shares are not those of plain data parallelism, or do not make an update."""
+    """Raise an `InputError` if unequal shares are used outside of plain data parallelism, or do not add up to an
+    update.
+    """
     options, shared = document.options, [stage for stage in document.stages if stage.shares]
     plain = len(document.stages) == 1 and document.schedule == FLUSH and options.sharding == WHOLE
     if bool(shared) != options.unequal_shares or (shared and not plain):
@@ -161,7 +164,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def outside_space(document: PlanDocument) -> str:
-    """Why a plan lies outside the searched space, or an empty text where it lies inside."""
+    """Why a plan lies outside the searched space; empty if it lies inside."""
     copies = range(document.copies)
     stages = range(len(document.stages))
     for copy in copies:
@@ -177,7 +180,7 @@ def outside_space(document: PlanDocument) -> str:
 
 
 def _unlike_copies(document: PlanDocument) -> str:
-    """Why the copies of a plan are not one and the same pipeline in alike components of a level, or an empty text."""
+    """Why the copies of a plan are not the same pipeline in equal components of a level; empty if they are."""
     network, copies = document.network, range(document.copies)
     whys = [_unlike_components(document, level, copies) for level in range(1, len(network.starts) - 1)]
     found = [why for why in whys if why]
@@ -187,7 +190,7 @@ def _unlike_copies(document: PlanDocument) -> str:
 
 
 def _unlike_components(document: PlanDocument, level: int, copies: range) -> str:
-    """Why a plan has no copies in the components of a level, or an empty text."""
+    """Why a plan has no copies in the components of a level; empty if it has."""
     starts, first = document.network.starts[level], document.network.component(level, document.of_copy(0, 0)[0])
     if first + len(copies) >= len(starts):
         return f"there are no {len(copies)} components in a row, from that of copy 1 on, for the copies of the pipeline"

@@ -47,7 +47,7 @@ class CheckResult:
     what: str
     """The property that was checked."""
     holds: bool | None
-    """Whether it holds; None where it is stated, and nothing in plan.json shows it."""
+    """Whether the property holds; None if plan.json states it and nothing in plan.json shows it."""
     text: str
     """A summary, or the reason why the property does not hold or is not shown."""
 
@@ -65,7 +65,7 @@ class CheckedPlan:
 
     results: tuple[CheckResult, ...]
     shown: ShownBound | None
-    """The bound that the certificate shows; None where there is none, or where anything in plan.json is wrong."""
+    """The bound that the certificate shows; None if there is no certificate, or if anything in plan.json is wrong."""
 
     @property
     def wrong(self) -> CheckResult | None:
@@ -74,7 +74,7 @@ class CheckedPlan:
 
     @property
     def proof(self) -> str:
-        """The statement of what is shown about faster plans, as a clause."""
+        """A clause that says what is shown about faster plans."""
         if self.wrong is not None:
             return f"plan.json is wrong ({self.wrong.what}), so nothing that it claims to be proven is shown"
         if self.shown is None:
@@ -82,22 +82,22 @@ class CheckedPlan:
         return f"{self.shown.text}, as the certificate in plan.json shows"
 
     def document(self, plan: str) -> CheckDocument:
-        """The document that `pipeplan check --json` prints about the plan.json at this path."""
+        """The document that `pipeplan check --json` prints for the plan.json at this path."""
         claims = [Claim(result.what, result.holds, result.text) for result in self.results]
         shown = ShownGap(self.shown.step_s, self.shown.bound_s, self.shown.gap) if self.shown is not None else None
         return CheckDocument(FORMAT, VERSION, plan, self.wrong is None, shown, claims)
 
     def holds(self, what: str) -> bool:
-        """Whether the check of this name was made and found nothing wrong."""
+        """Whether the check with this name was made and found nothing wrong."""
         return any(result.what == what and result.holds for result in self.results)
 
 
 class Claim(Struct, frozen=True):
-    """One claim of plan.json, and whether it holds."""
+    """A claim of plan.json, and whether it holds."""
 
     what: str
     holds: bool | None
-    """null where nothing in plan.json shows it."""
+    """null if nothing in plan.json shows the claim."""
     text: str
 
 
@@ -106,13 +106,13 @@ class ShownGap(Struct, frozen=True):
 
     step_s: float
     bound_s: float
-    """No plan of the searched space takes less."""
+    """Lower bound on the step time of every plan of the searched space."""
     gap: Annotated[float, Meta(ge=0)]
     """`step_s / bound_s − 1`."""
 
 
 class CheckDocument(Struct, frozen=True):
-    """The schema of what `pipeplan check --json` prints."""
+    """The schema of the output of `pipeplan check --json`."""
 
     format: Literal["pipeplan-check"]
     version: Literal[1]
@@ -121,12 +121,12 @@ class CheckDocument(Struct, frozen=True):
     correct: bool
     """Whether no claim is wrong."""
     shown: ShownGap | None
-    """null without a certificate, or where a claim is wrong."""
+    """null without a certificate, or if a claim is wrong."""
     claims: list[Claim]
 
 
 def check_readable_plan(root: Node, profile: Profile) -> CheckedPlan:
-    """Like `check_plan`, but what raises an `InputError` there is a wrong document here."""
+    """`check_plan`, but an `InputError` becomes a result that the document is wrong."""
     try:
         return check_plan(root, profile)
     except InputError as error:
@@ -136,8 +136,8 @@ def check_readable_plan(root: Node, profile: Profile) -> CheckedPlan:
 def check_plan(root: Node, profile: Profile) -> CheckedPlan:
     """Check a plan.json against the profile that it was made from.
 
-    Stops after the structure where that is wrong, because the other checks would be meaningless. Raises an `InputError`
-    where plan.json is malformed or was made from another profile.
+    Stops after the structure if it is wrong, because the other checks would have no meaning. Raises an `InputError` if
+    plan.json is malformed or was made from another profile.
     """
     document = PlanDocument.of(root)
     if profile.digest() != document.digest:
@@ -179,9 +179,9 @@ def check_plan(root: Node, profile: Profile) -> CheckedPlan:
 
 
 def _certified(document: PlanDocument, model: CheckedModel) -> CertifiedBound | None:
-    """The bound that the certificate shows; None where there is none.
+    """The bound that the certificate shows; None if there is no certificate.
 
-    Raises an `InputError` where it does not hold, or where the plan lies outside the space that it speaks of.
+    Raises an `InputError` if the certificate is wrong, or if the plan lies outside the space that it covers.
     """
     options = document.options
     if document.virtual or options.sharding != WHOLE or options.unequal_shares:
@@ -197,7 +197,7 @@ def _certified(document: PlanDocument, model: CheckedModel) -> CertifiedBound | 
 
 
 def _claims_proof(document: PlanDocument) -> bool:
-    """Whether plan.json holds a certificate, calls its plan optimal, or calls its verdict proven."""
+    """Whether plan.json has a certificate, or calls its plan optimal or its verdict proven."""
     status, verdict = document.root.get("status"), document.root.get("verdict")
     proven = verdict.get("proven") if verdict else None
     return (
@@ -208,7 +208,9 @@ def _claims_proof(document: PlanDocument) -> bool:
 
 
 def _try(what: str, check: Callable[[], str | None], unchecked: str = "") -> CheckResult:
-    """The result of a check that returns its summary, or None where it could not show it, or raises an `InputError`."""
+    """The result of a check. `check` returns a summary, returns None if nothing shows the property, or raises an
+    `InputError`.
+    """
     try:
         text = check()
     except InputError as error:
@@ -219,9 +221,9 @@ def _try(what: str, check: Callable[[], str | None], unchecked: str = "") -> Che
 def check_formulas(
     document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...], step_time: ChargedStepTime
 ) -> str:
-    """Check that the step time by the formulas is that of the slowest resource, and return it in words.
+    """Check that the step time by the formulas is the time of the slowest resource, and return it in words.
 
-    Raises an `InputError` that names the wrong figure; so do the other checks of this module.
+    Like the other checks of this module, it raises an `InputError` that names the wrong figure.
     """
     prediction, among = document.prediction, copies_allreduce_s(document, model)
     if document.flushes:
@@ -263,7 +265,7 @@ def check_stages(document: PlanDocument, model: CheckedModel, figures: tuple[Sta
 
 
 def check_memory(document: PlanDocument, figures: tuple[StageFigures, ...]) -> str:
-    """Check the stated memory, and that it suffices unless the plan was made to ignore the limit."""
+    """Check the stated memory, and that every stage fits, unless the plan was made to ignore the limit."""
     for node, figure in zip(_stage_nodes(document), figures, strict=True):
         _same_bytes(node["memory_bytes"], figure.memory_bytes)
     most = max(figure.memory_bytes for figure in figures)
@@ -286,7 +288,7 @@ def _stage_nodes(document: PlanDocument) -> list[Node]:
 
 
 def _check_batch(document: PlanDocument, model: CheckedModel, figures: tuple[StageFigures, ...]) -> None:
-    """Check the stated parts of a batch: those of one of the slowest ways through it."""
+    """Check the stated parts of a batch: they must be those of one of its longest paths."""
     stated, refusals = document.prediction["batch"], []
     for parts in slowest_batches(document, model, figures):
         try:
@@ -308,6 +310,6 @@ def _check_parts(stated: Node, parts: BatchParts) -> None:
 
 
 def _same_bytes(stated: Node, computed: float) -> None:
-    """Raise an `InputError` unless a stated size is the computed one in whole bytes, as plans state sizes."""
+    """Raise an `InputError` unless a stated size is the computed size in whole bytes."""
     if abs(stated.number() - computed) > 1 + CLOSE * computed:
         stated.fail(f"stated {show_size(stated.number())}, found {show_size(computed)}")

@@ -1,8 +1,8 @@
-"""Plans whose workers run several stages each: their places, the passes of their workers, memory and time.
+"""Plans whose workers run several stages each: the places of stages, the passes of workers, memory and time.
 
-A *device* is a position in the pipeline, filled by the replicas that run the same stages. Which passes a device runs in
-which order is what the executor does, and is read from it; all that is added up here is computed without the planner's
-code (docs/cost-model.md, "Virtual stages").
+A *device* is a position in the pipeline, filled by the replicas that run the same stages. The order of a device's
+passes is taken from the executor, which runs it. All sums are computed here without the planner's code
+(docs/cost-model.md, "Virtual stages").
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pipeplan.errors import InputError
 from pipeplan_launch.plan.virtual_stages import interleaved_passes, zero_bubble_v_passes
 
 MOST_PASSES = 300_000
-"""Passes of one update from which on the planner leaves out what their order costs."""
+"""From this number of passes in an update, the planner leaves out the cost of their order."""
 MOST_STAGES = 6
-"""Most stages of a worker that are searched for where their number is not asked for."""
+"""Largest number of stages of a worker that the planner tries, if the user does not give the number."""
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,14 @@ class DevicePass:
     """One pass of a device."""
 
     kind: str
-    """F, B, or W: forward, backward, and gradients of the weights where they are apart."""
+    """F (forward), B (backward), or W (gradients of the weights, if they are separate)."""
     stage: int
     minibatch: int
 
 
 @dataclass(frozen=True)
 class PassTimes:
-    """Seconds of the passes of one stage, and of messages to the next one and back; 0 inside a worker."""
+    """Seconds of the passes of one stage, and of a message to the next stage or back; 0 inside a worker."""
 
     forward_s: float
     backward_s: float
@@ -47,7 +47,7 @@ class PassTimes:
 
 
 def check_devices(document: PlanDocument) -> None:
-    """Raise an `InputError` unless the stages are on the workers on which their schedule puts them."""
+    """Raise an `InputError` unless the stages are on the workers that their schedule requires."""
     devices, stages = document.devices, len(document.stages)
     name, count = document.schedule, len(devices)
     if document.copies > 1 or len({len(workers) for workers in devices}) > 1:
@@ -61,7 +61,7 @@ def check_devices(document: PlanDocument) -> None:
 
 
 def _device_of(document: PlanDocument, stage: int) -> int:
-    """Stages go round the devices, or down them and back up."""
+    """The device of a stage, in the looped or the v-shaped placement."""
     count = len(document.devices)
     return stage % count if document.schedule == INTERLEAVED else min(stage, 2 * count - 1 - stage)
 
@@ -80,7 +80,7 @@ def device_passes(document: PlanDocument, device: int) -> list[DevicePass]:
 
 
 def replica_minibatches(document: PlanDocument) -> int:
-    """Minibatches of one update on the replica that has most."""
+    """Minibatches of one update on the replica with the most."""
     return math.ceil(document.minibatches / len(document.devices[0]))
 
 
@@ -100,7 +100,7 @@ def check_held(document: PlanDocument) -> None:
 
 
 def _most(passes: Sequence[DevicePass], stage: int, first: str, second: str) -> int:
-    """The most minibatches of a stage that are between two passes."""
+    """The largest number of a stage's minibatches that are between two passes."""
     now = most = 0
     for one in passes:
         if one.stage == stage:
@@ -110,10 +110,11 @@ def _most(passes: Sequence[DevicePass], stage: int, first: str, second: str) -> 
 
 
 def activation_bytes(document: PlanDocument, device: int, sizes: Sequence[float]) -> float:
-    """The most bytes that the minibatches in flight take on a device; `sizes` are those of one, by stage.
+    """The largest number of bytes that minibatches in flight take on a device. `sizes`: bytes of one minibatch, by
+    stage.
 
-    A stage that recomputes, and any under interleaved-1f1b, frees a minibatch after B. Another one keeps it until W,
-    and beside it from B to W the gradients of the layers' outputs, which take at most as much.
+    A stage that recomputes, and any stage under interleaved-1f1b, frees a minibatch after B. Any other stage keeps it
+    until W. From B to W it also keeps the gradients of the layers' outputs, which take at most the same memory.
     """
     apart = [document.schedule != INTERLEAVED and not stage.recompute for stage in document.stages]
     held = most = 0.0
@@ -125,10 +126,10 @@ def activation_bytes(document: PlanDocument, device: int, sizes: Sequence[float]
 
 
 def first_device_ends_s(document: PlanDocument, times: Sequence[PassTimes]) -> tuple[float, float] | None:
-    """Seconds from the first pass of an update to the last of the first stage, and to the last of its device: the
-    longest paths through passes and messages.
+    """Seconds from the first pass of an update (to the last pass of the first stage, to the last pass of its device),
+    by the longest paths through passes and messages.
 
-    None where there are too many passes. Raises an `InputError` where the order comes to a deadlock.
+    None if there are too many passes. Raises an `InputError` if the order has a deadlock.
     """
     if 3 * len(times) * replica_minibatches(document) > MOST_PASSES:
         return None
@@ -149,7 +150,7 @@ def first_device_ends_s(document: PlanDocument, times: Sequence[PassTimes]) -> t
 
 
 def _arrival(one: DevicePass, ends: dict[DevicePass, float], times: Sequence[PassTimes]) -> float | None:
-    """When the input of a pass is there; None while the pass that makes it has not run."""
+    """The time at which the input of a pass arrives; None if the pass that makes it has not run."""
     if one.kind == "W" or (one.kind == "F" and one.stage == 0) or (one.kind == "B" and one.stage == len(times) - 1):
         return 0.0
     source = one.stage - 1 if one.kind == "F" else one.stage + 1
@@ -163,8 +164,8 @@ def _arrival(one: DevicePass, ends: dict[DevicePass, float], times: Sequence[Pas
 def check_bound(document: PlanDocument, model: CheckedModel, bound_s: float) -> None:
     """Raise an `InputError` if some number of devices and replicas allows a step time below the stated bound.
 
-    A replica with most minibatches runs an equal share of all work, or the largest block of layers, for each of them,
-    on the fastest device.
+    The bound: the replica with the most minibatches runs, for each of them, an equal share of all work or the largest
+    block of layers, on the fastest device.
     """
     fastest = max(device.speed for device in document.cluster.devices)
     work = (model.forward_s + model.backward_s + model.update_s) / fastest
@@ -186,7 +187,7 @@ def check_bound(document: PlanDocument, model: CheckedModel, bound_s: float) -> 
 
 
 def _have_stages(document: PlanDocument, devices: int, blocks: int) -> bool:
-    """Whether so many devices can have as many stages each as the options and the schedule allow."""
+    """Whether this number of devices can have the number of stages that the options and the schedule require."""
     options = document.options
     most = min(blocks, options.stages or blocks, options.max_stages or blocks)
     counts = range(2, 3 if document.schedule != INTERLEAVED else MOST_STAGES + 1)

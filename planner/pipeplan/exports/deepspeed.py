@@ -1,6 +1,6 @@
 """Export to DeepSpeed: a subclass of `PipelineModule` with the stages of the plan, a configuration and a host file.
 
-Stage s has the workers from s times the data-parallel size on (`PipeDataParallelTopology`), as in pipeplan's uniform
+The workers of stage s begin with worker s · (data-parallel size) (`PipeDataParallelTopology`), as in pipeplan's uniform
 grids. DeepSpeed's schedule is 1F1B with a flush. Stage s, counted from 0, has stages - s microbatches in flight.
 """
 
@@ -50,7 +50,7 @@ class DeepSpeed:
     orders_devices = False
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """Restrict to cuts that a single output crosses, to a uniform grid, and to 1F1B with a flush."""
+        """Restrict plans to cuts that a single output crosses, to a uniform grid, and to 1F1B with a flush."""
         groups = tuple(item.layers for item in self._chain(profile) if len(item.layers) > 1)
         options = keep_ties(profile, restrict_to_synchronous_grid(self, options, unknown=UNKNOWN))
         return replace(options, together=(*options.together, *groups))
@@ -97,7 +97,7 @@ class DeepSpeed:
         )
 
     def _chain(self, profile: Profile) -> tuple[ChainItem, ...]:
-        """The model as a list of layers. Raises `InputError` in the name of the target."""
+        """The model as a list of layers. Raises an `InputError` that names the target."""
         with prefixed_errors(f"{self.title} cannot cut this model"):
             return chain_of(profile)
 

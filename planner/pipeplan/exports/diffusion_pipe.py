@@ -1,10 +1,10 @@
 """Export to diffusion-pipe: the lines of its TOML configuration that divide a model among GPUs as the plan does.
 
-diffusion-pipe runs its models with DeepSpeed's pipelines, 1F1B with a flush. It makes one list of an initial layer, the
-blocks of every list of the model in turn, and a final layer, and hands all tensors from each to the next. With
-`partition_method = "manual"` stage s ends before the number s of `partition_split` in this list, which counts from 0.
-So a plan may cut between two blocks, and layers outside of blocks go with the block before them. HunyuanVideo has one
-more layer between its lists of blocks, which a comment in the file says.
+diffusion-pipe runs its models with DeepSpeed's pipelines, 1F1B with a flush. It makes one list: an initial layer, the
+blocks of every list of the model in turn, and a final layer. Each item passes all tensors to the next one. With
+`partition_method = "manual"`, number s of `partition_split` is the index of the item before which stage s ends; both
+count from 0. So a plan may cut between two blocks, and a layer outside of the blocks belongs to the block before it.
+HunyuanVideo has one more layer between its lists of blocks; a comment in the file says so.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class DiffusionPipe:
     orders_devices = True
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """Restrict to cuts between blocks, to a uniform grid, and to 1F1B with a flush."""
+        """Restrict plans to cuts between blocks, to a uniform grid, and to 1F1B with a flush."""
         groups = tuple(names for names in self._parts(profile).values() if len(names) > 1)
         options = keep_ties(profile, restrict_to_synchronous_grid(self, options, unknown=UNKNOWN))
         return replace(options, together=(*options.together, *groups))
@@ -113,7 +113,7 @@ def _member(layer: Layer) -> str:
 
 
 def _blocks(layers: Sequence[Layer]) -> set[str]:
-    """The members of the lists whose members are all alike and have weights."""
+    """The members of the lists of modules whose members are all alike and have weights."""
     lists: dict[str, dict[str, list[Layer]]] = {}
     for layer in layers:
         if member := _member(layer):
@@ -130,7 +130,9 @@ def _blocks(layers: Sequence[Layer]) -> set[str]:
 
 
 def _stage_line(index: int, problem: Problem, plan: Plan, parts: Sequence[str]) -> str:
-    """One line of a comment with the parts, the ranks and, where these differ, the devices of a stage."""
+    """One line of a comment with the parts and the ranks of a stage, and its devices if the cluster has several
+    kinds.
+    """
     workers = plan.stages[index].workers
     content = parts[0] if len(parts) == 1 else f"{parts[0]} to {parts[-1]}"
     devices = dict.fromkeys(problem.cluster.device_of(worker).name for worker in workers)

@@ -1,9 +1,9 @@
 """The places at which trainers can cut a model whose layers run in the order of its forward().
 
 torch.distributed.pipelining cuts before or after the call of a module (`ModuleBoundaries`). DeepSpeed takes a list of
-layers, each of which reads the output of the one before (`chain_of`). Such a list can be cut between two layers if the
-output of a single layer crosses the cut, and if no later layer reads the inputs of the model. Outputs that need no
-gradient may cross too, such as masks and positions: a later stage can compute them again. The stages of a plan must
+layers, in which each layer reads the output of the previous one (`chain_of`). Such a list can be cut between two layers
+if the output of only one layer crosses the cut, and if no later layer reads the inputs of the model. Outputs without a
+gradient, such as masks and positions, may cross too: a later stage can compute them again. The stages of a plan must
 follow the order of the model's forward(), which is the order of the profile.
 """
 
@@ -32,12 +32,14 @@ class ModuleSplit:
     module: str
     """Path of the module, as in `named_modules()`."""
     before: bool
-    """Whether the boundary is before the module's call. Otherwise it is after it."""
+    """Whether the boundary is before the module's call, instead of after it."""
 
 
 @dataclass(frozen=True)
 class ModuleBoundaries:
-    """The places for a cut in the order of a profile's layers. Place i is before layer i, for i from 1 on."""
+    """The possible places of a cut in the order of a profile's layers. Place i is before layer i; the first place is
+    1.
+    """
 
     profile: Profile
 
@@ -48,10 +50,10 @@ class ModuleBoundaries:
 
     @cached_property
     def splits(self) -> dict[int, ModuleSplit]:
-        """The places where a module begins or ends, with that module. Modules that are called twice do not count."""
+        """The places where a module begins or ends, with the module. Modules that are called twice do not count."""
         splits: dict[int, ModuleSplit] = {}
         for path, (first, last) in sorted(self._modules.items(), key=lambda entry: (entry[0].count("."), entry[1])):
-            # People find a beginning easier to read than an end, and an outer module easier than one inside it.
+            # A beginning is easier to read than an end, and an outer module is easier to read than an inner one.
             if first and not (first in splits and splits[first].before):
                 splits[first] = ModuleSplit(path, before=True)
             splits.setdefault(last + 1, ModuleSplit(path, before=False))
@@ -65,12 +67,12 @@ class ModuleBoundaries:
         return {place: frozenset(name for name, first, last in spans if first < place <= last) for place in self.splits}
 
     def place(self, before: Sequence[str]) -> int | None:
-        """The place that has exactly these layers before it. None if they are not the first layers in the order."""
+        """The place with exactly these layers before it; None if they are not the first layers in the order."""
         return len(before) if {self.place_of[name] for name in before} == set(range(len(before))) else None
 
     @cached_property
     def entering(self) -> int:
-        """Index of the last layer that reads no other layer, and so may read the inputs of the model."""
+        """Index of the last layer that reads no other layer. It may read the inputs of the model."""
         fed = {name for tensor in self.profile.tensors for name in tensor.consumers}
         return max(place for name, place in self.place_of.items() if name not in fed)
 
@@ -98,19 +100,19 @@ class ModuleBoundaries:
 
 
 def _around(path: str) -> list[str]:
-    """The paths of the modules around a module, outermost first, and its own."""
+    """The paths of the modules around a module, outermost first, and the module's own path."""
     return list(itertools.accumulate(path.split("."), "{}.{}".format)) if path else []
 
 
 def _span(tensor: Tensor, place_of: Mapping[str, int]) -> tuple[int, int]:
-    """The places of the layer that makes a tensor, and of the last one that reads it; -1 if none does."""
+    """(place of the layer that makes a tensor, place of the last layer that reads it; -1 if no layer does)."""
     return place_of[tensor.producer], max(map(place_of.__getitem__, tensor.consumers), default=-1)
 
 
 def cut_places(target: ExportTarget, boundaries: ModuleBoundaries, problem: Problem, plan: Plan) -> list[int]:
     """The places at which a plan cuts the order of the layers.
 
-    Raises `InputError` if stages do not follow this order, if a boundary is not in `boundaries.splits`, and if a tensor
+    Raises `InputError` if stages do not follow this order, if a boundary is not in `boundaries.splits`, or if a tensor
     skips a stage.
     """
     places: list[int] = []
@@ -136,7 +138,7 @@ def cut_places(target: ExportTarget, boundaries: ModuleBoundaries, problem: Prob
 def restrict_to_places(
     target: ExportTarget, boundaries: ModuleBoundaries, places: Sequence[int], options: Options
 ) -> Options:
-    """The options under which stages begin at these places only. Raises `InputError` if there are no places."""
+    """The options, restricted so that stages begin only at these places. Raises `InputError` if there are no places."""
     if not boundaries.splits:
         raise InputError(f"{target.title} cuts at modules, and the profile does not name the modules of its layers")
     if not places:
@@ -152,9 +154,9 @@ def compatible_places(boundaries: ModuleBoundaries, options: Options) -> list[in
     """Places that can all be cut at once: every tensor is read only by the stage that makes it, or by the next one.
 
     So a tensor crosses at most one of the places. All places come after the last layer that reads no other layer,
-    because such a layer may read the inputs of the model, which only the first stage gets. Where places exclude each
-    other the choice is greedy: first those that a single tensor crosses, then by the bytes that cross. It can miss
-    better ones. A plan of two stages has one boundary, so that all places are possible.
+    because such a layer may read the inputs of the model, which only the first stage gets. If places exclude each
+    other, the choice is greedy: first places that a single tensor crosses, then by the bytes that cross. The greedy
+    choice may not be the best. A plan of two stages has only one boundary, so all places are possible for it.
     """
     entering = boundaries.entering
     possible = [place for place in boundaries.splits if place > entering and boundaries.crossing[place]]
@@ -183,7 +185,7 @@ class ChainItem:
     """Name of the member of a list of modules, or of the layer, with which the item begins."""
     layers: tuple[str, ...]
     beside: tuple[str, ...] = ()
-    """Earlier layers whose outputs cross the beginning of the item too, but need no gradient."""
+    """Earlier layers whose outputs also cross the beginning of the item, but need no gradient."""
 
 
 def chain_of(profile: Profile) -> tuple[ChainItem, ...]:
@@ -225,14 +227,14 @@ class _Cuts:
         self._spans = [(*_span(tensor, place), tensor.gradient_bytes) for tensor in profile.tensors]
 
     def _crossing(self, place: int) -> tuple[list[str], list[str]]:
-        """The layers whose outputs cross a place: first those that need a gradient, then the others."""
+        """(layers whose outputs cross a place and need a gradient, other layers whose outputs cross it)."""
         crossing: dict[str, bool] = {}
         for producer, last, gradient in self._spans:
             if producer < place <= last:
                 name = self._layers[producer].name
                 crossing[name] = crossing.get(name, False) or gradient > 0
         learned = [name for name, returned in crossing.items() if returned]
-        # After frozen layers no output needs a gradient. All of them then count as the main output.
+        # After frozen layers no output needs a gradient. All outputs then count as the main output.
         return (learned, [name for name in crossing if name not in learned]) if learned else (list(crossing), [])
 
     def why_not(self, place: int) -> str:
@@ -256,6 +258,6 @@ class _Cuts:
         return tuple(self._crossing(place)[1])
 
     def example(self) -> str:
-        """An example of a reason: the one in the middle of the model."""
+        """An example of a reason: the reason at the middle of the model."""
         reasons = [self.why_not(place) for place in range(1, self.last_weighty + 1)]
         return reasons[len(reasons) // 2] if reasons else "it has one layer"

@@ -1,9 +1,9 @@
 """Export to Megatron-LM: arguments that give its pipeline the layout of a plan.
 
-In a layout E is the embedding, t a block, L the head with the loss, and `|` ends a stage. Stage s has the workers from
-s times the data-parallel size on, as in pipeplan's uniform grids. The only schedule without interleaving is 1F1B with a
-flush. Stage s, counted from 0, has stages - s microbatches in flight. A layout with more stages than the pipeline's
-size is interleaved: its stages go round the ranks, as in pipeplan's interleaved-1f1b.
+In a layout E is the embedding, t a block, L the head with the loss, and `|` ends a stage. The workers of stage s begin
+with worker s · (data-parallel size), as in pipeplan's uniform grids. The only schedule without interleaving is 1F1B
+with a flush. Stage s, counted from 0, has stages - s microbatches in flight. A layout with more stages than the
+pipeline's size is interleaved: its stages are assigned to the ranks in turn, as in pipeplan's interleaved-1f1b.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Megatron:
     orders_devices = False
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """Restrict to cuts between blocks, to a uniform grid, to 1F1B with a flush, and to no recomputation.
+        """Restrict plans to cuts between blocks, a uniform grid, 1F1B with a flush, and no recomputation.
 
-        The embedding and the head may share weights, whose gradients Megatron-LM sums over the first and last stage.
+        The embedding and the head may share weights. Megatron-LM sums their gradients over the first and last stage.
         """
         stack = self._stack(profile)
         if shared := shared_weights(profile.together, stack):
@@ -92,7 +92,7 @@ class Megatron:
         return f'source {shell_path(f"{folder}/{FILE}")}, then pass "${{PIPEPLAN_ARGS[@]}}" to pretrain_gpt.py'
 
     def _stack(self, profile: Profile) -> BlockStack:
-        """The model as a list of blocks. Raises `InputError` in the name of the target."""
+        """The model as a list of blocks. Raises an `InputError` that names the target."""
         with prefixed_errors(f"{self.title} cannot train this model"):
             return stack_of(profile)
 
@@ -101,7 +101,7 @@ TARGET = Megatron()
 
 
 def _other_ties(profile: Profile, stack: BlockStack) -> list[TiedWeights]:
-    """The ties that Megatron-LM does not have: all but one weight that the embedding and the head share."""
+    """The ties that Megatron-LM does not support. It supports one weight that the embedding and the head share."""
     ends = {*stack.before}, {*stack.after}
     return [
         tie

@@ -1,6 +1,6 @@
 """A model as Megatron-LM sees it: a list of equal blocks, between an embedding and a head.
 
-The paths of the modules alone decide: `transformer.h.3.ln_1` is a layer of block 3 of the list `transformer.h`.
+Only the paths of the modules matter: `transformer.h.3.ln_1` is a layer of block 3 of the list `transformer.h`.
 """
 
 from __future__ import annotations
@@ -25,23 +25,25 @@ class BlockStack:
     path: str
     """Path of the list of blocks, such as `transformer.h`."""
     before: tuple[str, ...]
-    """The embedding, and all else that blocks read apart from the block before."""
+    """The embedding, and everything else that the blocks read outside of the list."""
     blocks: tuple[tuple[str, ...], ...]
     after: tuple[str, ...]
     """The head and the loss."""
 
     def named_parts(self) -> dict[str, tuple[str, ...]]:
-        """The groups of layers in order, by names for messages. Cuts are possible between them only."""
+        """The groups of layers in order, by a name for messages. Cuts are possible only between groups."""
         blocks = {f"{self.path}.{index}": names for index, names in enumerate(self.blocks)}
         return {"the embedding": self.before, **blocks, "the head": self.after}
 
     def groups(self) -> tuple[tuple[str, ...], ...]:
-        """The parts of more than one layer, which share a stage."""
+        """The parts with more than one layer. The layers of a part share a stage."""
         return tuple(names for names in self.named_parts().values() if len(names) > 1)
 
 
 def stack_of(profile: Profile) -> BlockStack:
-    """The model of a profile as a stack. Raises `InputError`, which says what is missing, if it is not one."""
+    """The model of a profile as a stack. Raises an `InputError` that says what is missing if the model is not a
+    stack.
+    """
     lists = _lists(profile)
     alike = {path: blocks for path, blocks in lists.items() if not _why_not(profile, path, blocks)}
     if len(alike) != 1:
@@ -60,7 +62,7 @@ def all_groups(profile: Profile) -> list[tuple[str, ...]]:
 
 
 def shared_weights(groups: Iterable[Sequence[str]], stack: BlockStack) -> tuple[str, str] | None:
-    """A layer before the blocks and one after them that are in one of the groups, if there are any."""
+    """(layer before the blocks, layer after the blocks) that are in one group; None if there is no such pair."""
     ends = (set(stack.before), set(stack.after))
     for group in groups:
         first, last = ([name for name in group if name in end] for end in ends)
@@ -100,7 +102,7 @@ def _why_not(profile: Profile, path: str, blocks: list[list[Layer]]) -> str:
 
 
 def _strays(profile: Profile, blocks: list[list[Layer]]) -> str:
-    """A layer between the blocks, or an output that skips a block, in words; empty if there is none."""
+    """Text on a layer between the blocks, or on an output that skips a block; empty if there is none."""
     place = {layer.name: index for index, block in enumerate(blocks) for layer in block}
     before, after = _reaching(profile, set(place)), _closure(set(place), edges(profile.tensors))
     for layer in profile.layers:
@@ -115,7 +117,7 @@ def _strays(profile: Profile, blocks: list[list[Layer]]) -> str:
 
 
 def _around(profile: Profile, blocks: list[list[Layer]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The layers that the blocks read, and all others: in no block, in the order of the profile."""
+    """(layers that the blocks read, all other layers), both outside of the blocks and in the order of the profile."""
     inside = {layer.name for block in blocks for layer in block}
     before = _reaching(profile, inside)
     rest = [layer.name for layer in profile.layers if layer.name not in inside]
@@ -123,12 +125,12 @@ def _around(profile: Profile, blocks: list[list[Layer]]) -> tuple[tuple[str, ...
 
 
 def _reaching(profile: Profile, names: set[str]) -> set[str]:
-    """All layers that one of these depends on, and these."""
+    """These layers and all layers that they depend on."""
     return _closure(names, [(reader, producer) for producer, reader in edges(profile.tensors)])
 
 
 def _closure(names: set[str], arrows: Iterable[tuple[str, str]]) -> set[str]:
-    """All layers that arrows lead to from one of these, and these."""
+    """These layers and all layers that can be reached from them along arrows."""
     following: dict[str, list[str]] = {}
     for source, target in arrows:
         following.setdefault(source, []).append(target)

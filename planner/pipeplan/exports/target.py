@@ -1,4 +1,6 @@
-"""The interface of a trainer that plans are exported to, what trainers refuse alike, and the writer of their files."""
+"""The interface of a trainer that plans are exported to, refusals that trainers share, and the writer of their
+files.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ from pipeplan.util.text import did_you_mean, one_line
 
 @dataclass(frozen=True)
 class ExportFile:
-    """One of the files by which a trainer gets the plan."""
+    """A file that gives the plan to a trainer."""
 
     text: str
     about: str
@@ -34,7 +36,7 @@ class ExportFile:
 
 
 class ExportTarget(Protocol):
-    """One trainer, in the exact version that its export was written for."""
+    """A trainer, in the exact version that its export was written for."""
 
     @property
     def name(self) -> str:
@@ -46,12 +48,12 @@ class ExportTarget(Protocol):
 
     @property
     def orders_devices(self) -> bool:
-        """Whether the files say in which order the target gets the devices, so that the planner may choose it."""
+        """Whether the files fix the order of the devices, so that the planner may choose the order."""
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """The options under which the target can express every plan, for `solve --for`.
+        """The options, restricted so that the target can express every plan; for `solve --for`.
 
-        Raises `InputError` if it can express no plan for the profile and the user's options.
+        Raises `InputError` if the target can express no plan for the profile and the user's options.
         """
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
@@ -77,7 +79,7 @@ def export_target(name: str) -> ExportTarget:
 
 @contextmanager
 def prefixed_errors(text: str) -> Iterator[None]:
-    """Begin every `InputError` raised inside with a text."""
+    """Context that puts a text in front of every `InputError` raised inside."""
     try:
         yield
     except InputError as error:
@@ -101,25 +103,27 @@ def export_files(target: ExportTarget, problem: Problem, plan: Plan) -> Mapping[
 
 
 def write_export(folder: Path, files: Mapping[str, ExportFile], *, force: bool = False) -> None:
-    """Write all files into a folder, or none. With `force` they replace existing ones. Raises `InputError`."""
+    """Write all files into a folder, or none. With `force` they replace existing files. Raises `InputError`."""
     write_together(folder, {name: (file.text, file.mode) for name, file in files.items()}, force=force)
 
 
 def export_lines(
     target: ExportTarget, folder: Path, files: Mapping[str, ExportFile], problem: Problem, plan: Plan
 ) -> list[str]:
-    """A line for each file that was written, and one on the next step."""
+    """A line for each written file, and a line on the next step."""
     lines = [f"written: {folder / name}  {file.about}" for name, file in files.items()]
     return [*lines, f"next: {target.next_step(problem, plan, str(folder))}"]
 
 
 def keep_ties(profile: Profile, options: Options) -> Options:
-    """The options under which layers that share weights are in one stage."""
+    """The options, restricted so that layers that share weights are in one stage."""
     return replace(options, together=(*options.together, *(tie.layers for tie in profile.tied)))
 
 
 def refuse_split_ties(target: ExportTarget, ties: Iterable[TiedWeights], plan: Plan) -> None:
-    """Raise `InputError` if stages of the plan share some of these weights, as trainers do not sum their gradients."""
+    """Raise `InputError` if stages of the plan share some of these weights, because trainers do not sum their
+    gradients.
+    """
     stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
     for tie in ties:
         stages = sorted({stage_of[name] for name in tie.layers})
@@ -138,7 +142,7 @@ WIDTH = 88
 
 
 def header_lines(target: ExportTarget, problem: Problem, plan: Plan) -> list[str]:
-    """Lines for a comment, without control characters whatever the names contain."""
+    """Lines for a comment, without control characters even if names contain some."""
     model, cluster = problem.profile.model_name or "a model without a name", problem.cluster.name
     accumulate = f", {plan.accumulate} minibatches per update" if plan.accumulate else ""
     settings = f"minibatch {problem.profile.minibatch}, schedule {plan.schedule}{accumulate}"
@@ -159,7 +163,7 @@ def python_literal(value: object) -> str:
 
 
 def python_number_list(values: list[int] | tuple[int, ...], indent: int = 4) -> str:
-    """A list of numbers inside another list: on one line if it fits, else with one number on each line."""
+    """A list of numbers inside another list, on one line if it fits, else with one number per line."""
     line = python_literal(values)
     if indent + len(line) + 1 <= WIDTH:
         return line
@@ -168,7 +172,7 @@ def python_number_list(values: list[int] | tuple[int, ...], indent: int = 4) -> 
 
 
 def workers_per_used_server(cluster: Cluster, count: int) -> list[int]:
-    """The number of the first `count` workers on each server, without the servers that have none."""
+    """How many of the first `count` workers are on each server. Servers without any are left out."""
     starts = itertools.accumulate((0, *cluster.server_sizes[:-1]))
     return [min(size, count - start) for start, size in zip(starts, cluster.server_sizes, strict=True) if start < count]
 
@@ -176,7 +180,7 @@ def workers_per_used_server(cluster: Cluster, count: int) -> list[int]:
 def torchrun_commands(cluster: Cluster, workers: int, script: str, *, before: str = "") -> list[str]:
     """The commands that start a script on workers 0, 1, … of a cluster, one for each size of server.
 
-    `script` is quoted for the shell already. `before` precedes the command, such as `NAME=value`.
+    `script` is already quoted for the shell. `before`: text before the command, such as `NAME=value`.
     """
     sizes = workers_per_used_server(cluster, workers)
     start = f"{before} torchrun".strip()

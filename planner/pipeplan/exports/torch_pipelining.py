@@ -33,7 +33,9 @@ class TorchPipelining:
     orders_devices = False
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """Restrict to a uniform grid with a flush, cuts at modules, and stages that send to the next stage only."""
+        """Restrict plans to a uniform grid with a flush, cuts at modules, and stages that send only to the next
+        stage.
+        """
         boundaries = ModuleBoundaries(profile)
         options = keep_ties(profile, restrict_to_synchronous_grid(self, options, several=True))
         if options.schedule == ZERO_BUBBLE_V:

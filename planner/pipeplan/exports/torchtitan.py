@@ -1,7 +1,7 @@
 """Export to torchtitan: a Python module that puts a plan into the configuration of a job.
 
 torchtitan's language models consist of `tok_embeddings`, `layers.0` …, `norm` and `lm_head`. A profile's model can be
-one of these if it is a list of equal blocks between an embedding and a head, whatever their names are.
+such a model if it is a list of equal blocks between an embedding and a head. Names do not matter.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Torchtitan:
     orders_devices = False
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """Restrict to a uniform grid with a flush, cuts between blocks, and no recomputation."""
+        """Restrict plans to a uniform grid with a flush, cuts between blocks, and no recomputation."""
         stack = self._stack(profile, stages=2)
         options = keep_ties(profile, restrict_to_synchronous_grid(self, options, several=True))
         return replace(options, recompute=False, together=(*options.together, *stack.groups()))
@@ -93,11 +93,15 @@ class Torchtitan:
         return f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, self._degrees(problem, plan).count, folder))}"
 
     def _degrees(self, problem: Problem, plan: Plan) -> GridDegrees:
-        """torchtitan's stages may go round the workers, or down them and back up, as its schedules ask."""
+        """The degrees of a plan. The stages may be looped over the workers, or v-shaped, as torchtitan's schedules
+        require.
+        """
         return grid_degrees(self, problem, plan, several=True, divided=True)
 
     def _stack(self, profile: Profile, *, stages: int) -> BlockStack:
-        """The model as a list of blocks. Raises `InputError`, also if its ends share weights and `stages` exceeds 1."""
+        """The model as a list of blocks. Raises `InputError`, also if embedding and head share weights and `stages`
+        exceeds 1.
+        """
         with prefixed_errors(f"{self.title} has no such model"):
             stack = stack_of(profile)
         if stages > 1 and (shared := shared_weights(all_groups(profile), stack)):

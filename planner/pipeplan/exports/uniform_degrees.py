@@ -1,8 +1,8 @@
 """A plan as a uniform grid of workers: the degrees of parallelism, and the microbatches of an update.
 
-Other trainers call a microbatch what pipeplan calls a minibatch, the unit that goes through the pipeline. Their batch
-holds all samples of one update. Their microbatches in flight follow from a fixed rule, whereas a plan chooses as many
-as its links need. The order of passes is written in the format of torch.distributed.pipelining.
+The unit that goes through the pipeline is called a minibatch in pipeplan and a microbatch in other trainers. Their
+batch holds all samples of one update. Their number of microbatches in flight follows from a fixed rule, whereas a plan
+chooses the number that its links need. The order of passes is written in the format of torch.distributed.pipelining.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class GridDegrees:
 
     @property
     def batch(self) -> int:
-        """Samples of one update on all replicas together."""
+        """Number of samples of one update on all replicas together."""
         return self.microbatch * self.microbatches * self.replicas
 
     @property
     def count(self) -> int:
-        """Workers of the grid."""
+        """Number of workers of the grid."""
         return self.stages * self.replicas
 
     @property
@@ -57,10 +57,10 @@ class GridDegrees:
 def grid_degrees(
     target: ExportTarget, problem: Problem, plan: Plan, *, several: bool = False, divided: bool = False
 ) -> GridDegrees:
-    """The degrees of a plan. Raises `InputError` unless it trains synchronously on a grid of workers 0, 1, 2 …
+    """The degrees of a plan. Raises `InputError` unless the plan trains synchronously on a grid of workers 0, 1, 2 …
 
-    With `several` workers may have several stages each; `GridDegrees.stages` then counts positions of the pipeline.
-    With `divided` the target can divide the weights among replicas.
+    `several`: whether workers may have several stages each; `GridDegrees.stages` then counts positions of the pipeline.
+    `divided`: whether the target can divide the weights among replicas.
     """
     if problem.options.sharding.divides_weights and not divided:
         raise refusal(target, plan, "its replicas divide the weights, which this export does not write")
@@ -109,10 +109,10 @@ def refuse_irregular(
     unknown: Collection[str] = (),
     recompute: bool = False,
 ) -> None:
-    """Raise `InputError` for plans that trainers with a rank for each place of a grid cannot express.
+    """Raise `InputError` for a plan that a trainer with one rank for each place of a grid cannot express.
 
-    `parts` are the layers of the model, by names of parts that no cut separates, and `unknown` the schedules that the
-    target does not have. `recompute`: whether single stages may recompute.
+    `parts`: the layers of the model in parts that no cut separates, by name. `unknown`: the schedules that the target
+    does not have. `recompute`: whether some stages may recompute and others not.
     """
     if plan.schedule in unknown and grid.stages > 1:
         raise refusal(target, plan, f"it has no schedule {plan.schedule}")
@@ -135,8 +135,8 @@ def restrict_to_synchronous_grid(
     """The options restricted to plans that `grid_degrees` accepts: a flush before every update, and a uniform grid.
 
     The schedule becomes 1F1B with a flush, unless the user asked for another one with a flush. Raises `InputError` if
-    the minibatches per update are not given, or for another schedule. `several`: whether the target has the schedules
-    whose workers run several stages each. `unknown` are the schedules that it does not have.
+    the minibatches per update are not given, or for any other schedule. `several`: whether the target has schedules
+    whose workers run several stages each. `unknown`: the schedules that it does not have.
     """
     if options.schedule in unknown:
         raise InputError(f"{target.title} has no schedule {options.schedule}: leave out --schedule")
@@ -161,15 +161,17 @@ def restrict_to_synchronous_grid(
 
 
 def refuse_divided_state(target: ExportTarget, problem: Problem, plan: Plan) -> None:
-    """Raise `InputError` for a plan whose replicas divide the optimiser's state, for a target that does not do so."""
+    """Raise `InputError` if the replicas of a plan divide the optimiser's state, for a target that cannot do that."""
     if problem.options.shard_optimizer:
         raise refusal(target, plan, "its replicas divide the optimiser's state, which this export does not write")
 
 
 def in_flight_difference(problem: Problem, plan: Plan, grid: GridDegrees) -> str:
-    """A sentence on the microbatches in flight of the usual 1F1B, and on their cost; empty if the plan has the same.
+    """A sentence on the microbatches in flight of the usual 1F1B, and on their cost; empty if the plan has equally
+    many.
 
-    The usual 1F1B has as many in flight as there are stages from this one on, and at most those of one update.
+    At a stage the usual 1F1B has as many microbatches in flight as there are stages from this stage to the last, but at
+    most the microbatches of one update.
     """
     theirs = [min(grid.stages - index, grid.microbatches) for index in range(grid.stages)]
     ours = [min(stage.depth, grid.microbatches) for stage in plan.stages]
@@ -197,14 +199,16 @@ def _least_s(problem: Problem, plan: Plan, grid: GridDegrees, in_flight: list[in
 
 
 def torch_schedule_name(plan: Plan) -> str:
-    """Name of the plan's schedule in torch. Its zero-bubble schedules have several stages on a worker."""
+    """Name of the plan's schedule in torch. Zero-bubble schedules of torch have several stages on a worker."""
     if plan.virtual:
         return {INTERLEAVED: "Interleaved1F1B", ZERO_BUBBLE_V: "ZBVZeroBubble"}[plan.schedule]
     return "GPipe" if plan.schedule == GPIPE else "1F1B"
 
 
 def order_csv(plan: Plan) -> str:
-    """One row for each place, for `_PipelineScheduleRuntime._load_csv`. `0F1` is stage 0, forward, microbatch 1."""
+    """The order of passes as CSV for `_PipelineScheduleRuntime._load_csv`, one row for each place. `0F1` is stage 0,
+    forward, microbatch 1.
+    """
     if plan.virtual:
         rows = [[f"{stage}{kind}{number}" for stage, kind, number in row] for row in device_orders(plan)]
     else:

@@ -1,9 +1,10 @@
 """Keeps all cores of the machine busy with copies of the measuring process, while times under load are measured.
 
-Workers that share a machine slow each other down through caches, memory bandwidth and the processor's clock, and a
-layer that moves much memory more than one that computes much. So the load is the same model: this process is forked
-once for each further core, and every copy runs the passes that are measured here. The copies are stopped while times
-alone are measured, so that both kinds can alternate, and a machine that becomes slower slows both down.
+Workers that share a machine slow each other down through caches, memory bandwidth and clock frequency. The slowdown is
+larger for layers that move much memory than for layers that compute much. So the load is the same model: this process
+is forked once for each further core, and every copy runs the passes that are measured here. The copies are suspended
+while times without load are measured. So both kinds of measurement can alternate, and a machine that becomes slower
+affects both.
 """
 
 from __future__ import annotations
@@ -26,10 +27,9 @@ PR_SET_PDEATHSIG = 1  # from sys/prctl.h
 
 
 class BusyCores:
-    """Copies of this process that run `keep_busy` again and again, between `start` and `stop`; a context.
+    """Context with copies of this process that run `keep_busy` repeatedly between `start` and `stop`.
 
-    `processes` counts this process too. `lost` says that a copy has ended, so that times were measured under less load
-    than they should have been.
+    `processes` counts this process too. `lost`: whether a copy has ended, so that the load was lower than intended.
     """
 
     def __init__(self, processes: int, model: nn.Module, keep_busy: Callable[[], None]) -> None:
@@ -55,7 +55,7 @@ class BusyCores:
             os.kill(copy, signal.SIGCONT)
 
     def stop(self) -> None:
-        """Stop the copies, and return when they have stopped."""
+        """Suspend the copies, and return when all are suspended."""
         for copy in self._copies:
             os.kill(copy, signal.SIGSTOP)
         self._await_stop()
@@ -70,7 +70,7 @@ class BusyCores:
     def _fork(self) -> int:
         parent = os.getpid()
         with warnings.catch_warnings():
-            # Python warns of forks beside other threads, whose locks may be held. A copy only computes, on one thread.
+            # Python warns of forks while other threads may hold locks. A copy only computes, on one thread.
             warnings.simplefilter("ignore", DeprecationWarning)
             copy = os.fork()
         return copy or self._run_copy(parent)
@@ -81,7 +81,7 @@ class BusyCores:
                 signal.signal(number, signal.SIG_DFL)
             end_with_parent(parent)
             os.kill(os.getpid(), signal.SIGSTOP)
-            # A fork shares memory until it is written. Workers have memory of their own for the weights.
+            # A fork shares memory until it is written, but workers have separate memory for the weights.
             for tensor in (*self._model.parameters(), *self._model.buffers()):
                 tensor.data.copy_(tensor.data.clone())
             while True:
@@ -91,7 +91,7 @@ class BusyCores:
 
 
 def load_obstacle(processes: int) -> str:
-    """The reason why this machine cannot measure under the load of `processes`, in a phrase; empty if it can."""
+    """The reason why this machine cannot measure under the load of `processes`, as a phrase; empty if it can."""
     if not hasattr(os, "fork"):
         return "this system cannot copy a process"
     if torch.cuda.is_available():
@@ -103,7 +103,7 @@ def load_obstacle(processes: int) -> str:
 
 
 def end_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, where it can (Linux)."""
+    """Make the kernel end this process when its parent ends (only on Linux)."""
     try:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     except (AttributeError, OSError):

@@ -1,4 +1,4 @@
-"""Clocks that time calls on a device, and the times of measured passes: how precise, and when there are enough."""
+"""Clocks that time calls on a device, and the precision of measured passes, which decides when to stop."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 
 LONGEST_LAYERS_SHARE = 0.9
-"""Share of the total time that the longest layers make up, for which an aim has a bound."""
+"""The longest layers, which have a precision aim of their own, are those that make up this share of the total time."""
 MIN_JUDGED_PASSES = 5
-"""Number of passes before the spread is judged."""
+"""Smallest number of passes from which the spread is computed."""
 DRIFT_BOUND = 0.05
-"""Relative change of the total, from the first to the last third of the passes, above which it is reported."""
+"""Relative change of the total time, from the first to the last third of the passes, above which it is reported."""
 DRIFT_STANDARD_ERRORS = 4.0
 """Number of standard errors that a change must exceed to count as drift."""
 MIN_MEASURED_PASSES, MAX_MEASURED_PASSES = 3, 120
-"""Smallest and largest number of measured passes if the number is not given."""
+"""Smallest and largest number of measured passes, if the user does not give the number."""
 
 
 class CPUClock:
@@ -82,8 +82,8 @@ def repeated_s(
 ) -> float:
     """Median time of a call, in seconds, from `least` to `most` repetitions.
 
-    Beyond the least number it is repeated only until `budget_s` seconds have passed. `between` runs before each call,
-    and is not timed.
+    After `least` repetitions it stops when `budget_s` seconds have passed. `between` runs before each call, and is not
+    timed.
     """
     taken: list[Callable[[], float]] = []
     start = time.perf_counter()
@@ -104,29 +104,29 @@ def interquartile_range(times: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Aim:
-    """The precision to which a minibatch size is measured, if the number of passes is not given."""
+    """The precision aim for a minibatch size, if the number of passes is not given."""
 
     total: float
-    """Passes go on until the standard error of the median total is below this share of the median …"""
+    """Largest standard error of the median total, as a share of the median."""
     layer: float
-    """… and that of each of the longest layers is below this share of the layer's time."""
+    """Largest standard error for each of the longest layers, as a share of the layer's time."""
     least_s: float
-    """Least duration of the measured passes, to notice changes of the machine's speed."""
+    """Shortest duration of the measured passes, so that changes of the machine's speed are noticed."""
     budget_s: float
     """Time limit of the measured passes."""
 
 
 THOROUGH = Aim(0.01, 0.03, 1.0, 25.0)
 BRIEF = Aim(0.02, 0.06, 0.25, 3.0)
-"""For further sizes that were not asked for."""
+"""The aim for additional sizes, which the user did not ask for."""
 
 
 @dataclass
 class Samples:
-    """Times of the layers that were run, and of the whole model, in seconds: one for each pass."""
+    """Times of the measured layers and of the whole model, in seconds, with one value for each pass."""
 
     weights: Mapping[str, int] = field(default_factory=dict)
-    """Number of layers that a measured layer stands for; 1 for a layer that is missing here."""
+    """Number of layers that a measured layer represents; 1 for a layer that is not listed."""
     forward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     backward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     whole_forward: list[float] = field(default_factory=list)
@@ -138,7 +138,7 @@ class Samples:
         return len(next(iter(self.forward.values()), []))
 
     def totals(self, times_by_layer: Mapping[str, Sequence[float]]) -> list[float]:
-        """The sum over all layers of the model, for each pass."""
+        """The sum over all layers of the model, in each pass."""
         weighted = ([self.weights.get(name, 1) * time_s for time_s in times] for name, times in times_by_layer.items())
         return [sum(times) for times in zip(*weighted, strict=True)]
 
@@ -153,7 +153,7 @@ class Samples:
 def standard_error(times: Sequence[float]) -> float:
     """Relative standard error of the median: 1.2533 σ / (√n · median).
 
-    σ is that of a normal distribution with the interquartile range of the times, IQR / 1.349.
+    σ is IQR / 1.349: the standard deviation of a normal distribution with the interquartile range of the times.
     """
     middle = median(times)
     if middle <= 0.0 or len(times) < 2:
@@ -162,7 +162,7 @@ def standard_error(times: Sequence[float]) -> float:
 
 
 def uncertainty(samples: Samples) -> tuple[float, float, str]:
-    """Relative standard error of the total, the largest one of the longest layers, and that layer's name."""
+    """(relative standard error of the total, the largest one among the longest layers, the name of that layer)."""
     by_layer = samples.by_layer()
     total = standard_error(samples.totals(by_layer))
     cost = {name: median(times) * samples.weights.get(name, 1) for name, times in by_layer.items()}
@@ -225,18 +225,18 @@ def sample_notes(samples: Samples, aim: Aim) -> tuple[str, ...]:
 
 @dataclass
 class Series:
-    """The passes of one kind, alone or under load, and whether there are enough of them."""
+    """The passes of one kind, alone or under load, and when to stop them."""
 
     samples: Samples
     aim: Aim
     repeats: int | None
-    """The number of passes, if that is given."""
+    """The number of passes, if the user gave it."""
     spent_s: float = 0.0
-    """Time that the passes have taken, by the clock on the wall."""
+    """Wall-clock time that the passes have taken, in seconds."""
 
     @property
     def full(self) -> bool:
-        """Whether there must be no more passes: their number is reached, or their time is spent."""
+        """Whether no further pass is allowed: their number is reached, or their time is used up."""
         done = self.samples.passes
         if self.repeats is not None or done == 0:
             return done >= (self.repeats or 1)
@@ -245,7 +245,7 @@ class Series:
 
     @property
     def enough(self) -> bool:
-        """Whether there need be no more passes: there must not, or the aim is reached."""
+        """Whether no further pass is needed: the series is full, or the aim is reached."""
         if self.full or self.repeats is not None or self.samples.passes < MIN_MEASURED_PASSES:
             return self.full
         return self.spent_s >= self.aim.least_s and is_precise_enough(self.samples, self.aim)

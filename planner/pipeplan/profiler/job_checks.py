@@ -1,6 +1,6 @@
-"""Checks of a job before it is measured: its data, and whether its stages train as the model alone does.
+"""Checks of a job before it is measured: its data, and whether its stages train in the same way as the whole model.
 
-Where they do not because a module writes a buffer in a way that tracing loses, that module is taken whole.
+If they do not, because tracing loses a module's write to a buffer, that module is taken whole.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from pipeplan_launch.tracing.input_shapes import check_input_shape
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 MOST_READS, MOST_S = 30, 0.5
-"""Most minibatches that are read, and the time limit in seconds."""
+"""Largest number of minibatches that are read, and the time limit in seconds."""
 MOST_LOOKING_S = 0.1
-"""Time after which no further minibatch of a data set is looked at for its shapes."""
+"""Seconds after which no further minibatch of a data set is read to check its shapes."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class CheckedTraining:
     traced: TracedModel
     outcome: SelfCheck
     taken_whole: tuple[str, ...] = ()
-    """Submodules that are not traced inside, because their stages would train otherwise."""
+    """Submodules that are not traced inside, because stages cut from them would train differently."""
 
     @property
     def remarks(self) -> list[str]:
-        """The remarks of the self-check, or that it was not made."""
+        """The remarks of the self-check, or a remark that it was not made."""
         remarks = [unchecked_text(self.outcome.skipped)] if self.outcome.skipped else []
         if self.taken_whole:
             names = ", ".join(map(repr, self.taken_whole))
@@ -70,7 +70,7 @@ def check_training(
     """Trace the job's model for minibatches of this size, and compare its stages with the model alone.
 
     `free`: free memory in bytes, None if unknown. Raises `LaunchError` for data that a run would refuse, and for a
-    difference that taking modules whole does not cure.
+    difference that remains after modules are taken whole.
     """
     progress(0, 0, "tracing")
     traced = trace_job(job, minibatch, options.granularity)
@@ -79,7 +79,7 @@ def check_training(
         check_data(job, traced, minibatch, options.seed)
     except (LaunchError, torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception:  # a sample that cannot be read: `reading_s` meets it again
+    except Exception:  # a sample that cannot be read; `reading_s` reports it
         pass
     finally:
         random_state.restore()
@@ -92,7 +92,7 @@ def check_training(
         first = error
     whole: tuple[str, ...] = ()
     path = first.difference.path
-    with suppress(LaunchError):  # the first difference says more than why a module cannot be taken whole
+    with suppress(LaunchError):  # the first difference says more than the reason why a module cannot be taken whole
         while path is not None:
             whole = (*(other for other in whole if not is_same_or_inside(other, path)), path)
             traced = trace_job(job, minibatch, options.granularity, whole)
@@ -104,17 +104,19 @@ def check_training(
 
 
 def _next_path(job: Job, path: str | None, whole: tuple[str, ...]) -> str | None:
-    """The module to take whole for a further difference in module `path`: a module around it if it is taken already."""
+    """The module to take whole for a further difference in module `path`; a module around it if it is already taken
+    whole.
+    """
     while path is not None and any(is_same_or_inside(path, other) for other in whole):
         path = enclosing_module(job.model, path)
     return path
 
 
 def check_data(job: Job, traced: TracedModel, minibatch: int, seed: int) -> None:
-    """Read some of the job's data twice, as a run does when it starts, and look at the shapes of its minibatches.
+    """Read some of the job's data twice, as a run does when it starts, and check the shapes of its minibatches.
 
-    Raises `LaunchError` for data with which a run would not start, or would soon end. Samples that cannot be read raise
-    what the user's code raises.
+    Raises `LaunchError` for data with which a run would not start, or would soon fail. If a sample cannot be read, the
+    exception of the user's code is raised.
     """
     if job.data is None:
         return
@@ -132,7 +134,7 @@ def check_data(job: Job, traced: TracedModel, minibatch: int, seed: int) -> None
 
 
 def _check_shapes(batches: Batches, traced: TracedModel) -> None:
-    """Raise `LaunchError` if one of a few minibatches has other shapes than those with which the model was traced."""
+    """Raise `LaunchError` if one of a few minibatches does not have the shapes with which the model was traced."""
     began = time.perf_counter()
     for number in range(batches.sizes.count):
         for index, tensor in enumerate(batches.load(number).inputs):
@@ -145,8 +147,8 @@ def _check_shapes(batches: Batches, traced: TracedModel) -> None:
 def reading_s(job: Job, minibatch: int, clock: Clock, between: Callable[[], object]) -> float:
     """Median time of reading a minibatch of shuffled training samples as a worker does, in seconds.
 
-    `between` is called before each reading, for what training leaves in the caches. The result is 0 where the job has
-    no data, where other processes read it (`Data.processes`), and where it has too few samples for a minibatch.
+    `between` is called before each reading, so that the caches are as in training. The result is 0 if the job has no
+    data, if other processes read it (`Data.processes`), or if it has too few samples for a minibatch.
     """
     if job.data is None or job.datasets.processes:
         return 0.0

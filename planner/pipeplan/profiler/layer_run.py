@@ -1,7 +1,7 @@
-"""Run a traced model layer by layer, each layer as a function of its own, forwards and then backwards.
+"""Run a traced model layer by layer, each layer as a separate function, forward and then backward.
 
 The layers run in order, in one pass over the model, so that memory and caches are as in training. Between layers the
-tensors are detached, so that the backward pass of each layer can be run by itself.
+tensors are detached, so that the backward pass of each layer can be run separately.
 
 Duplicate layers (`LayerRun.alike`) are left out. The consumers of such a layer read the outputs of the layer that it
 duplicates, and the gradients that it would send back are replaced by tensors of the same type, shape and strides.
@@ -33,9 +33,9 @@ OnOutputs = Callable[[str, Sequence[Tensor]], None]
 
 
 class _NonLeafInput(torch.autograd.Function):
-    """Makes a tensor that starts an autograd graph of its own, but is not a leaf.
+    """Makes a tensor that starts its own autograd graph, but is not a leaf.
 
-    A leaf would stay in memory until the backward pass, while in training a tensor that no operator saved is freed.
+    A leaf would stay in memory until the backward pass. In training a tensor that no operator saved is freed.
     """
 
     @staticmethod
@@ -48,7 +48,7 @@ class _NonLeafInput(torch.autograd.Function):
 
 
 class LayerRun:
-    """A traced model on a device with one minibatch, ready to be run layer by layer, again and again."""
+    """A traced model on a device with one minibatch, ready to be run layer by layer, any number of times."""
 
     def __init__(self, traced: TracedModel, batch: Batch, loss: Loss, minibatch: int, device: torch.device) -> None:
         self.traced, self.batch, self.loss, self.minibatch = traced, batch, loss, minibatch
@@ -60,7 +60,7 @@ class LayerRun:
         # By tensor name, until the last consumer has run. After that only the gradient edge is kept.
         self._values: dict[str, Tensor] = {}
         self._output_edges: dict[str, GradientEdge] = {}
-        # By layer and tensor name: the edge that gives the gradient, and the gradient.
+        # By layer and tensor name: the edge that yields the gradient, and the gradient.
         self._input_edges: dict[str, dict[str, GradientEdge]] = {}
         self._gradients: dict[str, dict[str, Tensor | None]] = {}
         self._parameter_gradients: list[Tensor | None] = []
@@ -69,13 +69,13 @@ class LayerRun:
         """Observes every layer that runs; None for no observer."""
         self._gradient_kinds: dict[tuple[str, str], TensorKind | None] = {}
         self.alike: dict[str, str] = {}
-        """For each layer that is not run, the earlier layer that it duplicates. To be set after one full pass."""
+        """For each layer that is not run: the earlier layer that it duplicates. It is set after one full pass."""
         self._last_duplicate: dict[str, str] = {}
         self._shared_outputs: dict[str, list[Tensor]] = {}
 
     @property
     def weights(self) -> dict[str, int]:
-        """Number of layers that a layer stands for, itself included, by layer that has duplicates."""
+        """Number of layers that each layer with duplicates represents, itself included."""
         return {source: count + 1 for source, count in Counter(self.alike.values()).items()}
 
     def forward(
@@ -84,7 +84,7 @@ class LayerRun:
         around: Callable[[str], AbstractContextManager[Any]] = nullcontext,
         look: OnOutputs = lambda layer, output: None,
     ) -> dict[str, Callable[[], float]]:
-        """Run all layers forwards, except duplicates. Returns the times by layer.
+        """Run all layers forward, except duplicates. Returns the times by layer.
 
         `around` maps a layer's name to a context in which the layer runs. `look` is called with the name and the
         outputs of each layer; the output of the last layer is the loss.
@@ -110,7 +110,7 @@ class LayerRun:
         return times
 
     def _reuse_outputs(self, layer: PreparedLayer) -> None:
-        """Use the outputs of the layer that this one duplicates."""
+        """Use the outputs of the layer that this layer duplicates."""
         source = self.alike[layer.name]
         for spec, output in zip(layer.makes, self._shared_outputs[source], strict=True):
             self._values[spec.name] = output
@@ -152,7 +152,7 @@ class LayerRun:
         return autocast(self.traced.autocast, self.device)
 
     def backward(self, measure: Measure) -> dict[str, Callable[[], float]]:
-        """Run all layers backwards after `forward`, and free the tensors that it kept. Returns the times by layer."""
+        """Run all layers backward after `forward`, and free the tensors that it kept. Returns the times by layer."""
         times = {}
         for layer in reversed(self.layers):
             if layer.name in self.alike:
@@ -166,7 +166,7 @@ class LayerRun:
         return times
 
     def _drop_gradients(self, layer: PreparedLayer) -> None:
-        """Drop the edges and gradients that are not needed after the layer has run backwards."""
+        """Drop the edges and gradients that are not needed after the layer has run backward."""
         del self._input_edges[layer.name]
         for spec in layer.makes:
             self._output_edges.pop(spec.name, None)
@@ -186,7 +186,7 @@ class LayerRun:
     def alone_backward(
         self, layer: PreparedLayer, gradients: Sequence[Tensor], measure: Measure
     ) -> Callable[[], float]:
-        """Run the layer backwards, after `alone_forward`."""
+        """Run the layer backward, after `alone_forward`."""
         for spec, gradient in zip(layer.makes, gradients, strict=True):
             self._gradients.setdefault(spec.consumers[0], {})[spec.name] = gradient
         seconds = self._backward_one(layer, measure)
@@ -231,7 +231,7 @@ class LayerRun:
         known = [(edge, gradient) for edge, gradient in pairs if gradient is not None]
         if not known:
             return ()
-        # Not `backward`: it would copy a gradient that the layer passes on unchanged, as `add` does.
+        # Not `backward`, which would copy a gradient that the layer passes on unchanged, as `add` does.
         edges, gradients = [edge for edge, _ in known], [gradient for _, gradient in known]
         return torch.autograd.grad(edges, targets, gradients, allow_unused=True)
 

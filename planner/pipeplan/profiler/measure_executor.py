@@ -1,4 +1,4 @@
-"""Measures the costs of the executor on this machine: runs its trials in a process of their own, and fits the costs."""
+"""Measures the costs of the executor on this machine: runs trials in a separate process, and fits the costs to them."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from pipeplan_measure.overhead import LARGE_BYTES, SMALL_BYTES, VERSION_BYTES
 
 LIMIT_S = 120.0
 OTHERS = 0.25
-"""Cores that other programs may use during the trials before the machine counts as disturbed."""
+"""The machine counts as disturbed if other programs use more cores than this during the trials."""
 LEAST_OURS = 0.25
-"""Least share of the cores that the trials are assumed to have had."""
+"""Smallest share of the cores that the trials are assumed to have had."""
 ALLOCATOR_SHARE, ACTIVATION_SHARE = 0.12, 0.4
-"""Memory that the C library's allocator takes beyond the memory in use, as a share of it, and a further share for
-activations. Five models were measured for it, not the trials: docs/evidence/performance.md, "Memory"."""
+"""Memory that the C library's allocator takes in addition, as a share of the memory in use, and a further share of the
+activations. Measured with five models, not with the trials: docs/evidence/performance.md, "Memory"."""
 
 
 class ExecutorTrials:
-    """The process that runs the executor's trials; a context.
+    """Context with the process that runs the executor's trials.
 
-    It imports torch as soon as it is started, which takes longer than the trials. Meanwhile this process can do other
-    work that does not need the machine to itself.
+    The process imports torch as soon as it is started, which takes longer than the trials. Meanwhile this process can
+    do other work that needs no quiet machine.
     """
 
     def __enter__(self) -> ExecutorTrials:
@@ -55,13 +55,13 @@ class ExecutorTrials:
         self._folder.cleanup()
 
     def wait_until_ready(self) -> None:
-        """Return when the process waits and uses no core. `measure` reports errors."""
+        """Wait until the process has imported torch, and uses no core. `measure` reports errors."""
         if not self._ready and self._process.stdout is not None:
             self._process.stdout.readline()
             self._ready = True
 
     def measure(self) -> MachineCosts:
-        """Run the trials, a few seconds, and return the costs. Raises `InputError` where they fail."""
+        """Run the trials, which takes a few seconds, and return the costs. Raises `InputError` if they fail."""
         self.wait_until_ready()
         try:
             out, complaint = self._process.communicate("go\n", timeout=LIMIT_S)
@@ -74,7 +74,7 @@ class ExecutorTrials:
 
 
 def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
-    """The costs that follow from the output of the trials."""
+    """The costs, computed from the output of the trials."""
     when = now.isoformat(timespec="seconds").replace("+00:00", "Z")
     trials, cores = found["trials"], len(os.sched_getaffinity(0))
     others = max(trial["others"] for trial in trials)
@@ -87,13 +87,13 @@ def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
 
 
 def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
-    """The costs from the trials without compute, for workers beside others.
+    """The executor's costs from the trials without compute, for workers that run beside others.
 
-    A single stage makes two passes of a minibatch, handles its samples and computes a loss. The last of two stages does
-    the same, and also receives a message and sends one. The first stage does all of this but for the samples. Larger
-    messages cost the last stage more. Larger weights cost the first one more: it keeps a further version, and its
-    gradients are old, so that it has updates to correct. The workers of small trials have hardly any memory besides
-    that of the executor. Reading the samples is left out, because a profile has that time for the data of the job.
+    A single stage runs two passes of a minibatch, handles its samples and computes a loss. The last of two stages does
+    the same, and also receives a message and sends one. The first stage does all of this except for the samples. Larger
+    messages cost the last stage more. Larger weights cost the first stage more: it keeps another version, and has
+    updates to correct, because its gradients are old. In small trials the workers have hardly any memory besides the
+    executor's. Reading samples is left out, because a profile has this time for the job's own data.
     """
     by_name = {trial["name"]: trial for trial in trials}
     worker_bytes = max(trial["peak_bytes"] for trial in trials if trial["name"] in ("pass", "message"))
@@ -122,17 +122,18 @@ def _own_s(trial: dict[str, Any]) -> float:
 
 
 def alone_pass_s(trials: Sequence[dict[str, Any]], costs: ExecutorCosts) -> float:
-    """Time of a pass on a worker that has the machine to itself. It is at most that beside another worker."""
+    """Time of a pass on a worker that runs alone; at most the time beside another worker."""
     found = [_own_s(trial) for trial in trials if trial["name"] == "alone"]
     return min(costs.pass_s, max(0.0, found[0] - costs.sample_s) / 2) if found else costs.pass_s
 
 
 def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, float]:
-    """Throughput of several busy workers, relative to one worker, by their number: from pipelines of equal stages.
+    """Throughput of several busy workers relative to one worker, by their number. It comes from pipelines of equal
+    stages.
 
-    A minibatch of one stage takes the processor time C(1) alone. Beside others it takes more, because workers share
-    caches, memory bandwidth and the clock frequency: C(k) in the mean of k stages, without their messages. The
-    throughput of k workers is min(k, cores) · C(1) / C(k). The load of other programs does not change it.
+    Alone, a stage takes the processor time C(1) for a minibatch. With k stages it takes more, because workers share
+    caches, memory bandwidth and clock frequency: C(k) is the mean over the stages, without messages. The throughput of
+    k workers is min(k, cores) · C(1) / C(k). The load of other programs does not change it.
     """
     busy = {trial["workers"]: trial for trial in trials if trial["products"]}
     message_s = 2 * costs_of(trials, "").message_s
@@ -146,10 +147,10 @@ def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, flo
 
 
 def idle_cores_of(trials: Sequence[dict[str, Any]], cores: int) -> IdleCores | None:
-    """The idle cores of the trial with one worker more than cores; None where there is none.
+    """The idle cores of the trial with one worker more than cores; None if there is no such trial.
 
-    Cores are idle at times although there are more workers, because the worker that could go on has no core. The use
-    of cores by other programs is left out.
+    Although there are more workers than cores, cores are sometimes idle, because the worker that could go on has no
+    core. Cores that other programs use do not count.
     """
     for trial in trials:
         if trial["products"] and trial["workers"] > cores:

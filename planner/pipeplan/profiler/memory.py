@@ -1,13 +1,13 @@
-"""Memory of a measured model: a limit for the process, and what its layers use and keep.
+"""Memory of a measured model: a limit for the process, and the memory that its layers use and keep.
 
-Linux overcommits: it grants more memory than there is, and kills a process that uses it. Under a limit of what is free
+Linux grants more memory than there is, and kills a process that uses too much. With a limit at the free memory
 (`limited_memory`), the allocation fails instead, and torch reports how many bytes it requested.
 
 The memory that calls use (`record_memory_use`) comes from the records of torch's allocator. On CUDA the allocator
 keeps counters; on the CPU torch's profiler records every allocation and release. These numbers are exact and the same
-in every run. The resident memory that the operating system reports is neither, because freed blocks that fit no later
-allocation stay resident. Memory that a library obtains without the allocator (packed matrices inside a matrix product)
-is in neither record.
+in every run. The resident memory that the operating system reports is not, because freed blocks that fit no later
+allocation stay resident. Neither record has memory that a library obtains without the allocator, such as packed
+matrices inside a matrix product.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ CALL_LABEL = "pipeplan call"
 
 @contextmanager
 def limited_memory(free: int | None) -> Iterator[None]:
-    """Limit this process to `free` more bytes, times `USABLE_SHARE`, while the context is active, on Linux.
+    """Context that limits this process to `free` · `USABLE_SHARE` further bytes, on Linux.
 
-    Does nothing where the system has no such limit, or where `free` is None.
+    Does nothing if the system has no such limit, or if `free` is None.
     """
     status = read_text(Path("/proc/self/status"))
     data = next((line.split()[1] for line in status.splitlines() if "VmData" in line), None)
@@ -85,8 +85,8 @@ def out_of_memory_message(
 ) -> str:
     """The message for a model that does not fit.
 
-    `resident` is the process's memory at the time when `free` bytes were free, and `requested` the size of the failed
-    allocation (0: unknown).
+    `resident`: the process's memory when `free` bytes were free. `requested`: the size of the failed allocation (0:
+    unknown).
     """
     at = f" at microbatch {minibatch}" if minibatch else ""
     text = f"{ref!r}{at} does not fit in memory while it is profiled"
@@ -109,7 +109,9 @@ def device_memory_message(
 
 
 def step_memory_text(traced: TracedModel, minibatch: int) -> str:
-    """The least memory of a training step in words, by the sizes of weights, gradients and activations."""
+    """A lower bound on the memory of a training step, in words, from the sizes of weights, gradients and
+    activations.
+    """
     weights = sum(parameter.nbytes for parameter in traced.model.parameters())
     trained = sum(parameter.nbytes for parameter in traced.model.parameters() if parameter.requires_grad)
     activations = sum(spec.bytes(minibatch) for spec in traced.tensors)
@@ -122,7 +124,7 @@ def step_memory_text(traced: TracedModel, minibatch: int) -> str:
 def check_fits_in_memory(ref: str, traced: TracedModel, minibatch: int, free: int | None) -> None:
     """Raise `InputError` if half of the activations that need gradients exceed the free memory.
 
-    A backward pass needs most of them, so there is no use in filling the memory first.
+    A backward pass needs most of these activations, so the model would fill the memory and then fail.
     """
     least = sum(spec.bytes(minibatch) for spec in traced.tensors if spec.requires_grad) // 2
     if free is not None and least > free:
@@ -134,7 +136,7 @@ def check_fits_in_memory(ref: str, traced: TracedModel, minibatch: int, free: in
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of one call, in bytes beyond those in use before it."""
+    """Memory of one call, in bytes beyond the memory in use before it."""
 
     most: int
     """Peak during the call."""
@@ -154,7 +156,7 @@ def record_memory_use(device: torch.device, run: Callable[[Measure], object]) ->
             call()
         return lambda: 0.0
 
-    # At lower levels the profiler's library announces on standard error that it starts and stops.
+    # At lower levels the profiler's library prints on standard error when it starts and stops.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     with profile(use_cpu=True, profile_memory=True) as profiled:
         run(measure)
@@ -163,7 +165,7 @@ def record_memory_use(device: torch.device, run: Callable[[Measure], object]) ->
 
 def _measure_on_cuda(uses: list[MemoryUse]) -> Measure:
     def measure(call: Callable[[], None]) -> Callable[[], float]:
-        # The allocator counts when memory is requested, so there is no need to wait for the device.
+        # The allocator counts at the request for memory, so there is no need to wait for the device.
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         call()
@@ -200,7 +202,7 @@ def memory_use(changes: Iterable[int]) -> MemoryUse:
 
 
 def measure_workspaces(run: LayerRun, device: torch.device) -> dict[str, int]:
-    """Workspace in bytes of every layer that runs, the larger of forward and backward, from one pass.
+    """Workspace of every layer that runs, in bytes: the larger of forward and backward, from one pass.
 
     Empty if the device's allocator recorded nothing.
     """
@@ -226,9 +228,9 @@ def measure_workspaces(run: LayerRun, device: torch.device) -> dict[str, int]:
 class SavedBytes:
     """Bytes that autograd saves, by layer.
 
-    Every storage counts once, for the layer that saves it first, which is exact within a stage. If a cut separates two
-    layers that save the same tensor, the later stage holds it as a tensor that it received. Tensors that
-    are in memory anyway, such as parameters and buffers, do not count.
+    Every storage counts once, for the layer that saves it first. This is exact within a stage. If a cut separates two
+    layers that save the same tensor, the later stage holds it as a received tensor. Tensors that are in memory anyway,
+    such as parameters and buffers, do not count.
     """
 
     def __init__(self, not_counted: Iterable[Tensor]) -> None:
@@ -239,7 +241,7 @@ class SavedBytes:
 
     @contextmanager
     def watch(self, layer: str) -> Iterator[None]:
-        """Charge the tensors that are saved in this context to the layer."""
+        """Context whose saved tensors count for the layer."""
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()

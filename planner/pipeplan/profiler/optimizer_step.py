@@ -1,4 +1,4 @@
-"""Whole training steps: the time of the optimiser's step, by layer, the state that it keeps, and the peak memory.
+"""Whole training steps: the time of the optimiser's step by layer, the state that it keeps, and the peak memory.
 
 They run after all other passes, because they change the parameters.
 """
@@ -27,7 +27,7 @@ STEP_BUDGET_S = 3.0
 MIN_STEPS, MAX_STEPS = 3, 20
 """Smallest and largest number of measured steps over all layers."""
 STAND_IN = 32
-"""Length of the dimensions of a stand-in for a parameter."""
+"""Length of each dimension of a stand-in, which is a small tensor in place of a parameter."""
 _Named = Sequence[tuple[str, nn.Parameter]]
 """Parameters with their names."""
 
@@ -37,11 +37,11 @@ class StepCost:
     """Cost of training steps, without the passes over the layers."""
 
     update_s: dict[str, float] = field(default_factory=dict)
-    """Time of the optimiser's step, by layer. The sum over layers plus `fixed_s` is the time of a step over all."""
+    """Time of the optimiser's step by layer. Their sum plus `fixed_s` is the time of a step over all layers."""
     fixed_s: float = 0.0
-    """Time of a step that does not depend on its parameters. No layer's time includes it."""
+    """The part of a step's time that does not depend on its parameters. No layer's time includes it."""
     loaded: float = 1.0
-    """Time of a step with all cores busy, over that alone."""
+    """Ratio: the time of a step with all cores busy, divided by its time alone."""
     peak_bytes: int = 0
     """Peak memory of a whole step: parameters, gradients, optimiser state and activations; 0 if not measured."""
 
@@ -56,10 +56,10 @@ def measure_steps(
     load: BusyCores | None = None,
     loss_state: LossState | None = None,
 ) -> StepCost:
-    """Measure the job's optimiser, with a `load` also under that.
+    """Measure the job's optimiser, and if there is a `load`, also under it.
 
-    `own` names the parameters of the model and of `loss_state` that each layer is charged for. `run_model` runs the
-    whole model forwards and backwards, which gives the parameters their gradients.
+    `own`: the parameters of the model and of `loss_state` that count for each layer. `run_model` runs the whole model
+    forward and backward, which gives the parameters their gradients.
     """
     parameters = {**dict(job.model.named_parameters()), **({} if loss_state is None else loss_state.parameters())}
     trained = {}
@@ -85,9 +85,9 @@ def measure_steps(
 def _first_steps(
     job: Job, optimizer: Optimizer, run_model: Callable[[], object], inputs: Sequence[Tensor]
 ) -> tuple[int, bool]:
-    """Run two training steps. Returns their peak memory, and whether they are quick enough to be repeated.
+    """Run two training steps. Returns (their peak memory, whether they are quick enough to be repeated).
 
-    The peak is the bytes of resident tensors plus those of a step; 0 if the allocator recorded nothing.
+    The peak is the bytes of resident tensors plus the bytes that a step adds; 0 if the allocator recorded nothing.
     """
 
     def step() -> None:
@@ -127,9 +127,9 @@ def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], obj
 
 
 def _overheads(job: Job, device: torch.device, clock: Clock, between: Callable[[], object]) -> tuple[float, float]:
-    """Time of a step that does not depend on its parameters, and that for each parameter of whatever size, in seconds.
+    """(time of a step that does not depend on its parameters, time for each parameter of any size), in seconds.
 
-    They follow from steps over one and over two parameters of one element each.
+    They are computed from steps over one and over two parameters of one element each.
     """
     times = []
     for count in (1, 2):
@@ -146,7 +146,7 @@ def _overheads(job: Job, device: torch.device, clock: Clock, between: Callable[[
 
 
 def split_step_time(whole_s: float, layers: Mapping[str, _Named], each_s: float) -> dict[str, float]:
-    """Split the time of a step by layer: `each_s` for each parameter, and the rest in proportion to their bytes."""
+    """Split the time of a step by layer: `each_s` for each parameter, and the rest in proportion to bytes."""
     counts = {layer: len(named) for layer, named in layers.items()}
     sizes = {layer: sum(parameter.nbytes for _, parameter in named) for layer, named in layers.items()}
     each_s = min(each_s, whole_s / sum(counts.values()))
@@ -155,20 +155,20 @@ def split_step_time(whole_s: float, layers: Mapping[str, _Named], each_s: float)
 
 
 class OptimizerState(NamedTuple):
-    """What a plan must know of a job's optimiser."""
+    """The properties of a job's optimiser that a plan depends on."""
 
     name: str
     ratio: float
-    """Bytes of its state per byte of the parameters that it trains."""
+    """Bytes of the optimiser's state per byte of trained parameters."""
     elementwise: bool
-    """Whether its step treats every element of a parameter by itself."""
+    """Whether its step treats every element of a parameter separately."""
 
 
 def optimizer_state(job: Job) -> OptimizerState:
     """The state of the job's optimiser, from one step over small stand-ins for the parameters of the model.
 
-    Stand-ins have the names, the types and the numbers of dimensions of the parameters, because an optimiser may treat
-    matrices, vectors, and parameters of certain names differently.
+    A stand-in has the name, the type and the number of dimensions of its parameter, because an optimiser may treat
+    matrices, vectors, and parameters with certain names differently.
     """
     trained = [(name, one) for name, one in job.model.named_parameters() if one.requires_grad]
     trained = trained or [("weight", nn.Parameter(torch.zeros(1, 1))), ("bias", nn.Parameter(torch.zeros(1)))]
@@ -186,5 +186,5 @@ def optimizer_state(job: Job) -> OptimizerState:
 
 
 def _stand_in(dimensions: int) -> tuple[int, ...]:
-    """The shape of a small tensor of so many dimensions, of which two at most are not 1."""
+    """The shape of a small tensor with this number of dimensions, of which at most two are not 1."""
     return (STAND_IN,) * min(dimensions, 2) + (1,) * (dimensions - 2)

@@ -1,4 +1,4 @@
-"""The options of a measurement or an estimate, the smaller sizes to measure, and the check for torch."""
+"""The options of a measurement or an estimate, the smaller sizes to measure, and a check for torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeplan.profile_data.rescale import halved
 from pipeplan_launch.torch_check import TRACING, import_problem
 
 Progress = Callable[[int, int, str], None]
-"""Called with the number of steps done, the number in all (0: unknown), and the name of the next step."""
+"""Called with (steps done, total number of steps (0: unknown), name of the next step)."""
 
 
 @dataclass(frozen=True)
@@ -23,18 +23,19 @@ class ProfilerOptions:
     halvings: int = 0
     """Number of halvings of the first size that are measured briefly as well."""
     device: str = "cpu"
-    """`cpu` or `cuda` to measure here, else the device file to estimate for: a bundled one's name, or a path."""
+    """`cpu` or `cuda` to measure on this machine, else the device to estimate for: the name of a bundled device, or the
+    path of a device file."""
     threads: int = 1
     """Number of threads that torch computes with on the CPU."""
     repeats: int | None = None
     """Number of measured passes; None to go on until the spread is small."""
     warmup: int = 2
-    """Number of passes before the measured ones. One suffices if passes are long."""
+    """Number of passes before the measured passes. Only one is run if passes are long."""
     seed: int = 0
     granularity: str = "layer"
     """The size of a layer: `module`, `layer` or `op`."""
     load: bool = False
-    """Whether times under load are measured too, on a CPU of several cores, with one thread."""
+    """Whether times under load are measured too. This needs a CPU with several cores, and one thread."""
     self_check: bool = True
     """Whether to compare training in stages with plain training of the model first."""
 
@@ -45,11 +46,11 @@ class ProfilerOptions:
 
 
 def smaller_sizes(sizes: Sequence[int], halvings: int) -> list[int]:
-    """The halvings of the first of `sizes` that are not among them, largest first."""
+    """The halvings of the first size that are not in `sizes`, largest first."""
     return [size for size in halved(sizes[0], halvings) if size not in sizes]
 
 
 def check_torch() -> None:
-    """Raise an `InputError` that says which torch profiling needs, unless there is one."""
+    """Raise an `InputError` that says which torch profiling needs, if torch is missing or unusable."""
     if why := import_problem(TRACING):
         raise InputError(f"profiling needs torch: {why[0]}; {why[1]}")

@@ -1,4 +1,4 @@
-"""Measurements of a model in the form that a profile stores, and the fields that estimates share with them."""
+"""Converts measurements of a model to the form that a profile stores. Estimates use some of the same fields."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class MeasuredSize:
     saved_bytes: dict[str, int]
     """Bytes that autograd saves for backward, by layer."""
     alike: dict[str, str]
-    """For each layer that was not measured, the measured layer that is the same computation."""
+    """For each layer that was not measured: the measured layer with the same computation."""
     overhead: Overhead
     warmed: int
-    """Number of passes before the measured ones."""
+    """Number of passes before the measured passes."""
     workspaces: dict[str, int]
     """Workspace in bytes, by layer that was run."""
     loaded: Samples | None = None
-    """Times with all cores busy; None where they were not measured."""
+    """Times with all cores busy; None if they were not measured."""
 
     def size(self, steps: StepCost) -> Size:
         """The size as the profile stores it. The optimiser's time is the same for every size."""
@@ -83,7 +83,7 @@ def measured_layers(measured: MeasuredSize, steps: StepCost) -> tuple[Layer, ...
 
 
 def layer_fields(traced: TracedModel, saved_bytes: Mapping[str, int]) -> Iterator[tuple[LayerInfo, dict[str, Any]]]:
-    """Every layer with the fields of its record that do not depend on its times."""
+    """Every layer, with the fields of its record that do not depend on times."""
     own, buffers, parameters = charged_parameters(traced), traced.buffers_by_name(), traced.parameters_by_name()
     for info in traced.layers:
         frozen = sum(parameters[name].nbytes for name in info.parameters if not parameters[name].requires_grad)
@@ -102,10 +102,10 @@ def layer_fields(traced: TracedModel, saved_bytes: Mapping[str, int]) -> Iterato
 
 
 def charged_parameters(traced: TracedModel) -> dict[str, tuple[str, ...]]:
-    """Names of the trained parameters that each layer is charged for.
+    """Names of the trained parameters that count for each layer.
 
-    The first of the layers that read a tied parameter is charged for it. `tied_weights` has the cost of a copy in
-    another stage. Every layer is charged for the frozen parameters that it reads, as for buffers.
+    A tied parameter counts for the first layer that reads it. `tied_weights` has the cost of a copy in another stage.
+    Frozen parameters count for every layer that reads them, like buffers.
     """
     charged = {name for name, parameter in traced.parameters_by_name().items() if not parameter.requires_grad}
     own = {}
@@ -122,7 +122,7 @@ def training_lacks(job: Job) -> tuple[TrainingNeed, ...]:
 
 
 def all_names(traced: TracedModel) -> dict[str, list[str]]:
-    """All names of each parameter and buffer in the model, by the first one."""
+    """All names of each parameter and buffer in the model, by its first name."""
     names_of: dict[str, list[str]] = defaultdict(list)
     for name, first in traced.state_names.items():
         names_of[first].append(name)
@@ -130,7 +130,7 @@ def all_names(traced: TracedModel) -> dict[str, list[str]]:
 
 
 def tied_weights(traced: TracedModel) -> tuple[TiedWeights, ...]:
-    """The weights that several layers share, each by all its names in the model."""
+    """The weights that several layers share, each with all its names in the model."""
     names_of = all_names(traced)
     sizes = {name: parameter.nbytes for name, parameter in traced.model.named_parameters()}
     return tuple(
@@ -142,7 +142,7 @@ def tied_weights(traced: TracedModel) -> tuple[TiedWeights, ...]:
 
 
 def has_batch_norm(traced: TracedModel) -> bool:
-    """Whether the model has BatchNorm, whose result for a sample depends on the other samples of its minibatch."""
+    """Whether the model has BatchNorm. Its result for a sample depends on the other samples of the minibatch."""
     return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in traced.model.modules())
 
 
@@ -165,7 +165,7 @@ def profile_from(
 ) -> Profile:
     """The profile of the model that `ref` names, with the first of `sizes` as its own.
 
-    `provenance` and `measured` have the fields that say how it was made, and those that only some profiles have.
+    `provenance`: fields that say how the profile was made. `measured`: fields that only some profiles have.
     """
     optimizer = optimizer_state(job)
     first, *others = sizes

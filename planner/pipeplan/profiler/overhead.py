@@ -1,4 +1,4 @@
-"""The time of an empty layer, which a stage has once and not once for each layer."""
+"""The time of an empty layer. A stage has this overhead once, and not once for each layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeplan_launch.tracing.trace import TensorSpec
 
 @dataclass(frozen=True)
 class Overhead:
-    """Seconds for one call of a layer that does nothing. A stage pays them once, not once for each layer."""
+    """Seconds for one call of a layer that does nothing."""
 
     forward_s: float
     backward_s: float
@@ -27,8 +27,8 @@ class Overhead:
 def measure_overhead(run: LayerRun, clock: Clock, device: torch.device, passes: int) -> Overhead:
     """Time an empty layer, which returns its input, after every layer of the model: medians over `passes` passes.
 
-    The empty layer runs among the others because in a loop of its own it would find all caches warm, and take a quarter
-    of the time.
+    The empty layer runs between the other layers. In a separate loop all caches would be warm, and it would take a
+    quarter of the time.
     """
     empty, tensor = empty_layer(), torch.zeros(1, device=device)
     forward: list[Callable[[], float]] = []

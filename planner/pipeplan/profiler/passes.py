@@ -1,4 +1,4 @@
-"""Passes over a model: one to inspect it, some to warm up, and measured ones until their times are precise enough.
+"""Passes over a model: one to inspect it, some to warm up, and measured passes until their times are precise enough.
 
 A measured pass runs the model layer by layer, and then as a whole.
 """
@@ -31,12 +31,13 @@ from pipeplan_launch.models.sleeping_stage import CacheEviction
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 
 LONG_PASS_S = 1.0
-"""Duration of a long pass. One long pass suffices to warm up. It also leaves nothing in the caches for the next pass,
-so that the whole model need not run after every pass over the layers."""
+"""Passes that take at least this time are long. One long pass is enough to warm up. A long pass also leaves nothing
+useful in the caches, so the whole model need not run after every pass over the layers."""
 TURN_S = 0.2
-"""Length of a turn: passes alone and passes under load alternate, so that both meet the same speed of the machine."""
+"""Seconds of a turn. Passes alone and passes under load take turns, so that both see the same speed of the machine."""
 MOST_EVICTING_BYTES = 1 << 25
-"""Most memory that is read and written to evict the caches before a pass; more would evict no more."""
+"""Largest amount of memory, in bytes, that is read and written to evict the caches before a pass; more has no
+effect."""
 WHOLE_EVERY = 3
 """If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after every third."""
 
@@ -51,7 +52,7 @@ class Passes:
         trained = sum(parameter.nbytes for parameter in self._parameters if parameter.requires_grad)
         updated = int(trained * (2 + state_ratio))
         self.eviction = CacheEviction(min(updated, MOST_EVICTING_BYTES), run.device)
-        """Stands for the update before a pass, which reads weights, gradients and the optimiser's state."""
+        """Replaces the update before a pass, which in training reads weights, gradients and the optimiser's state."""
         self.overhead = Overhead(0.0, 0.0)
         self.warmed = 0
         """Number of passes that warmed up, layer by layer and as a whole."""
@@ -63,7 +64,7 @@ class Passes:
         Returns the bytes that each layer saves for backward. Raises `InputError` if the model cannot be run or trained.
         """
         self.progress(0, 0, "first pass")
-        # The data of a minibatch counts: a stage reads it anew for every minibatch that it has in flight.
+        # The data of a minibatch counts, because a stage holds it for every minibatch in flight.
         traced = self.run.traced
         saved = SavedBytes([*traced.parameters_by_name().values(), *traced.buffers_by_name().values()])
         modules = {layer.name: layer.module for layer in self.run.traced.layers}
@@ -107,10 +108,10 @@ class Passes:
     def measure(
         self, repeats: int | None, aim: Aim = THOROUGH, load: BusyCores | None = None
     ) -> tuple[Samples, Samples | None]:
-        """Run `repeats` measured passes, or, if it is None, until the aim is reached or its time is spent.
+        """Run `repeats` measured passes. If it is None, run passes until the aim is reached or its time is used up.
 
-        With a `load` other passes run under it, and the second result has their times. Both kinds take turns until
-        there are enough of both, so that a machine whose speed changes changes both alike.
+        With a `load`, further passes run under it, and the second result has their times. The two kinds take turns
+        until there are enough of both, so that a changing speed of the machine affects both.
         """
         alone = Series(Samples(self.run.weights), aim, repeats)
         loaded = None if load is None else Series(Samples(self.run.weights), aim, repeats)
@@ -145,9 +146,9 @@ class Passes:
         return workspaces
 
     def steps(self, own: Mapping[str, Sequence[str]], load: BusyCores | None = None) -> StepCost:
-        """Measure whole training steps, after all other passes, with a `load` also under that.
+        """Measure whole training steps after all other passes; if there is a `load`, also under it.
 
-        `own` names the parameters charged to each layer.
+        `own`: the parameters that count for each layer.
         """
         self.progress(0, 0, "the optimiser's step")
         cost = measure_steps(
@@ -164,7 +165,7 @@ class Passes:
         return cost
 
     def run_both(self, samples: Samples | None) -> None:
-        """Run the layers, then the whole model: in turn, so that a machine that becomes slower slows both down."""
+        """Run the layers, then the whole model. They take turns, so that a machine that becomes slower affects both."""
         done = samples.passes if samples is not None else 0
         self.eviction.run()
         forward = self.run.forward(self.clock.measure)
@@ -203,7 +204,7 @@ class Passes:
 
 
 def _check_outputs(ref: str, layer: str, module: str, outputs: Sequence[Tensor]) -> None:
-    """Raise `InputError` for NaN in the outputs of a layer, and for a loss that cannot be trained on."""
+    """Raise `InputError` for NaN in the outputs of a layer, and for a loss that cannot be used for training."""
     if layer == LOSS_LAYER:
         _check_loss(ref, outputs[0])
     elif any(bool(tensor.isnan().any()) for tensor in outputs if tensor.is_floating_point()):

@@ -1,11 +1,11 @@
-"""Layers of a traced model as functions with their state, and which of them are the same computation.
+"""Layers of a traced model as functions with their state, and a search for layers with the same computation.
 
 Two layers are duplicates if their functions are the same graph of the same operators with the same constants, and if
 one pass observed the same about both: type, shape, strides and `requires_grad` of all inputs (tensors, data,
 parameters, buffers), which of these share memory, and the same properties of the outputs and of the gradients that come
-back. They may differ in the values of floating-point numbers, on which no dense operator's time depends. Integers,
-however, decide which memory is read and written (an embedding's rows). Layers with integer inputs are duplicates only
-if they read the same tensor, or if the buffers and data hold the same numbers.
+back. They may differ in the values of floating-point numbers, because no dense operator's time depends on them.
+Integers, however, determine which memory is read and written (an embedding's rows). Layers with integer inputs are
+duplicates only if they read the same tensor, or if the buffers and data hold the same numbers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TensorKind:
 def prepare_layer(traced: TracedModel, name: str, device: torch.device, copies: SharedCopies) -> PreparedLayer:
     """Cut the layer of this name out of the model, and put its constants on the device.
 
-    Where a stage computes a tensor once for several layers, the first layer computes it and the others receive it.
+    If a stage computes a tensor once for several layers, the first layer computes it and the others receive it.
     """
     tensors = (*traced.tensors, *copies.tensors)
     receives = tuple(spec for spec in tensors if name in spec.consumers)
@@ -105,7 +105,7 @@ def tensor_signature(tensor: Tensor | None) -> Hashable:
 
 
 class DuplicateFinder:
-    """Observes one full pass over the layers, and finds those that are the same computation."""
+    """Observes one full pass over the layers, and finds layers with the same computation."""
 
     def __init__(self, layers: Sequence[PreparedLayer]) -> None:
         self._layers = layers
@@ -132,11 +132,11 @@ class DuplicateFinder:
         ]
 
     def backward(self, layer: PreparedLayer, gradients: Sequence[Sequence[Tensor | None]]) -> None:
-        """Record the gradients of the outputs of a layer that is about to run: one or None from each consumer."""
+        """Record the gradients of a layer's outputs before it runs backward: one or None from each consumer."""
         self._observed[layer.name].append(tuple(tuple(map(tensor_signature, tensors)) for tensors in gradients))
 
     def classes(self) -> dict[str, str]:
-        """For every duplicate layer, the first layer that is the same computation."""
+        """For every duplicate layer: the first layer with the same computation."""
         first: dict[Hashable, str] = {}
         duplicates = {}
         for layer in self._layers:
@@ -157,7 +157,7 @@ def _integer_digest(tensor: Tensor) -> str | None:
 
 
 def _may_be_indices(tensor: Tensor) -> bool:
-    """Whether the tensor's values may decide which memory is accessed."""
+    """Whether the tensor's values may determine which memory is accessed."""
     return not (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 1
 
 

@@ -54,7 +54,7 @@ LOST = "a process that kept a core busy has ended"
 
 
 def profile_model(ref: str, options: ProfilerOptions, progress: Progress = lambda done, total, what: None) -> Profile:
-    """Profile the model that `ref` names, or estimate its profile for a device that is not this machine's.
+    """Profile the model that `ref` names, or estimate its profile for a device that this machine does not have.
 
     Raises `InputError` if the model cannot be profiled, or if an option is wrong. If the model does not fit, the error
     says how much memory is needed.
@@ -98,7 +98,7 @@ def _check(options: ProfilerOptions) -> None:
 
 
 class _Measurement:
-    """The measurement of one model, as far as it has come."""
+    """The measurement of one model, with the results so far."""
 
     job: Job
 
@@ -135,7 +135,7 @@ class _Measurement:
         for size in smaller_sizes(sizes, options.halvings) if traced.dynamic_batch else []:
             try:
                 self._measure(traced, size, BRIEF)
-            except Exception as error:  # the model works at its own size, so that a smaller one is not needed
+            except Exception as error:  # the model works at its own size, so a smaller size is not required
                 remarks.append(f"microbatch {size}, and anything smaller, was not measured: {_reason(error)}")
                 break
         remarks += batch_norm_remarks(traced, len(self.measured))
@@ -145,7 +145,7 @@ class _Measurement:
         return self._profile(checked, steps, read_s)
 
     def _measure(self, traced: TracedModel, minibatch: int, aim: Aim) -> Passes:
-        """Measure the model at one size, after a first pass that inspects it. Returns the passes over the model."""
+        """Measure the model at one size, after a first pass that inspects it. Returns its `Passes`."""
         options = self.options
         passes = self._passes(traced, minibatch)
         saved = passes.inspect(self.ref)
@@ -182,8 +182,9 @@ class _Measurement:
         return Passes(job, run, _clock(self.options), self.progress)
 
     def _reading_s(self, passes: Passes) -> float:
-        """Time of reading a minibatch. It is 0 on a GPU, where it overlaps with computing, and, with a remark, if the
-        data fails on samples that nothing else reads."""
+        """Time of reading a minibatch, in seconds. It is 0 on a GPU, where reading overlaps with computing. It is also
+        0, with a remark, if the data fails on samples that nothing else reads.
+        """
         if self.options.device != "cpu":
             return 0.0
         self.progress(0, 0, "reading samples")
@@ -221,7 +222,7 @@ class _Measurement:
 
 
 def load_processes(options: ProfilerOptions) -> int:
-    """Busy processes while times under load are measured, one for each core; 0 where no such times are."""
+    """Number of busy processes while times under load are measured, one for each core; 0 if they are not measured."""
     wanted = options.load and options.device == "cpu" and options.threads == 1
     cores = local_processors().cores if wanted else 0
     return cores if cores > 1 else 0
@@ -229,7 +230,7 @@ def load_processes(options: ProfilerOptions) -> int:
 
 @contextmanager
 def _load(passes: Passes, busy: int) -> Iterator[BusyCores | None]:
-    """Copies of this process, `busy` processes in all, that run the same passes; None where these cannot be had."""
+    """Copies of this process that run the same passes, with `busy` processes in total; None if they cannot be made."""
     if not busy or load_obstacle(busy):
         yield None
     else:
@@ -278,7 +279,7 @@ def _provenance(
 
 
 def _method(options: ProfilerOptions, job: Job, first: MeasuredSize, busy: int) -> str:
-    """The method of measurement, as text for people."""
+    """The method of measurement, as text for the user."""
     how = (
         f"each layer by itself, in full forward and backward passes over the model; {_clock(options).how}; median and "
         f"interquartile range of {first.samples.passes} passes after {first.warmed} to warm up; less the time of an "

@@ -1,8 +1,9 @@
-"""Remarks in a profile: properties of a job that a pipeline needs, tried on one minibatch, and what layers leave out.
+"""Remarks in a profile: missing properties that a pipeline needs, found on one minibatch, and time that layers leave
+out.
 
-An update of a pipeline uses the mean of the gradients of its minibatches. It equals an update of one process with the
-whole batch if the loss is a mean over samples, or over what the job's `loss_weight` counts, and if the optimiser
-changes every parameter by itself.
+An update of a pipeline uses the mean of the gradients of its minibatches. It equals the update of one process with the
+whole batch under two conditions. The loss is a mean over samples, or over what the job's `loss_weight` counts. The
+optimiser changes every parameter independently of the others.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from pipeplan_launch.tracing.python_state import restored_state
 from pipeplan_launch.tracing.trace import TracedModel
 
 TOLERANCE = 1e-3
-"""Relative difference of two losses below which they are taken as equal: reduced precision rounds."""
+"""Relative difference below which two losses count as equal, because reduced precision rounds."""
 PROBE_STEPS = 3
-"""Steps of an optimiser that shows whether it treats every parameter by itself."""
+"""Steps of an optimiser in the test whether it treats every parameter separately."""
 MAX_SUM_DEVIATION = 0.1
-"""Relative difference between the sum of the layers and the whole model above which a remark is made."""
+"""A remark is made if the sum of the layers differs from the whole model by more than this share."""
 MAX_NAMED = 3
-"""Most parameters that a remark names."""
+"""Largest number of parameters that a remark names."""
 
 
 def promise_remarks(job: Job, traced: TracedModel, batch: Batch) -> list[str]:
-    """Remarks on a job that a pipeline may train differently from one process.
+    """Remarks if a pipeline may train the job differently from one process.
 
     The model runs forward once. Raises `LaunchError` for state that a pipeline would neither train nor save.
     """
@@ -77,7 +78,7 @@ def promise_remarks(job: Job, traced: TracedModel, batch: Batch) -> list[str]:
 
 @torch.no_grad()
 def _metric_remarks(job: Job, output: Any, target: Any) -> list[str]:
-    """A sentence for each metric that fails. Raises `LaunchError` for one that changes state."""
+    """A sentence for each metric that fails. Raises `LaunchError` for a metric that changes state."""
     remarks = []
     named = [(f"the job's metric {name!r}", metric) for name, metric in job.metrics.items()]
     for name, metric in [*([("the job's metric", job.metric)] if job.metric else []), *named]:
@@ -85,7 +86,7 @@ def _metric_remarks(job: Job, output: Any, target: Any) -> list[str]:
             refuse_hidden_state(name, metric, partial(metric, output, target), "compute it from its arguments")
         except LaunchError:
             raise
-        except Exception as error:  # the model can be trained without it, and evaluation has other samples
+        except Exception as error:  # the model can be trained without the metric, and evaluation has other samples
             remarks.append(f"{name} fails on a minibatch of the training data: {describe_error(error)}")
     return remarks
 
@@ -97,7 +98,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class _MeansOverSome(TorchFunctionMode):
-    """Notes losses of torch that take a mean over valid or weighted targets and not over all."""
+    """Notes losses of torch that take a mean over valid or weighted targets instead of all targets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,8 +122,8 @@ class _MeansOverSome(TorchFunctionMode):
 
 
 def _difference_from_mean(job: Job, state: LossState | None, output: Any, batch: Batch) -> tuple[float, float] | None:
-    """(the loss of a minibatch, the mean of the losses of two parts of it) where the two differ; None where they agree,
-    or where the output and the target cannot be divided into samples.
+    """(the loss of a minibatch, the mean of the losses of its two parts) if the two differ; None if they agree, or if
+    the output and the target cannot be divided into samples.
     """
     target, count = batch.target, len(batch.inputs[0])
     tensors = [leaf for leaf in tree_leaves((output, target)) if isinstance(leaf, Tensor)]
@@ -176,7 +177,7 @@ def _mean_remarks(job: Job, losses: tuple[float, float] | None, reasons: Collect
 
 
 def coupling_remarks(job: Job) -> list[str]:
-    """At most one sentence, if the optimiser changes a parameter by what others hold."""
+    """At most one sentence: a warning if the optimiser's step on a parameter depends on other parameters."""
     together = _stepped(job, (0, 1))
     alone = [_stepped(job, (number,)) for number in (0, 1)]
     if together is None or None in alone:
@@ -192,7 +193,9 @@ def coupling_remarks(job: Job) -> list[str]:
 
 
 def _stepped(job: Job, chosen: Sequence[int]) -> list[Tensor] | None:
-    """Some of two stand-in parameters after steps of an optimiser that has only these; None if it cannot be made."""
+    """The chosen ones of two stand-in parameters, after steps of an optimiser for these alone; None if it cannot be
+    made.
+    """
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(8, 8, generator=generator), 10 * torch.randn(8, 8, generator=generator)]
     gradients = [torch.randn(8, 8, generator=generator), 10 * torch.randn(8, 8, generator=generator)]
@@ -218,7 +221,7 @@ def lacking_remarks(job: Job) -> list[str]:
 
 
 def unread_parameter_remarks(traced: TracedModel) -> list[str]:
-    """At most one sentence, on the parameters that no output depends on: no stage holds them, and none trains them."""
+    """At most one sentence on the parameters that no output depends on. No stage holds or trains them."""
     read = {name for info in traced.layers for name in info.parameters}
     unread = [name for name, _ in traced.model.named_parameters() if name not in read]
     return [f"no output depends on these parameters, which are in no layer: {_listed(unread)}"] if unread else []
@@ -232,7 +235,7 @@ def evaluation_remarks(job: Job, traced: TracedModel) -> list[str]:
 
 
 def layer_sum_remarks(size: Size) -> list[str]:
-    """At most one sentence, if the times of the layers do not add up to that of the model run as a whole."""
+    """At most one sentence, if the layers' times do not add up to the time of the whole model."""
     sums = {
         "forward": (sum(layer.forward_s for layer in size.layers), size.whole_forward_s),
         "backward": (sum(layer.backward_s for layer in size.layers), size.whole_backward_s),
@@ -256,8 +259,9 @@ def batch_norm_remarks(traced: TracedModel, sizes: int) -> list[str]:
 
 
 def tie_remarks(traced: TracedModel) -> list[str]:
-    """A sentence for each group of layers that share weights, and for those that share memory and hold others between
-    them."""
+    """A sentence for each group of layers that share weights, and for each group that shares memory and so must keep
+    the layers between them.
+    """
     names_of = all_names(traced)
     names = [layer.name for layer in traced.layers]
     arrows = [(spec.producer, consumer) for spec in traced.tensors for consumer in spec.consumers]

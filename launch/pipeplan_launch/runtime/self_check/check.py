@@ -1,8 +1,8 @@
 """Compare plain training and the pipeline over two steps, and evaluation before and after them.
 
-Both sides start every step from the same state, which is that of plain training, and both optimisers get the gradients
-of plain training. So rounding does not grow from step to step: Adam, whose first step divides a gradient by its own
-size, would make a whole step of it.
+Both start every step from the same state, the state of plain training, and both optimisers get the gradients of plain
+training. So rounding does not grow from step to step. Otherwise Adam, whose first step divides a gradient by its own
+size, would turn a rounding error into a whole step.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ class Check:
         self.remarks: dict[str, None] = {}
 
     def run(self, *, trains: bool) -> None:
-        """Compare, and leave the job as it was. Raises `DifferenceFound` or `NotDeterministic`, and what the user's
-        code raises.
+        """Compare, and leave the job as it was. Raises `DifferenceFound` or `NotDeterministic`, and exceptions of the
+        user's code.
         """
         random_state, start = RandomState.now(CPU), TrainingState.now(self._modules)
         try:
             trained = self._compare_training(start) if trains else None
-            # Last, as a difference in training has a line that says more.
+            # Evaluation comes last, because the report of a difference in training says more.
             start.restore()
             self._compare_evaluation(start, "before training")
             if trained is not None:
@@ -100,7 +100,7 @@ class Check:
             kept = self._attribute_difference(state, attributes, when)
             self._compare_state(state, changed, sample, when)
             found = self._result_difference(state, plain, piped, sample, when)
-            if found is None and step == len(self._samples) - 1:  # the first step may set up what later ones keep
+            if found is None and step == len(self._samples) - 1:  # the first step may set up what later steps keep
                 found = kept
             if found is not None:
                 self._refuse(kept or found, state, sample)
@@ -113,7 +113,9 @@ class Check:
     def _update(
         self, updates: Updates, state: TrainingState, changed: dict[str, Tensor], plain: Trained, *, compare: bool
     ) -> None:
-        """Make the update of plain training; with `compare` see whether an optimiser for each stage makes the same."""
+        """Make the update of plain training. With `compare`, check that one optimiser per stage makes the same
+        update.
+        """
         state.restore()
         state.adopt(changed)
         by_stages = updates.step_by_stages(self._pipeline, plain.gradients) if compare else {}
@@ -130,7 +132,9 @@ class Check:
                 return
 
     def _compare_state(self, state: TrainingState, changed: dict[str, Tensor], sample: Sample, when: str) -> None:
-        """Compare the buffers and parameters that a pass itself has written; `changed` are those of plain training."""
+        """Compare the buffers and parameters that a pass itself has written; `changed`: their values after plain
+        training.
+        """
         piped = state.changed()
         for name in dict.fromkeys((*changed, *piped)):
             before = state.tensors[name]
@@ -144,7 +148,8 @@ class Check:
     def _attribute_difference(self, state: TrainingState, plain: Attributes, when: str) -> Difference | None:
         """The first attribute that the model reads and the pipeline does not change as plain training does.
 
-        One that plain training fills, and that was None before, is a cache. One that nothing reads is a remark.
+        An attribute that was None until plain training filled it is a cache. One that nothing reads makes only a
+        remark.
         """
         piped, before = Attributes.now(self._modules).values, state.attributes.values
         for name in dict.fromkeys((*plain.values, *piped)):
@@ -160,7 +165,7 @@ class Check:
         return None
 
     def _files(self) -> list[ModuleType]:
-        """The files that define the classes of the model, but for torch's."""
+        """The files that define the classes of the model, without those of torch."""
         names = {kind.__module__ for module in self._modules.modules.values() for kind in type(module).__mro__}
         return [sys.modules[name] for name in sorted(names) if name.partition(".")[0] not in ("torch", "builtins")]
 
@@ -170,7 +175,7 @@ class Check:
         """A difference of the losses, or else of a gradient."""
         if not self._close(state, sample, "loss", (plain.loss, piped.loss)):
             return differences.loss_difference(float(plain.loss), float(piped.loss), when)
-        # A fault nearest the loss makes the gradients of all layers before it wrong too.
+        # The search begins at the loss: a fault makes the gradients of all layers before it wrong too.
         for name in reversed(self._modules.trained):
             one, other = plain.gradients.get(name), piped.gradients.get(name)
             if one is None and other is None:
@@ -182,7 +187,7 @@ class Check:
         return None
 
     def _compare_evaluation(self, state: TrainingState, when: str) -> None:
-        """Compare outputs in evaluation mode, and what evaluation leaves behind."""
+        """Compare outputs in evaluation mode, and the state after evaluation."""
         if not self._pipeline.evaluates:
             return
         sample, when = self._samples[0], f"in evaluation {when}"
@@ -212,9 +217,9 @@ class Check:
         pair: tuple[Tensor, Tensor],
         before: Tensor | None = None,
     ) -> bool:
-        """Whether a result of (plain training, the pipeline) is the same but for rounding.
+        """Whether a result of (plain training, the pipeline) is the same except for rounding.
 
-        What rounding does to the model is measured only where nothing else decides.
+        The effect of rounding on the model is measured only if the other rules do not decide.
         """
         plain, piped = pair
         if self._tolerance.close(piped, plain, name, before):
@@ -226,7 +231,7 @@ class Check:
         return self._tolerance.close(piped, plain, name, before)
 
     def _rounding(self, state: TrainingState, sample: Sample) -> dict[str, float]:
-        """Largest change of every result of the model where all parameters change in their last bit."""
+        """Largest change of each result of the model when all parameters change in their last bit."""
         present = TrainingState.now(self._modules)
         try:
             exact = self._repeated_results(state, sample)

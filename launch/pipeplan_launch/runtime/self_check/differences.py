@@ -18,16 +18,18 @@ from torch import Tensor, nn
 from pipeplan_launch.runtime.self_check.kept_values import Kept, Unknown, is_users_class
 from pipeplan_launch.runtime.self_check.training_state import MODEL, AttributeName, TrainedModules, same_bits
 
-# Whether two results are the same but for rounding.
+# Whether two results are the same except for rounding.
 #
-# Most models compute in stages what they compute whole, bit by bit. Some operators differ in the last bits: sums run
-# in another order, and attention picks its kernel by the layout of its operands. Three rules decide, each where the
-# one before it does not:
+# Most models give the same bits in stages as in one piece. Some operators differ in the last bits: sums run in another
+# order, and attention picks its kernel by the layout of its operands. Three rules decide, each if the previous one does
+# not:
 #
-# 1. Equal bits are equal. 2. A difference below `RELATIVE` of the largest element is rounding. Where a tensor is
-# changed, its change is compared too, because a write that is lost may be far smaller than the tensor's values. 3.
-# Sums that cancel, such as the gradient of a bias before BatchNorm, consist of rounding alone. So the model itself
-# runs again, with every parameter changed in its last bit. What that changes (`Noise`) is rounding, times `MARGIN`.
+# 1. Equal bits are equal.
+# 2. A difference below `RELATIVE` of the largest element is rounding. If a tensor is changed, its change is compared
+#    too, because a lost write may be far smaller than the tensor's values.
+# 3. Sums that cancel, such as the gradient of a bias before BatchNorm, consist only of rounding. So the model itself
+#    runs again, with every parameter changed in its last bit. A difference of up to `MARGIN` times the resulting change
+#    (`noise`) is rounding.
 
 RELATIVE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4, torch.complex128: 1e-9}
 """Largest difference that counts as rounding, relative to the largest element, by type."""
@@ -43,12 +45,12 @@ class Tolerance:
     """The differences that count as rounding in one model."""
 
     low: bool
-    """Whether it computes in 16 bits somewhere."""
+    """Whether some part of the model computes in 16 bits."""
     noise: Mapping[str, float] = field(default_factory=dict)
-    """Largest change of a result, by its name, where every parameter changed in its last bit."""
+    """Largest change of each result, by name, when every parameter changes in its last bit."""
 
     def close(self, one: Tensor, other: Tensor, name: str = "", before: Tensor | None = None) -> bool:
-        """Whether two tensors are equal but for rounding; with `before`, also their changes since then.
+        """Whether two tensors are equal except for rounding. With `before`, their changes since then must be equal too.
 
         A tensor that changed on one side alone is not close.
         """
@@ -75,7 +77,7 @@ class Tolerance:
         return RELATIVE_LOW if self.low else RELATIVE.get(tensor.dtype, RELATIVE_LOW)
 
     def same_value(self, one: Kept | None, other: Kept | None) -> bool:
-        """Whether two kept values are equal, numbers and tensors but for rounding."""
+        """Whether two kept values are equal. Numbers and tensors may differ by rounding."""
         if one is None or other is None:
             return one is other
         return self._same(one.content, other.content)
@@ -108,7 +110,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def largest_difference(one: Tensor, other: Tensor) -> float:
-    """Largest difference of two tensors' elements; infinite where they cannot be compared."""
+    """Largest difference of two tensors' elements; infinite if they cannot be compared."""
     one, other = dense(one), dense(other)
     if one.shape != other.shape:
         return float("inf")
@@ -132,16 +134,16 @@ LEAVE_OUT = f"or leave the check out with {OPTION} if that does no harm"
 
 @dataclass(frozen=True)
 class Difference:
-    """One result of the pipeline that is not what plain training gives."""
+    """One result in which the pipeline differs from plain training."""
 
     what: str
     """The result with its module, its class and the place in the user's file, as text for people."""
     how: str
-    """The two values, or what became of the write."""
+    """The two values, or what happened to the write."""
     when: str
     remedy: str
     path: str | None = None
-    """Path of the module to take whole, which may cure it; None where that cannot help."""
+    """Path of a module: taking it whole may remove the difference. None if that cannot help."""
 
     def text(self) -> str:
         """One line for the user."""
@@ -154,7 +156,9 @@ class Difference:
 def tensor_difference(
     kind: str, name: str, modules: TrainedModules, values: tuple[Tensor, Tensor], before: Tensor, when: str
 ) -> Difference:
-    """A buffer or parameter that a pass changes in another way. `values`: (in plain training, in the pipeline)."""
+    """Reports that the pipeline changes a buffer or parameter in another way. `values`: (in plain training,
+    in the pipeline).
+    """
     plain, piped = values
     unchanged = (same(plain, before), same(piped, before))
     if unchanged == (False, True):
@@ -178,7 +182,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def attribute_difference(attribute: AttributeName, when: str, *, piped_only: bool = False) -> Difference:
-    """State in an attribute that does not change as in plain training."""
+    """Reports that an attribute does not change as in plain training."""
     how = (
         "changes in the pipeline, and not in the model,"
         if piped_only
@@ -194,7 +198,7 @@ def attribute_difference(attribute: AttributeName, when: str, *, piped_only: boo
 
 
 def loss_difference(plain: float, piped: float, when: str) -> Difference:
-    """Another loss for the same minibatch."""
+    """Reports that the losses of a minibatch differ."""
     remedy = "make what the model computes follow from its inputs, parameters and buffers alone"
     return Difference("the loss", f"is {plain:.9g} in the model and {piped:.9g} in the pipeline", when, remedy)
 
@@ -202,7 +206,7 @@ def loss_difference(plain: float, piped: float, when: str) -> Difference:
 def gradient_difference(
     name: str, modules: TrainedModules, plain: Tensor | None, piped: Tensor | None, when: str
 ) -> Difference:
-    """Another gradient of a parameter."""
+    """Reports that the gradients of a parameter differ."""
     if plain is None or piped is None:
         how = "is there in the model alone" if piped is None else "is there in the pipeline alone"
     else:
@@ -214,7 +218,7 @@ def gradient_difference(
 
 
 def output_difference(plain: object, piped: object, when: str) -> Difference:
-    """Another output in evaluation."""
+    """Reports that the model's outputs in evaluation differ."""
     pair = [one for one in (plain, piped) if isinstance(one, Tensor)]
     how = f"differs by {largest_difference(*pair):.3g}" if len(pair) == 2 else "differs"
     return Difference("the model's output in evaluation mode", how, when, "make forward() the same code in both modes")
@@ -251,9 +255,10 @@ def place_of_write(kind: type, name: str) -> str | None:
 
 
 def is_read(name: str, files: Iterable[ModuleType]) -> bool:
-    """Whether some code in these files uses an attribute or variable other than to write it anew.
+    """Whether some code in these files reads an attribute or variable.
 
-    `self.calls += 1` alone is no use, and neither is a method of that name. True for a file without source.
+    `self.calls += 1` alone does not count as reading, and neither does a method of that name. True for a file without
+    source.
     """
     for file in files:
         try:
@@ -277,7 +282,7 @@ def _parsed(kind: type) -> tuple[ast.AST, str, int] | None:
 
 
 def _methods(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    """The methods of a class but for `__init__`, `forward` first."""
+    """The methods of a class except `__init__`, `forward` first."""
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
     yield from sorted(found, key=lambda node: node.name != "forward")
 

@@ -21,12 +21,12 @@ from pipeplan_launch.job.user_code import is_user_code
 
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 MOST_MEMBERS = 10_000
-"""Containers with more members are not looked into: they hold data, and copying them would take long."""
+"""Largest container that is copied: larger ones hold data, and copying them would take long."""
 MOST_DEPTH = 8
 
 
 class Unknown:
-    """Stands for a value that is not looked into. All of them count as equal."""
+    """Placeholder for a value that is not copied. All placeholders count as equal."""
 
 
 UNKNOWN = Unknown()
@@ -40,17 +40,17 @@ class Kept:
     content: Any
     """A constant, a copy of a tensor, the state of a generator, or the `Kept` members of a container."""
     put_back: Callable[[], object] | None = None
-    """Gives the object its content back; None where it cannot have changed."""
+    """Restores the object's content; None if the content cannot have changed."""
 
     def restore(self) -> Any:
-        """The object, with what it held."""
+        """The object, with its earlier content."""
         if self.put_back is not None:
             self.put_back()
         return self.original
 
 
 def keep(value: Any, depth: int = 0, *, arrays: bool = True) -> Kept:
-    """A copy of a value, as far as it is of a known type. Parameters are left out, as modules keep them.
+    """A copy of a value, for the types that are known. Parameters are left out, as modules keep them.
 
     With `arrays` false tensors and arrays are left out too, as in a data set, which may be large.
     """
@@ -117,7 +117,7 @@ def _put_back_entries(target: dict[Any, Any], entries: Mapping[Any, Kept]) -> No
 
 
 def _keep_generator(value: Any) -> Kept | None:
-    """A random generator of the user's own, whose position is its content."""
+    """A random generator of the user's own. Its content is its state."""
     if isinstance(value, torch.Generator):
         position = value.get_state()
         return Kept(value, position, lambda: value.set_state(position))
@@ -190,7 +190,9 @@ class FunctionState:
                     self._kept.append(keep(value))
 
     def _keep_variables(self, function: FunctionType) -> None:
-        """The numbers in the variables of the enclosing function, and in global variables, which it may set anew."""
+        """Keep the numbers that the function may assign, in variables of its enclosing function and in global
+        variables.
+        """
         if not is_user_code(function.__code__.co_filename):
             return
         for cell in function.__closure__ or ():
@@ -222,14 +224,15 @@ def _content(cell: CellType) -> Any:
 # The same random numbers for the whole model and for its stages, in whatever order their operators run.
 
 CALLS_ALIKE = 1000
-"""Calls of one operator with one shape that draw the same numbers. Then others follow, so that code that draws until a
-number pleases it ends."""
+"""Calls of one operator with one shape that draw the same numbers. Later calls draw other numbers, so that code that
+draws until a number is accepted comes to an end."""
 
 
 class SameRandomNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Seeds torch's generator before every operator that draws from it, by the operator and the shape of its operands.
 
-    Stages may run operators in another order than the model. Their dropout would differ, although each is right.
+    Stages may run operators in another order than the model. Their dropout would then differ, although both are
+    correct.
     """
 
     def __init__(self, seed: int, minibatch: int) -> None:

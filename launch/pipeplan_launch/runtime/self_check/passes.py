@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Sample:
-    """A minibatch with its number, which its random numbers follow from."""
+    """A minibatch with its number, from which its random numbers are seeded."""
 
     number: int
     batch: Batch
@@ -51,7 +51,7 @@ class Trained:
 
     loss: Tensor
     gradients: dict[str, Tensor]
-    """By the first name of each trained parameter that has one, `model.` or `loss.` before it."""
+    """The gradients that exist, by the first name of each trained parameter, with `model.` or `loss.` before it."""
 
 
 class EagerModel:
@@ -101,19 +101,19 @@ class PipelineModel:
         trained: Mapping[str, nn.Parameter],
         seed: int,
     ) -> None:
-        """`trained`: the trained parameters, named as in `Trained`. Raises `LaunchError` if the layers are no pipeline
-        of the traced model.
+        """`trained`: the trained parameters, named as in `Trained`. Raises `LaunchError` if the layers do not form a
+        pipeline of the traced model.
         """
         self._job, self._traced, self._trained, self._seed = job, traced, trained, seed
         self.programs = [build_stage_program(traced, layers, stage) for stage in range(len(layers))]
         self.evaluates = traced.evaluation_problem is None
-        # Constants of the graph are no state of the model's, so that nothing else brings them back.
+        # Constants of the graph are not part of the model's state, so nothing else restores them.
         self._constants = [
             (tensor, tensor.detach().clone()) for one in self.programs for tensor in one.changing_state().values()
         ]
 
     def restore(self) -> None:
-        """Bring the tensors that only the stages hold back to what they were."""
+        """Restore the tensors that only the stages hold."""
         with torch.no_grad():
             for tensor, value in self._constants:
                 put(tensor, value)
@@ -197,9 +197,9 @@ def _backward(received: Sequence[Sequence[Tensor]], sent: Sequence[Sequence[Tens
 
 
 def loss_of(job: Job, output: Any, target: Any, called: Callable[[Any, Any], Any] | None = None) -> Tensor:
-    """The job's loss; where the job has none, or no targets, the mean square of what the model returns.
+    """The job's loss; where the job has none, or no targets, the mean square of the model's output.
 
-    `called` computes the job's loss; by default it is called as it is.
+    `called` computes the job's loss; by default the job's own function does.
     """
     if job.loss is not None and (job.data is not None or target is not None):
         with user_code_errors(loss_text(job.loss)):
@@ -211,7 +211,7 @@ def loss_of(job: Job, output: Any, target: Any, called: Callable[[Any, Any], Any
 
 
 def take_gradients(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients of these parameters, which are then without one."""
+    """Take the gradients of these parameters, and leave the parameters without gradients."""
     gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
     for parameter in parameters.values():
         parameter.grad = None
@@ -224,7 +224,7 @@ def copied_leaves(output: Any) -> list[Any]:
 
 
 class Updates:
-    """The optimiser of a whole model, and those that the stages of a pipeline have for the same parameters."""
+    """The optimiser of a whole model, and the optimisers of a pipeline's stages for the same parameters."""
 
     def __init__(self, job: Job, trained: Mapping[str, nn.Parameter]) -> None:
         """Raises `LaunchError` if the job's function fails."""
@@ -237,7 +237,9 @@ class Updates:
             self._step(self.whole, self._trained, gradients)
 
     def step_by_stages(self, pipeline: PipelineModel, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters after the first update by an optimiser for each stage; none where their rates depend on it."""
+        """The parameters after the first update by one optimiser per stage; {} if learning rates depend on the
+        stage.
+        """
         if self._job.rate_depends_on_stage:
             return {}
         name_of = {id(parameter): name for name, parameter in self._trained.items()}

@@ -22,12 +22,12 @@ from pipeplan_launch.tracing.trace import TracedModel
 # A pipeline of some stages for a traced model that has no plan yet.
 
 STAGES = 3
-"""A middle stage receives and sends, and may pass on tensors that it does not read."""
+"""Three stages have a middle one, which receives and sends, and may pass on tensors that it does not read."""
 
 
 def even_stages(traced: TracedModel, stages: int = STAGES) -> list[list[str]]:
-    """The model's layers in their order, cut into `stages` parts of about as many layers each, or fewer parts where
-    layers must stay together.
+    """The model's layers in their order, cut into `stages` parts with about equal numbers of layers, or into fewer
+    parts if layers must stay together.
     """
     names = [layer.name for layer in traced.layers]
     place = {name: index for index, name in enumerate(names)}
@@ -97,7 +97,7 @@ def self_check(
             raise
         except TooSlow as error:
             return SelfCheck(str(error))
-        except Exception as error:  # profiling, or the run itself, meets it too and says what to do
+        except Exception as error:  # profiling, or the run itself, meets the same error and says what to do
             problem = str(error) if isinstance(error, LaunchError) else describe_error(error)
     return SelfCheck(problem)
 
@@ -128,7 +128,7 @@ def _batch(job: Job, number: int, size: int, seed: int) -> Batch:
 # The self-check of a run, at its first worker: the whole model against the plan's own stages.
 
 LARGE_BYTES = 100 << 20
-"""Weights from which on the check takes seconds, so that a line says what the workers wait for."""
+"""Bytes of weights from which the check takes seconds, so that a line says what the workers wait for."""
 
 
 def check_at_start(plan: LaunchPlan, job: Job, traced: TracedModel, seed: int) -> None:
@@ -142,7 +142,7 @@ def check_at_start(plan: LaunchPlan, job: Job, traced: TracedModel, seed: int) -
 
 
 def say_unchecked(plan: LaunchPlan, job: Job, traced: TracedModel, seed: int) -> None:
-    """Say that nothing is compared, because the user wants it so."""
+    """Say that nothing is compared, because the user turned the check off."""
     print_status(f"note: {_unchecked(OPTION)}")
 
 

@@ -29,7 +29,7 @@ class AttributeName:
     """An attribute of a module, of one of the user's classes, or a global variable of one of their files."""
 
     owner: str
-    """Path of the module, beginning with `model` or `loss`; or a name for people of the class or file."""
+    """Path of the module, beginning with `model` or `loss`; or a readable name of the class or file."""
     name: str
     kind: type | None = None
     """Class of the owner; None for a file."""
@@ -62,7 +62,7 @@ class TrainedModules:
         return dict(named.values())
 
     def present(self) -> dict[str, Tensor]:
-        """The parameters and buffers that the modules hold now, which may not be those that they held first."""
+        """The parameters and buffers that the modules hold now. Code may have replaced some since the start."""
         return {**self._named("named_parameters"), **self._named("named_buffers")}
 
     @property
@@ -98,7 +98,7 @@ class TrainedModules:
         return [kind for kind in kinds if is_users_class(kind)]
 
     def owner(self, attribute: AttributeName) -> Any:
-        """The object whose attribute it is."""
+        """The object that has this attribute."""
         if attribute.owner in self.modules:
             return self.modules[attribute.owner]
         if attribute.kind is not None:
@@ -107,7 +107,9 @@ class TrainedModules:
 
 
 def _is_state(name: str, value: object) -> bool:
-    """Whether an attribute of a class, or a global variable, may be state: no function, class or large object."""
+    """Whether an attribute of a class, or a global variable, may be state. Functions, classes and large objects are
+    not.
+    """
     if name.startswith("__"):
         return False
     if isinstance(value, Tensor):
@@ -124,7 +126,7 @@ class Attributes:
     modules: TrainedModules
     values: dict[AttributeName, Kept]
     of_functions: FunctionState
-    """The state of the loss and of the hooks of parameters, which is put back and not compared."""
+    """The state of the loss and of the hooks of parameters, which is restored, but not compared."""
 
     @staticmethod
     def now(modules: TrainedModules) -> Attributes:
@@ -176,7 +178,7 @@ class TrainingState:
         self.attributes.restore()
 
     def changed(self) -> dict[str, Tensor]:
-        """Copies of the parameters and buffers whose values are not those of this state any more.
+        """Copies of the parameters and buffers whose values have changed since this state.
 
         A buffer that was replaced by another tensor counts with that tensor's value.
         """

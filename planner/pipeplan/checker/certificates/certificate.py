@@ -1,10 +1,10 @@
 """Checks the certificate of optimality in plan.json. docs/check.md states and proves the rules.
 
-A certificate lists all spaces of plans; a space consists of the pipelines inside one component of a level of the
-cluster, with copies in so many components of that level. For each space it claims that no pipeline has every resource
-within some threshold. The claim is checked by closure: wherever a stage that keeps within the threshold may stand in
-front of a state, the resulting state must be covered by a state of the certificate. The module also checks that no
-space is missing and that the thresholds together imply that no plan is faster than the stated bound.
+A certificate lists all spaces of plans. A space consists of the pipelines inside one component of a level of the
+cluster, with one copy in each of several components of that level. For each space the certificate claims that no
+pipeline keeps every resource within a threshold. The claim is checked by closure: if a stage within the threshold can
+be put in front of a state, a state of the certificate must cover the resulting state. The module also checks that no
+space is missing, and that the thresholds together imply that no plan is faster than the stated bound.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeplan.util.files import Node
 LARGEST_TOLERANCE = 1e-6
 """Largest relative tolerance that a certificate may state."""
 AGREEMENT = 1e-6
-"""Relative difference within which the bounds of two solvers are equal."""
+"""Relative difference within which the bounds of two solvers count as equal."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class CertifiedSpace:
     level: int
     copies: int
     first: int = 0
-    """The component of the first copy, counted from 0."""
+    """The component of the first copy, from 0."""
 
 
 def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedBound | None:
-    """The bound that the certificate proves; None where there is no certificate.
+    """The bound that the certificate proves; None if there is no certificate.
 
-    Raises an `InputError` where the certificate cannot be checked or is wrong.
+    Raises an `InputError` if the certificate is wrong or cannot be checked.
     """
     node = document.root.get("certificate")
     if node is None:
@@ -94,9 +94,7 @@ def check_certificate(document: PlanDocument, model: CheckedModel) -> CertifiedB
 def _check_space(
     document: PlanDocument, model: CheckedModel, entry: Node, space: CertifiedSpace, tolerance: float
 ) -> tuple[float, int]:
-    """The step time that no plan of a space beats, in seconds per minibatch, and the number of states that were
-    checked.
-    """
+    """(step time that no plan of a space beats, in seconds per minibatch; number of checked states)."""
     among = _among(document, model, space)
     synchronisation = among / document.update_interval(space.copies)
     if (floor := entry.get("floor_s")) is not None:
@@ -111,8 +109,8 @@ def _check_space(
         proven = threshold / document.minibatches
     else:
         proven = float(formulas.overlapped_s(threshold / space.copies, synchronisation, document.options.overlap))
-    # A plan below this step time keeps every resource of a copy within the threshold, and what is shared within the
-    # step time.
+    # A plan below this step time keeps every resource of a copy within the threshold, and every shared resource within
+    # the step time.
     step_times, grid = (threshold, proven), _optional(entry, "replicas")
     place = space.level, _workers(document, space)
     everything = stage_space(document, model, place, space.copies, among_s=among, step_times=step_times, grid=grid)
@@ -125,10 +123,10 @@ def _space_of(entry: Node) -> CertifiedSpace:
 
 
 def _spaces(document: PlanDocument) -> set[CertifiedSpace]:
-    """All spaces of plans: the whole cluster, and any number of alike components of a level, each with enough workers.
+    """All spaces of plans: the whole cluster, and any number of equal components of a level, each with enough workers.
 
-    On equal servers they are the first components. Copies that would have no worker, or under 2BW no minibatch, are no
-    plans.
+    On equal servers the copies are in the first components. Spaces in which a copy has no worker, or under 2BW no
+    minibatch, are left out.
     """
     cluster, options, network = document.cluster, document.options, document.network
     spaces = {CertifiedSpace(len(cluster.levels), 1)}
@@ -138,7 +136,7 @@ def _spaces(document: PlanDocument) -> set[CertifiedSpace]:
     for level in range(1, len(cluster.levels) if options.allow_copies and not options.grid else 1):
         sizes, above = (np.diff(np.array(network.starts[one])) for one in (level, level + 1))
         if len(sizes) == len(above):
-            continue  # The level above joins one component each: the components are the same.
+            continue  # Each component of the level above has one component of this level: the components are the same.
         for first in range(1 if cluster.uniform else len(sizes) - 1):
             if sizes[first] < max(2, options.stages or 1):
                 continue
@@ -159,7 +157,7 @@ def _workers(document: PlanDocument, space: CertifiedSpace) -> range:
 
 
 def _equal_links(document: PlanDocument, space: CertifiedSpace) -> bool:
-    """Whether the copies' all-reduce is equally fast on whichever workers of their components a plan is."""
+    """Whether the copies' all-reduce has the same speed on any workers of their components."""
     if document.cluster.uniform:
         return True
     workers = _workers(document, space)
@@ -173,7 +171,9 @@ def _equal_links(document: PlanDocument, space: CertifiedSpace) -> bool:
 
 
 def _no_slower(document: PlanDocument, one: CertifiedSpace, other: CertifiedSpace) -> bool:
-    """Whether the copies of one space cost no more than those of another: the same pipelines, on no slower links."""
+    """Whether the copies of one space cost no more than those of another space: the same pipelines, on links that are
+    not slower.
+    """
     if one == other:
         return True
     if (one.level, one.copies) != (other.level, other.copies) or one.copies == 1:
@@ -185,7 +185,7 @@ def _no_slower(document: PlanDocument, one: CertifiedSpace, other: CertifiedSpac
 
 
 def _shared_links(document: PlanDocument, space: CertifiedSpace) -> tuple[float, ...]:
-    """The links among copies of the pipeline and the cards that lead there, on which the costs of copies depend."""
+    """The rates on which the costs of copies depend: of the links among the copies, and of the cards to these links."""
     network, workers = document.network, _workers(document, space)
     link = network.among(workers)
     joined = network.level(workers)
@@ -195,7 +195,7 @@ def _shared_links(document: PlanDocument, space: CertifiedSpace) -> tuple[float,
 
 
 def _with_stages(document: PlanDocument, stages: int | None) -> PlanDocument:
-    """The document with the options changed to ask for exactly so many stages."""
+    """The document with options that ask for exactly this number of stages."""
     return document if stages is None else replace(document, options=replace(document.options, stages=stages))
 
 
@@ -205,7 +205,7 @@ def _optional(entry: Node, key: str) -> int | None:
 
 
 def _parts(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> Iterator[tuple[int, int | None]]:
-    """All numbers of stages that plans of a space may have, each with the number of replicas in a uniform grid."""
+    """(number of stages, number of replicas in a uniform grid) for all plans that a space may have."""
     options = document.options
     workers = len(_workers(document, space)) // space.copies
     most = min(len(model.blocks), workers, options.max_stages or workers)
@@ -232,13 +232,13 @@ def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -
 
 
 def _work_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> float:
-    """Seconds per minibatch if all workers of a space share all work."""
+    """Seconds per minibatch if all workers of a space share all work equally."""
     work = float((model.forward_s + model.backward_s + model.update_s).sum())
     return work / math.fsum(document.cluster.device_of(worker).speed for worker in _workers(document, space))
 
 
 def _least_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace, synchronisation_s: float) -> float:
-    """A step time that no plan of a space beats: all work on all of its workers, and the synchronisation of the
+    """A step time that no plan of a space beats, from all work on all of its workers and the synchronisation of the
     copies.
     """
     work = _work_s(document, model, space)

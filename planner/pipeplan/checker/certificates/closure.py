@@ -1,7 +1,7 @@
 """Checks that the states of a certificate are closed. docs/check.md proves the rules.
 
-Wherever a stage that keeps within the threshold may stand in front of a listed state, a listed state must cover the
-state that it leads to. No stage may complete a pipeline.
+If a stage within the threshold can be put in front of a listed state, a listed state must cover the resulting state. No
+stage may complete a pipeline.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Ints = NDArray[np.intp]
 MOST_CUTS = 5000
 """Largest number of cuts of a model for which a certificate is checked."""
 MOST_WORKERS = 256
-"""Largest number of workers of one copy, for all pairs of which there are tables."""
+"""Largest number of workers of one copy, because there are tables over all pairs of workers."""
 
 
 def stage_space(
@@ -41,12 +41,12 @@ def stage_space(
     step_times: tuple[float, float],
     grid: int | None = None,
 ) -> StageSpace:
-    """A space of plans: pipelines in one component of a level, with `copies` of them side by side.
+    """A space of plans: pipelines in one component of a level, in `copies` components.
 
-    `place` has the level and the workers of all copies; `among_s` is the time of one all-reduce among the copies;
-    `step_times` are the most that a resource of one copy may take for a minibatch of this copy, or with a flush its
-    batch, and the most that a shared one may take for a minibatch of all copies. `grid` is the number of replicas of
-    every stage of a uniform grid. Raises an `InputError` beyond what can be checked.
+    `place`: (level, workers of all copies). `among_s`: time of one all-reduce among the copies. `step_times`: (longest
+    time of a resource of one copy for a minibatch of this copy, or for its batch with a flush; longest time of a shared
+    resource for a minibatch of all copies). `grid`: number of replicas of every stage of a uniform grid. Raises an
+    `InputError` for a space that is too large to be checked.
     """
     threshold, limit = step_times
     if threshold <= 0:
@@ -67,8 +67,8 @@ def stage_space(
 def check_closure(space: StageSpace, entry: Node, options: CheckedOptions, grid: int | None = None) -> int:
     """Check the states of one space of plans, and return their number.
 
-    `grid` is the number of replicas of every stage of a uniform grid, which begins at the first worker. Raises an
-    `InputError` that names a stage which completes a faster plan, or leads to a state that is not covered.
+    `grid`: number of replicas of every stage of a uniform grid, which begins at the first worker. Raises an
+    `InputError` that names a stage that completes a faster plan or leads to a state that is not covered.
     """
     start = space.runs.workers if grid is None else grid * (options.stages or 1)
     if start > space.runs.workers or not len(space.runs.start):
@@ -91,7 +91,9 @@ class Closure:
     entry: Node
 
     def check_cut(self, cut: int) -> None:
-        """Check all stages in front of the states at a cut. Raises an `InputError` where one is not covered."""
+        """Check all stages in front of the states at a cut. Raises an `InputError` if a resulting state is not
+        covered.
+        """
         rows = np.flatnonzero(self.listed.cut == cut)
         states, stages = self.listed.take(rows), self.space.stages(cut)
         for leads in self.space.leads(stages, states):
@@ -117,7 +119,7 @@ class Closure:
     def _resulting(
         self, stages: StagesAtCut, states: CertificateStates, leads: LeadingStages
     ) -> tuple[CertificateStates, Flags]:
-        """The states that stages lead to, and whether these are within the user's limits."""
+        """(states that stages lead to, whether each is within the user's limits)."""
         run, space = stages.traffic.run[leads.stage], self.space
         replicas, before = self.space.runs.replicas[run], stages.before[leads.stage]
         number = states.stages[leads.state] + (space.most_stages is not None)
@@ -126,13 +128,13 @@ class Closure:
         found = CertificateStates(before, first, replicas, leads.demand, leads.loads, leads.times, number, busy)
         allowed = (number <= (space.most_stages or 0)) & (busy <= (space.most_busy or 0))
         for name, stage in space.document.options.pins if space.same_stages else ():
-            # The layers inside the cut are those of the stages still to be placed.
+            # The layers inside the cut belong to the stages that are still to be placed.
             held = space.totals.holds(before, space.model.names.index(name))
             allowed &= held == (stage <= (space.most_stages or 0) - number)
         return found, allowed
 
     def _hopeless(self, found: CertificateStates) -> Flags:
-        """Whether each state is one in front of which no pipeline can exist."""
+        """Whether each state is hopeless: no pipeline can be completed in front of it."""
         room = found.first if self.space.most_busy is None else self.space.most_busy - found.busy
         lost = self.space.hopeless(found.cut, found.first, room, found.times)
         most = self.space.most_stages
@@ -147,7 +149,9 @@ class Closure:
 
 
 def _least(found: CertificateStates) -> Ints:
-    """Rows without those that another row covers trivially: the same place and counts, no less demand and load."""
+    """The rows that are not covered trivially, by another row with the same place and counts and no more demand and
+    load.
+    """
     place = np.stack([found.cut, found.first, found.replicas, found.stages, found.busy])
     costs = np.stack([found.demand, *found.times.T, *found.loads.T])
     order = np.lexsort((costs.sum(axis=0), *place))
@@ -158,7 +162,7 @@ def _least(found: CertificateStates) -> Ints:
 
 
 def stage_words(model: CheckedModel, members: int, first: int, last: int) -> str:
-    """A stage of some layers, a bit set, in words, for error messages."""
+    """A stage in words, for error messages. `members`: its layers, as a bit set."""
     names = [name for index, name in enumerate(model.names) if members >> index & 1]
     layers = names[0] if len(names) == 1 else f"{names[0]} … {names[-1]}"
     return f"a stage of {layers} on worker {first}" + (f" to {last}" if last > first else "")

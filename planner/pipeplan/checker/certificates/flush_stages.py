@@ -1,8 +1,8 @@
-"""The stages of pipelines whose batch keeps within a threshold, for schedules with a flush.
+"""The stages of pipelines whose batch stays within a threshold, for schedules with a flush.
 
-A batch takes the longest of several paths (docs/cost-model.md, "Flush schedules"). A state has two numbers: V1, the
-longest path that begins at its first stage, and V2, a bound on the batch. docs/check.md states the rules and proves
-them.
+The time of a batch is the longest of several paths (docs/cost-model.md, "Flush schedules"). A state has two numbers:
+V1, the longest path that begins at its first stage, and V2, a bound on the batch. docs/check.md states the rules and
+proves them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class FlushSpace(StageSpace):
 
     @property
     def parts(self) -> int:
-        """V1 and V2."""
+        """2, for V1 and V2."""
         return 2
 
     @property
     def holds_all(self) -> bool:
-        """Whether a replica holds all of its minibatches in any case, as under GPipe."""
+        """Whether a replica always holds all of its minibatches, as under GPipe."""
         return self.document.schedule == GPIPE
 
     @property
@@ -41,12 +41,12 @@ class FlushSpace(StageSpace):
 
     @property
     def covers(self) -> bool:
-        """Whether depths depend on what is behind."""
+        """Whether depths depend on the later stages."""
         return self.document.options.memory and not self.holds_all
 
     @cached_property
     def minibatches(self) -> int:
-        """Minibatches of a batch, in the copy that has most."""
+        """Minibatches of a batch, in the copy with the most."""
         return self.document.share(self.copies)
 
     @cached_property
@@ -56,16 +56,16 @@ class FlushSpace(StageSpace):
 
     @cached_property
     def ahead_s(self) -> Floats:
-        """For each cut, what stages of the layers inside add to V1 at least."""
+        """For each cut: a lower bound on what stages of the layers inside add to V1."""
         totals = self.totals
         passes = totals.forward_s if self.splits else totals.forward_s + totals.backward_s - totals.update_s
         return np.asarray(passes / self.fastest)
 
     def hopeless(self, before: Ints, first: Ints, room: Ints, times: Floats | None = None) -> Flags:
-        """Whether no batch within the threshold can have these layers on the workers in front.
+        """Whether these layers on the workers in front always make the batch longer than the threshold.
 
-        A stage on r workers takes at least M / r passes, and all of these r add up to at most the number of workers in
-        front.
+        A stage on r workers takes at least M / r passes. The sum of r over the stages is at most the number of workers
+        in front.
         """
         open_ = np.minimum(first, room)
         work = (self.totals.forward_s[before] + self.totals.backward_s[before]) / self.fastest
@@ -73,7 +73,7 @@ class FlushSpace(StageSpace):
         return np.asarray(lost if times is None else lost | (times[:, 1] > self.threshold))
 
     def _rounds(self, servers: Floats | Ints) -> Floats:
-        """Minibatches on the busiest of so many replicas or links."""
+        """Minibatches on the busiest of this number of replicas or links."""
         return np.asarray(np.ceil(self.minibatches / servers))
 
     def _quick(
@@ -86,12 +86,12 @@ class FlushSpace(StageSpace):
         return np.asarray(self._messages_s(cut, pairs) <= self.threshold)
 
     def _messages_s(self, cut: int, pairs: Pairs) -> Floats:
-        """Seconds for which a boundary is busy, in the busier direction; 0 where its cards are charged instead."""
+        """Seconds for which a boundary is busy, in the busier direction; 0 if cards are charged instead."""
         busy = self._rounds(pairs.lanes) * self.totals.busier[cut] / pairs.bandwidth
         return np.asarray(busy * (not self.document.options.contention))
 
     def _depth(self, stages: StagesAtCut, demand: Floats, transfer_s: Floats) -> Floats:
-        """The fewest minibatches in flight: enough for those behind, and no more than a replica has."""
+        """The fewest minibatches in flight: enough for the later stages, and no more than a replica has."""
         replicas = self.runs.replicas[stages.traffic.run]
         if stages.cut == self.last and not self.holds_all:
             return np.ones(len(demand))
@@ -114,7 +114,7 @@ class FlushSpace(StageSpace):
         return np.stack([path, np.maximum.reduce([before[:, 1], begun, path + self.ahead_s[stages.before]])], axis=1)
 
     def _wait_s(self, stages: StagesAtCut, backward: Floats) -> Floats:
-        """Least time from the last backward pass of stages to the end of their updates."""
+        """Shortest time from the last backward pass of stages to the end of their updates."""
         run = stages.traffic.run
         group = self.group_s(run, self.totals.weights(stages.cut, stages.before))
         exchanged = self.totals.exchanged(stages.cut, stages.before)

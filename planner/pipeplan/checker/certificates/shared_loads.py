@@ -1,9 +1,9 @@
-"""How long a stage keeps shared cards, ports and cores busy, and what of it is known before the stages in front are.
+"""The loads of shared cards, ports and cores by stages, as far as they are known before the stages in front are placed.
 
-A component of a level (a server, say) has one card in each direction, and perhaps cores that its workers share. Stages
-are put in front of one another, so the load of a resource is complete once no further stage can use it. Until then a
-state carries what has been added up so far: everything but the traffic of its own cut. docs/check.md explains the loads
-and proves the rules.
+A component of a level (such as a server) has one card in each direction, and may have cores that its workers share.
+Stages are placed one in front of the other, so the load of a resource is complete when no further stage can use it.
+Until then a state carries the sum so far: everything except the traffic of its own cut. docs/check.md explains the
+loads and proves the rules.
 """
 
 from __future__ import annotations
@@ -24,25 +24,27 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class StageTraffic(Rows):
-    """Traffic and compute of stages, one array entry for each. All figures are for one minibatch of all copies."""
+    """Traffic and compute of stages, with one array entry for each stage. All figures are for one minibatch of all
+    copies.
+    """
 
     run: Ints
     """Index of the run of workers."""
     hop: Floats
-    """Bytes of the all-reduce that each replica sends to the next."""
+    """Bytes that each replica sends to the next one in the all-reduce."""
     copied: Floats
-    """Bytes of the all-reduce among the copies that each replica sends to its counterpart in the next copy."""
+    """Bytes that each replica sends to its counterpart in the next copy, in the all-reduce among the copies."""
     sent: Floats
-    """Bytes that each replica sends and receives at the boundary behind the stage, a column for each."""
+    """Columns: bytes that each replica sends, and receives, at the boundary behind the stage."""
     ahead: Floats
-    """Bytes that each replica sends and receives at the boundary in front of the stage, a column for each."""
+    """Columns: bytes that each replica sends, and receives, at the boundary in front of the stage."""
     core_s: Floats
     """Seconds for which each replica keeps a core busy."""
 
 
 @dataclass(frozen=True)
 class Pairs(Rows):
-    """States and the runs in front of them, with the links between, one array entry for each pair."""
+    """Pairs of a state and a run of workers in front of it, with the link between; one array entry for each pair."""
 
     state: Ints
     """Index of the state among those of its cut."""
@@ -52,24 +54,24 @@ class Pairs(Rows):
     """Replicas of the state's first stage."""
     run: Ints
     bandwidth: Floats
-    """Bytes/s of messages from the run to the state; infinite where nothing is behind."""
+    """Bytes/s of messages from the run to the state; infinite if nothing is behind."""
     latency_s: Floats
     lanes: Ints
-    """Messages that are sent at the same time."""
+    """Number of messages that are sent at the same time."""
     loads: Floats
-    """A row for each pair: the loads of the state, or once it is `joined` those of the component where the run ends."""
+    """A row for each pair: the loads of the state; after `joined`, the loads of the component where the run ends."""
 
 
 @dataclass(frozen=True)
 class SharedLevel:
-    """The components of one level that share network cards or cores, in order, as arrays over them.
+    """The components of one level that share network cards or cores, in order, as arrays over the components.
 
     A state has two loads of cards, outgoing and incoming, and one load of cores.
     """
 
     runs: WorkerRuns
     limit_s: float
-    """Longest time in seconds per minibatch that the resource may be busy."""
+    """Longest allowed busy time of the resource, in seconds per minibatch."""
     home: Ints
     """The component of every worker."""
     begin: Ints
@@ -77,7 +79,7 @@ class SharedLevel:
     message: Floats
     """Seconds that a byte of a message keeps a card busy; 0 for cores."""
     share: Floats
-    """Seconds that a byte of an all-reduce keeps a card busy, or of a second of work each of the cores."""
+    """Seconds that a byte of an all-reduce keeps a card busy, or that a second of work keeps each of the cores busy."""
     cores: bool
 
     @property
@@ -86,17 +88,17 @@ class SharedLevel:
         return 1 if self.cores else 2
 
     def first_in(self, run: Ints) -> tuple[Ints, Ints]:
-        """The component of the first worker of each run, and how many of the run's workers it has."""
+        """(component of the first worker of each run, how many of the run's workers it has)."""
         home = self.home[self.runs.start[run]]
         return home, np.minimum(self.runs.end[run], self.stop[home]) - self.runs.start[run]
 
     def last_in(self, run: Ints) -> tuple[Ints, Ints]:
-        """The component of the last worker of each run, and how many of the run's workers it has."""
+        """(component of the last worker of each run, how many of the run's workers it has)."""
         home = self.home[self.runs.end[run] - 1]
         return home, self.runs.end[run] - np.maximum(self.runs.start[run], self.begin[home])
 
     def possible(self, stages: StageTraffic) -> Flags:
-        """Whether the components that stages fill without beginning or ending there keep within the limit."""
+        """Whether components that lie completely inside a stage's run stay within the limit."""
         possible = np.ones(len(stages.run), dtype=bool)
         for index, held in self._between(stages.run):
             count = self.stop[index] - self.begin[index]
@@ -106,11 +108,11 @@ class SharedLevel:
         return possible
 
     def joined(self, pairs: Pairs, loads: Floats, traffic: tuple[Floats, Floats] | None) -> tuple[Flags, Floats]:
-        """The loads of the component where each run ends, from the stages behind and the boundary to them.
+        """The loads of the component where each run ends, from the stages behind and from the boundary to them.
 
-        `loads` are those of the states here, `traffic` the bytes across their cut, forward and backward, for a
-        minibatch of all copies; None where nothing is behind. The flags say whether a component of the state that the
-        run does not reach, and whose load is thus complete, keeps within the limit.
+        `loads`: the loads of the states here. `traffic`: bytes across their cut, (forward, backward), for a minibatch
+        of all copies; None if nothing is behind. If the run does not reach a component of the state, the load of that
+        component is complete; the flags say whether it stays within the limit.
         """
         if traffic is None:
             return np.ones(len(pairs.run), dtype=bool), np.zeros(loads.shape)
@@ -132,7 +134,7 @@ class SharedLevel:
         return closed, found
 
     def extended(self, stages: StageTraffic, loads: Floats) -> tuple[Flags, Floats]:
-        """Whether stages keep within the limit, and the loads of the states that they lead to, given `joined` loads."""
+        """(whether stages stay within the limit, loads of the states that they lead to), given `joined` loads."""
         (first, front), (last, rear) = self.first_in(stages.run), self.last_in(stages.run)
         within, straddles = np.ones(len(first), dtype=bool), first != last
         start = self.runs.start[stages.run]
@@ -148,9 +150,9 @@ class SharedLevel:
         return within, found
 
     def alone(self, first: Ints, replicas: Ints, traffic: tuple[Floats, Floats], loads: Floats) -> Flags:
-        """Whether the components of states keep within the limit if no stage in front is in them.
+        """Whether the components of states stay within the limit if no stage in front is in them.
 
-        `traffic` has the bytes across the states' cuts, forward and backward, for a minibatch of all copies.
+        `traffic`: bytes across the states' cuts, (forward, backward), for a minibatch of all copies.
         """
         home = self.home[first]
         entering = (np.minimum(first + replicas, self.stop[home]) - first) / replicas * self.message[home]
@@ -158,7 +160,9 @@ class SharedLevel:
         return np.asarray((loads + entering[:, None] * back <= self.limit_s).all(axis=1))
 
     def _ways(self, stages: StageTraffic) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
-        """By load of a state: of each hop of the ring, of each replica, and at the boundaries behind and ahead."""
+        """For each load of a state: the parts from a hop of the ring, from a replica, and from the boundaries behind
+        and ahead.
+        """
         if self.cores:
             nothing = np.zeros(len(stages.run))
             yield nothing, stages.core_s, nothing, nothing
@@ -166,20 +170,20 @@ class SharedLevel:
             yield from ((stages.hop, stages.copied, *ways) for ways in zip(stages.sent.T, stages.ahead.T, strict=True))
 
     def _between(self, run: Ints) -> list[tuple[int, Flags]]:
-        """For every kind of component, one of them, and the runs that have such a component between first and last."""
+        """For every kind of component: (one such component, the runs with such a component strictly inside)."""
         first, last = self.home[self.runs.start[run]], self.home[self.runs.end[run] - 1]
         kinds: dict[tuple[float, ...], tuple[int, Flags]] = {}
         for index in range(len(self.begin)):
             mine = (first < index) & (index < last)
             if mine.any():
-                # All that the load of a component depends on, apart from the stages in it.
+                # Everything that the load of a component depends on, except the stages in it.
                 kind = float(self.stop[index] - self.begin[index]), self.message[index], self.share[index]
                 kinds[kind] = (index, kinds[kind][1] | mine) if kind in kinds else (index, mine)
         return list(kinds.values())
 
 
 def card_levels(cluster: Cluster, runs: WorkerRuns, limit_s: float) -> list[SharedLevel]:
-    """The levels above single workers with cards that something can cross, innermost first."""
+    """The levels above single workers whose cards can carry traffic, innermost first."""
     network, found = NetworkRates.of(cluster), []
     for level, cards in enumerate(network.cards[1:], start=1):
         message, ring = (1 / np.array([getattr(card, name) for card in cards]) for name in ("message", "allreduce"))
@@ -190,11 +194,12 @@ def card_levels(cluster: Cluster, runs: WorkerRuns, limit_s: float) -> list[Shar
 
 
 def core_levels(whole: Cluster, runs: WorkerRuns, limit_s: float, workers: range) -> list[SharedLevel]:
-    """One level, or none where every worker has its own core. `runs` are those of one copy on the cluster `whole`.
+    """One level with the shared cores; none if every worker has its own core. `runs`: the runs of one copy on the
+    cluster `whole`.
 
-    `workers` are those of all components that hold a copy.
+    `workers`: the workers of all components that hold a copy.
 
-    If a server holds several copies of a pipeline, its cores work for as many workers like each of one copy.
+    If a server holds n copies of a pipeline, its cores do n times the work of one copy.
     """
     servers = [whole.server_of(worker) for worker in range(whole.workers)]
     sizes = np.bincount(servers)
@@ -204,14 +209,14 @@ def core_levels(whole: Cluster, runs: WorkerRuns, limit_s: float, workers: range
         return []
     mine = np.array(servers[workers.start : workers.start + runs.workers])
     edges = np.concatenate([[0], np.flatnonzero(np.diff(mine)) + 1, [runs.workers]])
-    # Copies that share a server are alike, and so are all servers then.
+    # Copies that share a server are equal, and then all servers are equal too.
     together = min(len(workers), sizes[mine[0]]) // runs.workers if runs.workers < sizes[mine[0]] else 1
     share = share[mine[edges[:-1]]] * together
     return [SharedLevel(*_components(edges, runs, limit_s), np.zeros(len(share)), share, cores=True)]
 
 
 def ports_suffice(cluster: Cluster, runs: WorkerRuns, stages: StageTraffic, limit_s: float) -> Flags:
-    """Whether the port of every worker of the stages keeps within the limit."""
+    """Whether the port of every worker of the stages stays within the limit."""
     suffice = np.ones(len(stages.run), dtype=bool)
     start, end = runs.start[stages.run], runs.end[stages.run]
     cards = NetworkRates.of(cluster).cards[0]
@@ -225,15 +230,16 @@ def ports_suffice(cluster: Cluster, runs: WorkerRuns, stages: StageTraffic, limi
 
 
 def _components(edges: Ints, runs: WorkerRuns, limit_s: float) -> tuple[WorkerRuns, float, Ints, Ints, Ints]:
-    """The first fields of a `SharedLevel` whose components begin at all but the last of `edges`."""
+    """The first fields of a `SharedLevel` whose components lie between consecutive `edges`."""
     return runs, limit_s, np.repeat(np.arange(len(edges) - 1), np.diff(edges)), edges[:-1], edges[1:]
 
 
 def _meetings(senders: Ints, sending: Ints, receivers: Ints, receiving: Ints) -> Ints:
-    """How many pairs of the last `sending` of the senders and the first `receiving` of the receivers exchange messages.
+    """Number of pairs of one of the last `sending` senders and one of the first `receiving` receivers that exchange
+    messages.
 
     Minibatch i goes from sender i mod r to receiver i mod r′, so sender p and receiver q meet once in lcm(r, r′)
-    minibatches if p ≡ q modulo gcd(r, r′), and never otherwise. Every such sender is counted by itself.
+    minibatches if p ≡ q modulo gcd(r, r′), and never otherwise. The senders are counted one by one.
     """
     common, found = np.gcd(senders, receivers), np.zeros(len(senders), dtype=np.intp)
     for index in range(int(sending.max(initial=0))):

@@ -1,4 +1,4 @@
-"""The stages that keep within a threshold, with all that workers share, and what they do in front of a state."""
+"""The stages that stay within a threshold, including shared resources, and their effect in front of a state."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Ints = NDArray[np.intp]
 
 _STATES_AT_ONCE = 256
 _AT_ONCE = 400_000
-"""The number of pairs of a state and a stage that are looked at a time."""
+"""Largest number of pairs of a state and a stage that are processed at once."""
 
 
 @dataclass(frozen=True)
 class StagesAtCut(Rows):
-    """The stages I→J for one cut J that keep within the threshold wherever they are put, in the order of their runs.
+    """The stages I→J for one cut J that stay within the threshold in every place, in the order of their runs.
 
     Arrays have one entry for each stage, with and without recomputation.
     """
@@ -48,13 +48,13 @@ class StagesAtCut(Rows):
     late: Floats
     """Under 2BW, minibatches that pass between the last backward pass of a group and its update."""
     forward_s: Floats
-    """The time of a minibatch's forward pass on a worker of speed 1, and half of the executor's own work."""
+    """Time of a minibatch's forward pass on a worker of speed 1, plus half of the executor's own work."""
     work_s: Floats
-    """All passes of a minibatch on a worker of speed 1."""
+    """Time of all passes of a minibatch on a worker of speed 1."""
     step_s: Floats
     """The part of `work_s` that is the optimiser's step."""
     ring_s: Floats
-    """One all-reduce among the replicas of a copy."""
+    """Time of one all-reduce among the replicas of a copy."""
     traffic: StageTraffic
 
 
@@ -69,21 +69,21 @@ class CertificateStates(Rows):
     replicas: Ints
     """Replicas of that stage."""
     demand: Floats
-    """Minibatches that a stage in front must cover; 0 where depths do not matter."""
+    """Minibatches that a stage in front must cover; 0 if depths do not matter."""
     loads: Floats
-    """A row for each state: what the cards and cores of the components of its first worker are busy, in seconds per
-    minibatch, without the traffic of the cut itself. 0 where the worker is the first of its component."""
+    """A row for each state: busy times of the cards and cores of the components of its first worker, in seconds per
+    minibatch, without the traffic of the cut itself. 0 if the worker is the first of its component."""
     times: Floats
     """A row for each state: the parts of a batch's time behind the cut, with a flush; otherwise no columns."""
     stages: Ints
-    """Number of stages behind the cut; 0 where stages are not counted."""
+    """Number of stages behind the cut; 0 if stages are not counted."""
     busy: Ints
-    """Number of workers of those stages; 0 where workers are not counted."""
+    """Number of workers of these stages; 0 if workers are not counted."""
 
 
 @dataclass(frozen=True)
 class LeadingStages(Rows):
-    """Stages in front of states, one array entry for each pair, and what the states that they lead to say."""
+    """Stages in front of states, with one array entry for each pair, and the figures of the resulting states."""
 
     state: Ints
     """Index of the state among those of its cut."""
@@ -96,7 +96,7 @@ class LeadingStages(Rows):
 
 @dataclass(frozen=True)
 class StageSpace:
-    """All stages of the pipelines of one space of plans, `copies` of which run side by side."""
+    """All stages of the pipelines of one space of plans, with `copies` pipelines side by side."""
 
     document: PlanDocument
     model: CheckedModel
@@ -117,23 +117,23 @@ class StageSpace:
 
     @property
     def most_stages(self) -> int | None:
-        """Largest number of stages; None where the states do not count them."""
+        """Largest number of stages; None if the states do not count stages."""
         return self.document.options.stages or self.document.options.max_stages
 
     @property
     def same_stages(self) -> bool:
-        """Whether there must be exactly so many stages."""
+        """Whether the number of stages must be exactly `most_stages`."""
         return self.document.options.stages is not None
 
     @property
     def most_busy(self) -> int | None:
-        """Largest number of busy workers of one copy; None where the states do not count them."""
+        """Largest number of busy workers of one copy; None if the states do not count workers."""
         most = self.document.options.max_workers
         return None if most is None else min(most // self.copies, self.runs.workers)
 
     @cached_property
     def columns(self) -> list[tuple[SharedLevel, slice]]:
-        """The levels, with the columns that each has among the loads of a state."""
+        """The levels, each with its columns among the loads of a state."""
         ends = list(itertools.accumulate((level.width for level in self.levels), initial=0))
         return [(level, slice(*part)) for level, part in zip(self.levels, itertools.pairwise(ends), strict=True)]
 
@@ -149,11 +149,11 @@ class StageSpace:
 
     @property
     def covers(self) -> bool:
-        """Whether depths matter: in training, where memory is limited or 2BW limits the minibatches in flight."""
+        """Whether depths matter: in training, if memory is limited or 2BW limits the minibatches in flight."""
         return self.model.training and (self.document.options.memory or self.share is not None)
 
     def traffic_of(self, cut: Ints | int) -> tuple[Floats, Floats]:
-        """Bytes across cuts, forward and backward, for a minibatch of all copies, in one copy."""
+        """Bytes across cuts in one copy, (forward, backward), for a minibatch of all copies."""
         return self.totals.sent[cut] / self.copies, self.totals.returned[cut] / self.copies
 
     @property
@@ -164,8 +164,8 @@ class StageSpace:
     def hopeless(self, before: Ints, first: Ints, room: Ints, times: Floats | None = None) -> Flags:
         """Whether the layers in the cuts `before` are too much work for the workers in front.
 
-        These are the workers before `first`, of which at most `room` may be busy. `times` are the parts of a batch's
-        time behind the cuts, if they are known.
+        The workers in front are the workers before `first`, of which at most `room` may be busy. `times`: the parts of
+        a batch's time behind the cuts, if known.
         """
         work = self.totals.forward_s[before] + self.totals.backward_s[before]
         fastest = max(device.speed for device in self.cluster.devices)
@@ -175,7 +175,9 @@ class StageSpace:
     # -- the stages of one cut --
 
     def stages(self, cut: int) -> StagesAtCut:
-        """The stages that end at a cut and keep within the threshold as far as it does not depend on what follows."""
+        """The stages that end at a cut and stay within the threshold, as far as that does not depend on later
+        stages.
+        """
         totals, runs, options = self.totals, self.runs, self.document.options
         before = totals.inside(cut)
         kinds, kind = np.unique(
@@ -207,9 +209,10 @@ class StageSpace:
     def _quick(
         self, before: Ints, passes: tuple[Floats, Floats], ring_s: Floats, kinds: tuple[Floats, Floats]
     ) -> Flags:
-        """Flags of the stages within the threshold: rows for the cuts `before`, columns for replicas and speed.
+        """Flags of the stages within the threshold: a row for each of the cuts `before`, and columns for replicas and
+        speed.
 
-        Under 2BW there are none if a copy has no minibatch an update.
+        Under 2BW no stage is within the threshold if a copy has no minibatch in an update.
         """
         if self.share == 0:
             return np.zeros(ring_s.shape, dtype=bool)
@@ -223,8 +226,8 @@ class StageSpace:
     ) -> StagesAtCut:
         """Stages on their runs.
 
-        `passes` are the forward pass, with half of the executor's work, and all passes on a worker of speed 1; `ring`
-        is the time of one all-reduce.
+        `passes`: (forward pass with half of the executor's work, all passes), on a worker of speed 1. `ring`: the time
+        of one all-reduce.
         """
         forward, work = passes
         document, replicas, everyone = self.document, self.runs.replicas[run], self.runs.replicas[run] * self.copies
@@ -235,7 +238,7 @@ class StageSpace:
             wait = formulas.group_wait(ring, self.threshold, replicas, self.copies)
         size, common = self.totals.weights(cut, before), document.minibatches if document.accumulates else None
         group = self.group_s(run, size)
-        # With a flush, what no pass hides of an all-reduce is a part of the batch.
+        # With a flush, the part of an all-reduce that no pass hides counts in the batch.
         size = size * (self.model.training and not document.flushes)
         sent, returned = self.traffic_of(cut)
         received, back = self.traffic_of(before)
@@ -264,8 +267,8 @@ class StageSpace:
 
     def _memory(self, cut: int, before: Ints, replicas: Ints, *, again: bool) -> tuple[Floats, Floats]:
         """Fixed bytes of a worker of stages, and bytes for each minibatch in flight (`formulas.stage_memory`)."""
-        # Of the versions of the weights that do not belong to a minibatch in flight, vertical sync may keep more than
-        # one; only one is counted here. Updates are late where a stage of several has replicas.
+        # Vertical sync may keep several weight versions that belong to no minibatch in flight; only one is counted
+        # here. Updates are late if a stage has replicas and there are several stages.
         kept = 1 if self.document.flushes else 2 if self.share is not None else 0
         late = (replicas > 1) & ~((before == 0) & (cut == self.last)) & (self.document.schedule == STASHING)
         fixed, growing = formulas.stage_memory(
@@ -291,7 +294,7 @@ class StageSpace:
         return np.asarray(formulas.ring_allreduce_s(everyone, size, bandwidth, latency) * self.model.training)
 
     def _possible(self, stages: StagesAtCut) -> Flags:
-        """Whether ports and components that only one stage uses keep within the limit, and the wait of one stage."""
+        """Whether ports, components that only one stage uses, and the wait of a single stage stay within the limit."""
         if not self.document.options.contention:
             return np.ones(len(stages.before), dtype=bool)
         possible = ports_suffice(self.cluster, self.runs, stages.traffic, self.limit_s)
@@ -304,7 +307,7 @@ class StageSpace:
         return possible
 
     def _awaited_s(self, stages: StagesAtCut, row: int, known: dict[tuple[float, ...], float]) -> float:
-        """The step time of a plan of one stage, whose forward pass waits for its update. `known` keeps earlier
+        """The step time of a plan of one stage, whose forward pass waits for the update. `known`: cache of earlier
         results.
         """
         run, runs, size, again = int(stages.traffic.run[row]), self.runs, self.cluster.workers, bool(stages.again[row])
@@ -321,14 +324,14 @@ class StageSpace:
     # -- stages in front of states --
 
     def leads(self, stages: StagesAtCut, states: CertificateStates) -> Iterator[LeadingStages]:
-        """The stages that may stand in front of each of some states, a part at a time."""
+        """The stages that can be put in front of some states, a part at a time."""
         for begin in range(0, len(states.first), _STATES_AT_ONCE):
             some = np.arange(begin, min(begin + _STATES_AT_ONCE, len(states.first)))
             for leads in self._leads(stages, states.take(some)):
                 yield replace(leads, state=some[leads.state])
 
     def _leads(self, stages: StagesAtCut, states: CertificateStates) -> Iterator[LeadingStages]:
-        """The stages in front of not too many states."""
+        """The stages in front of a limited number of states."""
         pairs = self._pairs(stages, states)
         starts, stops = (np.searchsorted(stages.traffic.run, pairs.run, side=side) for side in ("left", "right"))
         counts = stops - starts
@@ -340,7 +343,7 @@ class StageSpace:
             yield self._in_front(stages, states, pairs.take(pair), starts[pair] + within)
 
     def _pairs(self, stages: StagesAtCut, states: CertificateStates) -> Pairs:
-        """All pairs of a state and a run in front of it whose boundary keeps within the threshold."""
+        """All pairs of a state and a run in front of it whose boundary stays within the threshold."""
         runs, used = self.runs, np.unique(stages.traffic.run)
         end, first = runs.end[used], states.first[:, None]
         state, which = np.nonzero((end == first) | (runs.anywhere[used] & (end < first)))
@@ -362,11 +365,11 @@ class StageSpace:
         return replace(pairs, loads=loads).take(closed)
 
     def _near(self, cut: int, pairs: Pairs) -> Flags:
-        """Whether boundaries keep within the threshold."""
+        """Whether boundaries stay within the threshold."""
         return np.asarray(self.totals.busier[cut] / pairs.bandwidth / pairs.lanes <= self.threshold)
 
     def _depth(self, stages: StagesAtCut, demand: Floats, transfer_s: Floats) -> Floats:
-        """The fewest minibatches in flight of stages in front of others with a demand, by pairs."""
+        """For each pair: the fewest minibatches in flight of a stage in front of stages with this demand."""
         replicas = self.runs.replicas[stages.traffic.run]
         if not self.covers or stages.cut == self.last:
             return np.ones(len(demand))
@@ -381,7 +384,7 @@ class StageSpace:
         return np.ones(len(times), dtype=bool)
 
     def _in_front(self, stages: StagesAtCut, states: CertificateStates, pairs: Pairs, chosen: Ints) -> LeadingStages:
-        """The chosen stages, one for each pair, that fit in front of its state."""
+        """The chosen stages, one for each pair, if they fit in front of the pair's state."""
         mine = stages.take(chosen)
         replicas, capacity = self.runs.replicas[mine.traffic.run], self.runs.memory[mine.traffic.run]
         transfer = self.totals.busier[stages.cut] / pairs.bandwidth + pairs.latency_s

@@ -1,4 +1,4 @@
-"""Reads the states of a certificate, and decides which states are covered by which others.
+"""Reads the states of a certificate, and decides which states cover others.
 
 docs/check.md states the rule and proves it.
 """
@@ -20,13 +20,13 @@ Ints = NDArray[np.intp]
 DEMAND_SLACK = 1e-14
 """Relative amount by which demands are lowered, so that a sum in another order does not exceed them."""
 LOAD_SLACK = 2e-13
-"""Share of the limit by which loads and times are lowered, once for every cut between the state and the output."""
+"""Loads and times are lowered by this share of the limit, once for every cut between the state and the output."""
 
 
 def read_states(entry: Node, space: StageSpace, start: int) -> tuple[CertificateStates, list[Any]]:
-    """The states of one space of plans, and as they are stated, for error messages.
+    """(states of one space of plans, the same as written in the certificate, for error messages).
 
-    `start` is the number of workers in front of the state where nothing is placed yet. Raises an `InputError` where a
+    `start`: the number of workers in front of the state in which nothing is placed yet. Raises an `InputError` if a
     state is malformed or impossible.
     """
     cuts = cut_indices(entry["cuts"], space.totals.cuts)
@@ -38,7 +38,7 @@ def read_states(entry: Node, space: StageSpace, start: int) -> tuple[Certificate
         entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
     whole = rows[:, [0, 1, 2, *range(ends[1], width)]].astype(np.intp)
     nothing = np.zeros(len(rows), dtype=np.intp)
-    # A slack makes the states claim less, so that the same sum in another order does not exceed it.
+    # Because of the slack, the states claim less than stated, and the same sum in another order does not exceed it.
     states = CertificateStates(
         cut=cuts[whole[:, 0]],
         first=whole[:, 1],
@@ -50,7 +50,7 @@ def read_states(entry: Node, space: StageSpace, start: int) -> tuple[Certificate
         busy=whole[:, -1] if counted[1] else nothing,
     )
     _check(states, space, start, entry["states"])
-    # Where the first worker begins a component, no stage in front can use it, and a load there means nothing.
+    # If the first worker begins a component, no stage in front can use the component, and its load has no meaning.
     placed = states.cut < space.last
     for level, part in space.columns:
         edge = np.ones(len(rows), dtype=bool)
@@ -60,7 +60,7 @@ def read_states(entry: Node, space: StageSpace, start: int) -> tuple[Certificate
 
 
 def cut_indices(node: Node, cuts: list[int]) -> NDArray[np.intp]:
-    """The indices, among the cuts of the model, of those that the certificate lists as hexadecimal bit sets."""
+    """The indices, among the model's cuts, of the cuts that the certificate lists as hexadecimal bit sets."""
     known = {cut: index for index, cut in enumerate(cuts)}
     indices = []
     for item in node.items():
@@ -72,7 +72,7 @@ def cut_indices(node: Node, cuts: list[int]) -> NDArray[np.intp]:
 
 
 def number_rows(node: Node, widths: Container[int], expected: str, fractions: slice = slice(3, 4)) -> Floats:
-    """The states as a table of numbers that are not negative, and whole but for the columns `fractions`."""
+    """The states as a table of numbers that are not negative, and whole except in the columns `fractions`."""
     lengths = {len(item.value) if isinstance(item.value, list) else 0 for item in node.items()}
     if len(lengths) != 1 or any(length not in widths for length in lengths):
         node.fail(f"expected {expected}")
@@ -88,17 +88,18 @@ def number_rows(node: Node, widths: Container[int], expected: str, fractions: sl
 
 
 def _lowered(values: Floats, limit_s: float, cut: Ints, space: StageSpace) -> Floats:
-    """Loads or times of states at these cuts, lowered so that rounding does not raise one above its listed value.
+    """Loads or times of states at these cuts, lowered so that rounding cannot raise them above the listed values.
 
-    Each is a difference of sums over the layers before two cuts, so its rounding is relative to these sums, not to
-    itself. Every further stage rounds again, so the slack grows with every cut.
+    Each value is a difference of sums over the layers before two cuts, so its rounding error is relative to these sums,
+    not to the value. Every further stage rounds again, so the slack grows with every cut.
     """
     return np.maximum(values - LOAD_SLACK * limit_s * (space.last - cut)[:, None], 0.0)
 
 
 def _check(states: CertificateStates, space: StageSpace, start: int, node: Node) -> None:
-    """Raise an `InputError` where a state lies beyond the cluster or the limits, or completes a pipeline, or where the
-    starting state is missing."""
+    """Raise an `InputError` if a state lies beyond the cluster or the limits, if it completes a pipeline, or if the
+    starting state is missing.
+    """
     begins = states.cut == space.last
     placed = (states.replicas >= 1) & (states.first + states.replicas <= start)
     nothing = (states.first == start) & (states.replicas == 0) & (states.stages == 0) & (states.busy == 0)
@@ -113,13 +114,13 @@ def _check(states: CertificateStates, space: StageSpace, start: int, node: Node)
 
 
 def covered(space: StageSpace, leads: CertificateStates, listed: CertificateStates) -> Flags:
-    """Which of some states are covered by a listed state of the same cut. All states have this one cut."""
+    """Which of the states are covered by a listed state. All states have the same cut."""
     runs, found = space.runs, np.zeros(len(leads.first), dtype=bool)
     last = leads.first + leads.replicas - 1
-    # What lies before the stop of this component is joined with the stages in front at no higher level.
+    # Workers before the end of this component meet the stages in front at no higher level.
     joined = runs.level[np.maximum(leads.first - 1, 0), last]
     stop = runs.stop[np.maximum(leads.first - 1, 0), last]
-    # By level: the components of the states, and whether those of the listed ones bear it alone.
+    # For each level: the components of the states, and whether those of the listed states stay within the limit alone.
     levels = [
         (
             level,

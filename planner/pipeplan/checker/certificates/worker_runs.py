@@ -1,4 +1,4 @@
-"""The runs of consecutive workers that a stage may lie on, and the rates of the links inside and between them."""
+"""Runs of consecutive workers on which a stage may lie, with the rates of the links inside and between runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ Ints = NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Rows:
-    """Arrays with one entry for each row, and further `Rows` with as many; fields of other kinds hold for all rows."""
+    """Arrays with one entry for each row, and nested `Rows` of the same length. Fields of other types apply to all
+    rows.
+    """
 
     def take(self, rows: Ints | Flags) -> Self:
         """The entries that `rows` selects."""
@@ -32,7 +34,9 @@ class Rows:
 
 @dataclass(frozen=True)
 class WorkerRuns:
-    """All runs of consecutive workers of a cluster, one array entry for each, and tables over pairs of workers."""
+    """All runs of consecutive workers of a cluster, with one array entry for each run, and tables over pairs of
+    workers.
+    """
 
     start: Ints
     """First worker."""
@@ -46,19 +50,19 @@ class WorkerRuns:
     """Bandwidth of an all-reduce among the workers, bytes/s."""
     ring_latency_s: Floats
     anywhere: Flags
-    """Whether a stage on the run has to be tried wherever a later stage begins. Other runs can be moved by one worker
-    as long as that worker is idle."""
+    """Whether a stage on the run must be tried wherever the next stage begins. Any other run can be moved by one worker
+    if that worker is idle."""
     level: Ints
     """Level of the smallest component that holds two workers."""
     stop: Ints
     """One past the last worker of this component."""
     message: Floats
-    """By level, first and last worker of a run: the slowest link for messages on the ways of all its workers up to
-    the level, bytes/s."""
+    """By level, first worker and last worker of a run: bandwidth of the slowest link for messages between the run's
+    workers and this level, in bytes/s."""
     latency_s: Floats
-    """By level, first and last worker: the longest latency on these ways."""
+    """By level, first worker and last worker of a run: the longest latency of these links."""
     speed_before: Floats
-    """For every number of workers from 0 on, the sum of the speeds of so many first workers."""
+    """Entry n is the sum of the speeds of the first n workers."""
 
     @property
     def replicas(self) -> Ints:
@@ -72,7 +76,9 @@ class WorkerRuns:
 
     @staticmethod
     def of(cluster: Cluster, most: int | None, grid: int | None = None) -> WorkerRuns:
-        """The runs of at most `most` workers. In a uniform grid with `grid` replicas there are no others."""
+        """The runs of at most `most` workers. With `grid`, only the runs of a uniform grid with this number of
+        replicas.
+        """
         network, workers = NetworkRates.of(cluster), cluster.workers
         starts = [np.array(edges) for edges in network.starts]
         homes = [np.repeat(np.arange(len(edges) - 1), np.diff(edges)) for edges in starts]
@@ -113,14 +119,16 @@ class WorkerRuns:
         )
 
     def hop(self, run: Ints, first: Ints, last: Ints) -> tuple[Floats, Floats]:
-        """Bandwidth and latency of messages between runs, by index, and other runs behind them."""
+        """(bandwidth, latency) of messages between runs, given by index, and the runs behind them."""
         start, end = self.start[run], self.end[run] - 1
         level = self.level[start, last]
         bandwidth = np.minimum(self.message[level, start, end], self.message[level, first, last])
         return bandwidth, np.maximum(self.latency_s[level, start, end], self.latency_s[level, first, last])
 
     def no_slower(self, run: tuple[int, int], first: Ints, last: Ints, level: Ints) -> Flags:
-        """Whether a run (first and last worker) is reached as quickly as others, from their levels `level` or above."""
+        """Whether a run, (first worker, last worker), is reached at least as quickly as other runs, from level `level`
+        or above.
+        """
         found = np.ones(len(first), dtype=bool)
         for above in range(len(self.message)):
             quick = self.message[(above, *run)] >= self.message[above, first, last]
@@ -130,7 +138,7 @@ class WorkerRuns:
 
 
 def _worst_of_runs(values: Floats, worst: np.ufunc) -> Floats:
-    """For a first and a last worker, the worst of the values of all workers from one to the other."""
+    """Entry (first, last): the worst value among the workers from first to last."""
     count = len(values)
     found = np.tile(values, (count, 1))
     for first in range(count):

@@ -68,7 +68,7 @@ def trace_for_estimate(ref: str, seed: int, minibatch: int | None, granularity: 
 
 
 def _move_to_meta(model: nn.Module) -> None:
-    """Move tensors to the meta device that are not there yet because they come from a NumPy array or a file.
+    """Move the remaining tensors, which come from NumPy arrays or files, to the meta device.
 
     Raises `LaunchError` if that unties parameters.
     """
@@ -94,7 +94,7 @@ def without_data(job: Job) -> Job:
 
 
 def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lambda done, total, what: None) -> Profile:
-    """Estimate the model that `ref` names for the device that `options` names, a bundled one or a file.
+    """Estimate the model that `ref` names, for the bundled device or device file that `options` names.
 
     Nothing is computed: the model is traced and run on tensors without data. Raises `InputError` if the model cannot be
     traced or run, or if an option or the device is wrong.
@@ -105,7 +105,7 @@ def estimate_model(ref: str, options: ProfilerOptions, progress: Progress = lamb
         built = trace_for_estimate(ref, options.seed, options.minibatch, options.granularity)
         sizes = options.batches or (built.job.minibatch,)
         if built.traced.dynamic_batch:
-            # An estimate is nearly linear in the samples: the ends are enough, and large models take long.
+            # An estimate is nearly linear in the samples, so both ends are enough. Large models would take long.
             sizes += tuple(smaller_sizes(sizes, options.halvings)[-1:])
         ratio = optimizer_state(built.job).ratio
         all_counts, estimated = [], []
@@ -140,7 +140,9 @@ def _provenance(built: TracedJob, device: DeviceFile, counts: WorkCounts) -> dic
 
 
 def count_minibatch_work(ref: str, built: TracedJob, minibatch: int) -> WorkCounts:
-    """Count the work of the layers at one minibatch size. Raises `LaunchError` if the model does not run at it."""
+    """Count the work of the layers at one minibatch size. Raises `LaunchError` if the model does not run at this
+    size.
+    """
     traced = built.traced
     if minibatch != traced.minibatch and not traced.dynamic_batch:
         raise LaunchError(f"{ref!r} was traced at microbatch {traced.minibatch}, and does not run at {minibatch}")
@@ -157,7 +159,7 @@ def count_minibatch_work(ref: str, built: TracedJob, minibatch: int) -> WorkCoun
 
 
 def _left_out(counts: WorkCounts, model: nn.Module) -> str:
-    """The work that an estimate leaves out, and what to do; empty if all is counted."""
+    """A sentence on the work that an estimate leaves out, with a remedy; empty if all work is counted."""
     if not counts.uncounted:
         return ""
     first, what = next(iter(counts.uncounted.items()))
@@ -168,7 +170,9 @@ def _left_out(counts: WorkCounts, model: nn.Module) -> str:
 
 
 def _remedy(model: nn.Module) -> str:
-    """The remedy for a model that cannot be counted; the experts of transformers have several implementations."""
+    """The remedy for a model whose work cannot be counted. Mixtures of experts in transformers can be built in another
+    way.
+    """
     measure = "measure on the device, with --device cuda"
     has_experts = any(hasattr(getattr(one, "config", None), "_experts_implementation") for one in model.modules())
     return f'make the model with experts_implementation="batched_mm", or {measure}' if has_experts else measure
@@ -197,5 +201,5 @@ def _update_s(parameter_bytes: int, state_ratio: float, device: DeviceFile) -> f
 
 
 def _rounded(time_s: float) -> float:
-    """The time with four significant digits, since more would suggest a precision that an estimate does not have."""
+    """The time with four significant digits. More digits would suggest a precision that an estimate does not have."""
     return float(f"{time_s:.4g}")

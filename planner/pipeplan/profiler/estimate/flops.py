@@ -1,4 +1,4 @@
-"""Run a traced model on tensors without data, forwards and backwards, and count each layer's work and bytes.
+"""Run a traced model on tensors without data, forward and backward, and count each layer's work and bytes.
 
 `sample_work` sums the FLOPs up for one sample, and reads from the job how many tokens a sample and how many samples an
 epoch has.
@@ -38,13 +38,13 @@ from pipeplan_launch.tracing.trace import TracedModel
 
 CPU = torch.device("cpu")
 OPAQUE = "opaque"
-"""Stands for the operators of a layer that the trace does not look into: only its inputs and outputs are known."""
+"""Name for the operators of a layer that is not traced inside: only its inputs and outputs are known."""
 _LAYER = "pipeplan_layer"
 
 
 @dataclass
 class WorkCounts:
-    """Work of the layers of a model for one minibatch, and the bytes that they save, by layer."""
+    """Work of a model's layers for one minibatch, and the bytes that they save for backward, by layer."""
 
     forward: dict[str, list[Work]] = field(default_factory=lambda: defaultdict(list))
     backward: dict[str, list[Work]] = field(default_factory=lambda: defaultdict(list))
@@ -61,7 +61,7 @@ def count_work(traced: TracedModel, batch: Batch, loss: Callable[[Any, Any], Ten
 
 
 class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Charges the work of every operator to the layer that runs forwards, or whose gradients are computed."""
+    """Adds the work of every operator to the layer that runs forward, or whose gradients are computed."""
 
     def __init__(self, counts: WorkCounts) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -80,19 +80,20 @@ class _WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def note(self, works: list[Work]) -> None:
-        """Charge work to the layer that does it."""
+        """Add work to the layer that does it."""
         node: Any = torch._C._current_autograd_node()
         if not self.backwards:
             self.counts.forward[self.layer] += works
         elif node is None:
-            # Autograd adds up gradients between two functions. The next function made the tensor, and is charged.
+            # Autograd adds up gradients between two functions. The work counts for the next function, which made the
+            # tensor.
             self._waiting += works
         else:
             self.counts.backward[self._charged()] += self._waiting + works
             self._waiting = []
 
     def _charged(self) -> str:
-        """The layer that runs forwards, or whose gradients are computed."""
+        """The layer that runs forward, or whose gradients are computed."""
         node: Any = torch._C._current_autograd_node() if self.backwards else None
         return self.layer if node is None else str(node.metadata.get(_LAYER, self.layer))
 
@@ -138,7 +139,7 @@ class _Pass:
             elif node.op == "get_attr":
                 value = attribute_at(self.traced.graph_module, node.target)
                 if isinstance(value, Tensor):
-                    # Tied parameters are one object, and have to stay one.
+                    # Tied parameters are one object, and must remain one.
                     value = self.state.setdefault(id(value), _without_data(value))
                 self.values[node] = _on_cpu(value) if isinstance(value, fx.GraphModule) else value
 
@@ -190,13 +191,15 @@ def _on_cpu(region: fx.GraphModule) -> fx.GraphModule:
 
 
 def _without_data(tensor: Tensor) -> Tensor:
-    """A fake tensor on the CPU with the same properties. Autocast treats it like a real one."""
+    """A fake tensor on the CPU with the same properties. Autocast treats it like a real tensor."""
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=CPU)
     return fake.requires_grad_(tensor.requires_grad)
 
 
 def _layer_of_nodes(traced: TracedModel) -> dict[fx.Node, str]:
-    """The layer of every node. A node that every reader computes anew (masks, positions) is in the first reader's."""
+    """The layer of every node. A node that every reader computes for itself (masks, positions) counts for the first
+    reader.
+    """
     layers = dict(traced.layer_of)
     for node in reversed(traced.graph_module.graph.nodes):
         if node not in layers:
@@ -207,7 +210,7 @@ def _layer_of_nodes(traced: TracedModel) -> dict[fx.Node, str]:
 
 
 def _mark(value: Any, layer: str) -> None:
-    """Label the autograd functions behind a value with the layer, unless an earlier layer made them."""
+    """Label the autograd functions that made a value with the layer, unless an earlier layer made them."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None]
     while waiting:
         function = waiting.pop()
@@ -217,18 +220,18 @@ def _mark(value: Any, layer: str) -> None:
 
 
 def sample_work(job: Job, counts: WorkCounts | None, minibatch: int) -> SampleWork:
-    """The work of a sample, from the counts of a minibatch; without FLOPs if some are not counted."""
+    """The work per sample, from the counts of a minibatch; without FLOPs if some work is not counted."""
     flops = () if counts is None or counts.uncounted else _flops_by_kind(counts, minibatch)
     return SampleWork(flops, job.tokens_per_sample, _epoch_samples(job))
 
 
 def counted_work(job: Job, traced: TracedModel, minibatch: int) -> SampleWork:
-    """The work of a sample of a measured model, whose FLOPs are counted on tensors without data."""
+    """The work per sample of a measured model. Its FLOPs are counted on tensors without data."""
     try:
         batch = job.example_batch(minibatch)
         with quiet():
             counts = count_work(traced, batch, training_loss(job, batch))
-    except Exception:  # a model that runs need not run on tensors without data; then its FLOPs are not known
+    except Exception:  # a model may run on real tensors only; its FLOPs are then unknown
         counts = None
     return sample_work(job, counts, minibatch)
 
@@ -247,7 +250,7 @@ def _flops_by_kind(counts: WorkCounts, minibatch: int) -> tuple[SampleFlops, ...
 
 
 def _epoch_samples(job: Job) -> int:
-    """Training samples of an epoch; 0 if the job has no data, or does not say how many there are."""
+    """Training samples in an epoch; 0 if the job has no data, or if the data has no length."""
     if job.data is None:
         return 0
     try:

@@ -1,9 +1,9 @@
 """Replaces operators that a GPU runs as fused kernels, but that fake tensors would decompose.
 
 Each replacement makes tensors of the right sizes, saves the tensors that the GPU's kernel would save, and notes the
-work of that kernel. There are three: dropout that saves a mask of bytes; attention that never stores its score matrix,
-but its inputs, its output and one number per query; and recurrent layers as in cuDNN, which run one matrix product for
-the inputs of all steps and then one per step, and save the gates and cells of every step, the outputs of every layer,
+work of that kernel. There are three. Dropout saves a mask of bytes. Attention saves its inputs, its output and one
+number per query, but never its score matrix. Recurrent layers work as in cuDNN: they run one matrix product for the
+inputs of all steps, then one product per step, and save the gates and cells of every step, the outputs of every layer,
 and the input.
 
 Source of the recurrent layers: J. Appleyard, T. Kočiský and P. Blunsom, Optimizing Performance of Recurrent Neural
@@ -37,7 +37,7 @@ def run_attention(
     note: Note, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, **others: Any,
 ) -> Tensor:  # fmt: skip
-    """Stand-in for `scaled_dot_product_attention`. Calls `note` with the work of forward and of backward."""
+    """Replacement for `scaled_dot_product_attention`. Calls `note` with the work of forward and of backward."""
     share = CAUSAL_SHARE if is_causal else 1.0
     tensors = map(autocast_tensor, (query, key, value))
     out: Tensor = _AttentionFunction.apply(note, bytes_of(attn_mask), share, *tensors)  # type: ignore[no-untyped-call]
@@ -80,7 +80,7 @@ class _AttentionFunction(torch.autograd.Function):
 
 
 def is_plain_recurrence(x: Any, hidden: Any, *others: Any) -> bool:
-    """Whether the arguments are a batch of sequences of one length, without a projection of the output."""
+    """Whether the arguments are a batch of sequences of equal length, without a projection of the output."""
     if not isinstance(x, Tensor) or not isinstance(hidden, Tensor | list | tuple):
         return False
     return isinstance(hidden, Tensor) or len({tensor.shape[-1] for tensor in hidden}) == 1
@@ -90,7 +90,7 @@ def run_recurrence(
     note: Note, gates: int, x: Tensor, hidden: Tensor | Sequence[Tensor], parameters: Sequence[Tensor], biases: bool,
     layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Stand-in for `lstm`, `gru` and `rnn_…`. Returns (output, last states …), and calls `note` with the work."""
+    """Replacement for `lstm`, `gru` and `rnn_…`. Returns (output, last states …), and calls `note` with the work."""
     states = (hidden,) if isinstance(hidden, Tensor) else tuple(hidden)
     samples, steps = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
     x, *others = map(autocast_tensor, (x, *states, *parameters))
@@ -120,19 +120,21 @@ class Recurrence:
 
     @property
     def kept(self) -> int:
-        """Count of numbers that are saved for backward besides input and output."""
+        """Number of values that are saved for backward besides input and output."""
         per_layer = self.steps * self.samples * self.width * self.directions
         return per_layer * (self.layers * (self.gates + (self.gates == 4)) + self.layers - 1)
 
     def forward(self) -> list[Work]:
-        """The work of forward: for every layer and direction, the inputs' product and the steps'."""
+        """The work of forward: for every layer and direction, one product of the inputs and the products of the
+        steps.
+        """
         works = []
         for inputs in self._inputs():
             works += [self._input_product(inputs, self.gates * self.width), self._steps()]
         return works
 
     def backward(self, first: bool) -> list[Work]:
-        """The work of backward. `first` says whether the gradient of the first layer's inputs is computed."""
+        """The work of backward. `first`: whether the gradient of the first layer's inputs is computed."""
         works = []
         for index, inputs in enumerate(self._inputs()):
             works.append(self._steps())
@@ -157,7 +159,7 @@ class Recurrence:
         return Work("matmul", self.arithmetic, 2.0 * rows * inner * columns, float(moved), (rows, columns))
 
     def _steps(self) -> Work:
-        """One product after another. Each reads the weights again."""
+        """The products of the steps, which run one after another. Each reads the weights again."""
         columns = self.gates * self.width
         moved = columns * self.width + self.samples * (2 * columns + 3 * self.width)
         flops = 2.0 * self.samples * self.width * columns
@@ -193,7 +195,7 @@ class _RecurrenceFunction(torch.autograd.Function):
 
 
 class FusedOperators(TorchFunctionMode):
-    """Replaces the operators while it is active, and calls `note` with their work."""
+    """Replaces these operators while it is active, and calls `note` with their work."""
 
     def __init__(self, note: Note) -> None:
         super().__init__()

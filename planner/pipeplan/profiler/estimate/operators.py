@@ -1,4 +1,4 @@
-"""The work of ATen operators as they are dispatched on a GPU; of convolutions, directly or by transforms of tiles."""
+"""The work of ATen operators as a GPU runs them. A convolution runs directly, or by transforms of tiles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COMPUTING = (
     *("mm", "matmul", "addbmm", "conv2d", "conv3d", "fft", "linalg", "cholesky", "triangular", "lu", "svd", "eig"),
     *("inverse", "attention", "lstm", "gru", "rnn", "cdist", "bilinear"),
 )
-"""Words in the names of operators whose time their bytes do not bound."""
+"""Words in the names of operators whose time is not limited by their bytes."""
 _GROUPED = ("aten::_grouped_mm", "aten::_scaled_grouped_mm", "transformers::grouped_mm_fallback")
 _GROUPED_BACKWARD = "transformers::grouped_mm_fallback_backward"
 _OVERWRITE = ("zero_", "fill_", "copy_")
@@ -33,7 +33,7 @@ _OVERWRITE = ("zero_", "fill_", "copy_")
 
 @dataclass(frozen=True)
 class _Algorithm:
-    """A transform of square tiles, under which a convolution becomes a pointwise product."""
+    """A transform of square tiles that turns a convolution into a pointwise product."""
 
     outputs: int
     """Outputs of the convolution per side of a tile."""
@@ -47,8 +47,8 @@ def _algorithm(side: int) -> _Algorithm | None:
     """cuDNN's alternative to direct convolution for filters of this size; None if it has nothing faster.
 
     Filters of 3×3 use Winograd's F(4×4, 3×3) with tiles of 6×6 (A. Lavin and S. Gray, Fast Algorithms for Convolutional
-    Neural Networks, CVPR 2016). Larger ones use Fourier transforms of tiles of 32×32, half of whose complex numbers
-    follow from the others.
+    Neural Networks, CVPR 2016). Larger filters use Fourier transforms of tiles of 32×32. Half of their complex numbers
+    follow from the other half.
     """
     if side == 3:
         return _Algorithm(outputs=4, numbers=36, flops=2 * 36)
@@ -70,16 +70,16 @@ class Convolution:
         self.flops = float(conv_flop_count(list(x.shape), list(weight.shape), list(out.shape), transposed=transposed))
         self.inputs, self.outputs = x.shape[1] // groups, out.shape[1] // groups
         self.bytes = bytes_of(x) + bytes_of(weight) + bytes_of(out)
-        # Channels are last where they are next to each other in memory.
+        # Channels are last if they are next to each other in memory.
         self.converted_bytes = 2 * sum(bytes_of(tensor) for tensor in (x, out) if tensor.stride(1) != 1)
 
     def forward(self, *, bias: bool) -> list[Work]:
-        """The work of the convolution and of adding a bias, which is a kernel of its own."""
+        """The work of the convolution, and of adding a bias in a separate kernel."""
         added = [Work("elementwise", arithmetic_of(self.x), bytes=2 * bytes_of(self.out))] if bias else []
         return [self._product("convolution", self.outputs, _positions(self.out)), *added]
 
     def backward(self, wanted: Sequence[bool]) -> list[Work]:
-        """The work of the gradients of input, weights and bias. `wanted` says for each whether it is computed."""
+        """The work of the gradients of input, weights and bias. `wanted`: for each of them, whether it is computed."""
         by_input, by_weight, by_bias = wanted
         works = []
         if by_input:
@@ -92,7 +92,7 @@ class Convolution:
         return works
 
     def _product(self, kind: str, rows: int, columns: int) -> Work:
-        # A convolution with one channel per group is no matrix product: memory bounds it.
+        # A convolution with one channel per group is not a matrix product. Its time is limited by memory.
         depthwise = self.groups > 1 and 1 in (self.inputs, self.outputs)
         sides = None if depthwise else (rows, columns)
         return Work(
@@ -126,9 +126,9 @@ def _positions(tensor: Tensor) -> int:
 
 
 def works_of(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[list[Work], bool]:
-    """The work of one call of an operator, and whether all of it is counted. Views and allocations have no work.
+    """(the work of one call of an operator, whether all of it is counted). Views and allocations have no work.
 
-    The work is counted by its FLOPs, or by its bytes where these are all that counts.
+    The work has FLOPs, or only bytes if memory limits the operator.
     """
     packet = func.overloadpacket
     name = packet.__name__
@@ -164,11 +164,11 @@ def _product(packet: Any, args: Any, kwargs: Any, out: Any) -> Work:
 
 
 def _grouped_product(left: Tensor, right: Tensor, out: Any) -> Work:
-    """The product of groups of rows, each with a matrix of its own, as in a mixture of experts.
+    """The products of groups of rows, each with its own matrix, as in a mixture of experts.
 
-    The shapes are (rows, inner) × (groups, inner, columns), where the groups divide the rows; (rows, inner) × (inner,
-    columns), where they divide the inner dimension; or (groups, rows, inner) × (groups, inner, columns). However the
-    rows are divided, the FLOPs are the same.
+    The shapes are (rows, inner) × (groups, inner, columns), if the groups divide the rows; (rows, inner) × (inner,
+    columns), if they divide the inner dimension; or (groups, rows, inner) × (groups, inner, columns). The FLOPs do not
+    depend on how the rows are divided.
     """
     *several, rows, inner = left.shape
     columns = int(right.shape[-1])
@@ -178,7 +178,9 @@ def _grouped_product(left: Tensor, right: Tensor, out: Any) -> Work:
 
 
 def _grouped_backward(args: Any, out: Any) -> list[Work]:
-    """The gradients of rows and matrices of a grouped product, from both, the groups' ends and its own gradient."""
+    """The gradients of the rows and matrices of a grouped product. `args`: rows, matrices, group ends, the product's
+    gradient.
+    """
     rows, matrices, _, gradient = args
     by_rows, by_matrices = tensors_in(out)[:2]
     return [
@@ -205,7 +207,7 @@ def _look_up(args: Any, kwargs: Any, out: Any) -> list[Work]:
 
 def _look_up_backward(args: Any, kwargs: Any, out: Any) -> list[Work]:
     gradient, indices = args[:2]
-    # All rows are set to 0. Those that were looked up are read, added to and written.
+    # All rows are set to 0. The rows that were looked up are then read, added to and written.
     cleared = Work("elementwise", arithmetic_of(out), bytes=bytes_of(out))
     return [cleared, Work("embedding", arithmetic_of(out), bytes=bytes_of(indices) + 3 * bytes_of(gradient))]
 
@@ -236,4 +238,4 @@ _SPECIAL: dict[Any, Callable[[Any, Any, Any], list[Work]]] = {
 
 
 WITHOUT_DATA: dict[Any, Callable[..., Any]] = {aten.histc.default: lambda values, bins=100, *_: values.new_empty(bins)}
-"""Operators that torch cannot run on tensors without data, and what they return in shape and type."""
+"""Operators that torch cannot run on tensors without data, with functions that return the right shape and type."""

@@ -31,7 +31,7 @@ _NAMES = {
 class TransformedWork:
     """A convolution as products of transformed tiles.
 
-    It runs in three steps, each with kernels of its own: transform both tensors, multiply, transform back.
+    It runs in three steps with separate kernels: transform both tensors, multiply, transform back.
     """
 
     flops: float
@@ -46,24 +46,24 @@ class TransformedWork:
 
 @dataclass(frozen=True)
 class Work:
-    """One operator, or one part of one."""
+    """The work of one operator, or of a part of an operator."""
 
     kind: str
     """One of `pipeplan.cluster_data.devices.OPERATOR_KINDS`."""
     arithmetic: str
     """The type that it computes in, one of `pipeplan.cluster_data.devices.ARITHMETICS`."""
     flops: float = 0.0
-    """FLOPs, two per multiply-add; 0 for operators that memory bounds."""
+    """FLOPs, two per multiply-add; 0 for operators whose time is limited by memory."""
     bytes: float = 0.0
     """Bytes read and written, each tensor once."""
     sides: tuple[int, int] | None = None
-    """Rows and columns of the matrix product; None if the operator is none."""
+    """Rows and columns of the matrix product; None if the operator is not a matrix product."""
     kernels: int = 1
     """Number of kernels that run one after another."""
     converted_bytes: float = 0.0
     """Bytes read and written to convert tensors to channels last, for arithmetic that needs this layout."""
     transformed: TransformedWork | None = None
-    """This work by another algorithm, which may be faster on a device that has it."""
+    """The same work by another algorithm, which may be faster on a device that supports it."""
 
 
 def bytes_of(*values: Any) -> float:
@@ -85,7 +85,7 @@ def arithmetic_of(*values: Any) -> str:
 
 
 def autocast_tensor(tensor: Tensor) -> Tensor:
-    """The tensor as autocast would pass it to an operator that runs in the smaller type."""
+    """The tensor as autocast passes it to an operator that runs in the smaller type."""
     if torch.is_autocast_enabled("cpu") and tensor.dtype == torch.float32:
         return tensor.to(torch.get_autocast_dtype("cpu"))
     return tensor
