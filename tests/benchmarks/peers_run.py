@@ -16,6 +16,7 @@ from typing import IO, Any, Protocol
 import peers_torch
 from jobs import JOBS, SUBJECTS
 from network_namespaces import CABLE_INTERFACE, OWN_NAMESPACES, Network, NetworkNode, missing_requirement
+
 from pipeplan_launch.plan.stage_files import load_plan
 
 Command = tuple[str, ...]
