@@ -193,7 +193,8 @@ def wrapped(model: nn.Module, kind: str) -> nn.Module:
         return fully_shard(model)
     wrapper = DistributedDataParallel(model)
     if kind == "ddp-bf16":
-        wrapper.register_comm_hook(None, bf16_compress_hook)
+        # DDP refuses this hook by its name where there is no GPU, and it checks annotations.
+        wrapper.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
     return wrapper
 
 

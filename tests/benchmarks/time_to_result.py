@@ -68,9 +68,9 @@ class Model:
 
 
 MODELS = {
-    "GPT": Model("small_gpt", "GPT-2, 8 x 1,024 tokens", 124e6, 6 * 124e6 * 8192 / A100_FLOPS, 2.4, 4),
-    "ViT": Model("small_vit", "ViT-B/16, 64 images", 86e6, 6 * 86e6 * 64 * 197 / A100_FLOPS, 0.4, 4),
-    "LoRA": Model("small_lora", "Llama-3 8B, rank 16, 4 x 1,024 tokens", 42e6, 4 * 8e9 * 4096 / A100_FLOPS, 2.0, 4),
+    "GPT": Model("small_gpt", "GPT-2, 8 x 1,024 tokens", 124e6, 6 * 124e6 * 8192 / A100_FLOPS, 2.2, 4),
+    "ViT": Model("small_vit", "ViT-B/16, 64 images", 86e6, 6 * 86e6 * 64 * 197 / A100_FLOPS, 0.5, 4),
+    "LoRA": Model("small_lora", "Llama-3 8B, rank 16, 4 x 1,024 tokens", 42e6, 4 * 8e9 * 4096 / A100_FLOPS, 1.5, 4),
 }
 """Six operations a weight and token; four where the weights are frozen."""
 LINKS = {"10 Gbit/s": 10e9 / 8, "1 Gbit/s": 1e9 / 8}
@@ -270,13 +270,20 @@ def alone_s(model: Model, workers: int, batch: int, folder: Path) -> float:
     return seconds_each(json.loads(write.read_text())["alone:1"]["ends"])
 
 
-def link_rate(results: Results, row: Row, folder: Path) -> float:
-    """Bytes a second of the links of a row. Also measures the speed of a worker while all are busy."""
+def measure_computing(results: Results, row: Row) -> None:
+    """Fill in the seconds of computing of an update on a worker, alone and with all workers busy."""
     model = MODELS[row.model]
-    if results.get("computing, s", row.model, row.workers) is None:
-        share = row.batch // row.workers
-        results.add(alone_s(model, 1, share, folder), "computing alone, s", row.model, row.workers)
-        results.add(alone_s(model, row.workers, row.batch, folder), "computing, s", row.model, row.workers)
+    if results.get("computing, s", row.model, row.workers) is not None:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        one = alone_s(model, 1, row.batch // row.workers, Path(folder))
+        results.add(one, "computing alone, s", row.model, row.workers)
+        results.add(alone_s(model, row.workers, row.batch, Path(folder)), "computing, s", row.model, row.workers)
+
+
+def link_rate(results: Results, row: Row) -> float:
+    """Bytes a second of the links of a row."""
+    model = MODELS[row.model]
     parameters = getattr(jobs, model.job)().model.parameters()
     gradients = sum(4 * one.numel() for one in parameters if one.requires_grad)
     own = gradients / float(results.get("computing, s", row.model, row.workers))
@@ -301,7 +308,7 @@ def write_plan(results: Results, row: Row, way: Way, rate: float, folder: Path) 
 def plan_seconds(ground: Ground, plan: Path, batch: int, updates: int) -> float:
     """Seconds of an update of a run of a plan."""
     shutil.rmtree(plan / "run", ignore_errors=True)
-    group = batch // json.loads((plan / "plan.json").read_text())["microbatch"]
+    group = batch // load_plan(plan).minibatch
     count = (WARM + updates) * group
     options = ("--epochs", "1", "--max-minibatches", str(count), "--log-every", "0", "--run-dir", str(plan / "run"))
     ground.run(("bash", str(plan / "launch.sh"), *options))
@@ -312,7 +319,7 @@ def measure(results: Results, row: Row, turns: int) -> None:
     """Fill in the seconds of an update of all ways of a row."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        rate = link_rate(results, row, folder)
+        rate = link_rate(results, row)
         ground = Shaped(f"{rate * 8 / 1e3:.0f}kbit", row.workers, burst="20k")
         peers: dict[int, list[str]] = {}
         for name, way in WAYS.items():
@@ -387,6 +394,7 @@ def main() -> int:
             make_base(base)
         count_updates(Results(given.file), rows, given.seeds)
         for row in rows:
+            measure_computing(Results(given.file), row)
             # A network of its own for each row, which ends with its process.
             if status := in_own_network([str(given.file), "--rows", row.name, "--turns", str(given.turns)]):
                 return status
