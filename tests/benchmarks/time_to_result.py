@@ -311,7 +311,8 @@ def plan_seconds(ground: Ground, plan: Path, batch: int, updates: int) -> float:
     group = batch // load_plan(plan).minibatch
     count = (WARM + updates) * group
     options = ("--epochs", "1", "--max-minibatches", str(count), "--log-every", "0", "--run-dir", str(plan / "run"))
-    ground.run(("bash", str(plan / "launch.sh"), *options))
+    # A plan for one of the servers runs on that one alone.
+    (ground if load_plan(plan).servers > 1 else Here()).run(("bash", str(plan / "launch.sh"), *options))
     return seconds_each(read_run(plan, plan / "run", group).ends)
 
 
