@@ -54,6 +54,7 @@ class Network:
         self._count = 0
         _run("mount -t tmpfs none /run")
         NAMES.mkdir()
+        _run("ip link set lo up")
         self._make(root)
 
     def _make(self, node: NetworkNode) -> str:
