@@ -97,13 +97,14 @@ class Shaped:
         self._secret = secrets.token_hex(32)
         self._network = Network(NetworkNode(below=(NetworkNode(rate, workers=1, burst=burst),) * servers))
 
-    def run(self, command: Command) -> None:
+    def run(self, command: Command, first: int | None = None) -> None:
+        """As for every ground; only on the `first` servers, where that is given."""
         meeting = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": CABLE_INTERFACE}
         meeting["PIPEPLAN_SECRET"] = self._secret
         wait(
             [
                 start(("ip", "netns", "exec", name, *command), meeting | {"NODE_RANK": str(rank)})
-                for rank, (name, _) in enumerate(self._network.servers)
+                for rank, (name, _) in enumerate(self._network.servers[:first])
             ]
         )
 

@@ -305,14 +305,18 @@ def write_plan(results: Results, row: Row, way: Way, rate: float, folder: Path) 
     return plan
 
 
-def plan_seconds(ground: Ground, plan: Path, batch: int, updates: int) -> float:
+def plan_seconds(ground: Shaped, plan: Path, batch: int, updates: int) -> float:
     """Seconds of an update of a run of a plan."""
     shutil.rmtree(plan / "run", ignore_errors=True)
     group = batch // load_plan(plan).minibatch
     count = (WARM + updates) * group
     options = ("--epochs", "1", "--max-minibatches", str(count), "--log-every", "0", "--run-dir", str(plan / "run"))
-    # A plan for one of the servers runs on that one alone.
-    (ground if load_plan(plan).servers > 1 else Here()).run(("bash", str(plan / "launch.sh"), *options))
+    # A plan may leave servers idle.
+    command, servers = ("bash", str(plan / "launch.sh"), *options), load_plan(plan).servers
+    if servers > 1:
+        ground.run(command, first=servers)
+    else:
+        Here().run(command)
     return seconds_each(read_run(plan, plan / "run", group).ends)
 
 
