@@ -2,10 +2,14 @@
 
     python tests/benchmarks/first_prediction.py [times] [--only NAME] [--runs N]
     python tests/benchmarks/first_prediction.py memory [--only NAME] [--schedules NAME ...] [--minibatches N]
+    python tests/benchmarks/first_prediction.py unseen [--only NAME] [--runs N]
     python tests/benchmarks/first_prediction.py loop [--runs N]
 
 `times`: the first prediction that a user sees. Profile, plan and run are made N times (3) one after the other, so that
 a machine whose speed changes within minutes has the same speed in a prediction and in its run, and the median counts.
+
+`unseen`: the same for ten jobs of Hugging Face families, to which nothing is fitted: AdamW, warm-up, clipping by the
+global norm, dropout, autocast. Two stages on two workers, and last the median error and how many are within 15%.
 
 `memory`: the peak of every worker against the planner's figure, for unreplicated plans that train N minibatches (16).
 The prediction includes a worker without a model and what the allocator takes, as measured on this machine. Neither
@@ -64,6 +68,13 @@ TIMES = (
     Case("init", INIT, 2, 1024),
     *(Case(name, f"{JOBS}:{name}", count, 64) for name in ("mlp", "convolutions", "attention") for count in (1, 2, 3)),
 )
+UNSEEN_JOBS = Path(__file__).with_name("unseen_jobs.py")
+UNSEEN = tuple(
+    Case(name, f"{UNSEEN_JOBS}:{name}", 2, 128)
+    for name in ("opt", "gpt_neox", "electra", "roberta", "bart", "qwen2", "deit", "convnext", "regnet", "swin")
+)
+UNSEEN_MINIBATCHES = 200
+CLOSE = 0.15
 MEMORY = (
     Case("readme", "mnist", 3),
     Case("init", INIT, 2),
@@ -95,22 +106,40 @@ def solve(profile: Path, workers: int, plan: Path, *options: object) -> None:
 
 def times(given: argparse.Namespace, folder: Path) -> Table:
     """Predicted and measured minibatches per second."""
-    table = Table("model", "stages", "predicted/s", "measured/s", "predicted/measured", "range", "load")
-    for case in chosen(TIMES, given.only):
+    return predictions(TIMES, LEAST_MINIBATCHES, given, folder)[0]
+
+
+def unseen(given: argparse.Namespace, folder: Path) -> Table:
+    """The same for jobs to which nothing is fitted."""
+    table, ratios = predictions(UNSEEN, UNSEEN_MINIBATCHES, given, folder)
+    errors = [abs(ratio - 1) for ratio in ratios]
+    within = f"{sum(error <= CLOSE for error in errors)} of {len(errors)} within {CLOSE:.0%}"
+    table.caption = f"median error {statistics.median(errors):.1%}, {within}"
+    return table
+
+
+def predictions(
+    cases: tuple[Case, ...], minibatches: int, given: argparse.Namespace, folder: Path
+) -> tuple[Table, list[float]]:
+    """Predicted and measured minibatches per second of cases; and the measured over the predicted rates."""
+    table = Table("model", "stages", "predicted/s", "measured/s", "measured/predicted", "range", "load")
+    medians = []
+    for case in chosen(cases, given.only):
         found = []
         for number in range(given.runs):
             place = folder / f"{case.name}-{case.stages}-{number}"
             place.mkdir()
             call(*PIPEPLAN, "profile", case.ref, "-o", "profile.json", folder=place)
             solve(place / "profile.json", case.stages, place / "plan")
-            epochs = -(-LEAST_MINIBATCHES // case.epoch)
+            epochs = -(-minibatches // case.epoch)
             summary = train(place / "plan", place / "run", "--epochs", epochs)["minibatch_s"]
             found.append((float(summary["predicted"]), float(summary["measured"])))
         rates = (f"{1 / statistics.median(one):.1f}" for one in zip(*found, strict=True))
-        ratios = sorted(measured / predicted for predicted, measured in found)
-        shown = f"{statistics.median(ratios):.0%}", f"{ratios[0]:.0%}-{ratios[-1]:.0%}"
+        ratios = sorted(predicted / measured for predicted, measured in found)
+        medians.append(statistics.median(ratios))
+        shown = f"{medians[-1]:.0%}", f"{ratios[0]:.0%}-{ratios[-1]:.0%}"
         table.add_row(case.name, str(case.stages), *rates, *shown, f"{os.getloadavg()[0]:.1f}")
-    return table
+    return table, medians
 
 
 def memory(given: argparse.Namespace, folder: Path) -> Table:
@@ -182,7 +211,12 @@ def plain_loop() -> float:
     return (LOOP_MINIBATCHES - left_out) / (time.perf_counter() - begun)
 
 
-TABLES: Mapping[str, Callable[[argparse.Namespace, Path], Table]] = {"times": times, "memory": memory, "loop": loop}
+TABLES: Mapping[str, Callable[[argparse.Namespace, Path], Table]] = {
+    "times": times,
+    "unseen": unseen,
+    "memory": memory,
+    "loop": loop,
+}
 
 
 def main() -> None:

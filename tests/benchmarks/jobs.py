@@ -8,6 +8,7 @@ Python's own documentation of itself; the longer text goes on with modules of it
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +30,7 @@ from pipeplan_launch.models.image_networks import Block as ResidualBlock
 JOBS = Path(__file__)
 """What `pipeplan profile` takes, with a colon and the name of a job."""
 SAMPLES = 1024
-DIGITS_SIDE, DIGITS_BATCH = 32, 32
+DIGITS_SIDE = 32
 WORDS, TOKENS, WIDTH = 8000, 128, 384
 CHARACTERS, MORE_CHARACTERS, LENGTH = 65_000, 650_000, 48
 """Of the text, of the longer text, and of what a model sees at once."""
@@ -38,11 +39,11 @@ HELD_OUT = 10
 
 
 class Block(nn.Module):
-    """Causal self-attention and two linear layers, each behind a norm and with a shortcut."""
+    """Self-attention, causal by default, and two linear layers, each behind a norm and with a shortcut."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
@@ -52,7 +53,7 @@ class Block(nn.Module):
         samples, length, width = x.shape
         split = self.qkv(self.norm1(x)).view(samples, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
-        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         x = x + self.out(mixed.transpose(1, 2).reshape(samples, length, width))
         return x + self.down(functional.gelu(self.up(self.norm2(x))))
 
@@ -127,7 +128,7 @@ def _texts(vocabulary: int, length: int, samples: int = SAMPLES) -> Callable[[],
     return made
 
 
-# Of peers.py and time_to_goal.py.
+# Of peers.py and time_to_result.py.
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,10 @@ SUBJECTS: Mapping[str, Subject] = MappingProxyType(
     {
         "vgg": Subject("vgg", 16, ("conv6",), ("conv3", "conv6", "conv8"), ("conv4", "conv6", "conv8")),
         "gpt": Subject("gpt", 8, ("block5",), ("block3", "block5", "block7"), ("block2", "block5", "block7")),
-        "digits": Subject("digits", DIGITS_BATCH, ("conv3",), ("conv2", "conv3", "conv4"), ("conv3", "conv4", "flat")),
+        **{
+            name: Subject(name, batch, ("block2",), ("block1", "block2", "block3"), ("block1", "block2", "block3"))
+            for name, batch in (("small_gpt", 16), ("small_vit", 64), ("small_lora", 8))
+        },
     }
 )
 
@@ -221,20 +225,123 @@ def gpt() -> Job:
     return _job(_chain(children), _texts(WORDS, TOKENS), "gpt", SUBJECTS["gpt"].batch)
 
 
-def digits() -> Job:
-    """Four convolutions and fully connected layers with 97% of 2.4 M weights, for the enlarged digits, with AdamW."""
-    model = _convolutional(1, DIGITS_SIDE, ((32, 32), (64, 64)), (512, 512), 10)
-    job = _job(model, _vectors(10), "digits", DIGITS_BATCH)
-    return replace(job, data=_enlarged_digits, optimizer=lambda parameters: AdamW(parameters, lr=1e-3))
+# Of time_to_result.py: chains of four blocks, whose ratio of activations to trained weights is that of a large model.
+
+SMALL, ASCII = 128, 128
+"""Width, and characters, of the small language models."""
+BASE = "PIPEPLAN_BENCHMARK_BASE"
+"""The variable with the path of the weights that `small_lora` adapts; without it they are random."""
+
+
+class _Embedded(nn.Module):
+    """Characters and their places as vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.characters, self.places = nn.Embedding(ASCII, SMALL), nn.Embedding(LENGTH, SMALL)
+
+    def forward(self, text: Tensor) -> Tensor:
+        """(samples, LENGTH) integers to (samples, LENGTH, SMALL)."""
+        vectors: Tensor = self.characters(text)
+        return vectors + self.places(torch.arange(text.shape[1], device=text.device))
+
+
+class _Patches(nn.Module):
+    """An image of 32 x 32 as 16 vectors, each with its place."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.cut = nn.Conv2d(1, width, 8, stride=8)
+        self.places = nn.Parameter(torch.randn(16, width) * 0.02)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(samples, 1, 32, 32) to (samples, 16, width)."""
+        vectors: Tensor = self.cut(images)
+        return vectors.flatten(2).transpose(1, 2) + self.places
+
+
+class _MeanOverPatches(nn.Module):
+    """The mean of the vectors of an image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(samples, patches, width) to (samples, width)."""
+        return x.mean(dim=1)
+
+
+class _Adapted(nn.Module):
+    """A frozen linear layer with an adapter of low rank (LoRA; Hu et al., 2021)."""
+
+    def __init__(self, frozen: nn.Linear, rank: int = 8) -> None:
+        super().__init__()
+        self.frozen = frozen.requires_grad_(False)
+        self.down, self.up = (
+            nn.Linear(frozen.in_features, rank, bias=False),
+            nn.Linear(rank, frozen.out_features, bias=False),
+        )
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the frozen layer has it, with the adapter added."""
+        y: Tensor = self.frozen(x)
+        return y + 2 * self.up(self.down(x))
+
+
+def _characters(begin: int, count: int) -> Callable[[], Data]:
+    """Windows of a part of the text, as ASCII. The whole text is that of `_documentation`, before it is numbered."""
+
+    def made() -> Data:
+        codes = torch.frombuffer(bytearray(_text(begin + count)[begin:].encode("ascii", "replace")), dtype=torch.uint8)
+        return _cut(codes.long())
+
+    return made
+
+
+def _language_model() -> nn.Sequential:
+    children: dict[str, nn.Module] = {"embedded": _Embedded()}
+    children |= {f"block{number}": Block(SMALL, 4) for number in range(4)}
+    return _chain(children | {"norm": nn.LayerNorm(SMALL), "next": nn.Linear(SMALL, ASCII, bias=False)})
+
+
+def small_gpt(rate: float = 2e-3) -> Job:
+    """A language model over characters: 0.8 M weights."""
+    job = _job(_language_model(), _vectors(ASCII, LENGTH), "small_gpt", SUBJECTS["small_gpt"].batch)
+    data = _characters(0, CHARACTERS)
+    return replace(job, data=data, optimizer=lambda parameters: AdamW(parameters, lr=rate))
+
+
+def small_lora(rate: float = 4e-3) -> Job:
+    """The language model, frozen, with adapters of 65,536 weights in its blocks; it learns another text."""
+    model = _language_model()
+    if path := os.environ.get(BASE):
+        model.load_state_dict(torch.load(path, weights_only=True))
+    model.requires_grad_(False)
+    for number in range(4):
+        block: Any = model.get_submodule(f"block{number}")
+        for name in ("qkv", "out", "up", "down"):
+            setattr(block, name, _Adapted(getattr(block, name)))
+    job = _job(model, _vectors(ASCII, LENGTH), "small_lora", SUBJECTS["small_lora"].batch)
+    trained = lambda parameters: AdamW([one for one in parameters if one.requires_grad], lr=rate)  # noqa: E731
+    return replace(job, data=_characters(MORE_CHARACTERS - CHARACTERS, CHARACTERS), optimizer=trained)
+
+
+def small_vit(rate: float = 2e-3, width: int = 96) -> Job:
+    """A vision transformer (Dosovitskiy et al., 2021) for the enlarged digits: 0.45 M weights."""
+    children: dict[str, nn.Module] = {"patches": _Patches(width)}
+    children |= {f"block{number}": Block(width, 4, causal=False) for number in range(4)}
+    children |= {"norm": nn.LayerNorm(width), "mean": _MeanOverPatches(), "classes": nn.Linear(width, 10)}
+    job = _job(_chain(children), _vectors(10), "small_vit", SUBJECTS["small_vit"].batch)
+    return replace(job, data=_enlarged_digits, optimizer=lambda parameters: AdamW(parameters, lr=rate))
 
 
 def _enlarged_digits() -> Data:
-    """The split of the bundled `mnist`; whole batches only, as the peer's stages want one shape."""
+    """The split of the bundled `mnist`, enlarged. An epoch has every sample four times, so that large batches fit."""
     scans, labels = mnist.load_scans()
     images = functional.interpolate(
         scans.unsqueeze(1) / 16, size=(DIGITS_SIDE, DIGITS_SIDE), mode="bilinear", align_corners=False
     )
-    return _split_digits(images, labels, mnist.TRAIN_SAMPLES // DIGITS_BATCH * DIGITS_BATCH)
+    split = _split_digits(images, labels, 1280)
+    inputs, classes = split.train.tensors
+    return replace(split, train=TensorDataset(inputs.repeat(4, 1, 1, 1), classes.repeat(4)))
 
 
 def _split_digits(images: Tensor, labels: Tensor, count: int) -> Data:
@@ -278,21 +385,30 @@ class DigitsResNet(nn.Module):
         return scores
 
 
-def _documentation(characters: int = CHARACTERS) -> tuple[Tensor, int]:
-    """(the text as numbers, how many different characters it has)."""
+def _text(characters: int) -> str:
+    """The beginning of the text, so many characters."""
     from pydoc_data.topics import topics
 
     text = "\n".join(topics[name] for name in sorted(topics))
     modules = sorted(Path(asyncio.__file__).parent.parent.glob("*.py"))
     for module in modules if len(text) < characters else ():
         text += module.read_text(encoding="utf-8").encode("ascii", "ignore").decode()
-    text = text[:characters]
+    return text[:characters]
+
+
+def _documentation(characters: int = CHARACTERS) -> tuple[Tensor, int]:
+    """(the text as numbers, how many different characters it has)."""
+    text = _text(characters)
     known = {character: number for number, character in enumerate(sorted(set(text)))}
     return torch.tensor([known[character] for character in text]), len(known)
 
 
 def _windows(characters: int = CHARACTERS) -> Data:
-    text, _ = _documentation(characters)
+    return _cut(_documentation(characters)[0])
+
+
+def _cut(text: Tensor) -> Data:
+    """Windows of LENGTH characters and one more."""
     windows = text[: len(text) // (LENGTH + 1) * (LENGTH + 1)].view(-1, LENGTH + 1)
     held_out = torch.arange(len(windows)) % HELD_OUT == 0
     train, test = windows[~held_out], windows[held_out]

@@ -17,6 +17,8 @@ import peers_torch
 from jobs import JOBS, SUBJECTS
 from network_namespaces import CABLE_INTERFACE, OWN_NAMESPACES, Network, NetworkNode, missing_requirement
 
+from pipeplan_launch.plan.stage_files import load_plan
+
 Command = tuple[str, ...]
 WORKERS = 2
 LIMIT_S = 300.0
@@ -84,22 +86,25 @@ class Here:
 class Shaped:
     """Every server in a network namespace of its own, with a cable to a switch that is shaped both ways."""
 
-    def __init__(self, rate: str, servers: int = WORKERS) -> None:
-        """`rate`: as tc writes it, 1gbit. The process must be started as `in_own_network` starts one.
+    def __init__(self, rate: str, servers: int = WORKERS, burst: str = "64k") -> None:
+        """`rate`: as tc writes it, 1gbit; `burst`: bytes that a link which was idle sends at once.
+
+        The process must be started as `in_own_network` starts one.
 
         Raises RuntimeError where the machine does not allow it.
         """
         self.servers = servers
         self._secret = secrets.token_hex(32)
-        self._network = Network(NetworkNode(below=(NetworkNode(rate, workers=1),) * servers))
+        self._network = Network(NetworkNode(below=(NetworkNode(rate, workers=1, burst=burst),) * servers))
 
-    def run(self, command: Command) -> None:
+    def run(self, command: Command, first: int | None = None) -> None:
+        """As for every ground; only on the `first` servers, where that is given."""
         meeting = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "GLOO_SOCKET_IFNAME": CABLE_INTERFACE}
         meeting["PIPEPLAN_SECRET"] = self._secret
         wait(
             [
                 start(("ip", "netns", "exec", name, *command), meeting | {"NODE_RANK": str(rank)})
-                for rank, (name, _) in enumerate(self._network.servers)
+                for rank, (name, _) in enumerate(self._network.servers[:first])
             ]
         )
 
@@ -213,7 +218,7 @@ class Ours:
         count = updates * self.group
         options = ("--epochs", "1", "--max-minibatches", str(count), "--log-every", "0", "--run-dir", str(run_dir))
         ground.run(("bash", str(plan / "launch.sh"), *options))
-        return read_run(run_dir, self.group)
+        return read_run(plan, run_dir, self.group)
 
 
 def pins(subject: str, profile: Path, cuts: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -225,8 +230,12 @@ def pins(subject: str, profile: Path, cuts: Sequence[str]) -> Iterator[tuple[int
         yield stage + 1, layers[first]
 
 
-def read_run(run_dir: Path, group: int) -> Measured:
-    """What a run folder says: times of its last worker, losses of those that have one."""
+def read_run(plan: Path, run_dir: Path, group: int) -> Measured:
+    """What a run folder says: times of its last worker, losses of those that have one.
+
+    The memory of a worker without a model, which the summary counts, is left out, as it is on the other side.
+    """
+    empty = load_plan(plan).predictions[0].worker_bytes or 0.0
     losses: dict[int, list[float]] = {}
     ends: dict[int, float] = {}
     for path in sorted((run_dir / "metrics").glob("rank-*.jsonl"), key=lambda path: int(path.stem.split("-")[1])):
@@ -237,7 +246,7 @@ def read_run(run_dir: Path, group: int) -> Measured:
             if line["loss"] is not None:
                 losses.setdefault(update, []).append(line["loss"])
     summary: dict[str, Any] = json.loads((run_dir / "summary.json").read_text())
-    memory = [stage["memory_bytes"]["measured"] for stage in summary["stages"] for _ in stage["workers"]]
+    memory = [stage["memory_bytes"]["measured"] - empty for stage in summary["stages"] for _ in stage["workers"]]
     means = [sum(seen) / len(seen) for _, seen in sorted(losses.items())]
     return Measured(tuple(ends.values()), tuple(means), tuple(memory))
 

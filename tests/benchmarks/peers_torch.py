@@ -1,9 +1,9 @@
-"""One worker of a peer: a schedule of torch.distributed.pipelining, or DistributedDataParallel (DDP).
+"""One worker of a peer: torch.distributed.pipelining, or data parallelism of torch.
 
-torchrun starts it, as it starts ours. With --updates it runs the contenders that it is told, one after another in the
-same processes, each from the same initial weights over the same minibatches, read as ours are. With --goal one
-contender trains whole epochs until the mean training loss of one is at most the goal; the clock stands still while
-losses and weights are sent around and the test set is evaluated, which only this comparison does. What was measured is
+torchrun starts it, as it starts ours. It runs the contenders that it is told, one after another in the same processes,
+each from the same initial weights over the same minibatches, read as ours are. A contender is a kind and the number of
+microbatches of an update, as in 1f1b:4. Kinds are the schedules in `KINDS`, ddp (DistributedDataParallel), ddp-bf16
+(gradients in bfloat16), fsdp2 (every child of the model is a unit), and alone (no exchange). What was measured is
 written as JSON.
 """
 
@@ -16,15 +16,18 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from jobs import JOBS, SUBJECTS, accuracy, pieces
+from jobs import JOBS, SUBJECTS, pieces
 from torch import Tensor, nn
 from torch.distributed import pipelining
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeplan_launch.job.job import Job
@@ -43,9 +46,16 @@ class Kind:
     cuts: str
     """Which of a subject's cuts it runs on."""
 
-    def stages(self, rank: int) -> tuple[int, ...]:
-        """The stages of one of two workers."""
+    def stages(self, rank: int, world: int) -> tuple[int, ...]:
+        """The stages of one of two workers, or of more with a stage each."""
+        if world > 2:
+            return (rank,)
         return {"halves": (rank,), "looped": (rank, rank + 2), "folded": (rank, 3 - rank)}[self.cuts]
+
+    def cuts_of(self, subject: str, world: int) -> tuple[str, ...]:
+        """The children that begin a stage."""
+        cuts: tuple[str, ...] = getattr(SUBJECTS[subject], self.cuts if world == 2 else "looped")
+        return cuts
 
 
 KINDS: Mapping[str, Kind] = {
@@ -57,8 +67,8 @@ KINDS: Mapping[str, Kind] = {
     "zbv": Kind(pipelining.ScheduleZBVZeroBubble, "folded"),
     "dualpipev": Kind(pipelining.ScheduleDualPipeV, "folded"),
 }
-"""And `ddp`, which is no schedule."""
 
+DATA_PARALLEL = ("ddp", "ddp-bf16", "fsdp2", "alone")
 Update = Callable[[int], Sequence[float]]
 """Makes one update, by its number; returns the losses that this worker saw, each of as many samples."""
 
@@ -68,10 +78,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--subject", required=True)
     parser.add_argument("--contenders", required=True, help="as in 1f1b:4,ddp:1: the number is of microbatches")
-    parser.add_argument("--updates", type=int)
-    parser.add_argument("--goal", type=float, help="mean training loss of an epoch")
-    parser.add_argument("--epochs", type=int, help="at most, with --goal")
-    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--updates", type=int, required=True)
+    parser.add_argument("--batch", type=int, help="samples of an update  [default: the subject's]")
     parser.add_argument("--keep-memory", action="store_true", help="set the allocator as our executor does")
     parser.add_argument("--write", type=Path, required=True)
     given = parser.parse_args()
@@ -79,28 +87,26 @@ def main() -> None:
         keep_freed_memory()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    if given.goal is None:
-        measured = {name: run(given.subject, name, given.updates) for name in given.contenders.split(",")}
-    else:
-        measured = train(given.subject, given.contenders, given.seed, given.epochs, given.goal)
+    batch = given.batch or SUBJECTS[given.subject].batch
+    measured = {name: run(given.subject, name, batch, given.updates) for name in given.contenders.split(",")}
     if dist.get_rank() == dist.get_world_size() - 1:
         given.write.write_text(json.dumps(measured))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def start(subject: str, contender: str, seed: int) -> tuple[Job, Update, list[nn.Parameter]]:
-    """The job of a contender, what makes one update, and the parameters of this worker."""
+def start(subject: str, contender: str, batch: int) -> tuple[Update, list[nn.Parameter]]:
+    """What makes one update of a contender, and the parameters of this worker."""
     kind, _, number = contender.partition(":")
-    job = load_job(f"{JOBS}:{subject}", seed)
-    if kind == "ddp":
-        return job, *data_parallel(job, SUBJECTS[subject].batch, seed)
-    return job, *pipelined(job, subject, kind, int(number), seed)
+    job = load_job(f"{JOBS}:{subject}", SEED)
+    if kind in DATA_PARALLEL:
+        return data_parallel(job, kind, batch, int(number))
+    return pipelined(job, subject, kind, batch, int(number))
 
 
-def run(subject: str, contender: str, updates: int) -> dict[str, Any]:
+def run(subject: str, contender: str, batch: int, updates: int) -> dict[str, Any]:
     """Updates of one contender: when each ended (seconds), its mean loss, and the memory of every worker (bytes)."""
-    _, update, parameters = start(subject, contender, SEED)
+    update, parameters = start(subject, contender, batch)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what the contender before has left counts for nobody
     reset_peak()
@@ -120,51 +126,11 @@ def run(subject: str, contender: str, updates: int) -> dict[str, Any]:
     }
 
 
-def train(subject: str, contender: str, seed: int, epochs: int, goal: float) -> dict[str, Any]:
-    """Seconds, losses and accuracies by epoch, until the goal."""
-    kind = contender.partition(":")[0]
-    job, update, _ = start(subject, contender, seed)
-    updates = len(job.datasets.train) // SUBJECTS[subject].batch  # type: ignore[arg-type]
-    seconds: list[float] = []
-    losses: list[float] = []
-    accuracies: list[float] = []
-    while len(seconds) < epochs and (not losses or losses[-1] > goal):
-        job.model.train()
-        dist.barrier()
-        seen: list[float] = []
-        begun = time.perf_counter()
-        for index in range(updates):
-            seen += update(len(seconds) * updates + index)
-        dist.barrier()
-        seconds.append(time.perf_counter() - begun)
-        losses.append(mean_of_all(seen))
-        if kind in KINDS:
-            share_weights(job, subject, kind)
-        accuracies.append(accuracy(job))
-    return {"seconds": seconds, "loss": losses, "accuracy": accuracies}
-
-
-def mean_of_all(losses: list[float]) -> float:
-    """The mean of the losses that the workers saw, each of as many samples."""
-    total = torch.tensor([sum(losses), len(losses)], dtype=torch.float64)
-    dist.all_reduce(total)
-    return float(total[0] / total[1])
-
-
-def share_weights(job: Job, subject: str, kind: str) -> None:
-    """Give every worker the weights of all stages, so that all of them see the same accuracy."""
-    cuts = getattr(SUBJECTS[subject], KINDS[kind].cuts)
-    owners = {stage: rank for rank in range(dist.get_world_size()) for stage in KINDS[kind].stages(rank)}
-    for stage, module in enumerate(pieces(job.model, cuts)):
-        for parameter in module.parameters():
-            dist.broadcast(parameter.detach(), owners[stage])
-
-
-def pipelined(job: Job, subject: str, kind: str, microbatches: int, seed: int) -> tuple[Update, list[nn.Parameter]]:
+def pipelined(job: Job, subject: str, kind: str, batch: int, microbatches: int) -> tuple[Update, list[nn.Parameter]]:
     """An update by a schedule of the peer: the batch in microbatches, a flush, a step."""
-    rank, batch = dist.get_rank(), SUBJECTS[subject].batch
-    cuts = getattr(SUBJECTS[subject], KINDS[kind].cuts)
-    own = {stage: pieces(job.model, cuts)[stage] for stage in KINDS[kind].stages(rank)}
+    rank, world = dist.get_rank(), dist.get_world_size()
+    cuts = KINDS[kind].cuts_of(subject, world)
+    own = {stage: pieces(job.model, cuts)[stage] for stage in KINDS[kind].stages(rank, world)}
     stages = [
         pipelining.PipelineStage(module, stage, len(cuts) + 1, torch.device("cpu")) for stage, module in own.items()
     ]
@@ -172,7 +138,7 @@ def pipelined(job: Job, subject: str, kind: str, microbatches: int, seed: int) -
     schedule = KINDS[kind].make(stages[0] if single else stages, microbatches, loss_fn=job.loss)
     parameters = [parameter for module in own.values() for parameter in module.parameters()]
     optimizer = job.make_optimizer(parameters)
-    load = loader(job, batch, seed)
+    load = loader(job, batch)
 
     def update(index: int) -> list[float]:
         optimizer.zero_grad()
@@ -189,27 +155,50 @@ def pipelined(job: Job, subject: str, kind: str, microbatches: int, seed: int) -
     return update, parameters
 
 
-def data_parallel(job: Job, batch: int, seed: int) -> tuple[Update, list[nn.Parameter]]:
-    """An update by DDP, as its documentation shows it: every worker an equal share of the batch."""
+def data_parallel(job: Job, kind: str, batch: int, microbatches: int) -> tuple[Update, list[nn.Parameter]]:
+    """An update as torch's documentation shows it: every worker an equal share of the batch, in microbatches."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(job.model)
-    parameters = list(job.model.parameters())
+    model = wrapped(job.model, kind)
+    parameters = list(model.parameters())
     optimizer = job.make_optimizer(parameters)
-    load = loader(job, batch // world, seed)
-    assert job.loss is not None
+    load = loader(job, batch // world // microbatches)
+    loss_function = job.loss
+    assert loss_function is not None
 
     def update(index: int) -> list[float]:
         optimizer.zero_grad()
-        samples = load(index * world + rank)
-        loss = job.loss(model(*samples.inputs), samples.target)
-        loss.backward()
+        losses = []
+        for number in range(microbatches):
+            samples = load((index * microbatches + number) * world + rank)
+            last = number + 1 == microbatches
+            waiting = nullcontext() if last or not isinstance(model, DistributedDataParallel) else model.no_sync()
+            with waiting:
+                loss = loss_function(model(*samples.inputs), samples.target)
+                (loss / microbatches).backward()
+            losses.append(loss.item())
         optimizer.step()
-        return [loss.item()]
+        return losses
 
     return update, parameters
 
 
-def loader(job: Job, minibatch: int, seed: int) -> Callable[[int], Batch]:
+def wrapped(model: nn.Module, kind: str) -> nn.Module:
+    """The model as its kind of data parallelism trains it."""
+    if kind == "alone":
+        return model
+    if kind == "fsdp2":
+        for child in model.children():
+            if any(True for _ in child.parameters()):
+                fully_shard(child)
+        return fully_shard(model)
+    wrapper = DistributedDataParallel(model)
+    if kind == "ddp-bf16":
+        # DDP refuses this hook by its name where there is no GPU, and it checks annotations.
+        wrapper.register_comm_hook(None, lambda state, bucket: bf16_compress_hook(state, bucket))
+    return wrapper
+
+
+def loader(job: Job, minibatch: int) -> Callable[[int], Batch]:
     """Reads the minibatches by their numbers, through all epochs, in the order in which our executor reads them."""
     train: Any = job.datasets.train
     sizes = MinibatchSizes(len(train), minibatch, dynamic=True, training=True)
@@ -219,7 +208,7 @@ def loader(job: Job, minibatch: int, seed: int) -> Callable[[int], Batch]:
         epoch, number = divmod(index, sizes.count)
         if epoch not in epochs:
             epochs.clear()
-            epochs[epoch] = Batches(train, sizes, seed, epoch)
+            epochs[epoch] = Batches(train, sizes, SEED, epoch)
         return epochs[epoch].load(number)
 
     return load

@@ -38,6 +38,8 @@ class NetworkNode:
     below: tuple[NetworkNode, ...] = field(default_factory=tuple)
     name: str = ""
     """Name for messages."""
+    burst: str = "64k"
+    """Bytes that an idle cable sends at once, in tc's notation."""
 
 
 class Network:
@@ -52,6 +54,7 @@ class Network:
         self._count = 0
         _run("mount -t tmpfs none /run")
         NAMES.mkdir()
+        _run("ip link set lo up")
         self._make(root)
 
     def _make(self, node: NetworkNode) -> str:
@@ -75,7 +78,8 @@ class Network:
         for name, link in ((below, end), (above, port)):
             _run(f"ip -n {name} link set {link} mtu 9000 up")
             if node.rate:
-                _run(f"ip netns exec {name} tc qdisc add dev {link} root tbf rate {node.rate} burst 64k latency 200ms")
+                shaped = f"rate {node.rate} burst {node.burst} latency 200ms"
+                _run(f"ip netns exec {name} tc qdisc add dev {link} root tbf {shaped}")
         _run(f"ip -n {above} link set {port} master bridge")
         self.ports.append((above, port))
         if node.workers:
