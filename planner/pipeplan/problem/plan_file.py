@@ -40,6 +40,8 @@ class PredictedStage:
     """The share of the optimiser's step that is charged to one minibatch."""
     weights_s: Amount = 0.0
     """The part of `backward_s` that gradients of the weights take in a pass of their own."""
+    split_s: Amount = 0.0
+    """What it adds to the backward pass to compute the gradients of weights apart."""
     executor_s: Amount = 0.0
     """The executor's own work: half of it in the forward pass, half in the backward pass, or all in the only pass."""
     sync_s: Amount
