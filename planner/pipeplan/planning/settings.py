@@ -92,8 +92,6 @@ class Settings:
 
     solver: str = "both"
     """`dp`, `ilp` or `both`."""
-    backend: str = "highs"
-    """The solver of the integer program: `highs` or `cbc`."""
     time_limit_s: float | None = 60.0
     """Seconds for everything, from the cuts to the baselines; None for no limit. docs/proof.md divides them."""
     confirm_s: float | None = 4.0
