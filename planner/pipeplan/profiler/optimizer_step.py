@@ -114,10 +114,10 @@ def _make_optimizer(job: Job, minibatch: int, named: _Named) -> Optimizer:
 
 def _step(job: Job, optimizer: Optimizer) -> None:
     """One step, after clipping where the job clips."""
-    if job.clip_norm is not None:
-        trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        torch.nn.utils.clip_grad_norm_(trained, job.clip_norm)
     with user_code_errors("a step of the job's optimizer"):
+        if job.clip_norm is not None:
+            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(trained, job.clip_norm)
         optimizer.step()
 
 
