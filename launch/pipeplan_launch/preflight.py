@@ -166,6 +166,9 @@ def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: 
         _check_node(environment["NODE_RANK"], launches)
         _check_interface(environment)
         check_secret(environment)
+    elif environment.get("NODE_RANK", "0") != "0":
+        node = shortened(environment["NODE_RANK"])
+        raise LaunchError(f"NODE_RANK is {node}, and the plan uses one server only: run launch.sh there, once")
     elif workers != plan.world:
         raise LaunchError(
             f"the plan has {_count(plan.world, 'worker')}, and this launch alone would start {workers}: set WORKERS to "

@@ -229,8 +229,8 @@ def _check_written_parameters(plan: LaunchPlan, names: Sequence[str]) -> None:
         return
     raise LaunchError(
         f"forward() changes the trained parameter {names[0]!r}, of which this plan has several versions or copies, or "
-        "runs forward() twice: solve with --schedule 1f1b-flush --straight --no-recompute, or change the weights after "
-        "each update, in an optimiser of your own"
+        "runs forward() twice: solve with --schedule 1f1b-flush --max-replicas 1 --no-recompute, or change the weights "
+        "after each update, in an optimiser of your own"
     )
 
 

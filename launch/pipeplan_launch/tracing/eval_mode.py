@@ -20,7 +20,14 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from pipeplan_launch.tracing.opaque_modules import OpaqueModuleCall
-from pipeplan_launch.tracing.regions import graphs_of, inner_graphs, operator_key, operator_name, state_name
+from pipeplan_launch.tracing.regions import (
+    graphs_of,
+    inner_graphs,
+    module_calls,
+    operator_key,
+    operator_name,
+    state_name,
+)
 
 EVALUATION_ARGUMENTS = {"train": False, "training": False, "use_input_stats": False, "dropout_p": 0.0}
 """Values of these arguments in evaluation mode."""
@@ -130,7 +137,7 @@ def _work_by_module(graph_module: fx.GraphModule) -> dict[str, list[Any]]:
         # The memory layout of attention's result depends on dropout, and so does whether `contiguous` is called on it.
         if node.op != "call_function" or is_training_only(node) or operator_name(node) == "contiguous":
             continue
-        stack = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+        stack = [*module_calls(node).values()]
         inside = [_work_by_module(graph) for graph in graphs_of(node)]
         work[stack[-1] if stack else ""].append((operator_key(node), _constants(node), inside))
     return work

@@ -21,6 +21,7 @@ from pipeplan_launch.tracing.forward_state import CarriedState, carry_python_sta
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
 from pipeplan_launch.tracing.opaque_interface import CannotBeOpaque
 from pipeplan_launch.tracing.python_state import Snapshot, restored_state
+from pipeplan_launch.tracing.regions import module_calls
 
 
 def export_with_fallback(job: Job, minibatch: int, whole: Sequence[str] = ()) -> tuple[ExportedModel, str]:
@@ -228,7 +229,7 @@ def _innermost(paths: dict[int, str], trace: TracebackType | None) -> str | None
 
 def module_of_node(model: nn.Module, node: fx.Node) -> str | None:
     """The path of the innermost submodule whose call made a node; None for the model itself."""
-    stack = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    stack = [*module_calls(node).values()]
     known = {path for path, _ in model.named_modules()}
     return next((path for path in reversed(stack) if path in known and path), None)
 

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from pipeplan_launch.tracing.aliasing import GraphBehaviour
 from pipeplan_launch.tracing.duplicated_constants import copied_nodes, is_shape_only
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall
-from pipeplan_launch.tracing.regions import operator_name
+from pipeplan_launch.tracing.regions import module_calls, operator_name
 
 CONTAINER_PACKAGE = "torch.nn.modules.container"
 """Torch's module for lists, dictionaries and sequences of modules. User classes derived from them are defined
@@ -105,7 +105,7 @@ def _leaf_call(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, 
     """(identity of the call, module path) of the outermost module around the node that counts as one layer."""
     if granularity == "op":
         return _opaque_call(node)
-    for call, (path, _) in (node.meta.get("nn_module_stack") or {}).items():
+    for call, path in module_calls(node).items():
         if not path or not _has_module(model, path):
             continue
         module = model.get_submodule(path)
@@ -155,7 +155,7 @@ def _describe(node: fx.Node, model: nn.Module, granularity: str) -> tuple[str, s
     if leaf is not None:
         path = leaf[1]
         return path, type(model.get_submodule(path)).__name__, path
-    stack = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    stack = [*module_calls(node).values()]
     path = stack[-1] if stack and _has_module(model, stack[-1]) else ""
     op = operator_name(node)
     return path, op, f"{path}.{op}" if path else op

@@ -28,6 +28,18 @@ def operator_key(node: fx.Node) -> str:
     return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else operator_name(node)
 
 
+def module_calls(node: fx.Node) -> dict[str, str]:
+    """The paths of the modules around a node, outermost first, by an identity of their call.
+
+    Export gives the nodes that it inserts itself a placeholder instead of a path.
+    """
+    stack = node.meta.get("nn_module_stack") or {}
+    return {call: path for call, (path, _) in stack.items() if not path.startswith(_NO_MODULE)}
+
+
+_NO_MODULE = "_empty_nn_module_stack"
+
+
 def attribute_at(module: nn.Module, path: str) -> Any:
     """The parameter, buffer, constant or submodule at a dotted path."""
     value: Any = module

@@ -46,7 +46,7 @@ class RunSize:
         if self.epochs is not None and inference:
             raise InputError("--epochs is for training: leave it out with --inference")
         if self.epochs is not None and not (self.dataset_size or profile.work.dataset_size):
-            raise InputError("--epochs needs the samples of an epoch, which the profile does not say: --dataset-size N")
+            raise InputError("--epochs needs the samples of an epoch, which the profile does not say: dataset_size")
 
 
 @dataclass(frozen=True)

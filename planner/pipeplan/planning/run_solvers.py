@@ -77,7 +77,7 @@ def run_solvers(problem: Problem, cuts: Cuts, means: Means, known: Sequence[Plan
     cutoff = results[0].objective_s if results and results[0].plan is not None else None
     proven = bool(results) and results[0].status == Status.OPTIMAL
     ends = means.deadline.share(SHARES["last"], settings.confirm_s if proven else None)
-    limits = integer_program.IlpLimits(ends.left_s, settings.gap, settings.backend)
+    limits = integer_program.IlpLimits(ends.left_s, settings.gap)
     results.append(charge_result(integer_program.solve(problem, limits, cutoff), problem))
     return tuple(results)
 

@@ -93,8 +93,6 @@ class Settings:
 
     solver: str = "both"
     """The solvers to run: `dp`, `ilp` or `both`."""
-    backend: str = "highs"
-    """The solver of the integer program: `highs` or `cbc`."""
     time_limit_s: float | None = 60.0
     """Seconds for the whole solve, from the cuts to the baselines; None for no limit. docs/proof.md says how they are
     divided."""

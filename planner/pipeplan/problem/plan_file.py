@@ -40,6 +40,8 @@ class PredictedStage:
     """The share of the optimiser's step that is charged to one minibatch."""
     weights_s: Amount = 0.0
     """The part of `backward_s` that gradients of the weights take, where they have a pass of their own; else 0."""
+    split_s: Amount = 0.0
+    """The time that this pass of their own adds to the backward pass."""
     executor_s: Amount = 0.0
     """The executor's own work. In training, `forward_s` and `backward_s` each include half of this time; in inference,
     `forward_s` includes all of it."""

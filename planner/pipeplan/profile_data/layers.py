@@ -161,6 +161,8 @@ class Size:
     """Forward time of the whole model in one piece; None if it was not measured."""
     whole_backward_s: Amount | None = None
     """Backward time of the whole model in one piece; None if it was not measured."""
+    whole_split_s: Amount | None = None
+    """Its backward time if gradients of weights have a pass of their own, as in zb-h1; None if it was not measured."""
 
     def __post_init__(self) -> None:
         settle_numbers(self)

@@ -71,6 +71,8 @@ class Profile:
     """Forward time of the whole model in one piece; None if it was not measured."""
     whole_backward_s: float | None = None
     """Backward time of the whole model in one piece; None if it was not measured."""
+    whole_split_s: float | None = None
+    """Its backward time if gradients of weights have a pass of their own, as in zb-h1; None if it was not measured."""
     peak_bytes: int = 0
     """Peak memory of one forward and backward pass and update of the whole model, in bytes; 0 if it was not
     measured."""
@@ -117,8 +119,18 @@ class Profile:
     @property
     def all_sizes(self) -> list[Size]:
         """All measured minibatch sizes, including the profile's own, in increasing order."""
-        own = Size(self.minibatch, self.layers, self.tensors, self.whole_forward_s, self.whole_backward_s)
+        whole = self.whole_forward_s, self.whole_backward_s, self.whole_split_s
+        own = Size(self.minibatch, self.layers, self.tensors, *whole)
         return sorted([own, *self.sizes], key=lambda size: size.minibatch)
+
+    @property
+    def split_share(self) -> float:
+        """The time that a separate pass for gradients of weights adds to a backward pass, as a share of the backward
+        pass; 0 if it was not measured.
+        """
+        if not self.whole_split_s or not self.whole_backward_s:
+            return 0.0
+        return max(0.0, self.whole_split_s / self.whole_backward_s - 1.0)
 
     @property
     def normalises_minibatches(self) -> bool:
@@ -152,6 +164,7 @@ class Profile:
             minibatch=minibatch,
             whole_forward_s=size.whole_forward_s,
             whole_backward_s=size.whole_backward_s,
+            whole_split_s=size.whole_split_s,
             peak_bytes=0,
             read_s=self.read_s * minibatch / self.minibatch,
             sizes=tuple(size for size in known if size.minibatch != minibatch) if self.sizes else (),
@@ -339,6 +352,8 @@ def _measured_fields(size: Profile | Size) -> dict[str, Any]:
     whole = None
     if size.whole_forward_s is not None and size.whole_backward_s is not None:
         whole = {"forward_s": size.whole_forward_s, "backward_s": size.whole_backward_s}
+        if size.whole_split_s is not None:
+            whole["split_s"] = size.whole_split_s
     return {
         "whole": whole,
         "layers": [layer.to_json() for layer in size.layers],

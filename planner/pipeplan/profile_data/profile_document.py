@@ -94,6 +94,7 @@ class WholeFields(Struct):
 
     forward_s: Amount
     backward_s: Amount
+    split_s: Amount | None = None
 
 
 class SizeFields(Struct, kw_only=True):
@@ -106,7 +107,7 @@ class SizeFields(Struct, kw_only=True):
 
     def record(self) -> Size:
         """The size that these fields describe."""
-        whole = (self.whole.forward_s, self.whole.backward_s) if self.whole else (None, None)
+        whole = (self.whole.forward_s, self.whole.backward_s, self.whole.split_s) if self.whole else ()
         return Size(self.minibatch, self.layers, self.tensors, *whole)
 
 

@@ -55,6 +55,7 @@ def size_at(known: Sequence[Size], minibatch: int, *, pessimistic: bool = False)
         tuple(_record(a, b, times, line) for a, b in zip(low.tensors, high.tensors, strict=True)),
         _optional(low.whole_forward_s, high.whole_forward_s, times),
         _optional(low.whole_backward_s, high.whole_backward_s, times),
+        _optional(low.whole_split_s, high.whole_split_s, times),
     )
 
 

@@ -131,6 +131,8 @@ class Samples:
     backward: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     whole_forward: list[float] = field(default_factory=list)
     whole_backward: list[float] = field(default_factory=list)
+    whole_split: list[float] = field(default_factory=list)
+    """Of the backward pass in two parts; a few passes only."""
 
     @property
     def passes(self) -> int:

@@ -72,10 +72,10 @@ def measure_steps(
     optimizer = _make_optimizer(job, minibatch, everything)
     peak_bytes, quick = _first_steps(job, optimizer, run_model, inputs)
     between, loaded = run_model if quick else lambda: None, 1.0
-    step_s = _median_step_s(optimizer, clock, between)
+    step_s = _median_step_s(job, optimizer, clock, between)
     if load is not None and step_s > 0.0:
         load.start()
-        loaded = _median_step_s(optimizer, clock, between) / step_s
+        loaded = _median_step_s(job, optimizer, clock, between) / step_s
         load.stop()
     fixed_s, each_s = _overheads(job, everything[0][1].device, clock, between)
     fixed_s = min(fixed_s, step_s)
@@ -92,7 +92,7 @@ def _first_steps(
 
     def step() -> None:
         run_model()
-        _step(optimizer)
+        _step(job, optimizer)
 
     start = time.perf_counter()
     step()  # the first step creates the optimiser's state
@@ -112,18 +112,22 @@ def _make_optimizer(job: Job, minibatch: int, named: _Named) -> Optimizer:
         return job.make_optimizer([parameter for _, parameter in named], stage)
 
 
-def _step(optimizer: Optimizer) -> None:
+def _step(job: Job, optimizer: Optimizer) -> None:
+    """One step, after clipping where the job clips."""
     with user_code_errors("a step of the job's optimizer"):
+        if job.clip_norm is not None:
+            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(trained, job.clip_norm)
         optimizer.step()
 
 
-def _median_step_s(optimizer: Optimizer, clock: Clock, between: Callable[[], object]) -> float:
+def _median_step_s(job: Job, optimizer: Optimizer, clock: Clock, between: Callable[[], object]) -> float:
     """Median time of a step with the present gradients.
 
     `between` runs before every step and leaves the caches as training does. If a pass over the model takes long,
     `between` does nothing: the parameters are then larger than the caches.
     """
-    return repeated_s(clock, lambda: _step(optimizer), MIN_STEPS, MAX_STEPS, STEP_BUDGET_S, between)
+    return repeated_s(clock, lambda: _step(job, optimizer), MIN_STEPS, MAX_STEPS, STEP_BUDGET_S, between)
 
 
 def _overheads(job: Job, device: torch.device, clock: Clock, between: Callable[[], object]) -> tuple[float, float]:
@@ -139,7 +143,7 @@ def _overheads(job: Job, device: torch.device, clock: Clock, between: Callable[[
         try:
             optimizer = _make_optimizer(job, 1, named)
             optimizer.step()
-            times.append(_median_step_s(optimizer, clock, between))
+            times.append(_median_step_s(job, optimizer, clock, between))
         except Exception:
             return 0.0, 0.0  # for example an optimiser that looks for parameters of the model by name
     return max(0.0, 2 * times[0] - times[1]), max(0.0, times[1] - times[0])

@@ -54,6 +54,7 @@ class MeasuredSize:
             tensors=boundary_tensors(self.traced, lambda spec: spec.bytes(self.minibatch)),
             whole_forward_s=median(self.samples.whole_forward),
             whole_backward_s=median(self.samples.whole_backward),
+            whole_split_s=median(self.samples.whole_split) if self.samples.whole_split else None,
         )
 
 

@@ -28,6 +28,7 @@ from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss import loss_text
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.models.sleeping_stage import CacheEviction
+from pipeplan_launch.runtime.backward_passes import SplitBackward
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 
 LONG_PASS_S = 1.0
@@ -38,6 +39,8 @@ TURN_S = 0.2
 MOST_EVICTING_BYTES = 1 << 25
 """Largest amount of memory, in bytes, that is read and written to evict the caches before a pass; more has no
 effect."""
+SPLIT_PASSES = 5
+"""Number of passes after which the backward pass is also run in two parts."""
 WHOLE_EVERY = 3
 """If passes are long, the whole model runs after each of the first `WHOLE_EVERY` passes, then after every third."""
 
@@ -177,6 +180,8 @@ class Passes:
             whole = self.whole()
         self._clear()
         self.clock.settle()
+        if samples is not None and whole and len(samples.whole_split) < SPLIT_PASSES:
+            samples.whole_split += self._split()
         if samples is not None:
             for name, seconds in forward.items():
                 samples.forward[name].append(max(0.0, seconds() - self.overhead.forward_s))
@@ -197,6 +202,31 @@ class Passes:
 
         forward_s = self.clock.measure(forward)
         return forward_s, self.clock.measure(lambda: losses.pop().backward())  # type: ignore[no-untyped-call]
+
+    def _split(self) -> list[float]:
+        """Seconds of a backward pass in two parts: down to the first trained parameter, then all other weights.
+
+        Empty for a model whose backward pass cannot be divided.
+        """
+        trained = [one for one in self._parameters if one.requires_grad]
+        batch = self.run.batch
+        self.eviction.run()
+        with self.run.precision():
+            loss = self.run.loss(batch.call(self.job.model), batch.target)
+
+        def backward() -> None:
+            split = SplitBackward([loss], trained[:1], trained[1:])
+            split.inputs([torch.ones_like(loss)])
+            split.weights()
+
+        try:
+            seconds = self.clock.measure(backward)
+        except RuntimeError:  # such as torch.utils.checkpoint with use_reentrant
+            return []
+        finally:
+            self._clear()
+        self.clock.settle()
+        return [seconds()]
 
     def _clear(self) -> None:
         for parameter in self._parameters:

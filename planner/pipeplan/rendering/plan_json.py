@@ -224,7 +224,7 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
     return [
         shared
         | {"stage": index, "layers": list(stage.layers)}
-        | {"prediction": prediction | _worker_prediction(outcome, index)}
+        | {"prediction": prediction | _worker_prediction(outcome, index, prediction)}
         for index, (stage, prediction) in enumerate(zip(plan.stages, _stage_predictions(outcome), strict=True))
     ]
 
@@ -244,7 +244,7 @@ def _stage_predictions(outcome: Outcome) -> list[dict[str, Any]]:
             **{
                 name: value
                 for name, value in asdict(stage).items()
-                if value is not None and (value or name not in ("weights_s", "executor_s"))
+                if value is not None and (value or name not in ("weights_s", "split_s", "executor_s"))
             },
             **({"worker_bytes": worker_bytes} if worker_bytes else {}),
         }
@@ -252,7 +252,7 @@ def _stage_predictions(outcome: Outcome) -> list[dict[str, Any]]:
     ]
 
 
-def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
+def _worker_prediction(outcome: Outcome, index: int, stage: dict[str, Any]) -> dict[str, Any]:
     """Further predictions for a worker of the stage, per minibatch that this worker computes, at the answer's step
     time.
     """
@@ -262,6 +262,7 @@ def _worker_prediction(outcome: Outcome, index: int) -> dict[str, Any]:
     shared = (cores for first, stop, cores in cluster.shared_cores if first <= plan.stages[index].workers[0] < stop)
     return {
         "minibatch_s": score.step_time_s,
+        "backward_s": stage["backward_s"] + stage.get("split_s", 0.0),
         "exposed_s": exposed_allreduce_per_minibatch_s(plan, outcome.problem, score, index),
         "wait_s": idle_per_minibatch_s(plan, outcome.problem, score, index),
         "boundary_s": score.stages[index].boundary_s / plan.copies,

@@ -110,7 +110,7 @@ class _Engine:
                 seat.pop()
                 joined = index in worker.joined
                 worker.joined.discard(index)
-                self._compute(worker, action, 0.0 if joined else load.weights_s)
+                self._compute(worker, action, 0.0 if joined else load.weights_s + load.split_s)
             elif kind is REDUCE:
                 seat.pop()
                 self._join(worker, index)

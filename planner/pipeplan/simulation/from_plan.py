@@ -31,6 +31,7 @@ def stage_figures(plan: Plan, problem: Problem, score: Evaluation) -> list[Predi
                 backward_s=cost.layers_backward_s,
                 update_s=cost.update_s,
                 weights_s=cost.weights_s,
+                split_s=problem.profile.split_share * cost.layers_backward_s if cost.weights_s else 0.0,
                 executor_s=cost.executor_s,
                 sync_s=group_allreduce_time(plan, problem, links, index) + awaited_exchange_s(plan, problem, index),
                 exposed_sync_s=_exposed_sync_s(plan, problem, links, index),

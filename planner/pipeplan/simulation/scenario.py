@@ -61,6 +61,8 @@ class StageLoad:
     """Most minibatches whose gradients of the weights are deferred."""
     weights_s: float = 0.0
     """The part of `backward_s` that action W takes; 0 if the backward pass is not split."""
+    split_s: float = 0.0
+    """The time that action W takes beyond `weights_s`, unless it directly follows B."""
     shares: tuple[int, ...] = ()
     """Minibatches of an update on each replica, if they are unequal; else empty."""
     relative: tuple[float, ...] = ()
@@ -279,6 +281,7 @@ def _load(plan: Plan, cluster: Cluster, index: int, figures: PredictedStage, opt
         per_update=plan.accumulate / stage.replicas if plan.schedule in ACCUMULATING and plan.accumulate else 1.0,
         deferred=stage.deferred,
         weights_s=figures.weights_s,
+        split_s=figures.split_s,
         update_share=step_s / backward_s if step_s and not accumulates else 0.0,
         step_s=step_s if accumulates else 0.0,
         shares=stage.shares,

@@ -14,7 +14,7 @@ from solver_contract import solve_by_dp
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.simulation.engine import simulate_schedule
-from pipeplan.simulation.from_plan import scenario_of_plan
+from pipeplan.simulation.from_plan import scenario_of_plan, stage_figures
 from pipeplan.simulation.memory import memory_over_time, peak_memory
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
 from pipeplan_launch.plan.schedule import SCHEDULES
@@ -92,3 +92,29 @@ def test_plans_fit_and_their_simulation_keeps_the_predicted_memory(seeds: range)
         assert all(not (stage.deferred and stage.recompute) for stage in plan.stages)
         assert plan.stages[0].deferred == 0
     assert deferring > 0
+
+
+def test_only_the_simulation_charges_what_a_pass_in_two_parts_adds() -> None:
+    share, charged = 0.3, 0
+    for seed in range(12):
+        _, problem = drawn(seed, lambda one: replace(mixed_instance(one, schedule="zb-h1"), inference=False))
+        plan = solve_by_dp(problem).plan
+        if plan is None:
+            continue
+        whole = {"whole_forward_s": 1.0, "whole_backward_s": 2.0, "whole_split_s": 2.0 * (1 + share)}
+        dear = replace(problem, profile=replace(problem.profile, **whole))
+        score = evaluate(plan, dear)
+        assert score.step_time_s == evaluate(plan, problem).step_time_s
+        added = [figures.split_s for figures in stage_figures(plan, dear, score)]
+        expected = [
+            share * cost.layers_backward_s * (stage.deferred > 0)
+            for stage, cost in zip(plan.stages, score.stages, strict=True)
+        ]
+        assert added == pytest.approx(expected)
+        count = plan.accumulate or 1
+        before, after = (
+            simulate_schedule(scenario_of_plan(plan, one, evaluate(plan, one)), count).end_s for one in (problem, dear)
+        )
+        assert before <= after <= (before + count * sum(added)) * (1 + 1e-9)
+        charged += after > before
+    assert charged > 0

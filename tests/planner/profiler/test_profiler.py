@@ -172,6 +172,7 @@ def test_profile_of_mnist(mnist: tuple[Profile, list[Step]]) -> None:
     assert profile.provenance.torch == torch.__version__
     assert profile.whole_forward_s
     assert profile.whole_backward_s
+    assert profile.whole_split_s
     assert (1, 2, "measuring") in steps
     assert steps[-1] == (1, 1, "done")
 

@@ -35,7 +35,6 @@ from pipeplan.planning.solve import solve
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
-from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Status
 
 Draw = Callable[..., Instance]
@@ -137,13 +136,6 @@ def test_ilp_finds_what_brute_force_finds_at_length(draw: Draw, schedule: str | 
         check_solvers(
             *_drawn(seed, draw, schedule, layers=5), ilp=("cold", "bounded") if seed % 5 == 0 else ["bounded"]
         )
-
-
-def test_cbc_agrees_with_brute_force_too() -> None:
-    for seed in range(300, 303):
-        instance, problem = _problem(seed, 5)
-        found = integer_program.solve(problem, integer_program.IlpLimits(solver="cbc"))
-        assert_proves(found, brute_force.best(instance), problem)
 
 
 def test_an_infeasible_verdict_of_presolve_is_checked() -> None:

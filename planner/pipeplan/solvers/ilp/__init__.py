@@ -1,4 +1,4 @@
-"""The integer program over columns, solved by HiGHS or CBC.
+"""The integer program over columns, solved by HiGHS.
 
 `integer_program` is the entry point and has the notation. `space_search` solves programs until the cost of a program's
 plan is what the program says. `cut_table`, `places`, `columns` and `enumeration` find the choices for a stage and their

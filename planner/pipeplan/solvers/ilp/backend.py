@@ -1,9 +1,9 @@
-"""Mixed-integer linear programs, stated through PuLP and solved by HiGHS or CBC.
+"""Mixed-integer linear programs, stated through PuLP and solved by HiGHS.
 
 This module knows nothing of pipelines. PuLP's wrapper does not report the proven bound, so it is read from the solver.
 
-HiGHS runs inside this process, in a separate thread, so that Ctrl-C reaches Python at once. HiGHS is then asked to
-stop, and its findings are read as after a time limit. CBC is a separate process; Ctrl-C ends it and loses its findings.
+HiGHS runs inside this process, in a thread of its own, so that Ctrl-C reaches Python at once. HiGHS is then asked to
+stop, and what it has found is read as after a time limit.
 """
 
 from __future__ import annotations
@@ -22,11 +22,7 @@ from typing import Any, cast
 
 import pulp
 
-from pipeplan.errors import InputError
 from pipeplan.util.deadline import NO_DEADLINE, Deadline
-
-SOLVER_NAMES = {"highs": "HiGHS", "cbc": "CBC"}
-"""The usual spelling of the solvers, by their names in the option."""
 
 # Feasibility tolerance, tighter than the solvers' default (1e-6) because the verdict compares objectives to 1e-6.
 _TOLERANCE = 1e-9
@@ -58,25 +54,14 @@ class MilpOutcome:
     """The error if the solver gave up; else empty."""
 
 
-def run(
-    program: pulp.LpProblem, solver: str, seconds: float | None, gap: float, *, confirm: bool = True
-) -> MilpOutcome:
-    """Minimise a program, for at most `seconds` or to a relative `gap`. Neither a time limit nor Ctrl-C is an error.
+def run(program: pulp.LpProblem, seconds: float | None, gap: float, *, confirm: bool = True) -> MilpOutcome:
+    """Minimise a program, for at most `seconds` or to a relative `gap`; neither a time limit nor Ctrl-C is an error.
 
-    The presolve of HiGHS 1.15 reports some feasible programs as infeasible. With `confirm`, infeasibility must also
-    hold without presolve; otherwise it is only likely. For some programs that presolve solves completely, HiGHS returns
-    a solution that is worse than its stated optimum, or one that violates the program (a solve error). Such programs
-    are solved again without presolve. Raises `InputError` for an unknown solver.
+    The presolve of HiGHS 1.15 reports some feasible programs as infeasible. With `confirm`, that verdict must also hold
+    without presolve; otherwise it is only likely. For some programs that presolve solves completely, HiGHS returns a
+    solution worse than the optimum that it states, and for some its result violates the program, which it calls a solve
+    error. These are solved again without presolve.
     """
-    if solver == "highs":
-        return _highs(program, seconds, gap, confirm)
-    if solver == "cbc":
-        return _cbc(program, seconds, gap)
-    raise InputError(f"there is no solver {solver!r}; there are: {', '.join(SOLVER_NAMES)}")
-
-
-def _highs(program: pulp.LpProblem, seconds: float | None, gap: float, confirm: bool) -> MilpOutcome:
-    """Run HiGHS, and once more without presolve if its answer is doubtful."""
     began = time.perf_counter()
     answer = _highs_once(program, seconds, gap, presolve="on")
     if not answer.interrupted and (answer.doubtful or (confirm and answer.proven and not answer.found)):
@@ -187,44 +172,6 @@ def _solve(model: Any, done: threading.Event) -> None:
         model.run()
     finally:
         done.set()
-
-
-def _cbc(program: pulp.LpProblem, seconds: float | None, gap: float) -> MilpOutcome:
-    """Run CBC, which does not report a bound unless it proves its solution optimal."""
-    options = ["primalTolerance", str(_TOLERANCE), "integerTolerance", str(_TOLERANCE)]
-    # From PuLP 4 on, CBC is a separate package.
-    name = next((name for name in ("PULP_CBC_CMD", "COIN_CMD") if name in pulp.listSolvers(onlyAvailable=True)), None)
-    if name is None:
-        raise InputError("CBC is not installed, as PuLP 4 brings none: pip install cbcbox, or --ilp-solver highs")
-    solver: Any = pulp.getSolver(name, msg=False, timeLimit=seconds, gapRel=gap, options=options)
-    began = time.perf_counter()
-    try:
-        stats: Any = program.solve(solver)
-    except KeyboardInterrupt:
-        return MilpOutcome(found=False, proven=False, bound=0.0, interrupted=True)
-    # PuLP also reports "infeasible" if CBC ran out of time before it found anything.
-    in_time = seconds is None or time.perf_counter() - began < seconds
-    infeasible, has_solution, proven = _cbc_answer(program, stats)
-    if infeasible:
-        return MilpOutcome(found=False, proven=in_time, bound=math.inf if in_time else 0.0)
-    # CBC's command line does not report a bound. A proven optimum is its own bound, within the gap.
-    objective: Any = program.objective
-    bound = float(objective.value()) * (1.0 - gap) if proven else 0.0
-    return MilpOutcome(found=has_solution, proven=proven, bound=bound)
-
-
-def _cbc_answer(program: Any, stats: Any) -> tuple[bool, bool, bool]:
-    """(program is infeasible, there is a solution, the solution is proven optimal), read from the result of PuLP's
-    `solve`.
-
-    A solution within the requested gap counts as optimal.
-    """
-    if isinstance(stats, int):
-        has_solution = program.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
-        return program.status == pulp.LpStatusInfeasible, has_solution, program.sol_status == pulp.LpSolutionOptimal
-    # From PuLP 4 on, `solve` returns statistics, which have their own status.
-    reason = stats.status.name
-    return reason == "Infeasible", stats.has_solution, stats.has_solution and reason in ("Optimal", "GapLimit")
 
 
 _OWNS_VARIABLES = hasattr(pulp.LpAffineExpression, "from_dict")

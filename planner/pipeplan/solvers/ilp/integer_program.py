@@ -50,7 +50,6 @@ from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.plan.plan import Plan
 from pipeplan.problem.grid_shapes import GridShape, data_parallel_grid_size, grid_shapes
 from pipeplan.problem.problem import Problem
-from pipeplan.solvers.ilp import backend
 from pipeplan.solvers.ilp.columns import minibatches_per_update
 from pipeplan.solvers.ilp.cut_table import MOST_CUTS, CutTable
 from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK, PRECISION, IlpLimits, SpaceAnswer, SpaceSearch
@@ -192,7 +191,7 @@ class _IlpSearch:
 
     def result(self) -> Result:
         """The result over all spaces that were searched."""
-        name = f"ILP ({backend.SOLVER_NAMES[self.limits.solver]})"
+        name = "ILP (HiGHS)"
         limited = "the search was limited to plans within 1e-6 of the DP's objective" if self.cutoff_s else ""
         reason = self.refusal or ("it was stopped by Ctrl-C" if self.interrupted else "")
         bound = self.bound if self.bound < float("inf") else self.floor_s

@@ -51,14 +51,12 @@ _NARROW = 2e-7
 
 @dataclass(frozen=True)
 class IlpLimits:
-    """The solver of the integer program, and its limits."""
+    """When the solver of the integer program stops."""
 
     seconds: float | None = None
     """Time limit in seconds; None for no limit."""
     gap: float = 0.0
     """Relative gap at which the solver may stop."""
-    solver: str = "highs"
-    """Name of the solver: `highs` or `cbc`."""
 
 
 @dataclass
@@ -249,7 +247,7 @@ class SpaceSearch:
         self.answer.size = max(self.answer.size, program.program.size)
         left_s, settings = self.deadline.left_s, self.limits
         left_s = None if left_s is None else max(0.1, share * left_s)
-        return program, backend.run(program.program.lp, settings.solver, left_s, settings.gap)
+        return program, backend.run(program.program.lp, left_s, settings.gap)
 
     def _settle(self, program: ColumnProgram, limit_s: float, *, proven: bool) -> bool:
         """Evaluate the solution of a program with this limit. Returns whether another program must follow.

@@ -36,7 +36,7 @@ def test_ctrl_c_gives_the_best_so_far_with_its_bound() -> None:
     timer = threading.Timer(1.0, _thread.interrupt_main)
     timer.start()
     try:
-        answer = backend.run(program, "highs", 60.0, 0.0)
+        answer = backend.run(program, 60.0, 0.0)
     finally:
         timer.cancel()
     assert answer.interrupted
@@ -79,7 +79,7 @@ program = pulp.LpProblem("one", pulp.LpMinimize)
 x = pulp.LpVariable("x", 2, 5, cat="Integer")
 program += x
 program += x >= 2.5
-assert backend.run(program, "highs", None, 0.0).proven
+assert backend.run(program, None, 0.0).proven
 print("done")
 """
 
@@ -99,4 +99,4 @@ def test_a_search_that_ends_before_its_first_solution_is_no_error(monkeypatch: p
     choice = pulp.LpVariable("choice", 0, 1, cat="Integer")
     program += choice
     program += choice >= 1
-    assert backend.run(program, "highs", 5.0, 0.0).proven
+    assert backend.run(program, 5.0, 0.0).proven
