@@ -7,6 +7,7 @@ from typing import Any
 
 import literal
 import torch
+from saved import model_of
 from schedule_shapes import depths_for
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,9 +24,7 @@ from toy_workers import (
     write_plan,
 )
 
-from pipeplan_launch.checkpoint import tensor_store
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
-from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
 
 State = dict[str, Tensor]
 LAYERS = ("one", "two", "three")
@@ -87,8 +86,7 @@ def trained(run: Path) -> tuple[State, State]:
     """(weights, buffers) of a run's last checkpoint."""
     manifest = latest_checkpoint(run)
     assert manifest is not None
-    found = tensor_store.load_tensors(manifest, [name for name in manifest.tensors if name.startswith(MODEL_PREFIX)])
-    state = {name.removeprefix(MODEL_PREFIX): value for name, value in found.items()}
+    state = model_of(manifest)
     known = {name for layer in initial_buffers() for name in layer}
     return (
         {name: value for name, value in state.items() if name not in known},

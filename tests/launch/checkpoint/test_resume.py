@@ -19,7 +19,7 @@ import torch
 from extents import slow_but_for
 from saved import marks, model_of, rewrite, save
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from toy_faults import NAN_FROM
+from toy_jobs import NAN_FROM
 from toy_workers import Toy, initial, initial_buffers, run_plan, stage_contents, write_plan
 
 from pipeplan_launch import export

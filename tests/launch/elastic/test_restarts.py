@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from attempts import run_attempts
 from extents import slow_but_for
 from launching import curve
-from toy_workers import Toy, run_plan, stage_contents, write_plan
+from toy_workers import Toy, run_attempts, run_plan, stage_contents, write_plan
 
 from pipeplan_launch.elastic import rendezvous, restart_state
 from pipeplan_launch.elastic.rendezvous import Attempt, LaunchOver

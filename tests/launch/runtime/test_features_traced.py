@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from feature_jobs import MINIBATCH, SAMPLES
-from feature_workers import cut_before, reference, run, traced, trained
+from feature_workers import MINIBATCH, SAMPLES, cut_before, reference, run, traced, trained
 from torch import Tensor
 
 from pipeplan_launch import load_job

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD
-from toy_features import LIMIT, by_rule, diary
+from toy_jobs import LIMIT, by_rule, diary
 from toy_training import State, assert_close, train, train_literally, trained
 from toy_workers import (
     OPTIMIZERS,

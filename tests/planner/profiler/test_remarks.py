@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from odd_jobs import REFUSED, REMARKED, SOUND
+from state_jobs import REFUSED, REMARKED, SOUND
 from torch import Tensor, nn
 
 from pipeplan.profile_data.layers import Layer, Size
