@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import attacker
-import attacker_of_servers
-import cut_servers
+import attackers
 import pytest
 from launch_scripts import SLOW_JOB, render
 from network_namespaces import OWN_NAMESPACES
@@ -34,8 +32,8 @@ pytestmark = [
 ]
 
 
-def run_script(path: str, folder: Path, *words: str, servers: int = 2) -> Any:
-    """What a script prints that launches a plan of two workers on one or two servers, in namespaces of its own."""
+def attacked(kind: str, folder: Path, *options: str, servers: int = 2) -> Any:
+    """What came of a launch of two workers on one or two servers, in namespaces of its own."""
     (folder / "job.py").write_text(SLOW_JOB)
     contents = stage_contents([1, 1], minibatch=4)
     for content in contents:
@@ -43,9 +41,18 @@ def run_script(path: str, folder: Path, *words: str, servers: int = 2) -> Any:
         content["layers"] = [["0", "1"], ["2", "loss"]][content["stage"]]
         content |= {"servers": servers, "workers_per_server": 2 // servers}
     script = render(write_plan(folder / "plan", contents), servers=servers, workers_per_server=2 // servers)
-    options = ["--epochs", "100000", "--checkpoint-minibatches", "7", "--log-every", "0"]
+    usual = ["--epochs", "100000", "--checkpoint-minibatches", "7", "--log-every", "0"]
     done = subprocess.run(
-        [*COMMAND, sys.executable, path, str(script), str(folder / "run"), *words, *options],
+        [
+            *COMMAND,
+            sys.executable,
+            attackers.__file__,
+            *kind.split(),
+            str(script),
+            str(folder / "run"),
+            *options,
+            *usual,
+        ],
         capture_output=True,
         text=True,
         timeout=400,
@@ -61,9 +68,9 @@ def logs_of(folder: Path) -> str:
 
 
 def test_an_attacker_on_the_network_of_one_machine_finds_no_door(tmp_path: Path) -> None:
-    found = run_script(attacker.__file__, tmp_path, servers=1)
+    found = attacked("one-machine", tmp_path, servers=1)
     # The control port shows that the attacker reaches the machine at all.
-    assert found["open"] == [attacker.CONTROL_PORT]
+    assert found["open"] == [attackers.CONTROL_PORT]
     assert (found["attack"], found["status"]) == (0, 0)
     log = (tmp_path / "run.log").read_text()
     assert "stopped after " in log
@@ -71,10 +78,10 @@ def test_an_attacker_on_the_network_of_one_machine_finds_no_door(tmp_path: Path)
 
 
 def test_an_attacker_without_the_secret_gets_nowhere(tmp_path: Path) -> None:
-    found = run_script(attacker_of_servers.__file__, tmp_path)
+    found = attacked("two-servers", tmp_path)
     # Server 0's only door before the workers connect to each other is the one that asks for the secret.
-    assert found["early"] == {"open": [attacker_of_servers.PORT], "doors": {}}
-    assert attacker_of_servers.PORT in found["late"]["open"]
+    assert found["early"] == {"open": [attackers.PORT], "doors": {}}
+    assert attackers.PORT in found["late"]["open"]
     assert found["late"]["doors"] == {}
     assert found["joined"] == 2
     assert "the secret of this launch is not the one of server 0" in (tmp_path / "run.x.log").read_text()
@@ -84,11 +91,11 @@ def test_an_attacker_without_the_secret_gets_nowhere(tmp_path: Path) -> None:
 
 
 def test_a_link_that_is_cut_for_a_while_changes_nothing(tmp_path: Path) -> None:
-    assert run_script(cut_servers.__file__, tmp_path, "2", "--timeout", "12") == [0, 0]
+    assert attacked("cut 2", tmp_path, "--timeout", "12") == [0, 0]
     assert logs_of(tmp_path).count("stopped after ") == 1
     assert "was lost" not in logs_of(tmp_path)
 
 
 def test_a_link_that_is_cut_for_good_ends_both_servers(tmp_path: Path) -> None:
-    assert run_script(cut_servers.__file__, tmp_path, "0", "--timeout", "8", "--restarts", "1") == [2, 2]
+    assert attacked("cut 0", tmp_path, "--timeout", "8", "--restarts", "1") == [2, 2]
     assert logs_of(tmp_path).count("error: ") == 2
