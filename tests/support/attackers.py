@@ -4,9 +4,9 @@
 
 Every server is a network namespace, and so is the attacker's machine; cables join them. KIND is:
 
-    one-machine    The attacker tries every TCP port of the only server of the launch, and sends what torch's store would
-                   answer, and then garbage, to each that is open. A port that the test itself opens there shows that
-                   the attacker reaches the machine.
+    one-machine    The attacker tries every TCP port of the only server, and sends what torch's store would answer, and
+                   then garbage, to each that is open. A port that the test itself opens there shows that the attacker
+                   reaches the machine.
     two-servers    The attacker does not know the secret. Before server 1 is there, it joins as server 1: by a launcher
                    of its own with another secret, by a client of torch's store, and by a handshake. Once the run has a
                    checkpoint, it tries every TCP port of server 0: it counts, deletes and overwrites keys of a store,
@@ -74,8 +74,8 @@ def one_machine(script: str, run: str, options: list[str]) -> dict[str, Any]:
 def two_servers(script: str, run: str, options: list[str]) -> dict[str, Any]:
     """Launch server 0, attack, launch server 1, attack, stop.
 
-    Returns `joined` (status of the attacker's launcher), `early` and `late` (open ports, and what these let the attacker
-    do), whether the run goes on, whether the pickle was `owned`, and the statuses of the launches after a stop.
+    Returns `joined` (status of the attacker's launcher), `early` and `late` (open ports, and what these let one do),
+    whether the run goes on, whether the pickle was `owned`, and the statuses of the launches after a stop.
     """
     (zero, _), (one, _), (outside, _) = _machines(3).servers
     folder, metrics = Path(run).parent, Path(f"{run}/metrics/rank-1.jsonl")
