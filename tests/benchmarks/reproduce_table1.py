@@ -14,7 +14,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import table1_links
@@ -36,23 +35,12 @@ RANK = (
 )
 
 
-@dataclass(frozen=True)
-class Section:
-    """A title, sentences, a table, and sentences below it. Columns that end in `>` are aligned to the right."""
-
-    title: str
-    columns: tuple[str, ...] = ()
-    cells: tuple[tuple[str, ...], ...] = ()
-    before: tuple[str, ...] = ()
-    after: tuple[str, ...] = ()
+def to_markdown(table: Table) -> str:
+    """The whole table as Markdown."""
+    return "\n\n".join([*_rows(table), *_links(table)]) + "\n"
 
 
-def sections_of(table: Table) -> list[Section]:
-    """The sections of the whole table."""
-    return [_rows(table), _links(table)]
-
-
-def _rows(table: Table) -> Section:
+def _rows(table: Table) -> list[str]:
     cells = []
     for row in table.rows:
         published = row.published
@@ -72,28 +60,22 @@ def _rows(table: Table) -> Section:
         )
     estimated = [row.published.name for row in table.rows if not row.source.published]
     sizes = {f"{row.published.profile} {row.source.text}" for row in table.rows if row.source.published}
-    estimates = f"Rows with estimated profiles: {', '.join(estimated)}." if estimated else ""
-    measured = f"Profiles published by PipeDream's authors: {'; '.join(sorted(sizes))}." if sizes else ""
-    return Section(
-        "Table 1: times faster than data parallelism",
-        ("row", "on", "paper's", "publ.>", "pred.>", "off>", "rank>", "ours", "pred.>", "proof"),
-        tuple(cells),
-        before=(SOURCE + ".",),
-        after=tuple(
-            text
-            for text in (
-                f"Starred rows are off by more than {OFF:.0%}; docs/evidence/table1.md gives the reasons.",
-                "The rows of VGG-16 are fitted, not predicted." if _has_fitted(table.rows) else "",
-                COLUMNS,
-                f"{RANK} {_among(table.rows)}",
-                measured,
-                estimates,
-                _times(table.rows),
-                _to_accuracy(table.rows),
-            )
-            if text
-        ),
+    below = (
+        f"Starred rows are off by more than {OFF:.0%}; docs/evidence/table1.md gives the reasons.",
+        "The rows of VGG-16 are fitted, not predicted." if _has_fitted(table.rows) else "",
+        COLUMNS,
+        f"{RANK} {_among(table.rows)}",
+        f"Profiles published by PipeDream's authors: {'; '.join(sorted(sizes))}." if sizes else "",
+        f"Rows with estimated profiles: {', '.join(estimated)}." if estimated else "",
+        _times(table.rows),
+        _to_accuracy(table.rows),
     )
+    return [
+        "### Table 1: times faster than data parallelism",
+        _wrapped(SOURCE + "."),
+        _lines("row|on|paper's|publ.>|pred.>|off>|rank>|ours|pred.>|proof", cells),
+        *(_wrapped(text) for text in below if text),
+    ]
 
 
 def _has_fitted(rows: Sequence[Row]) -> bool:
@@ -131,7 +113,7 @@ def _to_accuracy(rows: Sequence[Row]) -> str:
     return f"Time to accuracy, from the paper and not predicted: {', '.join(parts)}." if parts else ""
 
 
-def _links(table: Table) -> Section:
+def _links(table: Table) -> list[str]:
     sources = list(dict.fromkeys(one.source for one in table.efficiencies))
     cells = [
         (
@@ -141,50 +123,30 @@ def _links(table: Table) -> Section:
         )
         for one in table.efficiencies
     ]
-    return Section(
-        "Links: nominal and reached rate, GB/s each way",
-        ("on", "level", "operation", "nominal>", "reached>", "share>", "how", "from"),
-        tuple(cells),
-        after=(
-            *(f"[{number}] {source}." for number, source in enumerate(sources, start=1)),
-            "All profiles are of a V100; the speed of cluster C's cards is the ratio of their peak to a V100's.",
-        ),
-    )
-
-
-def to_markdown(sections: list[Section]) -> str:
-    """All sections as Markdown."""
-    parts = []
-    for section in sections:
-        parts.append(f"### {section.title}")
-        parts += map(_wrapped, section.before)
-        if section.columns:
-            parts.append("\n".join(_lines(section)))
-        parts += map(_wrapped, section.after)
-    return "\n\n".join(parts) + "\n"
+    return [
+        "### Links: nominal and reached rate, GB/s each way",
+        _lines("on|level|operation|nominal>|reached>|share>|how|from", cells),
+        *(_wrapped(f"[{number}] {source}.") for number, source in enumerate(sources, start=1)),
+        "All profiles are of a V100; the speed of cluster C's cards is the ratio of their peak to a V100's.",
+    ]
 
 
 def _wrapped(paragraph: str) -> str:
     return textwrap.fill(paragraph, 120, break_long_words=False, break_on_hyphens=False)
 
 
-def _lines(section: Section) -> list[str]:
-    names = [column.removesuffix(">") for column in section.columns]
-    rules = ["---:" if column.endswith(">") else "---" for column in section.columns]
-    rows = [[cell.replace("|", "\\|").replace("*", "\\*") for cell in row] for row in section.cells]
-    return [f"| {' | '.join(row)} |" for row in (names, rules, *rows)]
+def _lines(header: str, cells: Sequence[Sequence[str]]) -> str:
+    """A table. Columns that end in `>` are aligned to the right."""
+    columns = header.split("|")
+    rules = ["---:" if column.endswith(">") else "---" for column in columns]
+    rows = [[cell.replace("|", "\\|").replace("*", "\\*") for cell in row] for row in cells]
+    names = [column.removesuffix(">") for column in columns]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (names, rules, *rows))
 
 
 REFERENCE = "PIPEPLAN_REFERENCE"
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "evidence" / "table1.md"
 BLOCK = re.compile(r"<!-- table1 -->\n(.*?)<!-- /table1 -->", re.DOTALL)
-
-
-def printed_table(names: str | None, reference: Path | None, settings: Settings) -> str:
-    """The table as Markdown. Raises `InputError` where there is no such row or no such folder."""
-    wanted, folder = rows_named(names), table1_links.folder_of(reference)
-    table = build_table(wanted, folder, settings, lambda step: print(step, file=sys.stderr, flush=True))
-    return to_markdown(sections_of(table))
 
 
 def main() -> None:
@@ -197,12 +159,13 @@ def main() -> None:
     parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for each solver and row")
     parser.add_argument("--update-page", action="store_true", help=f"write the table into {PAGE.name}")
     given = parser.parse_args()
+    settings = Settings(simulate=False, solver=given.solver, time_limit_s=given.time_limit)
     try:
-        text = printed_table(
-            given.rows, given.reference, Settings(simulate=False, solver=given.solver, time_limit_s=given.time_limit)
-        )
+        wanted, folder = rows_named(given.rows), table1_links.folder_of(given.reference)
+        table = build_table(wanted, folder, settings, lambda step: print(step, file=sys.stderr, flush=True))
     except InputError as error:
         sys.exit(f"error: {error}")
+    text = to_markdown(table)
     print(text)
     if given.update_page:
         block = f"<!-- table1 -->\n\n{text.strip()}\n\n<!-- /table1 -->"
