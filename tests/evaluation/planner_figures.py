@@ -26,8 +26,10 @@ CPU_CLOCK = "import time; time.perf_counter = time.monotonic = time.process_time
 """Makes deadlines count CPU seconds."""
 COMMAND = CPU_CLOCK + "import sys; from pipeplan.cli import main; sys.argv[0] = 'pipeplan'; main()"
 
-HEADER = 'format = "pipeplan-cluster"\nversion = 1\n'
-GNMT_CLUSTER = f"""{HEADER}name = "16 x 4 V100"
+A100_CLUSTER = (Path(__file__).parent / "expert" / "clusters" / "a100-4x8.toml").read_text(encoding="utf-8")
+GNMT_CLUSTER = """format = "pipeplan-cluster"
+version = 1
+name = "16 x 4 V100"
 [device]
 name = "V100 16 GB"
 kind = "cuda"
@@ -40,22 +42,6 @@ bandwidth = "12 GB/s"
 name = "cluster"
 count = 16
 bandwidth = "10 Gbit/s"
-"""
-A100_CLUSTER = f"""{HEADER}name = "4 x 8 A100"
-[device]
-name = "A100 80 GB"
-kind = "cuda"
-memory = "80 GB"
-[[level]]
-name = "server"
-count = 8
-bandwidth = "300 GB/s"
-latency = "5 us"
-[[level]]
-name = "cluster"
-count = 4
-bandwidth = "200 Gbit/s"
-latency = "10 us"
 """
 TIGHT = """
 from dataclasses import replace
