@@ -14,7 +14,7 @@ from data_parallel_jobs import MINIBATCH, SAMPLES, TEST_SAMPLES
 from feature_workers import trained
 from torch import Tensor
 from toy_workers import stage_contents, write_plan
-from worker_host import Ended, launch_environment, run_workers
+from worker_host import Ended, start_attempt
 
 from pipeplan_launch import __main__, load_job
 from pipeplan_launch.job.pass_conditions import mix_seed, seed_forward
@@ -57,17 +57,9 @@ class Case:
         self, folder: Path, *options: str, run: str = "run", store: Any = None, name: str = "worker", **variables: str
     ) -> Ended:
         """The workers of a run of a plan folder, to their end. `variables`: of their environment."""
-        store = store or torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         arguments = [str(folder), "--run-dir", str(folder / run), "--threads", "1", "--probe", "0", *options]
-        return run_workers(
-            __main__.main,
-            [(arguments,)] * self.replicas,
-            folder,
-            environments=[
-                launch_environment(rank, self.replicas, store.port) | variables for rank in range(self.replicas)
-            ],
-            name=name,
-        )
+        given, more = [(arguments,)] * self.replicas, [variables] * self.replicas
+        return start_attempt(__main__.main, given, folder, store=store, variables=more, name=name).finish()
 
     def train(self, folder: Path, *options: str, run: str = "run", **shared: Any) -> Path:
         """The run folder of a run that ends well."""

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.optim import SGD
 from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
-from worker_host import launch_environment, run_workers
+from worker_host import start_attempt
 
 from pipeplan_launch import Data, Job, __main__, load_job
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
@@ -152,14 +152,8 @@ def run(folder: Path, name: str, stages: list[list[str]], replicas: Sequence[int
         content |= {"layers": layers, "model": {"ref": reference(name)}}
     write_plan(folder, contents)
     world = sum(replicas)
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     arguments = [str(folder), "--run-dir", str(folder / "run"), "--threads", "1", "--log-every", "0", *options]
-    ended = run_workers(
-        __main__.main,
-        [(arguments,)] * world,
-        folder,
-        environments=[launch_environment(rank, world, store.port) for rank in range(world)],
-    )
+    ended = start_attempt(__main__.main, [(arguments,)] * world, folder).finish()
     assert ended.statuses == [0] * world, ended.err
     return folder / "run"
 

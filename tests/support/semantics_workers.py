@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from semantics_models import CUT_TIES, DEEP, OPTIMIZERS, PADDED, SUBJECTS, job_of
 from torch import Tensor
-from worker_host import launch_environment, start_workers
+from worker_host import start_attempt
 
 from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.tracing import split
@@ -90,16 +90,9 @@ class CaseRun:
 
     def __init__(self, folder: Path, case: Case) -> None:
         """Start the workers; stage files and what is left go into `folder`."""
-        world = case.workers
         self._folder, self._case = folder, case
-        self._store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._workers = start_workers(
-            _work,
-            [(folder, case, rank) for rank in range(world)],
-            folder,
-            environments=[launch_environment(rank, world, self._store.port) for rank in range(world)],
-            prepare=(_prepare, (folder, case)),
-        )
+        given = [(folder, case, rank) for rank in range(case.workers)]
+        self._workers = start_attempt(_work, given, folder, prepare=(_prepare, (folder, case)))
 
     def left(self) -> list[list[Left]]:
         """Wait for the workers: by stage, what each replica is left with."""

@@ -25,7 +25,7 @@ from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import TensorDataset
 from toy_jobs import FEATURES, LOSSES, Fault, plant
-from worker_host import Ended, launch_environment, run_workers
+from worker_host import Ended, start_attempt
 
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.job.job import Data, Job
@@ -241,14 +241,9 @@ def write_plan(folder: Path, contents: Sequence[dict[str, Any]]) -> Path:
 
 def run_plan(folder: Path, arguments: Sequence[str], toy: Toy, world: int) -> Ended:
     """Run a plan's workers to their end, as torchrun would."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return run_workers(
-        toy_worker,
-        [(rank, [str(folder), *arguments], toy) for rank in range(world)],
-        folder,
-        environments=[launch_environment(rank, world, store.port) for rank in range(world)],
-        unawaited=[toy.die[0]] if toy.die is not None and toy.freeze else [],
-    )
+    given = [(rank, [str(folder), *arguments], toy) for rank in range(world)]
+    unawaited = [toy.die[0]] if toy.die is not None and toy.freeze else []
+    return start_attempt(toy_worker, given, folder, unawaited=unawaited).finish()
 
 
 def toy_worker(rank: int, arguments: list[str], toy: Toy) -> int:
@@ -300,26 +295,20 @@ def run_attempts(
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(len(toys) - 1),
         }
-        apart = [
-            {SERVER_VARIABLE: server, "GLOO_SOCKET_IFNAME": "lo"} for server in (servers[attempt] if servers else [])
-        ]
-        ended.append(
-            run_workers(
-                _worker,
-                [(_cut(cut_off, attempt, rank), rank, [str(folder), *arguments], toy) for rank in range(world)],
-                folder,
-                environments=[
-                    launch_environment(rank, world, store.port) | environment | (apart[rank] if apart else {})
-                    for rank in range(world)
-                ],
-                name=f"attempt-{attempt}-worker",
-            )
+        apart: Sequence[dict[str, str]] = [{}] * world
+        if servers:
+            apart = [{SERVER_VARIABLE: server, "GLOO_SOCKET_IFNAME": "lo"} for server in servers[attempt]]
+        cuts = dict([cut_off] if cut_off and attempt == 0 else [])
+        workers = start_attempt(
+            _worker,
+            [(cuts.get(rank), rank, [str(folder), *arguments], toy) for rank in range(world)],
+            folder,
+            store=store,
+            variables=[environment | one for one in apart],
+            name=f"attempt-{attempt}-worker",
         )
+        ended.append(workers.finish())
     return ended
-
-
-def _cut(cut_off: tuple[int, int] | None, attempt: int, rank: int) -> int | None:
-    return cut_off[1] if cut_off is not None and attempt == 0 and cut_off[0] == rank else None
 
 
 def _worker(cut_at: int | None, rank: int, arguments: list[str], toy: Toy) -> int:

@@ -65,6 +65,8 @@ class WorkerGroup:
 
     def __init__(self, host: _Host, request: _Request) -> None:
         self._host, self._request = host, request
+        self.store: Any = None
+        """Kept as long as the group, because its workers ask it."""
 
     def finish(self) -> Ended:
         """Wait for their end; fails where one hangs, after all of them were killed."""
@@ -118,6 +120,30 @@ def run_workers(
 ) -> Ended:
     """Start workers as `start_workers` does, and wait for their end."""
     return start_workers(target, arguments, folder, **options).finish()
+
+
+def start_attempt(
+    target: Callable[..., int | None],
+    arguments: Sequence[tuple[Any, ...]],
+    folder: Path,
+    *,
+    store: Any = None,
+    variables: Sequence[dict[str, str]] = (),
+    **options: Any,
+) -> WorkerGroup:
+    """Start the workers of one attempt, as torchrun would. `store`: theirs, made for them by default.
+
+    `variables` are added to the environment of each worker.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = store or TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    world = len(arguments)
+    ranks = [launch_environment(rank, world, store.port) for rank in range(world)]
+    environments = [one | more for one, more in zip(ranks, variables or [{}] * world, strict=True)]
+    group = start_workers(target, arguments, folder, environments=environments, **options)
+    group.store = store
+    return group
 
 
 class _Host:
