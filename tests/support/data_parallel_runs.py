@@ -12,14 +12,13 @@ import pytest
 import torch
 from data_parallel_jobs import MINIBATCH, SAMPLES, TEST_SAMPLES
 from feature_workers import trained
+from literal import State, agree
 from torch import Tensor
 from toy_workers import stage_contents, write_plan
 from worker_host import Ended, start_attempt
 
 from pipeplan_launch import __main__, load_job
 from pipeplan_launch.job.pass_conditions import mix_seed, seed_forward
-
-State = dict[str, Tensor]
 
 
 def reference(name: str) -> str:
@@ -107,7 +106,8 @@ class Literal:
             losses = []
             for start in range(0, len(numbered), self.case.accumulate):
                 losses += self.update(epoch, numbered[start : start + self.case.accumulate])
-            self.agree()
+            agree(self.buffers)
+            self.use(self.buffers[0])
             total = sum(weight for _, weight in losses)
             self.epochs.append({"loss": sum(loss * weight for loss, weight in losses) / total} | self.evaluate())
             if self.job.scheduler_interval == "epoch":
@@ -141,14 +141,6 @@ class Literal:
             for _ in group:
                 self.scheduler.step()
         return losses
-
-    def agree(self) -> None:
-        for name in self.buffers[0]:
-            values = torch.stack([one[name] for one in self.buffers])
-            together = values.mean(0) if values.is_floating_point() else values.amax(0)
-            for one in self.buffers:
-                one[name] = together.clone()
-        self.use(self.buffers[0])
 
     def evaluate(self) -> dict[str, float]:
         self.model.eval(), self.loss.eval()

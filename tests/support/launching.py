@@ -122,24 +122,15 @@ class Launch:
 
 def last_step(run: Path) -> dict[str, float] | None:
     """The last line of metrics of the worker with the highest rank that has one."""
-    steps = last_steps(run)
-    return steps[-1] if steps else None
-
-
-def last_steps(run: Path) -> list[dict[str, float]]:
-    """The last lines, some twenty: workers write several at a time."""
     for path in sorted(run.glob("metrics/rank-*.jsonl"), reverse=True):
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 10_000))
             *whole, _ = file.read().split(b"\n")
-        steps: list[dict[str, float]] = []
-        for line in whole:
-            with suppress(ValueError):  # the first may be cut off
-                steps.append(json.loads(line))
-        if steps:
-            return steps
-    return []
+        for line in whole[-1:]:
+            with suppress(ValueError):  # the only one may be cut off
+                return dict(json.loads(line))
+    return None
 
 
 def curve(run: Path) -> dict[tuple[int, int], float]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from feature_workers import cut_before
 from semantics_models import CUT_TIES, DEEP, OPTIMIZERS, PADDED, SUBJECTS, job_of
 from torch import Tensor
 from worker_host import start_attempt
@@ -165,16 +166,6 @@ def _ranks(replicas: Sequence[int]) -> list[list[int]]:
     return [list(range(first, first + count)) for first, count in zip(firsts, replicas, strict=True)]
 
 
-def _layers(traced: TracedModel, cuts: Sequence[str]) -> list[list[str]]:
-    """The layers of each stage, in the order in which the model runs."""
-    stages: list[list[str]] = [[]]
-    for layer in traced.layers:
-        if layer.name in cuts:
-            stages.append([])
-        stages[-1].append(layer.name)
-    return stages
-
-
 def _write_plan(folder: Path, case: Case, traced: TracedModel) -> None:
     """The stage files of a case, as the planner writes them."""
     splits = SCHEDULES[case.schedule].splits
@@ -197,6 +188,6 @@ def _write_plan(folder: Path, case: Case, traced: TracedModel) -> None:
         "pipeline": pipeline,
     }
     (folder / "stages").mkdir(parents=True)
-    for stage, layers in enumerate(_layers(traced, case.cuts)):
+    for stage, layers in enumerate(cut_before(traced, *case.cuts)):
         content = shared | {"stage": stage, "layers": layers}
         (folder / "stages" / f"stage-{stage}.json").write_text(json.dumps(content))

@@ -78,13 +78,6 @@ class WorkerGroup:
         return Ended([status or 0 for status in statuses], out, err)
 
 
-def launch_environment(rank: int, world: int, port: int) -> dict[str, str]:
-    """The variables that torchrun gives a worker whose store listens on a port of this machine."""
-    ranks = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
-    variables = {name: str(value) for name, value in ranks.items()}
-    return variables | {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
-
-
 def start_workers(
     target: Callable[..., int | None],
     arguments: Sequence[tuple[Any, ...]],
@@ -138,9 +131,13 @@ def start_attempt(
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     store = store or TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    world = len(arguments)
-    ranks = [launch_environment(rank, world, store.port) for rank in range(world)]
-    environments = [one | more for one, more in zip(ranks, variables or [{}] * world, strict=True)]
+    world = str(len(arguments))
+    shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}
+    shared |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environments = [
+        {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **more}
+        for rank, more in enumerate(variables or [{}] * len(arguments))
+    ]
     group = start_workers(target, arguments, folder, environments=environments, **options)
     group.store = store
     return group
