@@ -185,20 +185,6 @@ def _sentences(count: int) -> Dataset[Any]:
     return Sequences(source, _words(count, 3, seed=29), _words(count, 3, seed=31))
 
 
-SUBJECTS = {
-    "chain": Subject(Chain, lambda n: TensorDataset(_numbers(n, 5), _classes(n)), ("two", "three")),
-    "resnet": Subject(
-        ResNet, lambda n: TensorDataset(_numbers(n, 2, 4, 4), _classes(n)), ("block1.conv2", "block2.norm2")
-    ),
-    "encoder-decoder": Subject(Translator, _sentences, ("norm1", "cross.query")),
-    "tied": Subject(
-        Captioner,
-        lambda n: Sequences(_numbers(n, 5), _words(n, 3), _words(n, 3, seed=37)),
-        ("see2", "words"),
-    ),
-}
-
-
 class Decoder(nn.Module):
     """A GPT whose head shares the embedding's weight, and whose blocks share one layer that neither end has."""
 
@@ -220,25 +206,13 @@ class Decoder(nn.Module):
         return self.head(self.norm2(x))
 
 
-CUT_TIES = {
-    "decoder": Subject(
-        Decoder,
-        lambda n: Sequences(_words(n, 3), _words(n, 3, seed=29), _words(n, 3, seed=37)),
-        ("norm1", "norm2"),
-    )
-}
-"""Models whose cuts separate layers that share weights, which only a flush allows."""
-
-
 class Tagger(nn.Module):
     """A class for each of some words."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.one, self.two, self.last = (
-            *(nn.Embedding(7, 6), nn.Linear(6, 6), nn.Linear(6, 6)),
-            nn.Linear(6, CLASSES),
-        )
+        self.words, self.last = nn.Embedding(7, 6), nn.Linear(6, CLASSES)
+        self.one, self.two = nn.Linear(6, 6), nn.Linear(6, 6)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.tanh(self.two(torch.tanh(self.one(self.words(x))))))
@@ -259,18 +233,6 @@ def _padded(count: int) -> Dataset[Any]:
     return TensorDataset(_words(count, 4), classes.masked_fill(torch.arange(4) >= lengths, -100))
 
 
-PADDED = {
-    "tagger": Subject(
-        Tagger,
-        _padded,
-        ("one", "two"),
-        over_valid,
-        lambda target: (target != -100).sum(),
-    )
-}
-"""A model whose loss is a mean over valid targets, and whose job says so."""
-
-
 class Deep(nn.Module):
     """Twelve layers with shortcuts, BatchNorm and dropout, and whole numbers that cross every cut."""
 
@@ -289,12 +251,28 @@ class Deep(nn.Module):
         return self.head(x + first) + functional.one_hot(largest, 5)[:, :CLASSES]
 
 
-DEEP = {
-    "deep": Subject(
-        Deep, lambda n: TensorDataset(_numbers(n, 5), _classes(n)), tuple(f"layer{number}" for number in range(1, 12))
-    )
+SUBJECTS = {
+    "chain": Subject(Chain, lambda n: TensorDataset(_numbers(n, 5), _classes(n)), ("two", "three")),
+    "resnet": Subject(
+        ResNet, lambda n: TensorDataset(_numbers(n, 2, 4, 4), _classes(n)), ("block1.conv2", "block2.norm2")
+    ),
+    "encoder-decoder": Subject(Translator, _sentences, ("norm1", "cross.query")),
+    "tied": Subject(
+        Captioner, lambda n: Sequences(_numbers(n, 5), _words(n, 3), _words(n, 3, seed=37)), ("see2", "words")
+    ),
 }
-"""A model for pipelines of many stages; cases name their own cuts."""
+ALL_SUBJECTS = SUBJECTS | {
+    # Its cuts separate layers that share weights, which only a flush allows.
+    "decoder": Subject(
+        Decoder,
+        lambda n: Sequences(_words(n, 3), _words(n, 3, seed=29), _words(n, 3, seed=37)),
+        ("norm1", "norm2"),
+    ),
+    # For pipelines of many stages; cases name their own cuts.
+    "deep": Subject(Deep, lambda n: TensorDataset(_numbers(n, 5), _classes(n)), ()),
+    # Its loss is a mean over valid targets, and its job says so.
+    "tagger": Subject(Tagger, _padded, ("one", "two"), over_valid, lambda target: (target != -100).sum()),
+}
 
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd-foreach": lambda p: SGD(p, lr=0.02, momentum=0.9, foreach=True),

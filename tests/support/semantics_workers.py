@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from feature_workers import cut_before
-from semantics_models import CUT_TIES, DEEP, OPTIMIZERS, PADDED, SUBJECTS, job_of
+from semantics_models import ALL_SUBJECTS, OPTIMIZERS, job_of
 from torch import Tensor
 from worker_host import start_attempt
 
@@ -24,8 +24,6 @@ from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.tracing import split
 from pipeplan_launch.tracing.split import StageProgram
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
-
-ALL_SUBJECTS = {**SUBJECTS, **CUT_TIES, **DEEP, **PADDED}
 
 
 @dataclass(frozen=True)
