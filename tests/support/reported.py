@@ -59,23 +59,10 @@ def source_of(
     certify: bool = False,
 ) -> ReportSource:
     """The best plan for a profile on a cluster, as a report takes it."""
-    document = document_of(profile, cluster, options, solver, certify=certify)
-    return read_report_source(Node(document, "plan.json"), profile)
-
-
-def document_of(
-    profile: Profile,
-    cluster: Cluster | str,
-    options: Options | None = None,
-    solver: str = "dp",
-    *,
-    certify: bool = False,
-) -> Document:
-    """Its plan.json."""
     where = load_cluster(cluster) if isinstance(cluster, str) else cluster
     outcome = solve(Problem(profile, where, options or Options()), Settings(solver=solver, certify=certify))
-    found: Document = json.loads(json.dumps(plan_json.plan_document(outcome)))
-    return found
+    document = json.loads(json.dumps(plan_json.plan_document(outcome)))
+    return read_report_source(Node(document, "plan.json"), profile)
 
 
 def report_of(source: ReportSource) -> Document:

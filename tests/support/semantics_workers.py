@@ -7,7 +7,6 @@ than training it. What each worker is left with, replicas included, is what it h
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,6 +17,7 @@ import torch
 from feature_workers import cut_before
 from semantics_models import ALL_SUBJECTS, OPTIMIZERS, job_of
 from torch import Tensor
+from toy_workers import STAGE, write_plan
 from worker_host import start_attempt
 
 from pipeplan_launch.plan.schedule import SCHEDULES
@@ -172,20 +172,13 @@ def _write_plan(folder: Path, case: Case, traced: TracedModel) -> None:
         | ({"deferred": number if case.deferred is None else case.deferred[number]} if splits else {})
         for number, (ranks, depth) in enumerate(zip(case.ranks, case.depths, strict=True))
     ]
-    shared = {
-        "format": "pipeplan-stage",
-        "version": 1,
-        "plan": "sha256:plan",
+    shared = STAGE | {
         "mode": "training",
         "model": {"ref": case.subject, "graph_hash": traced.graph_hash},
         "minibatch": case.minibatch,
-        "device": "cpu",
-        "servers": 1,
         "workers_per_server": case.workers,
         "schedule": {"name": case.schedule, "accumulate": case.accumulate, "correction": case.correction},
         "pipeline": pipeline,
     }
-    (folder / "stages").mkdir(parents=True)
-    for stage, layers in enumerate(cut_before(traced, *case.cuts)):
-        content = shared | {"stage": stage, "layers": layers}
-        (folder / "stages" / f"stage-{stage}.json").write_text(json.dumps(content))
+    stages = enumerate(cut_before(traced, *case.cuts))
+    write_plan(folder, [shared | {"stage": stage, "layers": layers} for stage, layers in stages])

@@ -192,6 +192,10 @@ def split_layers(stages: int) -> list[list[int]]:
     return {1: [[0, 1, 2]], 2: [[0, 1], [2]], 3: [[0], [1], [2]]}[stages]
 
 
+STAGE = {"format": "pipeplan-stage", "version": 1, "plan": "sha256:plan", "device": "cpu", "servers": 1}
+"""Part of a stage file."""
+
+
 def stage_contents(
     replicas: Sequence[int],
     depth: Sequence[int] | None = None,
@@ -213,15 +217,10 @@ def stage_contents(
         first += count
     for placement, again in zip(pipeline, recompute, strict=False):
         placement["recompute"] = again
-    shared = {
-        "format": "pipeplan-stage",
-        "version": 1,
-        "plan": "sha256:plan",
+    shared = STAGE | {
         "mode": mode,
         "model": {"ref": "toy", "graph_hash": HASH},
         "minibatch": minibatch,
-        "device": "cpu",
-        "servers": 1,
         "workers_per_server": first,
         "schedule": {"name": schedule if mode == "training" else "forward-only", "accumulate": accumulate},
         "pipeline": pipeline,
