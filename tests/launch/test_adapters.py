@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapters import AdaptedChain, EightBits
 from beside_one_process import train_beside_one_process
-from data_parallel_jobs import MINIBATCH
-from data_parallel_runs import Case, reference
+from data_parallel_runs import MINIBATCH, AdaptedChain, Case, EightBits, reference
 from safetensors.torch import load_file
 from saved import model_of, save
 
@@ -86,7 +84,7 @@ def test_ddp_and_fsdp_train_adapters_as_one_process_does(tmp_path: Path, name: s
 
 PEFT = """
 import torch
-from adapters import AdaptedChain
+from data_parallel_runs import AdaptedChain
 from pathlib import Path
 from safetensors.torch import save_file
 from pipeplan_launch import Job

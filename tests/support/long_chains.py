@@ -1,4 +1,4 @@
-"""Long chains of layers, for tests of what takes long, and the count of calls that stands in for a clock."""
+"""Long chains of layers, for tests of what takes long, and counts that stand in for a clock."""
 
 from __future__ import annotations
 
@@ -35,3 +35,22 @@ def calls_of(work: Callable[[], object]) -> int:
     profile = cProfile.Profile()
     profile.runcall(work)
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
+class Ticks:
+    """Times calls by `now`, a counter that what is timed advances."""
+
+    how = "ticks"
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+
+    def measure(self, call: Callable[[], None]) -> Callable[[], float]:
+        """Run the call; the returned function gives how far the counter grew."""
+        before = self.now()
+        call()
+        taken = float(self.now() - before)
+        return lambda: taken
+
+    def settle(self) -> None:
+        """Nothing is under way."""

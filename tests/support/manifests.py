@@ -1,4 +1,4 @@
-"""Manifests of checkpoints, as the executor writes them, without torch."""
+"""Files that others write: manifests of checkpoints as the executor does, without torch, and a profile of PipeDream."""
 
 from __future__ import annotations
 
@@ -29,3 +29,16 @@ def write_manifest(folder: Path, position: Position, **fields: Any) -> None:
         "files": {},
     }
     Manifest(folder=folder, position=position, **usual | fields).write(folder)
+
+
+PIPEDREAM = (
+    "node2 -- Conv2d(3, 8) -- forward_compute_time=2.000, backward_compute_time=4.000, "
+    "activation_size=100.000, parameter_size=64.000\n"
+    "node1 -- Input0 -- forward_compute_time=9.000, backward_compute_time=0.000, "
+    "activation_size=10.0, parameter_size=0.000\n"
+    "node3 -- ReLU(inplace) -- forward_compute_time=1.000, backward_compute_time=1.5, "
+    "activation_size=[60.0; 40.0], parameter_size=0.000 -- stage_id=3\n"
+    "node4 -- __getitem__(0) -- forward_compute_time=0.000, backward_compute_time=0.000, "
+    "activation_size=60.0, parameter_size=0.000\n"
+    "\tnode1 -- node2\n\tnode2 -- node3\n\tnode3 -- node4\n"
+)

@@ -1,17 +1,63 @@
-"""Random segments, and rules for the one order of their nodes, worked out anew from the schedules' streams."""
+"""Random segments, and rules for the one order of their nodes, worked out anew from the schedules' streams.
+
+Devices do one thing at a time, and transfers need both ends. Every device has one queue. A step is (label, devices): a
+computation has one device, a transfer two, an all-reduce all replicas of a stage. A step happens when it is at the head
+of the queues of all its devices, and then leaves them.
+"""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rendezvous import Device, Step
 from schedule_rules import NAMES, check_stream, pipelines, recipe, streams_of
 
 from pipeplan_launch.plan.communication_order import Collective, Computation, Crossing, Direction, Node, Transfer
 from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, Schedule, StageShape
+
+Device = Hashable
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that one or more devices do together."""
+
+    label: str
+    devices: tuple[Device, ...]
+
+    @property
+    def is_shared(self) -> bool:
+        return len(self.devices) > 1
+
+
+Queues = dict[Device, list[Step]]
+
+
+def queues_of(order: Iterable[Step]) -> Queues:
+    """What each device is handed: its own steps, in the common order."""
+    queues: Queues = {}
+    for step in order:
+        for device in step.devices:
+            queues.setdefault(device, []).append(step)
+    return queues
+
+
+def stuck_devices(queues: Mapping[Device, Sequence[Step]]) -> dict[Device, Step]:
+    """The devices that wait for ever, and the step at the head of their queues; {} if all finish."""
+    left = {device: deque(steps) for device, steps in queues.items()}
+    look_at = deque(left)
+    while look_at:
+        device = look_at.popleft()
+        while left[device]:
+            step = left[device][0]
+            if not all(left[other] and left[other][0] == step for other in step.devices):
+                break
+            for other in step.devices:
+                left[other].popleft()
+            look_at.extend(other for other in step.devices if other != device)
+    return {device: steps[0] for device, steps in left.items() if steps}
 
 
 @dataclass(frozen=True)

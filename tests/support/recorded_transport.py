@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rendezvous import Step
+from order_rules import Step
 from torch import Tensor
 from toy_workers import Cut
 

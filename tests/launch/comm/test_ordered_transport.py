@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from extents import first_few
+from order_rules import stuck_devices
 from recorded_transport import Device, Hazard, plan_of, record
-from rendezvous import stuck_devices
 from schedule_rules import NAMES, pipelines
 from schedule_shapes import shapes
 

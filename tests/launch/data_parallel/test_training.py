@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from data_parallel_jobs import SLEEP_S
-from data_parallel_runs import Case, assert_equal_to_one_process, reference
+from data_parallel_runs import SLEEP_S, Case, assert_equal_to_one_process, reference
 from feature_workers import trained
 from launching import curve
 

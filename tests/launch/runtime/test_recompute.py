@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 from extents import slow_but_for
-from one_stage import BATCH, Held, engine, segment
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD
-from toy_training import train, trained
+from toy_training import BATCH, Held, engine, segment, train, trained
 from toy_workers import Toy
 
 from pipeplan_launch.errors import LaunchError

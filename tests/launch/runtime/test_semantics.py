@@ -15,8 +15,7 @@ import pytest
 import torch
 from extents import slow_but_for
 from literal import Recipe, Trained, train, train_on_whole_batches
-from semantics_models import OPTIMIZERS, SUBJECTS
-from semantics_workers import ALL_SUBJECTS, Case, CaseRun
+from semantics_workers import ALL_SUBJECTS, OPTIMIZERS, SUBJECTS, Case, CaseRun
 from toy_workers import depths
 
 torch.set_num_threads(1)

@@ -14,8 +14,7 @@ import pytest
 import torch
 from literal import Recipe, Trained, train
 from schedule_shapes import of_devices
-from semantics_models import OPTIMIZERS
-from semantics_workers import ALL_SUBJECTS, Case, CaseRun
+from semantics_workers import ALL_SUBJECTS, OPTIMIZERS, Case, CaseRun
 
 from pipeplan_launch.plan.schedule import SCHEDULES
 

@@ -11,8 +11,7 @@ import pytest
 import torch
 from extents import slow_but_for
 from literal import Recipe, train_on_whole_batches
-from semantics_models import CUT_TIES, OPTIMIZERS
-from semantics_workers import Case, CaseRun
+from semantics_workers import CUT_TIES, OPTIMIZERS, Case, CaseRun
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan

@@ -18,7 +18,7 @@ from unittest import mock
 import click
 import pytest
 from commandline import Run, refused
-from foreign import PIPEDREAM
+from manifests import PIPEDREAM
 from reported import write_run
 
 import pipeplan

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from extents import slow_but_for
-from random_search import RandomWalk
+from random_plans import RandomWalk
 
 import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 from commandline import Run
-from foreign import PIPEDREAM
+from manifests import PIPEDREAM
 
 from pipeplan.errors import InputError
 from pipeplan.profile_data import pipedream

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ticks import Ticks
+from long_chains import Ticks
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 

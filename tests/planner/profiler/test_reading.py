@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from ticks import Ticks
+from long_chains import Ticks
 from torch import nn
 from torch.utils.data import Dataset
 

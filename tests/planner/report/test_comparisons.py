@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from forgeries import case_of
+from checking import case_of
 from reported import Document, branching, changed, report_of, small_cluster, source_of
 
 from pipeplan.report.comparisons import certificate_section

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from extents import first_few
-from flush_plans import drawn_flush_plans
+from random_plans import drawn_flush_plans
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.schedules import FLUSHING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from extents import first_few
-from flush_plans import drawn_flush_plans
+from random_plans import drawn_flush_plans
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
