@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import reproduce_table1
 import table1_links
+from reproduce_table1 import Case, build_table, paper_plan
 from table1_configurations import Configurations
 from table1_links import ALLREDUCE, FITTED, ROWS, fit_efficiencies, folder_of, profile_of, row_named
-from table1_rows import Case, build_table, paper_plan
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost import depths
