@@ -57,7 +57,7 @@ def test_the_users_mistake_is_quoted(tmp_path: Path) -> None:
     line = failed(tmp_path, [1, 1], Toy(loss="broken"))
     where = "the job's loss (broken_loss) at stage 1 (rank 1), minibatch 0, failed: RuntimeError: shape"
     assert line.startswith(where)
-    assert "toy_faults.py:" in line
+    assert "toy_jobs.py:" in line
     assert "return output + target.reshape(3, 7)" in line
 
 
