@@ -241,45 +241,25 @@ class Counted(nn.Module):
         return functional.cross_entropy(output, target)
 
 
-def in_a_closure() -> Job:
-    calls = 0
-
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return functional.cross_entropy(output, target) * 0.9**calls
-
-    return odd(loss)
-
-
 STEPS = 0
 
 
-def in_a_global() -> Job:
+def keeps(where: str) -> Job:
+    """A loss that keeps something at every call, in one of several places."""
+    calls, mean, seen = 0, torch.zeros(CLASSES), list[float]()
+
     def loss(output: Tensor, target: Tensor) -> Tensor:
+        nonlocal calls
         global STEPS
-        STEPS += 1
-        return functional.cross_entropy(output, target)
-
-    return odd(loss)
-
-
-def in_a_tensor() -> Job:
-    mean = torch.zeros(CLASSES)
-
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        mean.mul_(0.9).add_(output.detach().mean(dim=0), alpha=0.1)
-        return functional.cross_entropy(output - mean, target)
-
-    return odd(loss)
-
-
-def in_a_list() -> Job:
-    seen: list[float] = []
-
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        seen.append(1.0)
-        return functional.cross_entropy(output, target)
+        if where == "closure":
+            calls += 1
+        elif where == "global":
+            STEPS += 1
+        elif where == "tensor":
+            mean.mul_(0.9).add_(output.detach().mean(dim=0), alpha=0.1)
+        else:
+            seen.append(1.0)
+        return functional.cross_entropy(output - mean, target) * 0.9**calls
 
     return odd(loss)
 
@@ -320,10 +300,13 @@ def hides_a_parameter() -> Job:
 REFUSED = {
     "an attribute": (lambda: odd(Annealed()), r"the job's loss \(Annealed\) changes 'calls' at every call"),
     "a module": (lambda: odd(Counted()), r"the job's loss \(Counted\) changes 'calls' at every call"),
-    "a closure": (in_a_closure, r"changes 'calls' at every call, which no checkpoint holds .*: make it a buffer"),
-    "a global": (in_a_global, "changes 'STEPS' at every call"),
-    "a tensor": (in_a_tensor, "changes 'mean' at every call"),
-    "a list": (in_a_list, "changes 'seen' at every call"),
+    "a closure": (
+        lambda: keeps("closure"),
+        r"changes 'calls' at every call, which no checkpoint holds .*: make it a buffer",
+    ),
+    "a global": (lambda: keeps("global"), "changes 'STEPS' at every call"),
+    "a tensor": (lambda: keeps("tensor"), "changes 'mean' at every call"),
+    "a list": (lambda: keeps("list"), "changes 'seen' at every call"),
     "a metric": (lambda: odd(metrics={"all": Total()}), "the job's metric 'all' changes 'total' at every call"),
     "the model": (reads_the_model, "reads the model's parameter '.*', which it would find untrained"),
     "a hidden parameter": (
