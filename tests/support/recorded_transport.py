@@ -191,7 +191,6 @@ class Stub:
         self.device = Device(-1)
         self.made: list[tuple[int, ...]] = []
         self.counts: dict[tuple[int, int, int], int] = {}
-        self.keeps_tensors = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ordered_transport.dist, "new_group", self.new_group)

@@ -11,7 +11,6 @@ STASHING = SCHEDULES["1f1b-stashing"]
 FORWARD = SCHEDULES["forward-only"]
 TRAINING = [schedule for schedule in SCHEDULES.values() if schedule.trains and schedule.virtual is None]
 VIRTUAL = [schedule for schedule in SCHEDULES.values() if schedule.virtual is not None]
-ACCUMULATING = [schedule for schedule in TRAINING if schedule.accumulates]
 
 
 def depths_for(replicas: Sequence[int], more: Sequence[int] = ()) -> list[int]:

@@ -18,6 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import TensorDataset
+from toy_jobs import LIMIT
 from toy_workers import (
     OPTIMIZERS,
     Toy,
@@ -87,7 +88,14 @@ def train_literally(
 ) -> tuple[State, State]:
     """(weights, buffers) after the epochs, by the formula."""
     recipe = literal.Recipe(
-        schedule, tuple(replicas), tuple(depths_for(replicas)), accumulate or 1, 2, epochs, drops_last=not toy.dynamic
+        schedule,
+        tuple(replicas),
+        tuple(depths_for(replicas)),
+        accumulate or 1,
+        2,
+        epochs,
+        clip=LIMIT if toy.features == "clip" else None,
+        drops_last=not toy.dynamic,
     )
     cuts = [LAYERS[layers[0]] for layers in split_layers(len(replicas))[1:]]
     optimizer, data = OPTIMIZERS[toy.optimizer], toy_data(toy).train
