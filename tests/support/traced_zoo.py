@@ -103,21 +103,24 @@ class WritesIntoViews(nn.Module):
         return self.third(functional.relu_(y + before))
 
 
-class RoundsInPlace(nn.Module):
-    """In-place operators whose out-of-place counterparts would have another dtype, or round elsewhere."""
+class WritesInPlace(nn.Module):
+    """In-place operators whose out-of-place counterparts would have another dtype, or round elsewhere; and writes into
+    the minibatch itself, through a view, which is read again afterwards."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.first(x)
+        y = self.first(x * 1)
         narrow = y.to(torch.bfloat16)
         narrow += x.mean()
         narrow *= y
+        x[:, 0] = 1.0
+        x *= 2
         count = torch.ones(5, dtype=torch.int64)
         count += 3
-        return functional.elu_(self.last(functional.leaky_relu_(narrow.float(), 0.1))) * count
+        return functional.elu_(self.last(functional.leaky_relu_(narrow.float(), 0.1)) + x) * count
 
 
 class Routes(nn.Module):
@@ -210,20 +213,6 @@ class OneSize(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(torch.relu(self.first(x) * self.each))
-
-
-class WritesItsInput(nn.Module):
-    """Writes into the minibatch itself, through a view, and reads it again afterwards."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.relu(self.first(x * 1))
-        x[:, 0] = 1.0
-        x *= 2
-        return self.last(y + x)
 
 
 class Wraps(nn.Module):
@@ -325,7 +314,7 @@ ZOO = {
     "gpt": lambda: _job(TinyGPT(), _tokens(11)),
     "translator": lambda: _job(Translator(), lambda n: (torch.randint(0, 9, (n, 5)), torch.randint(0, 7, (n, 4)))),
     "writes-into-views": lambda: _job(WritesIntoViews(), lambda n: torch.randn(n, 6)),
-    "rounds-in-place": lambda: _job(RoundsInPlace(), lambda n: torch.randn(n, 5)),
+    "writes-in-place": lambda: _job(WritesInPlace(), lambda n: torch.randn(n, 5)),
     "routes": lambda: _job(Routes(), lambda n: torch.randn(n, 6)),
     "two-towers": lambda: _job(
         TwoTowers(),
@@ -335,7 +324,6 @@ ZOO = {
     "regions": lambda: _job(Regions(), lambda n: torch.randn(n, 6)),
     "keeps-state": lambda: _job(KeepsState(), lambda n: torch.randn(n, 4)),
     "shared": lambda: _job(Shared(), lambda n: torch.randn(n, 4)),
-    "writes-its-input": lambda: _job(WritesItsInput(), lambda n: torch.randn(n, 4)),
     "wraps": lambda: _job(Wraps(), lambda n: torch.randn(n, 6), lambda output, target: _sum_of(output[:1], target)),
     "unet": lambda: _job(UNet(), lambda n: torch.randn(n, 3, 8, 8)),
     "experts": lambda: _job(Experts(), lambda n: torch.randn(n, 4, 6)),
