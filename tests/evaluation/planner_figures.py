@@ -45,7 +45,7 @@ bandwidth = "10 Gbit/s"
 """
 TIGHT = """
 from dataclasses import replace
-from scale import chain, cluster
+from proofs import chain, even_cluster
 from pipeplan.errors import PipeplanError
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -53,7 +53,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 
 options = Options(schedule="1f1b-flush", accumulate=128, recompute=False)
-problem = Problem(chain(99), cluster(8, 4, 4, memory_gib={gib}), options)
+problem = Problem(chain(99), even_cluster(8, 4, 4, memory_gib={gib}), options)
 try:
     outcome = solve(problem, Settings(solver="dp", time_limit_s=20.0))
     print(f"{{outcome.plan.config[:40]}}, gap {{outcome.gap:.1%}}")
@@ -93,7 +93,7 @@ def chains(count: int) -> str:
 
 def scale(name: str) -> str:
     """One row of the large instances."""
-    text, _ = run([sys.executable, str(BENCHMARKS / "scale.py"), "--only", name, "--seconds", "120"])
+    text, _ = run([sys.executable, str(BENCHMARKS / "proofs.py"), "scale", "--only", name, "--seconds", "120"])
     values = last_line(text).removeprefix(name).split()
     return f"{values[0]} CPU s, {values[2]} GiB, gap {values[3]}" if len(values) > 3 else last_line(text)
 
