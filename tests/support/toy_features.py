@@ -13,7 +13,6 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import (
     CosineAnnealingLR,
     LambdaLR,
-    OneCycleLR,
     ReduceLROnPlateau,
     SequentialLR,
 )
@@ -104,8 +103,8 @@ def _weighted(job: Job) -> Job:
 FEATURES: dict[str, Change] = {
     "": lambda job: job,
     "clip": lambda job: replace(job, clip_norm=LIMIT),
-    "ahead": _reading_ahead,
     "weighted": _weighted,
+    "weighted-ahead": lambda job: _reading_ahead(_weighted(job)),
     "diary": lambda job: replace(job, callbacks=[Diary()]),
     "spoilsport": lambda job: replace(job, callbacks=[Diary(), Spoilsport()]),
     "lambda": _scheduled(lambda optimizer: LambdaLR(optimizer, by_rule)),
@@ -120,7 +119,5 @@ FEATURES: dict[str, Change] = {
     "plateau": _scheduled(
         lambda optimizer: ReduceLROnPlateau(optimizer, patience=0, threshold=0.2, factor=0.1), "epoch"
     ),
-    "plateau-minibatch": _scheduled(lambda optimizer: ReduceLROnPlateau(optimizer)),
-    "too-short": _scheduled(lambda optimizer: OneCycleLR(optimizer, max_lr=0.3, total_steps=5)),
 }
 """What is changed about the toy's job, by name."""

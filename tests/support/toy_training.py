@@ -10,6 +10,7 @@ import torch
 from schedule_shapes import depths_for
 from torch import Tensor, nn
 from torch.nn import functional
+from toy_features import LIMIT
 from toy_workers import (
     OPTIMIZERS,
     Toy,
@@ -72,7 +73,14 @@ def train_literally(
 ) -> tuple[State, State]:
     """(weights, buffers) after the epochs, by the formula."""
     recipe = literal.Recipe(
-        schedule, tuple(replicas), tuple(depths_for(replicas)), accumulate or 1, 2, epochs, drops_last=not toy.dynamic
+        schedule,
+        tuple(replicas),
+        tuple(depths_for(replicas)),
+        accumulate or 1,
+        2,
+        epochs,
+        clip=LIMIT if toy.features == "clip" else None,
+        drops_last=not toy.dynamic,
     )
     cuts = [LAYERS[layers[0]] for layers in split_layers(len(replicas))[1:]]
     optimizer, data = OPTIMIZERS[toy.optimizer], toy_data(toy).train
