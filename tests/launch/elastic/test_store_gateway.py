@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from flood import flood
+from launching import free_port
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from pipeplan_launch.elastic import handshake, servers, store_gateway
@@ -26,11 +27,6 @@ from pipeplan_launch.errors import LaunchError
 KEY, OTHER_KEY = b"k" * 32, b"o" * 32
 PATIENCE_S = 30.0
 """For what should come at once, on a loaded machine."""
-
-
-def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
