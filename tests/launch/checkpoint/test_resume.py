@@ -204,6 +204,8 @@ def test_refusals_come_before_anything_is_made(tmp_path: Path, whole: Path) -> N
     before, none = sorted(tmp_path.rglob("*")), tmp_path / "none"
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (training, {"resume_from": whole, "seed": 3}, "has --seed 0: resume with the same"),
+        (training, {"resume": True}, "no complete checkpoint to resume from"),
+        (training, {"run_dir": whole}, "already holds a run: add --resume"),
         (training, {"resume_from": none}, "neither a checkpoint nor a run folder with a complete one"),
         (training, {"weights": none}, "neither a checkpoint nor a run folder with a complete one"),
         (training, {"resume_from": whole, "resume": True}, "--resume and --resume-from exclude each other"),
@@ -214,7 +216,7 @@ def test_refusals_come_before_anything_is_made(tmp_path: Path, whole: Path) -> N
     ]
     for plan, options, says in cases:
         with pytest.raises(LaunchError, match=says):
-            run_start.decide_start(RunOptions(tmp_path / plan.mode, run_dir=tmp_path / "run", **options), plan)
+            run_start.decide_start(RunOptions(tmp_path / plan.mode, **{"run_dir": tmp_path / "run"} | options), plan)
         assert sorted(tmp_path.rglob("*")) == before
 
 
