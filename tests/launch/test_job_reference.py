@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from dataclasses import asdict
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch.elastic.consistency_check import Fingerprint, check_agreement
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job_reference import (
     JobFile,
@@ -44,25 +42,16 @@ def written(plan: Path, ref: str) -> Path:
     return write_plan(plan, contents)
 
 
-def test_canonical_ref(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_are_canonical_and_portable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link keeps its name, as a copy may have a file there."""
     monkeypatch.chdir(tmp_path)
     assert canonical_reference("job.py:make") == f"{tmp_path / 'job.py'}:make"
     assert canonical_reference("mnist") == "mnist"
     assert canonical_reference("package.module:make") == "package.module:make"
     assert portable_reference("/a/b/job.py:make") == "job.py:make"
     assert portable_reference("package.module:make") == "package.module:make"
-
-
-def test_a_link_keeps_its_name_as_a_copy_may_have_a_file_there(tmp_path: Path) -> None:
     (tmp_path / "job.py").symlink_to(tmp_path / "shared.py")
     assert canonical_reference(f"{tmp_path}/job.py:make") == f"{tmp_path}/job.py:make"
-
-
-def test_a_moved_project_runs_its_own_job(project: Path, tmp_path: Path) -> None:
-    moved = project.rename(tmp_path / "moved")
-    plan = load_plan(moved / "plan")
-    assert plan.model_ref == f"{moved}/job.py:build"
-    assert check_job(plan) is None
 
 
 def test_a_copied_and_edited_project_runs_the_copy_and_says_so(
@@ -83,22 +72,19 @@ def test_a_copied_and_edited_project_runs_the_copy_and_says_so(
     assert change_note(plan.model_ref, now, now) is None
 
 
-def test_a_plan_that_was_moved_alone_runs_the_recorded_job(project: Path, tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    plan = load_plan((project / "plan").rename(tmp_path / "a" / "b" / "plan"))
-    assert plan.model_ref == f"{project}/job.py:build"
-
-
-def test_a_plan_outside_the_project_and_one_behind_a_link_find_the_job(project: Path, tmp_path: Path) -> None:
+def test_a_plan_finds_its_job_wherever_either_was_moved(project: Path, tmp_path: Path) -> None:
+    """A plan that was moved alone, one outside of the project, and one behind a link; then the whole project."""
+    for folder in ("a/b", "x/y"):
+        (tmp_path / folder).mkdir(parents=True)
     outside = written(tmp_path / "elsewhere" / "plan", f"{project}/job.py:build")
-    assert load_plan(outside).model_ref == f"{project}/job.py:build"
-    (tmp_path / "x" / "y").mkdir(parents=True)
-    (tmp_path / "x" / "y" / "link").symlink_to(outside)
-    assert load_plan(tmp_path / "x" / "y" / "link").model_ref == f"{project}/job.py:build"
-
-
-def test_a_job_that_is_gone_is_one_line_before_any_worker_starts(project: Path, tmp_path: Path) -> None:
+    (tmp_path / "x/y/link").symlink_to(outside)
+    alone = shutil.copytree(project / "plan", tmp_path / "a/b/plan")
+    for plan in (outside, tmp_path / "x/y/link", Path(alone)):
+        assert load_plan(plan).model_ref == f"{project}/job.py:build"
     moved = project.rename(tmp_path / "moved")
+    found = load_plan(moved / "plan")
+    assert found.model_ref == f"{moved}/job.py:build"
+    assert check_job(found) is None
     (moved / "job.py").unlink()
     with pytest.raises(LaunchError, match=f"not at {moved}/job.py, nor at {project}/job.py: put it there"):
         check_job(load_plan(moved / "plan"))
@@ -107,14 +93,11 @@ def test_a_job_that_is_gone_is_one_line_before_any_worker_starts(project: Path, 
 def test_older_plans_with_an_absolute_path_and_modules_stay_as_they_are(
     project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    content = json.loads((project / "plan" / "stages" / "stage-0.json").read_text())["model"]
-    old = {key: value for key, value in content.items() if key != "file"} | {"ref": f"{project}/job.py:build"}
-    contents = [one | {"model": old} for one in stage_contents([1, 1])]
-    plan = load_plan(write_plan(tmp_path / "old", contents))
-    assert (plan.model_ref, plan.model_file) == (f"{project}/job.py:build", None)
     monkeypatch.chdir(project)
-    relative = [one | {"model": old | {"ref": "job.py:build"}} for one in stage_contents([1, 1])]
-    assert load_plan(write_plan(tmp_path / "relative", relative)).model_ref == f"{project}/job.py:build"
+    for number, ref in enumerate((f"{project}/job.py:build", "job.py:build")):
+        contents = [one | {"model": one["model"] | {"ref": ref}} for one in stage_contents([1, 1])]
+        plan = load_plan(write_plan(tmp_path / str(number), contents))
+        assert (plan.model_ref, plan.model_file) == (f"{project}/job.py:build", None)
     assert load_plan(written(tmp_path / "module", "json:loads")).model_ref == "json:loads"
 
 
@@ -123,9 +106,3 @@ def test_the_file_of_a_module_is_told_by_its_content() -> None:
     assert recorded == JobFile(str(sys.modules["json"].__file__), recorded.digest if recorded else "")
     assert job_file("mnist") is None
     assert job_file("no.such.module:build") is None
-
-
-def test_workers_whose_job_differs_do_not_start() -> None:
-    check_agreement([Fingerprint(rank, rank, job="sha256:a") for rank in range(2)])
-    with pytest.raises(LaunchError, match=r"job's file differs between workers: .* ranks 0 and 1: copy one file"):
-        check_agreement([Fingerprint(0, 0, job="sha256:a"), Fingerprint(1, 1, job="sha256:b")])

@@ -6,17 +6,26 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from extents import slow_but_for
 from launching import curve
-from saved import rewrite
 from toy_workers import Toy, run_plan, stage_contents, write_plan
+from worker_host import Ended
 
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.command_line import worker_parser
+
+
+def run(folder: Path, replicas: list[int], toy: Toy, *options: str, **plan: Any) -> Ended:
+    write_plan(folder, stage_contents(replicas, **plan))
+    given = ["--run-dir", str(folder / "run"), "--log-every", "0", *options]
+    return run_plan(folder, given, toy, sum(replicas) + plan.get("idle", 0))
 
 
 def errors(text: str) -> list[str]:
@@ -24,81 +33,65 @@ def errors(text: str) -> list[str]:
 
 
 def test_an_error_of_one_worker_is_said_once(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([2, 1], idle=1))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run")], Toy(fail_rank=2), 4)
+    ended = run(tmp_path, [2, 1], Toy(fail_rank=2), idle=1)
     assert ended.statuses == [2, 2, 2, 2]
     assert ended.err.splitlines() == ["error: rank 2 cannot load"]
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def failed(folder: Path, replicas: list[int], toy: Toy, *options: str, statuses: list[int] | None = None) -> str:
-    """The one line of a run that fails, by default with status 2 in all workers."""
-    write_plan(folder, stage_contents(replicas))
-    ended = run_plan(folder, ["--run-dir", str(folder / "run"), *options], toy, sum(replicas))
-    assert ended.statuses == (statuses or [2] * sum(replicas))
+AT = r"at stage {0} \(rank {0}\), minibatch {1}, failed: ValueError: bad"
+FAILURES: dict[str, tuple[list[int], Toy, str]] = {
+    "a dead first stage": ([1, 1, 1], Toy(die=(0, 3)), ".* minibatch .*(from|to) rank 0"),
+    "a dead last stage": ([1, 1, 1], Toy(die=(2, 0)), ".* minibatch .*(from|to) rank 2"),
+    "a dead replica": (
+        [2],
+        Toy(die=(1, 3)),
+        r"stage 0 \(rank 0\) could not average the gradients of group 3 with ranks \[1\]",
+    ),
+    "a loss that fails": (
+        [1, 1],
+        Toy(loss="broken"),
+        r"the job's loss \(broken_loss\) at stage 1 \(rank 1\), minibatch 0, failed: RuntimeError: shape.*reshape\(3, 7\)",
+    ),
+    **{
+        f"a loss for each sample, {loss}": (
+            [1],
+            Toy(loss=loss),
+            r"the job's loss \(lambda of .*must return a tensor with one number, the mean over the minibatch",
+        )
+        for loss in ("each-trained", "each-judged")
+    },
+    "a loss that trains nothing": (
+        [1, 1],
+        Toy(loss="detached"),
+        ".*does not depend on any parameter that can be trained$",
+    ),
+    "forward": ([1, 1], Toy(fault=("forward", 0, 3)), "the model's forward " + AT.format(0, 3)),
+    "backward": ([1, 1], Toy(fault=("backward", 1, 2)), "the model's backward " + AT.format(1, 2)),
+    "step": ([1, 1], Toy(fault=("step", 0, 0)), "the optimizer's step " + AT.format(0, 0)),
+    "metric": ([1, 1], Toy(fault=("metric", 1, 0)), "the job's metric " + AT.format(1, 0)),
+    "vector": ([1, 1], Toy(fault=("vector", 1, 0)), "the job's metric must return one number"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_failure_is_one_line_that_names_it(tmp_path: Path, name: str) -> None:
+    """Faults of the user's code name stage and minibatch."""
+    replicas, toy, says = FAILURES[name]
+    ended = run(tmp_path, replicas, toy, "--epochs", "1", "--timeout", "20")
+    dead = None if toy.die is None else toy.die[0]
+    assert ended.statuses == [9 if rank == dead else 2 for rank in range(sum(replicas))]
     assert "Traceback" not in ended.err
     (line,) = errors(ended.err)
-    return line.removeprefix("error: ")
-
-
-ONE_EPOCH = ("--epochs", "1")
-
-
-@pytest.mark.parametrize("die", [(0, 3), (2, 0), (1, 1)], ids=str)
-def test_a_dead_peer_is_named(tmp_path: Path, die: tuple[int, int]) -> None:
-    statuses = [9 if rank == die[0] else 2 for rank in range(3)]
-    line = failed(tmp_path, [1, 1, 1], Toy(die=die), *ONE_EPOCH, statuses=statuses)
-    assert "minibatch" in line
-    assert "from rank" in line or "to rank" in line
-    assert (tmp_path / "run" / "error.txt").read_text().strip() == line
-
-
-def test_the_users_mistake_is_quoted(tmp_path: Path) -> None:
-    line = failed(tmp_path, [1, 1], Toy(loss="broken"))
-    where = "the job's loss (broken_loss) at stage 1 (rank 1), minibatch 0, failed: RuntimeError: shape"
-    assert line.startswith(where)
-    assert "toy_jobs.py:" in line
-    assert "return output + target.reshape(3, 7)" in line
-
-
-@pytest.mark.parametrize("loss", ["each-trained", "each-judged"])
-def test_a_loss_for_each_sample_is_named(tmp_path: Path, loss: str) -> None:
-    """In training, and in the evaluation after an epoch."""
-    line = failed(tmp_path, [1], Toy(loss=loss), *ONE_EPOCH)
-    assert line.startswith("the job's loss (lambda of ")
-    assert "must return a tensor with one number, the mean over the minibatch, not one of shape (" in line
-
-
-def test_a_loss_that_trains_nothing_is_refused(tmp_path: Path) -> None:
-    line = failed(tmp_path, [1, 1], Toy(loss="detached"), *ONE_EPOCH)
-    assert line.endswith("does not depend on any parameter that can be trained")
+    assert re.match("error: " + says, line), line
+    assert (tmp_path / "run" / "error.txt").read_text().strip() == line.removeprefix("error: ")
 
 
 def test_a_frozen_peer_is_given_up_on(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--timeout", "1"], Toy(die=(0, 3), freeze=True), 2)
+    ended = run(tmp_path, [1, 1], Toy(die=(0, 3), freeze=True), "--timeout", "1")
     assert ended.statuses[1] == 2
     (line,) = errors(ended.err)
     assert "stage 1 (rank 1) waited for the activations of minibatch 3 from rank 0, which did not come" in line
-
-
-def test_a_lost_replica_is_named(tmp_path: Path) -> None:
-    line = failed(tmp_path, [2], Toy(die=(1, 3)), "--timeout", "20", statuses=[2, 9])
-    assert "stage 0 (rank 0) could not average the gradients of group 3 with ranks [1]" in line
-
-
-def test_refusals_before_anything_runs(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    run = str(tmp_path / "run")
-    for arguments, message in (
-        (["--resume"], "no run with a complete checkpoint"),
-        (["--resume", "--run-dir", run], "no complete checkpoint to resume from"),
-        (["--weights", str(tmp_path)], "neither a checkpoint nor a run folder"),
-    ):
-        ended = run_plan(tmp_path, arguments, Toy(), 2)
-        assert ended.statuses == [2, 2]
-        (line,) = errors(ended.err)
-        assert message in line
 
 
 def test_a_wrong_number_of_workers_is_refused(tmp_path: Path) -> None:
@@ -109,65 +102,33 @@ def test_a_wrong_number_of_workers_is_refused(tmp_path: Path) -> None:
     assert line.startswith(f"error: the plan has 3 workers, and 2 were started, 2 on {platform.node()}: run its launch")
 
 
-def test_a_run_folder_is_not_run_into_twice(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1]))
-    arguments = ["--run-dir", str(tmp_path / "run"), "--epochs", "1"]
-    assert run_plan(tmp_path, arguments, Toy(), 1).statuses == [0]
-    ended = run_plan(tmp_path, arguments, Toy(), 1)
-    assert ended.statuses == [2]
-    assert "already holds a run" in ended.err
-    ended = run_plan(tmp_path, [*arguments, "--resume", "--seed", "3"], Toy(), 1)
-    assert "has --seed 0: resume with the same" in ended.err
-
-
-def test_another_model_is_refused_on_resume(tmp_path: Path) -> None:
-    contents = stage_contents([1, 1])
-    write_plan(tmp_path, contents)
-    run = tmp_path / "run"
-    assert run_plan(tmp_path, ["--run-dir", str(run), "--epochs", "1"], Toy(), 2).statuses == [0, 0]
-    (path,) = run.glob("checkpoints/*/manifest.json")
-    manifest = json.loads(path.read_text())
-    manifest["model"]["graph_hash"] = "sha256:another"
-    rewrite(path, manifest)
-    ended = run_plan(tmp_path, ["--run-dir", str(run), "--resume", "--epochs", "2"], Toy(), 2)
-    assert ended.statuses == [2, 2]
-    (line,) = errors(ended.err)
-    assert "is of another model" in line
-
-
 @pytest.mark.parametrize(
-    ("replicas", "signalled"),
-    [
-        ([2, 1], [1]),
-        pytest.param([1, 1], [0, 1], marks=pytest.mark.slow),
-        pytest.param([1, 1], [0], marks=pytest.mark.slow),
-        pytest.param([1], [0], marks=pytest.mark.slow),
-    ],
-    ids=str,
+    "case", slow_but_for([([2, 1], [1])], [([2, 1], [1]), ([1, 1], [0, 1]), ([1, 1], [0]), ([1], [0])]), ids=str
 )
-def test_a_signal_to_some_stops_all_at_a_checkpoint(tmp_path: Path, replicas: list[int], signalled: list[int]) -> None:
+def test_a_signal_to_some_stops_all_at_a_checkpoint(tmp_path: Path, case: tuple[list[int], list[int]]) -> None:
     """Worker 0 is idle. One line says where training stopped, and --resume goes on from there."""
-    folder = write_plan(tmp_path, stage_contents(replicas, idle=1))
-    run, world = tmp_path / "run", 1 + sum(replicas)
-    arguments = ["--run-dir", str(run), "--checkpoint-minibatches", "3", "--log-every", "0", "--epochs"]
-    context = multiprocessing.get_context("fork")
-    watcher = context.Process(target=_interrupt, args=(str(run), signalled))
+    (replicas, signalled), folder = case, tmp_path / "run"
+    options = ["--checkpoint-minibatches", "3", "--epochs"]
+    watcher = multiprocessing.get_context("fork").Process(target=_interrupt, args=(str(folder), signalled))
     watcher.start()
-    ended = run_plan(folder, [*arguments, "1000000"], Toy(), world)
+    ended = run(tmp_path, replicas, Toy(), *options, "1000000", idle=1)
     watcher.join()
-    assert ended.statuses == [0] * world, ended.err
+    assert {*ended.statuses} == {0}, ended.err
     (line,) = [line for line in ended.err.splitlines() if "--resume" in line]
-    last = latest_checkpoint(run)
+    last = latest_checkpoint(folder)
     assert last is not None
-    assert line == f"stopped after {last.position}: --resume goes on from there"
+    at = last.position
+    assert line == f"stopped after {at}: --resume goes on from there"
     assert "Traceback" not in ended.err
     assert not errors(ended.err)
-    before = curve(run)
-    assert len(before) == 20 * last.position.epoch + last.position.minibatch
-    ended = run_plan(folder, [*arguments, str(last.position.epoch + 2), "--resume"], Toy(), world)
-    assert ended.statuses == [0] * world, ended.err
-    after = curve(run)
-    assert len(after) == 20 * (last.position.epoch + 2)
+    stopped = json.loads((folder / "summary.json").read_text())["stopped"]
+    assert stopped == {"epoch": at.epoch, "minibatch": at.minibatch}
+    before = curve(folder)
+    assert len(before) == 20 * at.epoch + at.minibatch
+    ended = run(tmp_path, replicas, Toy(), *options, str(at.epoch + 2), "--resume", idle=1)
+    assert {*ended.statuses} == {0}, ended.err
+    after = curve(folder)
+    assert len(after) == 20 * (at.epoch + 2)
     assert after | before == after
 
 
@@ -179,59 +140,25 @@ def _interrupt(run: str, signalled: list[int]) -> None:
         os.kill(int((Path(run).parent / f"worker-{rank}.pid").read_text()), signal.SIGINT)
 
 
-def test_a_loss_that_is_lost_is_said_once_and_leaves_a_summary(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 2]))
-    run = tmp_path / "run"
-    ended = run_plan(tmp_path, ["--run-dir", str(run), "--epochs", "2", "--on-nan", "warn"], Toy(loss="nan"), 3)
-    assert ended.statuses == [0, 0, 0], ended.err
-    assert ended.err.count("the loss became non-finite (nan) in epoch 1/2, minibatch 1/20") == 1
-    assert ended.err.count("non-finite") == 1
-    summary = json.loads((run / "summary.json").read_text())
-    assert [epoch["loss"] for epoch in summary["epochs"]] == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("toy", "says"),
-    [
-        (Toy(fault=("forward", 0, 3)), "the model's forward at stage 0 (rank 0), minibatch 3, failed: ValueError: bad"),
-        (Toy(fault=("backward", 1, 2)), "the model's backward at stage 1 (rank 1), minibatch 2, failed: ValueError:"),
-        (Toy(fault=("step", 0, 0)), "the optimizer's step at stage 0 (rank 0), minibatch 0, failed: ValueError: bad"),
-        (Toy(fault=("metric", 1, 0)), "the job's metric at stage 1 (rank 1), minibatch 0, failed: ValueError: bad"),
-        (Toy(fault=("vector", 1, 0)), "the job's metric must return one number"),
-    ],
-    ids=lambda value: value.fault[0] if isinstance(value, Toy) else "",
-)
-def test_faults_of_the_users_code_name_stage_and_minibatch(tmp_path: Path, toy: Toy, says: str) -> None:
-    assert failed(tmp_path, [1, 1], toy, *ONE_EPOCH).startswith(says)
-
-
 def test_what_nobody_foresaw_is_one_line_and_a_traceback_in_the_run_folder(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    run = tmp_path / "run"
-    ended = run_plan(tmp_path, ["--run-dir", str(run)], Toy(fault=("load", 1, 0)), 2)
+    ended = run(tmp_path, [1, 1], Toy(fault=("load", 1, 0)))
     assert ended.statuses == [2, 1]
     (line,) = ended.err.splitlines()
     assert line.startswith("error: something failed unexpectedly (rank 1, stage 1): ValueError: bad ")
-    assert "Traceback" in (run / "errors" / "rank-1.txt").read_text()
+    assert "Traceback" in (tmp_path / "run" / "errors" / "rank-1.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [(["--seed", str(2**63)], f"more than {2**63 - 1}"), (["--threads", "4097"], "more than 4096")],
-)
-def test_options_are_bounded(option: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        worker_parser("prog").parse_args(["plan", *option])
-    assert message in capsys.readouterr().err
+def test_options_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, value, says in (("--seed", 2**63, f"more than {2**63 - 1}"), ("--threads", 4097, "more than 4096")):
+        with pytest.raises(SystemExit):
+            worker_parser("prog").parse_args(["plan", option, str(value)])
+        assert says in capsys.readouterr().err
     assert worker_parser("prog").parse_args(["plan", "--seed", str(2**63 - 1)]).seed == 2**63 - 1
 
 
 def test_an_empty_test_set_is_none_in_training(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    write_plan(tmp_path, stage_contents([1, 1]))
-    ended = run_plan(tmp_path, ["--run-dir", str(run), "--epochs", "1"], Toy(test_samples=0), 2)
+    ended = run(tmp_path, [1, 1], Toy(test_samples=0), "--epochs", "1")
     assert ended.statuses == [0, 0], ended.err
-    assert json.loads((run / "summary.json").read_text())["epochs"][0]["test_accuracy"] is None
-    folder = write_plan(tmp_path / "inference", stage_contents([1], mode="inference"))
-    ended = run_plan(folder, [], Toy(test_samples=0), 1)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"][0]["test_accuracy"] is None
+    ended = run(tmp_path / "inference", [1], Toy(test_samples=0), mode="inference")
     assert errors(ended.err) == ["error: the job's test data is empty"]

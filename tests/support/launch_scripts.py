@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from toy_workers import stage_contents, write_plan
 
 from pipeplan.rendering.templates import load_template
 
@@ -27,6 +30,20 @@ def render(folder: Path, **variables: Any) -> Path:
     script.write_text(load_template("launch.sh.j2").render(values | variables))
     script.chmod(0o755)
     return script
+
+
+LAYERS = {1: [["0", "1", "2", "loss"]], 2: [["0", "1"], ["2", "loss"]], 3: [["0"], ["1"], ["2", "loss"]]}
+"""Of the jobs below, by the number of stages."""
+
+
+def script_of(folder: Path, job: str, replicas: Sequence[int] = (1, 1), **changed: Any) -> Path:
+    """launch.sh of a plan for a job, in a folder that has both; `changed` replaces fields of the stage files."""
+    (folder / "job.py").write_text(job)
+    contents = stage_contents(replicas, minibatch=4, mode=changed.get("mode", "training"))
+    for content, layers in zip(contents, LAYERS[len(replicas)], strict=True):
+        content |= {"model": {"ref": f"{folder / 'job.py'}:job", "graph_hash": None}, "layers": layers} | changed
+    servers, each = changed.get("servers", 1), changed.get("workers_per_server", sum(replicas))
+    return render(write_plan(folder / "plan", contents), servers=servers, workers_per_server=each)
 
 
 JOB = """

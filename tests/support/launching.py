@@ -145,6 +145,12 @@ def curve(run: Path) -> dict[tuple[int, int], float]:
     return found
 
 
+def free_port() -> int:
+    """A port of the loopback interface where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def is_free(port: int) -> bool:
     """Whether a server could listen there."""
     try:

@@ -42,17 +42,17 @@ def test_the_same_seed_gives_the_same_job(tmp_path: Path) -> None:
 
 
 def test_says_what_differs() -> None:
+    """`test_data.py` has samples."""
     samples = [(torch.tensor([float(number)]), number) for number in range(5)]
-    marks = data_fingerprint("training", samples, 0)
+    marks, fewer = (data_fingerprint("training", samples[:count], 0) for count in (5, 4))
     assert list(marks) == ["the number of training samples", *(f"training sample {n}" for n in (0, 2, 4))]
-    check_agreement([Fingerprint(rank, rank, data_fingerprint("training", samples, 0), "") for rank in range(3)])
-    changed = data_fingerprint("training", [*samples[:4], (samples[4][0], 3)], 0)
-    with pytest.raises(LaunchError, match=r"training sample 4 is not the same at ranks 0 and 2: make data\(\) deter"):
-        check_agreement([Fingerprint(0, 0, marks), Fingerprint(1, 1, marks), Fingerprint(2, 2, changed)])
+    check_agreement([Fingerprint(rank, rank, marks, "", job="sha256:a") for rank in range(3)])
     with pytest.raises(LaunchError, match=r"the number of training samples .* \(5 and 4\)"):
-        check_agreement([Fingerprint(0, 0, marks), Fingerprint(1, 1, data_fingerprint("training", samples[:4], 0))])
+        check_agreement([Fingerprint(0, 0, marks), Fingerprint(1, 1, fewer)])
     with pytest.raises(LaunchError, match="initial weights of stage 1 differ between its replicas, ranks 1 and 2"):
         check_agreement([Fingerprint(0, 0, marks, ""), Fingerprint(1, 1, marks, "a"), Fingerprint(2, 1, marks, "b")])
+    with pytest.raises(LaunchError, match=r"job's file differs between workers: .* ranks 0 and 1: copy one file"):
+        check_agreement([Fingerprint(0, 0, job="sha256:a"), Fingerprint(1, 1, job="sha256:b")])
 
 
 def test_digests_tell_tensors_apart() -> None:

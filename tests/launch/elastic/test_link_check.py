@@ -16,87 +16,12 @@ from pipeplan_launch.comm import worker_values
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import link_check as checking
 from pipeplan_launch.elastic import process_groups
-from pipeplan_launch.elastic.link_check import (
-    CommunicatingTeam,
-    ProbeTask,
-    format_rate,
-    link_notes,
-    teams_across_servers,
-)
+from pipeplan_launch.elastic.link_check import CommunicatingTeam, link_notes, teams_across_servers
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.planned_links import PlannedLevel, PlannedLinks
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.rank_mapping.host_identity import Location
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
-
-PLANNED = PlannedLinks(
-    (PlannedLevel((0, 1, 2), (1e9, 1e9), (1e9, 1e9), (0.0, 0.0)), PlannedLevel((0, 2), (1e8,), (1e8,), (0.0,)))
-)
-
-
-class Workers:
-    """Two on a server each, one after the other: worker 0 first."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.store: dict[str, str] = {}
-        """Stands for the store that all attempts share."""
-        self.probed: list[tuple[int, ProbeTask]] = []
-        self.rank, self.shared = 0, b""
-        patch.setattr(dist, "get_rank", lambda: self.rank)
-        patch.setattr(process_groups, "broadcast", self._share)
-        patch.setattr(checking, "probe_links", lambda plan, task, *_: self.probed.append((self.rank, task)) or {})
-
-    def _share(self, value: Any, source: int, group: object, kind: Any) -> Any:
-        if self.rank == source:
-            self.shared = worker_values.encode(value)
-        return worker_values.decode(self.shared, kind)
-
-    def check(self, options: Sequence[tuple[LaunchPlan, float]], hosts: str) -> list[tuple[int, ProbeTask]]:
-        """What they measure, of the plan and option that each has."""
-        self.probed = []
-        launch = SimpleNamespace(
-            set=self.store.__setitem__,
-            get=lambda key: self.store[key].encode(),
-            check=lambda keys: all(key in self.store for key in keys),
-        )
-        assignment = RankAssignment.of([1, 1], [Location(host, host, "") for host in hosts])
-        attempt = SimpleNamespace(launch_store=launch)
-        groups: Any = SimpleNamespace(assignment=assignment, everyone=None, attempt=attempt)
-        for self.rank, (plan, probe_s) in enumerate(options):
-            checking.check_planned_links(plan, groups, probe_s)
-        return self.probed
-
-
-@pytest.fixture
-def workers(monkeypatch: pytest.MonkeyPatch) -> Workers:
-    return Workers(monkeypatch)
-
-
-@pytest.fixture
-def plan(tmp_path: Path) -> LaunchPlan:
-    plan = load_plan(write_plan(tmp_path, [one | {"servers": 2} for one in stage_contents([1, 1])]))
-    return replace(plan, links=PLANNED, servers=2, workers_per_server=1)
-
-
-def test_all_measure_what_worker_0_wants_or_none_does(workers: Workers, plan: LaunchPlan) -> None:
-    bare = replace(plan, links=None)
-    (first, task), (second, same) = workers.check([(plan, 2.0), (bare, 0.0)], "AB")
-    assert (first, second) == (0, 1)
-    assert same == task
-    assert (task.seconds, task.links) == (2.0, PLANNED)
-    for options in ([(plan, 0.0), (plan, 2.0)], [(bare, 2.0), (plan, 2.0)]):
-        workers.store.clear()
-        assert workers.check(options, "AB") == []
-
-
-def test_after_a_restart_only_where_servers_are_others(workers: Workers, plan: LaunchPlan) -> None:
-    both = [(plan, 2.0)] * 2
-    assert len(workers.check(both, "AB")) == 2
-    assert workers.check(both, "AB") == []
-    assert len(workers.check(both, "AC")) == 2
-    assert workers.check(both, "AA") == []
-
 
 PREDICTION = {"minibatch_s": 0.02, "sync_s": 0.0, "parameter_bytes": 1_000_000, "boundary_s": 0.0}
 INSIDE = {"name": "server", "span": [2, 1], "sendrecv": [1e10, None], "allreduce": [1e10, None]}
@@ -127,21 +52,69 @@ def seats_of(plan: LaunchPlan, hosts: Sequence[str] = ()) -> RankAssignment:
     return RankAssignment.of(sizes, [Location(host, host, "") for host in hosts])
 
 
+class Workers:
+    """Three, worker 0 first, who have one store."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.store: dict[str, str] = {}
+        """Stands for the store that all attempts share."""
+        self.probed: list[Any] = []
+        self.rank, self.shared = 0, b""
+        patch.setattr(dist, "get_rank", lambda: self.rank)
+        patch.setattr(process_groups, "broadcast", self._share)
+        patch.setattr(checking, "probe_links", lambda plan, task, *_: self.probed.append(task) or {})
+
+    def _share(self, value: Any, source: int, group: object, kind: Any) -> Any:
+        if self.rank == source:
+            self.shared = worker_values.encode(value)
+        return worker_values.decode(self.shared, kind)
+
+    def check(self, options: Sequence[tuple[LaunchPlan, float]], hosts: str = "AAB") -> list[Any]:
+        """What they measure, of the plan and option that each has."""
+        self.probed = []
+        launch = SimpleNamespace(
+            set=self.store.__setitem__,
+            get=lambda key: self.store[key].encode(),
+            check=lambda keys: all(key in self.store for key in keys),
+        )
+        attempt = SimpleNamespace(launch_store=launch)
+        assignment = RankAssignment.of([2, 1], [Location(host, host, "") for host in hosts])
+        groups: Any = SimpleNamespace(assignment=assignment, everyone=None, attempt=attempt)
+        for self.rank, (plan, probe_s) in enumerate(options):
+            checking.check_planned_links(plan, groups, probe_s)
+        return self.probed
+
+
+def test_all_measure_what_worker_0_wants_and_again_only_where_servers_are_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    workers, plan = Workers(monkeypatch), straight(tmp_path)
+    bare = replace(plan, links=None)
+    tasks = workers.check([(plan, 2.0), (bare, 0.0), (plan, 1.0)])
+    assert len(tasks) == 3
+    assert {(task.seconds, task.links == plan.links) for task in tasks} == {(2.0, True)}
+    for refused in ([(plan, 0.0), (plan, 2.0), (plan, 2.0)], [(bare, 2.0), (plan, 2.0), (plan, 2.0)]):
+        workers.store.clear()
+        assert workers.check(refused) == []
+    workers.store.clear()
+    measured = [len(workers.check([(plan, 2.0)] * 3, hosts)) for hosts in ("AAB", "AAB", "AAC", "AAA")]
+    assert measured == [3, 0, 3, 0]
+
+
 def test_workers_that_are_apart_are_named_with_planned_and_measured_rates(tmp_path: Path) -> None:
-    plan = straight(tmp_path)
+    plan, team = straight(tmp_path), CommunicatingTeam((0, 1), 0, False, 0.15)
     assert link_notes(plan, seats_of(plan), {}) == []
     assert link_notes(plan, seats_of(plan, "ABB"), {}) == []  # the sizes say which server is which
     apart = seats_of(plan, "ABC")
-    (line,) = link_notes(plan, apart, {CommunicatingTeam((0, 1), 0, False, 0.15): 5e8})
+    (line,) = link_notes(plan, apart, {team: 5e8})
     assert line == (
         "note: workers 0 and 1, meant to share a server, are on different machines (A, B): planned 80 Gbit/s, measured "
         "4 Gbit/s, 20 times slower; start as many workers on each server as the plan has there, or solve again for "
         "these servers"
     )
-    assert link_notes(plan, apart, {CommunicatingTeam((0, 1), 0, False, 0.15): 9e9}) == []  # apart, and still fast
+    assert link_notes(plan, apart, {team: 9e9}) == []  # apart, and still fast
     # Without a measurement the note has no rates, whether the plan says its rates or not.
-    bare = straight(tmp_path / "bare", links=None)
-    for unmeasured in (plan, bare):
+    for unmeasured in (plan, straight(tmp_path / "bare", links=None)):
         (line,) = link_notes(unmeasured, seats_of(unmeasured, "ABC"), {})
         assert "are on different machines (A, B); start as many workers" in line
 
@@ -176,31 +149,22 @@ def test_what_keeps_links_busiest_is_measured_first(tmp_path: Path) -> None:
     assert not teams_across_servers(several, seats_of(several, "A" * several.world))
 
 
-@pytest.mark.parametrize(
-    ("links", "message"),
-    [
+def test_rates_that_cannot_be_read_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inside: list[tuple[dict[str, Any], str]] = [
+        ({"span": [2, 2]}, r"links\[0\]: span: the components do not add up"),
+        ({"span": "two"}, r"span: expected a whole number or a list, found 'two'"),
+        ({"sendrecv": [1.0]}, "sendrecv: 1 entries where there are 2 components"),
+        ({"allreduce": "fast"}, "allreduce: expected a number or a list, found 'fast'"),
+    ]
+    cases: list[tuple[list[Any], str]] = [
         ([], "links: expected a list that is not empty"),
         ([7], r"links\[0\]: expected a mapping, found 7"),
         ([LINKS[0]], "does not join all 3 workers"),
-        ([LINKS[0] | {"span": [2, 2]}, BETWEEN], r"links\[0\]: span: the components do not add up"),
-        ([LINKS[0] | {"span": "two"}, BETWEEN], r"span: expected a whole number or a list, found 'two'"),
-        ([LINKS[0] | {"sendrecv": [1.0]}, BETWEEN], "sendrecv: 1 entries where there are 2 components"),
-        ([LINKS[0] | {"allreduce": "fast"}, BETWEEN], "allreduce: expected a number or a list, found 'fast'"),
-    ],
-    ids=str,
-)
-def test_rates_that_cannot_be_read_are_refused(links: list[Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match=message):
-        straight(tmp_path, links=links)
-
-
-def test_rates_for_people_and_seconds_from_them(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [format_rate(rate) for rate in (1.25e9, 2.375e8, 1.25e7, 1e3)] == [
-        "10 Gbit/s",
-        "1.9 Gbit/s",
-        "100 Mbit/s",
-        "8 Kbit/s",
+        *(([LINKS[0] | change, BETWEEN], says) for change, says in inside),
     ]
+    for links, says in cases:
+        with pytest.raises(LaunchError, match=says):
+            straight(tmp_path, links=links)
     assert worker_parser("x").parse_args(["plan"]).probe == 2.0
     assert worker_parser("x").parse_args(["plan", "--probe", "0"]).probe == 0.0
     for wrong in ("-1", "x", "nan", "1e9"):

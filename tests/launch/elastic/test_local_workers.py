@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -28,42 +27,35 @@ def test_what_was_exported_for_other_runs_does_not_count() -> None:
     assert environment == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "=lo", "HOME": "/"}
 
 
-@pytest.mark.parametrize(
-    ("environment", "expected"),
-    [
-        ({"WORLD_SIZE": "1", "MASTER_ADDR": "10.0.0.1"}, True),
-        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}, True),
-        ({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1"}, False),
-        ({"WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1"}, False),
-        ({"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}, True),
-        ({"WORLD_SIZE": "4", "MASTER_ADDR": "::1"}, True),
-        ({"LOCAL_WORLD_SIZE": "2"}, False),
-        ({}, False),
-    ],
-)
-def test_whether_all_workers_are_here(environment: dict[str, str], expected: bool) -> None:
-    assert on_one_machine(environment) is expected
+def test_whether_all_workers_are_here() -> None:
+    for expected, variables in (
+        (True, "WORLD_SIZE=1 MASTER_ADDR=10.0.0.1"),
+        (True, "WORLD_SIZE=4 LOCAL_WORLD_SIZE=4 MASTER_ADDR=10.0.0.1"),
+        (False, "WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 MASTER_ADDR=10.0.0.1"),
+        (False, "WORLD_SIZE=4 MASTER_ADDR=10.0.0.1"),
+        (True, "WORLD_SIZE=4 MASTER_ADDR=127.0.0.1"),
+        (True, "WORLD_SIZE=4 MASTER_ADDR=::1"),
+        (False, "LOCAL_WORLD_SIZE=2"),
+        (False, ""),
+    ):
+        assert on_one_machine(dict(one.split("=") for one in variables.split())) is expected, variables
 
 
 def _raise(error: BaseException) -> object:
     raise error
 
 
-@pytest.mark.parametrize(
-    ("work", "status"),
-    [
+def test_a_forked_worker_ends_with_the_status_of_its_work() -> None:
+    before = dict(os.environ)
+    for work, status in (
         (lambda: None, 0),
         (lambda: _raise(SystemExit(7)), 7),
         (lambda: _raise(SystemExit("a text")), 1),
         (lambda: _raise(KeyError("unforeseen")), 1),
         (lambda: _raise(SystemExit(int(os.environ["RANK"]))), 5),
-    ],
-    ids=["returns", "status", "text", "error", "variables"],
-)
-def test_a_forked_worker_ends_with_the_status_of_its_work(work: Callable[[], object], status: int) -> None:
-    before = dict(os.environ)
-    pid = fork_worker(work, {"RANK": 5})
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
+    ):
+        pid = fork_worker(work, {"RANK": 5})
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == status
     assert dict(os.environ) == before
 
 

@@ -37,39 +37,36 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, i
     return curve(folder / "run")
 
 
+def attempts(folder: Path, replicas: list[int], toys: list[Toy], *options: str, sizes: Any = None, **more: Any) -> Any:
+    """How the attempts of one launch end."""
+    write_plan(folder, [content | (sizes or {}) for content in stage_contents(replicas)])
+    given = ["--run-dir", str(folder / "run"), *OPTIONS, *options]
+    return run_attempts(folder, given, toys, sum(replicas), **more)
+
+
+def said(ended: Any) -> list[str]:
+    return [line for line in ended.err.splitlines() if not line.startswith(("epoch", "plan", "Asynchronous"))]
+
+
 def test_the_loss_goes_on_as_if_no_worker_had_been_lost(tmp_path: Path, uninterrupted: Any) -> None:
-    folder = write_plan(tmp_path, stage_contents([2, 1]))
     # In a first epoch before any checkpoint, in the middle of one, and in an evaluation (20 calls an epoch, then 12).
-    toys = [Toy(die=(1, 2)), Toy(die=(2, 9)), Toy(die=(0, 14)), Toy()]
-    ended = run_attempts(folder, ["--run-dir", str(tmp_path / "run"), *OPTIONS], toys, 3)
-    assert ended[0].statuses == [3, 9, 3]
-    assert ended[1].statuses == [3, 3, 9]
-    assert ended[2].statuses == [9, 3, 3]
-    assert ended[3].statuses == [0, 0, 0], ended[3].err
+    ended = attempts(tmp_path, [2, 1], [Toy(die=(1, 2)), Toy(die=(2, 9)), Toy(die=(0, 14)), Toy()])
+    assert [one.statuses for one in ended] == [[3, 9, 3], [3, 3, 9], [9, 3, 3], [0, 0, 0]], ended[3].err
     assert curve(tmp_path / "run") == uninterrupted
-    lines = [
-        [line for line in one.err.splitlines() if not line.startswith(("epoch", "plan", "Asynchronous"))]
-        for one in ended
-    ]
-    assert lines[0] == []
-    assert lines[1] == [
-        "worker 1 was lost; restart 1 of 3: training begins anew, as there is no checkpoint yet",
-    ]
-    (line,) = lines[2]
-    assert line.startswith(f"worker 2 was lost; restart 2 of 3: resumed from {tmp_path}/run/checkpoints/")
-    (line,) = lines[3]
-    assert line.startswith(f"worker 0 was lost; restart 3 of 3: resumed from {tmp_path}/run/checkpoints/")
+    first, second, third, fourth = map(said, ended)
+    assert first == []
+    assert second == ["worker 1 was lost; restart 1 of 3: training begins anew, as there is no checkpoint yet"]
+    for number, worker, (line,) in ((2, 2, third), (3, 0, fourth)):
+        assert line.startswith(f"worker {worker} was lost; restart {number} of 3: resumed from {tmp_path}/run/checkpoi")
 
 
 def test_a_restart_may_number_the_processes_in_another_way(tmp_path: Path, uninterrupted: Any) -> None:
     """A server of two and one of one: which processes are on the first changes from attempt to attempt."""
-    sizes = {"servers": 2, "workers_per_server": 2, "server_sizes": [2, 1]}
-    folder = write_plan(tmp_path, [content | sizes for content in stage_contents([2, 1])])
-    options = ["--run-dir", str(tmp_path / "run"), *OPTIONS]
     # By process: worker 0 is process 1, then 0, then 0 again, but on another server than worker 1 was at first.
     servers = [["small", "large", "large"], ["large", "large", "small"], ["large", "small", "large"]]
+    sizes = {"servers": 2, "workers_per_server": 2, "server_sizes": [2, 1]}
     toys = [Toy(die=(1, 9)), Toy(die=(2, 9)), Toy()]
-    ended = run_attempts(folder, options, toys, 3, servers=servers)
+    ended = attempts(tmp_path, [2, 1], toys, sizes=sizes, servers=servers)
     assert [one.statuses for one in ended] == [[3, 9, 3], [3, 3, 9], [0, 0, 0]], [one.err for one in ended]
     assert curve(tmp_path / "run") == uninterrupted
     assert ended[1].err.startswith("worker 0 was lost; restart 1 of 2: resumed from ")
@@ -80,32 +77,30 @@ def test_a_restart_may_number_the_processes_in_another_way(tmp_path: Path, unint
 @pytest.mark.parametrize("rank", slow_but_for([0], [0, 2]))
 def test_a_worker_that_was_cut_off_comes_back(tmp_path: Path, uninterrupted: Any, rank: int) -> None:
     """Also from the store that all share: it cannot tell anybody that it lives."""
-    folder = write_plan(tmp_path, stage_contents([2, 1]))
-    options = ["--run-dir", str(tmp_path / "run"), *OPTIONS]
-    first, second = run_attempts(folder, options, [Toy(), Toy()], 3, cut_off=(rank, 9))
-    assert first.statuses == [3, 3, 3], first.err
-    assert second.statuses == [0, 0, 0], second.err
+    first, second = attempts(tmp_path, [2, 1], [Toy(), Toy()], cut_off=(rank, 9))
+    assert (first.statuses, second.statuses) == ([3, 3, 3], [0, 0, 0]), first.err + second.err
     assert curve(tmp_path / "run") == uninterrupted
-    (line,) = [line for line in second.err.splitlines() if not line.startswith("epoch")]
+    (line,) = said(second)
     assert line.startswith(f"worker {rank} was lost; restart 1 of 1: resumed from ")
 
 
-def test_the_last_fault_is_an_error(tmp_path: Path) -> None:
-    folder = write_plan(tmp_path, stage_contents([1, 1]))
-    (ended,) = run_attempts(folder, ["--run-dir", str(tmp_path / "run")], [Toy(die=(1, 2))], 2)
-    assert ended.statuses == [2, 9]
-    assert "error: stage 0 (rank 0)" in ended.err
-    assert "rank 1" in ended.err
-
-
 def test_what_no_restart_can_cure_is_not_tried_again(tmp_path: Path) -> None:
-    folder = write_plan(tmp_path, stage_contents([1, 1]))
+    """And the last fault is an error."""
     toy = Toy(fault=("forward", 1, 3))
-    first, second = run_attempts(folder, ["--run-dir", str(tmp_path / "run")], [toy, toy], 2)
-    assert first.statuses == [2, 2]
+    first, second = attempts(tmp_path, [1, 1], [toy, toy])
+    assert first.statuses == second.statuses == [2, 2]
     assert first.err.count("error: ") == 1
-    assert second.statuses == [2, 2]
     assert second.err == ""
+    (ended,) = attempts(tmp_path / "last", [1, 1], [Toy(die=(1, 2))])
+    assert ended.statuses == [2, 9]
+    assert re.search(r"^error: stage 0 \(rank 0\).*rank 1", ended.err, re.MULTILINE)
+
+
+def test_a_worker_that_hangs_at_an_epochs_end_is_noticed(tmp_path: Path) -> None:
+    """In the last backward pass of the epoch, when the other stage has nothing to wait for but the epoch's end."""
+    ended = attempts(tmp_path, [1, 1], [Toy(fault=("hang", 0, 19)), Toy()], "--timeout", "4")
+    assert [one.statuses for one in ended] == [[3, 3], [0, 0]], ended[0].err + ended[1].err
+    assert re.search(r"worker 0 hung for \d+ s in one action; restart 1 of 1: resumed from", ended[1].err)
 
 
 def stores(count: int) -> list[Any]:
@@ -227,13 +222,3 @@ def test_no_room_for_it_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr("tempfile.tempdir", "/nowhere at all")
     assert main([]) == 2
     assert capsys.readouterr().err.startswith("error: no temporary folder can be made: ")
-
-
-def test_a_worker_that_hangs_at_an_epochs_end_is_noticed(tmp_path: Path) -> None:
-    """In the last backward pass of the epoch, when the other stage has nothing to wait for but the epoch's end."""
-    folder = write_plan(tmp_path, stage_contents([1, 1]))
-    toys = [Toy(fault=("hang", 0, 19)), Toy()]
-    ended = run_attempts(folder, ["--run-dir", str(tmp_path / "run"), *OPTIONS, "--timeout", "4"], toys, 2)
-    assert ended[0].statuses == [3, 3], ended[0].err
-    assert ended[1].statuses == [0, 0], ended[1].err
-    assert re.search(r"worker 0 hung for \d+ s in one action; restart 1 of 1: resumed from", ended[1].err)

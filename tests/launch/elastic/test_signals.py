@@ -87,20 +87,48 @@ class Worker:
         return self.process.returncode, " ".join(said.split())
 
 
-def test_a_request_is_handed_on_though_the_main_thread_waits() -> None:
-    worker = Worker(UNBLOCK + BLOCK)
+LAST_WORDS = "signals.call_before_exit(lambda over: {})\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "status", "said"),
+    [
+        (CHECKED, signal.SIGINT, 0, "SIGINT"),
+        (
+            GRACEFUL + LAST_WORDS.format("print('left', over, flush=True)") + BLOCK,
+            signal.SIGTERM,
+            restart_state.STATUS_PEER_LOST,
+            "left False",
+        ),
+        (GRACEFUL + LAST_WORDS.format("time.sleep(1000)") + BLOCK, signal.SIGTERM, restart_state.STATUS_PEER_LOST, ""),
+    ],
+    ids=["at the next check", "after a fault", "last words"],
+)
+def test_what_ends_a_worker(tmp_path: Path, code: str, number: int, status: int, said: str) -> None:
+    """A SIGTERM that the launcher knows nothing of follows a fault, and last words do not keep the worker."""
+    worker = Worker(code, None if code == CHECKED else tmp_path)
+    worker.send(number)
+    assert worker.end() == (status, said)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("code", ["", UNBLOCK], ids=["before training", "in training"])
+def test_a_signal_that_the_launcher_knows_is_a_request(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is handed on though the main thread waits."""
+    monkeypatch.setenv(restart_state.VARIABLE, str(tmp_path))
+    worker = Worker(code + BLOCK, tmp_path)
     worker.send(signal.SIGTERM)
-    assert worker.end() == (0, "asked done")
-
-
-def test_where_nothing_is_handed_on_the_next_check_ends_the_worker() -> None:
-    worker = Worker(CHECKED)
-    worker.send(signal.SIGINT)
-    assert worker.end() == (0, "SIGINT")
+    restart_state.record_stop_signal(signal.SIGTERM)  # it may come a moment later
+    assert worker.end() == ((0, "asked done") if code else (130, ""))
+    assert restart_state.final_status() == (None if code else 130)
 
 
 def test_only_a_second_request_ends_what_goes_on_gracefully() -> None:
-    worker = Worker(GRACEFUL + "signals.REPEAT_S = 0.3\n" + CHECKED)
+    """However long the first one takes to be handed on."""
+    waits = "signals.handle_requests_with(lambda: (print('asked', flush=True), time.sleep(1000)))\n"
+    worker = Worker(waits + "signals.REPEAT_S, signals.NOTED_S = 0.3, 0.1\n" + CHECKED)
     worker.send(signal.SIGTERM)
     worker.send(signal.SIGINT)  # the same request, by another way
     assert worker.line() == "asked"
@@ -112,18 +140,6 @@ def test_only_a_second_request_ends_what_goes_on_gracefully() -> None:
     # Of two that wait to be delivered, any may be the first. The second request calls the handler again, in a thread
     # that the process does not wait for when it ends, so its "asked" may be there, overtake, or be missing.
     assert said.replace("asked", "").strip() in ("SIGTERM", "SIGINT")
-
-
-def test_a_request_that_is_long_in_handing_on_does_not_hide_the_second() -> None:
-    waits = "signals.handle_requests_with(lambda: (print('asked', flush=True), time.sleep(1000)))\n"
-    worker = Worker(waits + "signals.REPEAT_S = signals.NOTED_S = 0.1\n" + CHECKED)
-    worker.send(signal.SIGTERM)
-    assert worker.line() == "asked"
-    time.sleep(0.3)
-    worker.send(signal.SIGTERM)
-    status, said = worker.end()
-    assert status == 0
-    assert "SIGTERM" in said
 
 
 def test_an_event_loop_does_not_take_the_signals_away() -> None:
@@ -139,30 +155,6 @@ def test_a_data_loaders_process_dies_of_signals() -> None:
     (child,) = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGTERM)
     assert worker.end() == (0, str(int(signal.SIGTERM)))
-
-
-def test_a_sigterm_that_the_launcher_knows_nothing_of_follows_a_fault(tmp_path: Path) -> None:
-    words = "signals.call_before_exit(lambda over: print('left', over, flush=True))\n"
-    worker = Worker(GRACEFUL + words + BLOCK, tmp_path)
-    worker.send(signal.SIGTERM)
-    assert worker.end() == (restart_state.STATUS_PEER_LOST, "left False")
-    assert not list(tmp_path.iterdir())
-
-
-def test_last_words_do_not_keep_a_worker(tmp_path: Path) -> None:
-    worker = Worker(GRACEFUL + "signals.call_before_exit(lambda over: time.sleep(1000))\n" + BLOCK, tmp_path)
-    worker.send(signal.SIGTERM)
-    assert worker.end() == (restart_state.STATUS_PEER_LOST, "")
-
-
-@pytest.mark.parametrize("code", ["", UNBLOCK], ids=["before training", "in training"])
-def test_one_that_it_knows_is_a_request(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(restart_state.VARIABLE, str(tmp_path))
-    worker = Worker(code + BLOCK, tmp_path)
-    worker.send(signal.SIGTERM)
-    restart_state.record_stop_signal(signal.SIGTERM)  # it may come a moment later
-    assert worker.end() == ((0, "asked done") if code else (130, ""))
-    assert restart_state.final_status() == (None if code else 130)
 
 
 def test_a_lost_peer_after_a_request_was_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime import stage_setup
 
 MADE: list[weakref.ref[nn.Module | nn.Parameter]] = []
+CPU = torch.device("cpu")
 
 
 def build() -> Job:
@@ -45,10 +45,14 @@ def build_small() -> Job:
     return Job(nn.Linear(4, 2), loss=functional.mse_loss, data=lambda: Data(data))
 
 
-def test_a_minibatch_beyond_the_data_is_refused_before_tracing(plan: LaunchPlan) -> None:
-    plan = replace(plan, model_ref="test_stage_setup:build_small", minibatch=10**7)
-    with pytest.raises(LaunchError, match=r"minibatch of 10000000 is larger than the job's training data \(5 samples"):
-        stage_setup.load_stages(plan, [0], 0, torch.device("cpu"))
+def test_what_does_not_fit_the_plan_is_refused(plan: LaunchPlan) -> None:
+    small = replace(plan, model_ref="test_stage_setup:build_small", minibatch=10**7)
+    for wrong, says in (
+        (small, r"minibatch of 10000000 is larger than the job's training data \(5 samples"),
+        (replace(plan, graph_hash="sha256:of-another-model"), "profile and solve again"),
+    ):
+        with pytest.raises(LaunchError, match=says):
+            stage_setup.load_stages(wrong, [0], 0, CPU)
 
 
 def test_the_rest_of_the_model_is_gone(plan: LaunchPlan) -> None:
@@ -65,16 +69,7 @@ def test_the_rest_of_the_model_is_gone(plan: LaunchPlan) -> None:
 
 
 def test_every_worker_builds_the_same_weights(plan: LaunchPlan) -> None:
-    one, other, seeded = (stage_setup.load_stages(plan, [0], seed, torch.device("cpu"))[1][0] for seed in (3, 3, 4))
+    one, other, seeded = (stage_setup.load_stages(plan, [0], seed, CPU)[1][0] for seed in (3, 3, 4))
     weights = [program.parameters_by_name()["0.weight"] for program in (one, other, seeded)]
     assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
-
-
-def test_another_graph_is_refused(plan: LaunchPlan, tmp_path: Path) -> None:
-    for path in (tmp_path / "stages").iterdir():
-        content = json.loads(path.read_text())
-        content["model"]["graph_hash"] = "sha256:of-another-model"
-        path.write_text(json.dumps(content))
-    with pytest.raises(LaunchError, match="profile and solve again"):
-        stage_setup.load_stages(load_plan(tmp_path), [0], 0, torch.device("cpu"))
