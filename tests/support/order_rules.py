@@ -11,7 +11,7 @@ from rendezvous import Device, Step
 from schedule_rules import NAMES, check_stream, pipelines, recipe, streams_of
 
 from pipeplan_launch.plan.communication_order import Collective, Computation, Crossing, Direction, Node, Transfer
-from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, Schedule, StageShape
+from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
 
 
 @dataclass(frozen=True)
@@ -142,36 +142,3 @@ def _check_complete(nodes: Sequence[Node], drained: Drained) -> None:
             sets += [stages for stages in drained.shared if stages[0] == stage]
             expected.update(_label(Collective(stages, group)) for stages in sets for group in groups)
     assert Counter(_label(node) for node in nodes if not isinstance(node, Computation)) == expected
-
-
-def by_habit(drained: Drained) -> dict[Device, list[Step]]:
-    """The order that each device would choose by itself: receive just before use, send just after computing."""
-    pipeline, queues = drained.pipeline, {}
-    for (stage, replica), stream in streams_of(drained.schedule, pipeline, drained.end).items():
-        steps: list[Step] = []
-        for action in stream:
-            computing = as_steps([Computation((stage, replica), action)])
-            if action.kind is ActionKind.FORWARD:
-                steps += [*_messages(drained, stage, action.index, 0, True), *computing]
-                steps += _messages(drained, stage, action.index, 0, False)
-            elif action.kind is ActionKind.BACKWARD:
-                steps += [*_messages(drained, stage, action.index, 1, True), *computing]
-                steps += _messages(drained, stage, action.index, 1, False)
-            elif action.kind is ActionKind.REDUCE and pipeline[stage].replicas > 1:
-                steps += [*computing, *as_steps([Collective((stage,), action.index)], drained.replicas)]
-            else:
-                steps += computing
-        queues[stage, replica] = steps
-    return queues
-
-
-def _messages(drained: Drained, stage: int, m: int, direction: int, arriving: bool) -> list[Step]:
-    pipeline, upward = drained.pipeline, (direction == 0) == arriving
-    found = []
-    for one, other in drained.crossings:
-        if stage == (other if upward else one):
-            peer = one if upward else other
-            mine, theirs = (stage, m % pipeline[stage].replicas), (peer, m % pipeline[peer].replicas)
-            ends = (theirs, mine) if arriving else (mine, theirs)
-            found += as_steps([Transfer(Direction(direction), m, *ends)])
-    return found

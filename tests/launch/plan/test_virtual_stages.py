@@ -90,13 +90,18 @@ def test_streams_as_pictures() -> None:
     )
 
 
+def drawn(random_: random.Random) -> tuple[Schedule, int, int, int]:
+    """(schedule, devices, stages of each, replicas)."""
+    schedule = random_.choice(VIRTUAL)
+    devices, replicas = random_.randint(1, 9), random_.randint(1, 3)
+    return schedule, devices, 2 if schedule.name == "zb-v" else random_.randint(1, 4), replicas
+
+
 @pytest.mark.parametrize("count", [12, pytest.param(5000, marks=pytest.mark.slow)])
 def test_random_pipelines_finish_with_as_much_in_flight_as_the_formula_says(count: int) -> None:
     random_ = random.Random(22)
     for _ in range(count):
-        schedule = random_.choice(VIRTUAL)
-        devices, replicas = random_.randint(1, 9), random_.randint(1, 3)
-        chunks = 2 if schedule.name == "zb-v" else random_.randint(1, 4)
+        schedule, devices, chunks, replicas = drawn(random_)
         accumulate = random_.choice([replicas * devices * random_.randint(1, 4), random_.randint(1, 40)])
         minibatches = accumulate * random_.randint(0, 2) + random_.randint(1, accumulate)
         shapes = of_devices(schedule, devices, chunks, replicas, accumulate)
@@ -118,9 +123,7 @@ def test_forwards_that_wait_for_their_receiver_finish_too(count: int) -> None:
     """In evaluation at most two activations of a stage are on their way; a stage that recomputes sends one."""
     random_ = random.Random(23)
     for _ in range(count):
-        schedule = random_.choice(VIRTUAL)
-        devices, replicas = random_.randint(1, 9), random_.randint(1, 3)
-        chunks = 2 if schedule.name == "zb-v" else random_.randint(1, 4)
+        schedule, devices, chunks, replicas = drawn(random_)
         minibatches = random_.randint(1, 60)
         shapes = of_devices(schedule, devices, chunks, replicas, minibatches)
         replay(streams_of(schedule, shapes, minibatches, trains=False), shapes, most_queued=3)
