@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from replicas import RATE, Group, Minibatch, Model, groups, mean_gradients, run, step, train, train_literally
 from torch import Tensor, nn
 
-from pipeplan_launch.comm.buckets import Bucket, UpdateGroup, as_real, make_buckets
+from pipeplan_launch.comm.buckets import UpdateGroup, as_real, make_buckets
 from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 from pipeplan_launch.comm.gradient_exchange import compressed_exchange
@@ -39,14 +40,25 @@ def assert_agree(results: list[State]) -> None:
         assert all(torch.equal(value, other[name]) for name, value in results[0].items())
 
 
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize(("world", "each", "bytes_"), [(2, 1, ONE_EACH), (2, 3, ONE_EACH), (3, 2, ONE_BUCKET)])
-def test_the_mean_is_that_of_one_process(tmp_path: Path, world: int, each: int, bytes_: int, early: bool) -> None:
+def train_ways(rank: int, given: list[Group], ways: list[tuple[int, bool]], exchange: Any) -> list[State]:
+    """`replicas.train` with each of the (bytes of a bucket, whether gradients leave early)."""
+    return [train(rank, given, bytes_, early, exchange) for bytes_, early in ways]
+
+
+def trained_ways(folder: Path, world: int, given: list[Group], ways: list[tuple[int, bool]], exchange: Any) -> Any:
+    """The state after training in each of the ways, in which all replicas agree."""
+    for results in zip(*run(world, train_ways, folder, given, ways, exchange), strict=True):
+        assert_agree(list(results))
+        yield results[0]
+
+
+@pytest.mark.parametrize(("world", "each"), [(2, 1), (3, 2)])
+def test_the_mean_is_that_of_one_process(tmp_path: Path, world: int, each: int) -> None:
     given = groups(world, 6, each=each)
-    results = run(world, train, tmp_path, given, bytes_, early, None)
-    assert_agree(results)
-    assert_close(results[0], train_literally(given))
-    assert torch.equal(results[0]["unused"], torch.ones(2)), "a parameter without a gradient is left alone"
+    ways = list(itertools.product((ONE_EACH, ONE_BUCKET), (True, False)))
+    for found in trained_ways(tmp_path, world, given, ways, None):
+        assert_close(found, train_literally(given))
+        assert torch.equal(found["unused"], torch.ones(2)), "a parameter without a gradient is left alone"
 
 
 def watch(rank: int, given: list[Group]) -> list[str]:
@@ -109,7 +121,11 @@ class Again(torch.autograd.Function):
         return gradient.expand(3), None
 
 
-def twice(rank: int, bytes_: int) -> str:
+def twice(rank: int) -> list[str]:
+    return [_twice(ONE_BUCKET), _twice(ONE_EACH)]
+
+
+def _twice(bytes_: int) -> str:
     weights = {"first": nn.Parameter(torch.zeros(3)), "w": nn.Parameter(torch.zeros(3))}
     reducer = GradientReducer(weights, dist.group.WORLD, bucket_bytes=bytes_)  # type: ignore[arg-type]
     try:
@@ -122,11 +138,10 @@ def twice(rank: int, bytes_: int) -> str:
         return str(error)
 
 
-@pytest.mark.parametrize(
-    ("bytes_", "outcome"), [(ONE_BUCKET, "[2.0, 2.0, 2.0]"), (ONE_EACH, "made the gradient of 'w' again")]
-)
-def test_a_second_gradient_is_added_or_refused_but_not_lost(tmp_path: Path, bytes_: int, outcome: str) -> None:
-    assert all(outcome in result for result in run(2, twice, tmp_path, bytes_))
+def test_a_second_gradient_is_added_or_refused_but_not_lost(tmp_path: Path) -> None:
+    for added, refused in run(2, twice, tmp_path):
+        assert added == "[2.0, 2.0, 2.0]"
+        assert "made the gradient of 'w' again" in refused
 
 
 def test_types_do_not_share_a_bucket_and_buckets_come_in_the_order_of_backward() -> None:
@@ -137,9 +152,6 @@ def test_types_do_not_share_a_bucket_and_buckets_come_in_the_order_of_backward()
     assert [(bucket.index, bucket.is_last) for bucket in made] == [(0, False), (1, True)]
 
 
-# Compression
-
-
 def bf16(group: dist.ProcessGroup, _parameters: object) -> Any:
     return compressed_exchange(group, Compression("bf16"))
 
@@ -148,11 +160,8 @@ def powersgd(group: dist.ProcessGroup, _parameters: object) -> Any:
     return compressed_exchange(group, Compression("powersgd", rank=2, exact=2))
 
 
-@pytest.mark.parametrize("bytes_", [ONE_EACH, ONE_BUCKET])
-def test_bf16_sums_in_bfloat16(tmp_path: Path, bytes_: int) -> None:
+def test_bf16_sums_in_bfloat16(tmp_path: Path) -> None:
     given = groups(2, 3)[:2]  # without the short group
-    results = run(2, train, tmp_path, given, bytes_, True, bf16)
-    assert_agree(results)
     model = Model()
     parameters = dict(model.named_parameters())
     for update in given:
@@ -160,7 +169,8 @@ def test_bf16_sums_in_bfloat16(tmp_path: Path, bytes_: int) -> None:
         names = each[0].keys() | each[1].keys()
         halves = {name: [(as_real(one[name]).bfloat16() / 2) for one in each if name in one] for name in names}
         step(parameters, {name: like(parameters[name], sum(given[1:], given[0])) for name, given in halves.items()})
-    assert_close(results[0], {name: one.detach() for name, one in parameters.items()})
+    for found in trained_ways(tmp_path, 2, given, [(ONE_EACH, True), (ONE_BUCKET, True)], bf16):
+        assert_close(found, {name: one.detach() for name, one in parameters.items()})
 
 
 def like(parameter: Tensor, numbers: Tensor) -> Tensor:
@@ -221,102 +231,27 @@ def test_powersgd_is_that_of_ddp(tmp_path: Path) -> None:
     ours = run(2, by_us, tmp_path / "ours", given)
     assert_agree(ours)
     assert_close(ours[0], wanted[0])
-    exact = plain_model()
-    for update in given:
-        both = [mean_gradients(Plain(exact), replica) for replica in update]
-        step(
-            dict(exact.named_parameters()),
-            {n.removeprefix("inner."): (both[0][n] + both[1][n]) / 2 for n in both[0]},
-        )
-    assert not torch.allclose(dict(exact.named_parameters())["0.weight"], ours[0]["0.weight"], rtol=1e-3), (
-        "it compresses"
-    )
 
 
-class Plain(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, inputs: Tensor, _: bool) -> Tensor:
-        result: Tensor = self.inner(inputs).square().mean()
-        return result
-
-
-class Fixed(nn.Module):
-    """Its gradients are its inputs, whatever its weights are: so that what travels can be added up."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDE, WIDE))
-        self.bias = nn.Parameter(torch.ones(WIDE))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return (self.weight * (inputs.T @ inputs)).sum() + (self.bias * inputs[0]).sum()
-
-
-def sums(rank: int, given: list[Group], make: Any, servers: list[list[int]]) -> list[State]:
-    """The mean gradient as each update delivers it."""
-    model = Fixed()
-    parameters = dict(model.named_parameters())
+def delivered(rank: int, given: Tensor) -> list[Tensor]:
+    """The mean gradient as each update delivers it; `given` has a matrix for each update and replica."""
     group: Any = dist.group.WORLD
-    reducer = GradientReducer(parameters, group, make(group, servers, rank))
-    delivered = []
+    exchange = compressed_exchange(group, Compression("powersgd", rank=1, exact=0))
+    reducer = GradientReducer({"w": nn.Parameter(torch.zeros(WIDE, WIDE))}, group, exchange)
+    means = []
     for number, update in enumerate(given):
-        ((inputs, _, _),) = update[rank]
-        of = UpdateGroup(float(len(update)), number, ends_segment=number == len(given) - 1)
-        with reducer.backward(parameters, 1.0, of):
-            model(inputs).backward()
-        reducer.start(of)
-        delivered.append({name: one.clone() for name, one in reducer.finish().items()})
-    return delivered
+        reducer.add({"w": update[rank]})
+        reducer.start(UpdateGroup(2.0, number, ends_segment=number == len(given) - 1))
+        means.append(reducer.finish()["w"].clone())
+    return means
 
 
-def make_powersgd(group: dist.ProcessGroup, _servers: object, _rank: int) -> Any:
-    return compressed_exchange(group, Compression("powersgd", rank=1, exact=0))
-
-
-def make_filter(group: dist.ProcessGroup, servers: list[list[int]], rank: int) -> Any:
-    return SignificanceFilter(ReplicasByServer(servers, rank, group), 0.5, lambda _: 0.1)
-
-
-def whole_groups(world: int, updates: int) -> list[Group]:
-    return groups(world, updates + 1)[:updates]
-
-
-def exact_sum(given: list[Group]) -> State:
-    model = Fixed()
-    total: State = {}
-    for update in given:
-        for replica in update:
-            model.zero_grad()
-            model(replica[0][0]).backward()
-            for name, parameter in model.named_parameters():
-                assert parameter.grad is not None
-                total[name] = total.get(name, torch.zeros(())) + parameter.grad / len(update)
-    return total
-
-
-@pytest.mark.parametrize(
-    ("make", "servers"),
-    [(make_powersgd, [[0], [1]]), (make_filter, [[0], [1]]), (make_filter, [[0, 1], [2]])],
-    ids=["powersgd", "filter", "filter-of-two-on-a-server"],
-)
-def test_nothing_is_lost(tmp_path: Path, make: Any, servers: list[list[int]]) -> None:
-    """What is held back travels later, and all that is left of it with the segment's last update."""
-    world = sum(map(len, servers))
-    given = whole_groups(world, 5)
-    results = run(world, sums, tmp_path, given, make, servers)
-    for mine in results:
-        assert all(torch.equal(one[name], mine[i][name]) for i, one in enumerate(results[0]) for name in one)
-    total = {name: sum(one[name] for one in results[0]) for name in results[0][0]}
-    assert_close(total, exact_sum(given))
-    before = {name: sum(one[name] for one in results[0][:-1]) for name in results[0][0]}
-    early = exact_sum(given[:-1])
-    assert any(not torch.allclose(before[name], early[name], rtol=1e-2) for name in early), "something was held back"
-
-
-# Significance
+def test_what_powersgd_holds_back_travels_with_the_last_update_of_a_segment(tmp_path: Path) -> None:
+    given = torch.randn(5, 2, WIDE, WIDE, generator=torch.Generator().manual_seed(0))
+    ours, theirs = run(2, delivered, tmp_path, given)
+    assert all(map(torch.equal, ours, theirs))
+    torch.testing.assert_close(sum(ours), given.mean(1).sum(0), rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(sum(ours[:-1]), given[:-1].mean(1).sum(0), rtol=1e-2), "something was held back"
 
 
 def filtered_literally(given: list[Group], servers: list[list[int]], share: float, rate: float) -> State:
@@ -347,16 +282,11 @@ def filtered_literally(given: list[Group], servers: list[list[int]], share: floa
     return {name: parameter.detach() for name, parameter in parameters.items()}
 
 
-def make_servers_filter(group: dist.ProcessGroup, _parameters: object) -> Any:
-    return SignificanceFilter(ReplicasByServer([[0, 1], [2]], dist.get_rank(), group), 0.1, lambda _: RATE)
-
-
-@pytest.mark.parametrize("bytes_", [ONE_EACH, ONE_BUCKET])
-def test_the_filter_follows_its_rule(tmp_path: Path, bytes_: int) -> None:
+def test_the_filter_follows_its_rule(tmp_path: Path) -> None:
     given = groups(3, 6)
-    results = run(3, train, tmp_path, given, bytes_, True, make_sparse_filter)
-    assert_agree(results)
-    assert_close(results[0], filtered_literally(given, [[0, 1], [2]], 0.1, RATE))
+    wanted = filtered_literally(given, [[0, 1], [2]], 0.1, RATE)
+    for found in trained_ways(tmp_path, 3, given, [(ONE_EACH, True), (ONE_BUCKET, True)], make_sparse_filter):
+        assert_close(found, wanted)
 
 
 def make_sparse_filter(group: dist.ProcessGroup, parameters: Mapping[str, Tensor]) -> Any:
@@ -364,11 +294,11 @@ def make_sparse_filter(group: dist.ProcessGroup, parameters: Mapping[str, Tensor
     from pipeplan_launch.comm import gaia_filter
 
     gaia_filter._INDEX_BYTES = -100
-    return make_servers_filter(group, parameters)
+    return SignificanceFilter(ReplicasByServer([[0, 1], [2]], dist.get_rank(), group), 0.1, lambda _: RATE)
 
 
-def bytes_between(rank: int, share: float) -> tuple[list[int], int]:
-    """Elements that a speaker hands to Gloo for each of two updates; and how many entries it holds back then."""
+def bytes_between(rank: int) -> list[tuple[list[int], int]]:
+    """For a high share and a low one: elements that a speaker hands to Gloo, and how many entries it holds back."""
     sent: list[int] = []
     for name in ("all_reduce", "broadcast"):
         really = getattr(dist, name)
@@ -378,60 +308,39 @@ def bytes_between(rank: int, share: float) -> tuple[list[int], int]:
             return really(tensor, *given, **options)
 
         setattr(dist, name, counted)
-    weight = nn.Parameter(torch.ones(1000))
-    (bucket,) = make_buckets({"w": weight})
-    group: Any = dist.group.WORLD
-    exchange = SignificanceFilter(ReplicasByServer([[0], [1]], rank, group), share, lambda _: 1.0)
-    bucket.values.copy_(torch.arange(1000.0) / 1000)
-    exchange(bucket, UpdateGroup())
-    return sent, sum(int((one != 0).sum()) for one in exchange._held.values())
+    found = []
+    for share in (0.99, 0.2):
+        (bucket,) = make_buckets({"w": nn.Parameter(torch.ones(1000))})
+        exchange = SignificanceFilter(ReplicasByServer([[0], [1]], rank, dist.group.WORLD), share, lambda _: 1.0)
+        bucket.values.copy_(torch.arange(1000.0) / 1000)
+        sent.clear()
+        exchange(bucket, UpdateGroup())
+        found.append((list(sent), sum(int((one != 0).sum()) for one in exchange._held.values())))
+    return found
 
 
 def test_few_entries_travel_alone_and_many_all_together(tmp_path: Path) -> None:
-    (tmp_path / "few").mkdir()
-    few = run(2, bytes_between, tmp_path / "few", 0.99)
-    assert few[0] == ([9, 9, 9, 9, 1], 990), "indices and entries of both, and the flag; 0 is nothing to hold"
-    (tmp_path / "many").mkdir()
-    assert run(2, bytes_between, tmp_path / "many", 0.2)[0] == ([1000, 1], 0)
+    few, many = run(2, bytes_between, tmp_path)[0]
+    assert few == ([9, 9, 9, 9, 1], 990), "indices and entries of both, and the flag; 0 is nothing to hold"
+    assert many == ([1000, 1], 0)
 
 
-def test_a_hook_sees_what_ddp_would_give_it() -> None:
-    from pipeplan_launch.comm.gradient_exchange import HookBucket
-
-    weights = {"number": nn.Parameter(torch.tensor(1.0)), "matrix": nn.Parameter(torch.ones(2, 3))}
-    bucket = Bucket(weights, 4, True)
-    seen = HookBucket(bucket)
-    assert [tuple(one.shape) for one in seen.gradients()] == [(1,), (2, 3)]
-    assert (seen.index(), seen.is_last(), seen.buffer().shape) == (4, True, (7,))
-    assert seen.parameters() == list(weights.values())
-    seen.buffer().fill_(2.0)
-    assert bucket.views["matrix"].tolist() == [[2.0] * 3] * 2
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
+def test_steps_are_as_long_as_those_of_the_optimiser() -> None:
+    """Without momentum, and once its running mean has settled, an optimiser moves by its step times the gradient."""
+    for make in (
         lambda p: torch.optim.SGD(p, lr=0.3),
         lambda p: torch.optim.Adam(p, lr=0.3, betas=(0.0, 0.9)),
         lambda p: torch.optim.AdamW(p, lr=0.3, betas=(0.0, 0.9), weight_decay=0.0, fused=True),
         lambda p: torch.optim.RMSprop(p, lr=0.3),
-    ],
-    ids=["sgd", "adam", "adamw-fused", "rmsprop"],
-)
-def test_steps_are_as_long_as_those_of_the_optimiser(make: Any) -> None:
-    """Without momentum, and once its running mean has settled, an optimiser moves by its step times the gradient."""
-    weight = nn.Parameter(torch.zeros(4))
-    optimizer, gradient = make([weight]), torch.tensor([1.0, -2.0, 1e-3, 30.0])
-    steps = StepSizes(optimizer)
-    for _ in range(2000):
-        weight.grad = gradient.clone()
+    ):
+        weight = nn.Parameter(torch.zeros(4))
+        optimizer, gradient = make([weight]), torch.tensor([1.0, -2.0, 1e-3, 30.0])
+        steps = StepSizes(optimizer)
+        for _ in range(2000):
+            weight.grad = gradient.clone()
+            optimizer.step()
+        before, step = weight.detach().clone(), steps(weight)
+        assert step is not None
         optimizer.step()
-    before, step = weight.detach().clone(), steps(weight)
-    assert step is not None
-    optimizer.step()
-    torch.testing.assert_close(before - weight.detach(), step * gradient, rtol=1e-2, atol=0)
-
-
-def test_before_its_first_update_adam_has_no_step() -> None:
-    weight = nn.Parameter(torch.zeros(4))
-    assert StepSizes(torch.optim.Adam([weight]))(weight) is None
+        torch.testing.assert_close(before - weight.detach(), step * gradient, rtol=1e-2, atol=0)
+    assert StepSizes(torch.optim.Adam([weight]))(weight) is None, "before its first update"
