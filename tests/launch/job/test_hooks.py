@@ -23,13 +23,9 @@ def job(change: Callable[[nn.Sequential], object]) -> Job:
     return Job(model, inputs=lambda n: torch.randn(n, 4))
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (
-            lambda model: model[2].register_full_backward_hook(lambda *_: None),
-            "the module '2' has a hook on its backward",
-        ),
+def test_hooks_on_a_backward_pass_of_modules_are_refused() -> None:
+    for change, says in (
+        (lambda model: model[2].register_full_backward_hook(lambda *_: None), "the module '2' has a hook on its backw"),
         (lambda model: model[0].register_full_backward_pre_hook(lambda *_: None), "the module '0' has a hook"),
         (lambda model: model[0].register_backward_hook(lambda *_: None), "the module '0' has a hook on its backward"),
         (lambda model: model.register_full_backward_hook(lambda *_: None), "the model has a hook on its backward pass"),
@@ -37,14 +33,9 @@ def job(change: Callable[[nn.Sequential], object]) -> Job:
             lambda model: model[0].weight.register_post_accumulate_grad_hook(lambda _: None),
             "the parameter '0.weight' has a hook of register_post_accumulate_grad_hook",
         ),
-    ],
-)
-def test_what_is_refused(change: Callable[[nn.Sequential], object], says: str) -> None:
-    with pytest.raises(LaunchError, match=says):
-        trace_job(job(change), 2)
-
-
-def test_a_hook_on_every_module_is_refused() -> None:
+    ):
+        with pytest.raises(LaunchError, match=says):
+            trace_job(job(change), 2)
     handle = torch_module.register_module_full_backward_hook(lambda *_: None)
     try:
         with pytest.raises(LaunchError, match="every module has a hook on its backward pass"):
@@ -53,18 +44,15 @@ def test_a_hook_on_every_module_is_refused() -> None:
         handle.remove()
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
+def test_other_hooks_are_not() -> None:
+    for change in (
         lambda model: model[0].register_full_backward_hook(lambda *_: None).remove(),
         lambda model: model[0].register_forward_hook(lambda *_: None),
         lambda model: model[0].weight.register_hook(lambda gradient: gradient),
         lambda model: model.register_state_dict_post_hook(lambda *_: None),
         lambda model: prune.random_unstructured(model[0], "weight", 0.5),
-    ],
-)
-def test_what_is_not(change: Callable[[nn.Sequential], object]) -> None:
-    trace_job(job(change), 2)
+    ):
+        trace_job(job(change), 2)
 
 
 def test_hooks_of_a_parameter_change_its_gradient_in_their_order() -> None:

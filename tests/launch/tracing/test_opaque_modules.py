@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from stagewise import backward, check_evaluation, check_training, equal, forward, programs, random_pipeline
+from stagewise import check_evaluation, check_training, programs, random_pipeline
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from traced_zoo_whole import ZOO, Router, build
@@ -41,29 +41,6 @@ def test_split_equals_whole(name: str) -> None:
     for batch in (BATCH, BATCH + 3):
         check_training(name, job, stages, batch)
     check_evaluation(name, job, stages, BATCH)
-
-
-@pytest.mark.parametrize("name", [pytest.param("routed", marks=pytest.mark.slow), "adversary"])
-def test_under_autocast(name: str) -> None:
-    """Bit by bit what the whole computes in bfloat16, where it does."""
-    job = replace(build(name), autocast=torch.bfloat16)
-    traced = trace_job(job, BATCH)
-    assert any(spec.dtype is torch.bfloat16 for spec in traced.tensors)
-    whole = copy.deepcopy(job.model).train()
-    (x,) = job.example_inputs(BATCH)
-    torch.manual_seed(3)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        expected = job.loss(whole(x), None)
-    expected.backward()
-    stages = programs(traced, random_pipeline(traced, stages=3, seed=1))
-    torch.manual_seed(3)
-    output, received, made = forward([stage.train() for stage in stages], [x], BATCH)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = job.loss(output, None)
-    backward(loss, received, made)
-    assert torch.equal(loss, expected)
-    for (name, one), other in zip(job.model.named_parameters(), whole.parameters(), strict=True):
-        assert equal(one.grad, other.grad), name
 
 
 def test_the_layer_holds_the_parameters_and_buffers_of_the_module() -> None:
