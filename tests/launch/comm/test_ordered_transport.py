@@ -222,5 +222,3 @@ def test_what_has_no_place_in_the_order_is_refused(tmp_path: Path) -> None:
     for averaging in (GradientAveraging(Compression("bf16")), GradientAveraging(significance=0.1)):
         with pytest.raises(LaunchError, match="--transport nccl starts everything from one thread"):
             transport_of("nccl", plan, averaging)
-    with pytest.raises(LaunchError, match="gathering of weights has no place"):
-        transport_of("nccl", plan, GradientAveraging(shards_optimizer=True))
