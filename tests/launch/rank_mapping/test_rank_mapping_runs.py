@@ -111,22 +111,6 @@ def test_servers_are_known_by_their_size_whatever_their_numbers(tmp_path: Path) 
     assert losses(run) == losses(whole)
 
 
-def test_interleaved_launches_of_one_worker_each_are_grouped_by_server(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, [2, 2], [2, 2])
-    every = [node(number, 1, "ab"[number % 2], NNODES="4") for number in range(4)]
-    ended = launch(plan, every, "--epochs", "1", "--run-dir", str(tmp_path / "run"))
-    assert [status for status, _ in ended] == [0] * 4, ended
-    assert who(tmp_path) == ["a/0", "a/2", "b/1", "b/3"]
-
-
-def test_too_many_workers_are_said_with_where_they_are(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, [2, 1], [2, 1])
-    ended = launch(plan, [node(0, 2, "a"), node(1, 2, "b")], "--run-dir", str(tmp_path / "run"))
-    assert [status for status, _ in ended] == [2, 2]
-    (line,) = [line for _, text in ended for line in text.splitlines() if line.startswith("error: ")]
-    assert "the plan has 3 workers (2, 1 on its servers), and 4 were started, 2 on a and 2 on b: " in line
-
-
 @pytest.mark.parametrize("node_of_victim", [0, 1])
 def test_who_is_lost_is_named_by_the_plan_and_training_goes_on(tmp_path: Path, node_of_victim: int) -> None:
     """Worker 0 is on launch 1, and the common store on launch 0. Either dies once."""
