@@ -47,22 +47,16 @@ def timed(
     return list(samples), number, log
 
 
-def test_sizes_go_on_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_go_on_while_there_is_time_and_something_to_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, number, log = timed([1, 4, 16, 64], TimeLimits(200.0), monkeypatch)
     assert samples == [(1, 1.0), (4, 4.0), (16, 16.0)], "64 would take another 64 · 4"
     assert log.count("end") == 3
     assert number == len(log)
-
-
-def test_two_sizes_are_measured_however_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, number, _ = timed([1, 4, 16], TimeLimits(0.1), monkeypatch)
-    assert [size for size, _ in samples] == [1, 4]
+    assert [size for size, _ in samples] == [1, 4], "two sizes are measured however slow"
     assert number == CONNECT + 2 * (WARM + FEWEST + 1)
-
-
-def test_a_size_that_is_enough_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, _, _ = timed([1, 4, 16, 64], TimeLimits(1e6, enough_s=3.0), monkeypatch)
-    assert [size for size, _ in samples] == [1, 4]
+    assert [size for size, _ in samples] == [1, 4], "a size that is enough is the last"
 
 
 def test_who_has_no_part_counts_as_many_operations(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,12 +96,23 @@ def test_two_workers_of_this_machine() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_what_finding_levels_raises_comes_out() -> None:
+def test_what_ends_a_benchmark_ends_all_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(found: PairRates) -> tuple[tuple[tuple[int, ...], ...], ...]:
         raise ValueError("no such levels")
 
     with pytest.raises(ValueError, match="no such levels"):
         measure_links(2, BenchmarkSettings(budget_s=0.2), refuse, nothing)
+    with pytest.raises(LaunchError, match=r"^the file exists$"):
+        measure_links(2, BenchmarkSettings(budget_s=60, refusal="the file exists"), all_at_once, nothing)
+    with pytest.raises(LaunchError, match="there is no link with 1 worker"):
+        measure_links(1, BenchmarkSettings(), all_at_once, nothing)
+    if not torch.cuda.is_available():
+        with pytest.raises(LaunchError, match="torch finds no CUDA device"):
+            measure_links(2, BenchmarkSettings(device="cuda"), all_at_once, nothing)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(21000 + os.getpid() % 20000))
+    with pytest.raises(LaunchError, match=r"^workers 2 and 3 did not come$"):
+        measure_links(2, BenchmarkSettings(timeout_s=1.5), all_at_once, nothing, ServerShare(2, 0))
     assert not multiprocessing.active_children()
 
 
@@ -128,27 +133,3 @@ def test_a_worker_that_is_killed_is_named() -> None:
 def children(parent: int) -> list[int]:
     with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as listed:
         return [int(text) for text in listed.read().split()]
-
-
-def test_workers_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(21000 + os.getpid() % 20000))
-    with pytest.raises(LaunchError, match=r"^workers 2 and 3 did not come$"):
-        measure_links(2, BenchmarkSettings(timeout_s=1.5), all_at_once, nothing, ServerShare(2, 0))
-    assert not multiprocessing.active_children()
-
-
-def test_a_result_that_cannot_be_written_ends_all_before_they_measure() -> None:
-    with pytest.raises(LaunchError, match=r"^the file exists$"):
-        measure_links(2, BenchmarkSettings(budget_s=60, refusal="the file exists"), all_at_once, nothing)
-
-
-def test_one_worker_has_no_links() -> None:
-    with pytest.raises(LaunchError, match="there is no link with 1 worker"):
-        measure_links(1, BenchmarkSettings(), all_at_once, nothing)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_no_device_is_said() -> None:
-    with pytest.raises(LaunchError, match="torch finds no CUDA device"):
-        measure_links(2, BenchmarkSettings(device="cuda"), all_at_once, nothing)

@@ -21,13 +21,13 @@ def connected(pairs: set[tuple[int, int]], workers: int) -> bool:
     return len(set(home)) == 1
 
 
-@pytest.mark.parametrize("players", [2, 3, 4, 7, 8])
-def test_in_a_tournament_everyone_meets_everyone_once(players: int) -> None:
-    rounds = pair_schedule.round_robin(range(players))
-    for one in rounds:
-        assert len(set(itertools.chain(*one))) == 2 * len(one)
-    met = Counter(tuple(sorted(pair)) for one in rounds for pair in one)
-    assert met == Counter(itertools.combinations(range(players), 2))
+def test_in_a_tournament_everyone_meets_everyone_once() -> None:
+    for players in (2, 3, 4, 7, 8):
+        rounds = pair_schedule.round_robin(range(players))
+        for one in rounds:
+            assert len(set(itertools.chain(*one))) == 2 * len(one)
+        met = Counter(tuple(sorted(pair)) for one in rounds for pair in one)
+        assert met == Counter(itertools.combinations(range(players), 2))
 
 
 @pytest.mark.parametrize("sizes", [(4,), (4, 4), (3, 1, 2), (8,) * 16, (40,), (1,) * 20], ids=str)
@@ -47,17 +47,13 @@ def test_pairs_connect_all_workers_and_share_no_machine(sizes: tuple[int, ...]) 
         assert set(pairs) == set(itertools.combinations(range(len(where)), 2))
 
 
-def test_servers_of_one_machine_take_turns() -> None:
+def test_what_would_share_cores_or_a_cable_runs_alone() -> None:
     rounds = pair_schedule.pair_rounds(places(2, 2, 2), ["one machine"] * 6)
     assert {len(one) for one in rounds} == {1}
-
-
-def test_few_pairs_of_servers_run_alone() -> None:
-    """They might share a cable behind their switches."""
     where = places(*(4,) * 6)
     for one in pair_schedule.pair_rounds(where, where):
         across = [pair for pair in one if where[pair[0]] != where[pair[1]]]
-        assert len(across) <= 1
+        assert len(across) <= 1, "few pairs of servers might share a cable behind their switches"
 
 
 def test_jobs_of_two_servers_of_four() -> None:
