@@ -57,38 +57,11 @@ def nested() -> Job:
 
 def test_modules_in_containers_are_layers_whatever_is_inside() -> None:
     traced = trace_job(nested(), BATCH, "module")
-    assert names(traced) == [
-        "stem.0",
-        "stem.1.0",
-        "stem.1.1",
-        "named.one",
-        "body.0.0",
-        "body.0.1",
-        "body.1",
-        "attention.layers.0",
-        "attention.layers.1",
-        "mul",
-        "head",
-        "loss",
-    ]
+    expected = "stem.0 stem.1.0 stem.1.1 named.one body.0.0 body.0.1 body.1 attention.layers.0 attention.layers.1"
+    assert names(traced) == [*expected.split(), "mul", "head", "loss"]
     block = traced.layers[5]
     assert (block.module, block.op) == ("body.0.1", "Stage")
     assert block.parameters == tuple(f"body.0.1.{name}" for name, _ in Stage().named_parameters())
-
-
-def test_blocks_of_the_zoo() -> None:
-    resnet = trace_job(traced_zoo.build("resnet-tiny"), BATCH, "module")
-    assert names(resnet) == [
-        "conv",
-        "bn",
-        "relu",
-        "stages.0.0",
-        "stages.1.0",
-        "stages.2.0",
-        "pool",
-        "fc",
-        "loss",
-    ]
     routed = trace_job(traced_zoo_whole.build("routed"), BATCH, "module")
     assert names(routed) == ["first", "blocks.0", "blocks.1", "blocks.2", "blocks.2#2", "last", "loss"]
     assert routed.how == "torch.export; taken whole: blocks.0.router, blocks.1.router, blocks.2.router"
@@ -110,25 +83,20 @@ def test_coarser_layers_are_made_of_finer_ones(name: str) -> None:
                 assert all(parameter.startswith(info.module) for parameter in info.parameters)
 
 
-def check(name: str, granularity: str, count: int) -> None:
+QUICK = [("nested", "module"), ("gpt", "op"), ("keeps-state", "module")]
+EVERY = [(name, one) for name in ("nested", *traced_zoo.ZOO, *traced_zoo_whole.ZOO) for one in ("module", "op")]
+
+
+@pytest.mark.parametrize(
+    ("name", "granularity"), [pytest.param(*one, marks=() if one in QUICK else pytest.mark.slow) for one in EVERY]
+)
+def test_split_equals_whole(name: str, granularity: str) -> None:
     if name == "nested":
         job = nested()
     else:
-        job = traced_zoo_whole.build(name) if name in traced_zoo_whole.ZOO else traced_zoo.build(name)
+        job = (traced_zoo_whole if name in traced_zoo_whole.ZOO else traced_zoo).build(name)
     traced = trace_job(job, BATCH, granularity)
-    for seed in range(count):
+    for seed in range(2 if (name, granularity) in QUICK else 5):
         stages = programs(traced, random_pipeline(traced, stages=2 + seed, seed=seed))
         check_training(name, job, stages, BATCH)
         check_evaluation(name, job, stages, BATCH)
-
-
-@pytest.mark.parametrize(("name", "granularity"), [("nested", "module"), ("gpt", "op"), ("keeps-state", "module")])
-def test_split_equals_whole(name: str, granularity: str) -> None:
-    check(name, granularity, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("granularity", ["module", "op"])
-@pytest.mark.parametrize("name", ["nested", *traced_zoo.ZOO, *traced_zoo_whole.ZOO])
-def test_split_equals_whole_for_all(name: str, granularity: str) -> None:
-    check(name, granularity, 5)
