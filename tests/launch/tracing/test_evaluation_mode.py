@@ -65,24 +65,14 @@ class Follows(nn.Module):
         return x - self.mean
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: spectral_norm(linear()),
-        lambda: parametrizations.spectral_norm(linear()),
-        parametrized,
-        Chooses,
-        Asks,
-        Follows,
-    ],
-    ids=["spectral_norm", "parametrizations.spectral_norm", "parametrized", "chooses", "asks", "follows"],
-)
-def test_one_layer_is_taken_whole(make) -> None:
+def test_layers_that_ask_for_the_mode_are_taken_whole() -> None:
     torch.manual_seed(0)
-    job = job_of(nn.Sequential(linear(), make(), nn.Dropout(0.2), nn.BatchNorm1d(4), linear()))
+    asking = [spectral_norm(linear()), parametrizations.spectral_norm(linear()), parametrized()]
+    asking += [Chooses(), Asks(), Follows()]
+    job = job_of(nn.Sequential(linear(), *asking, nn.Dropout(0.2), nn.BatchNorm1d(4), linear()))
     traced = train_beside_one_process(job)
-    assert traced.how == "torch.export; taken whole: 1"
-    assert [layer.module for layer in traced.layers[:-1]] == ["0", "1", "2", "3", "4"]
+    assert traced.how == "torch.export; taken whole: 1, 2, 3, 4, 5, 6"
+    assert [layer.module for layer in traced.layers[:-1]] == [str(number) for number in range(10)]
 
 
 def test_parametrizations_without_a_mode_are_traced_and_so_is_a_model_with_one() -> None:
