@@ -1,10 +1,10 @@
-"""What a job gives: minibatches, an optimiser, a count of what is right."""
+"""What a job gives: minibatches, an optimiser, a count of what is right, and hooks."""
 
 from __future__ import annotations
 
 import re
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,15 +12,20 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD
+from torch.nn.modules import module as torch_module
+from torch.nn.utils import prune
+from torch.optim import SGD, AdamW, Muon, Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
-from pipeplan_launch import Callback, Data, Job, StageInfo
+from pipeplan_launch import Callback, Data, Job, StageInfo, muon
+from pipeplan_launch.checkpoint.optimizer_state import load_optimizer, optimizer_state
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.hooks import hooked_gradients, parameter_hooks, refuse_accumulation_hooks
 from pipeplan_launch.job.job import collate_samples
 from pipeplan_launch.job.nested_tensors import map_tensors
 from pipeplan_launch.runtime.inference import Score
+from pipeplan_launch.tracing.trace import trace_job
 
 SAMPLES = TensorDataset(torch.arange(12.0).view(6, 2), torch.arange(6))
 
@@ -245,3 +250,113 @@ def test_inputs_by_keyword_are_in_the_order_of_their_names() -> None:
     one.check_names(collate_samples(WORDS[2:4]))
     with pytest.raises(LaunchError, match="a minibatch has the inputs ids, and the model was traced with ids, labels"):
         one.check_names(collate_samples([{"ids": torch.arange(3)}]))
+
+
+def hooked(change: Callable[[nn.Sequential], object]) -> Job:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    change(model)
+    return Job(model, inputs=lambda n: torch.randn(n, 4))
+
+
+def test_hooks_on_a_backward_pass_of_modules_are_refused() -> None:
+    for change, says in (
+        (lambda model: model[2].register_full_backward_hook(lambda *_: None), "the module '2' has a hook on its backw"),
+        (lambda model: model[0].register_full_backward_pre_hook(lambda *_: None), "the module '0' has a hook"),
+        (lambda model: model[0].register_backward_hook(lambda *_: None), "the module '0' has a hook on its backward"),
+        (lambda model: model.register_full_backward_hook(lambda *_: None), "the model has a hook on its backward pass"),
+        (
+            lambda model: model[0].weight.register_post_accumulate_grad_hook(lambda _: None),
+            "the parameter '0.weight' has a hook of register_post_accumulate_grad_hook",
+        ),
+    ):
+        with pytest.raises(LaunchError, match=says):
+            trace_job(hooked(change), 2)
+    handle = torch_module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        with pytest.raises(LaunchError, match="every module has a hook on its backward pass"):
+            trace_job(hooked(lambda _: None), 2)
+    finally:
+        handle.remove()
+
+
+def test_other_hooks_are_not() -> None:
+    for change in (
+        lambda model: model[0].register_full_backward_hook(lambda *_: None).remove(),
+        lambda model: model[0].register_forward_hook(lambda *_: None),
+        lambda model: model[0].weight.register_hook(lambda gradient: gradient),
+        lambda model: model.register_state_dict_post_hook(lambda *_: None),
+        lambda model: prune.random_unstructured(model[0], "weight", 0.5),
+    ):
+        trace_job(hooked(change), 2)
+
+
+def test_hooks_of_a_parameter_change_its_gradient_in_their_order() -> None:
+    parameters = {name: nn.Parameter(torch.ones(2)) for name in ("a", "b", "c")}
+    seen: list[Any] = []
+    parameters["a"].register_hook(lambda gradient: gradient + 1)
+    parameters["a"].register_hook(lambda gradient: gradient * 2)
+    parameters["b"].register_hook(seen.append)
+    found = hooked_gradients({name: torch.ones(2) for name in ("a", "b")}, parameter_hooks(parameters))
+    assert [found[name].tolist() for name in ("a", "b")] == [[4.0, 4.0], [1.0, 1.0]]
+    assert [one.tolist() for one in seen] == [[1.0, 1.0]]
+
+
+def test_a_hook_that_the_optimizer_has_registered_is_refused() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    refuse_accumulation_hooks({"a": parameter})
+    parameter.register_post_accumulate_grad_hook(lambda _: None)
+    with pytest.raises(LaunchError, match="change gradients in register_hook, and weights in the job's optimizer"):
+        refuse_accumulation_hooks({"a": parameter})
+
+
+def muon_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def updates(model: nn.Module, optimizers: list[Optimizer], first: int, count: int) -> list[torch.Tensor]:
+    """The weights after so many updates, of samples that depend on the number of the update."""
+    for number in range(first, first + count):
+        tokens = torch.arange(8).add(number) % 5
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        model(tokens).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_muon_is_torchs_muon_for_matrices_and_adamw_for_the_others() -> None:
+    plain, ours, resumed = muon_model(), muon_model(), muon_model()
+    named = dict(plain.named_parameters())
+    matrices = [named["1.weight"], named["3.weight"]]
+    others = [named[name] for name in ("0.weight", "1.bias", "3.bias")]
+    both = [Muon(matrices, 0.01, 0.1, adjust_lr_fn="match_rms_adamw"), AdamW(others, 0.01, weight_decay=0.1)]
+
+    def made(model: nn.Module) -> tuple[Optimizer, dict[str, nn.Parameter]]:
+        names = dict(model.named_parameters())
+        build = muon(0.01, adamw_names=["0."])
+        return build([*model.parameters()], StageInfo(named_parameters=tuple(names.items()))), names
+
+    optimizer, names = made(ours)
+    expected = updates(plain, both, 0, 6)
+    updates(ours, [optimizer], 0, 3)
+    content, tensors = optimizer_state(optimizer, names)
+    resumed.load_state_dict(ours.state_dict())
+    other, other_names = made(resumed)
+    load_optimizer(other, other_names, content, lambda wanted: {name: tensors[name].clone() for name in wanted}, "here")
+    for model, own in ((ours, optimizer), (resumed, other)):
+        assert all(map(torch.equal, updates(model, [own], 3, 3), expected))
+
+
+def test_muon_where_a_stage_has_no_matrix_or_nothing_else() -> None:
+    for parameter, expected in ((nn.Parameter(torch.ones(2)), "betas"), (nn.Parameter(torch.eye(2)), "ns_steps")):
+        (group,) = muon(0.5)([parameter]).param_groups
+        assert (group["lr"], expected in group) == (0.5, True)
+
+
+def test_muon_refuses_names_that_it_cannot_use() -> None:
+    with pytest.raises(LaunchError, match="adamw_names is a list of parts of names"):
+        muon(adamw_names="embed")
+    with pytest.raises(LaunchError, match="needs the names of parameters"):
+        muon(adamw_names=["embed"])([nn.Parameter(torch.eye(2))])

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from schedule_shapes import VIRTUAL, of_devices
 
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape, device_actions
 from pipeplan_launch.plan.schedule_check import ReplayError, replay_schedule
-from pipeplan_launch.runtime import action_stream
-from pipeplan_launch.runtime.engine import Engine
 
 Done = set[tuple[str, int, int]]
 
@@ -147,27 +143,3 @@ def test_replicas_start_their_all_reduces_in_one_order() -> None:
             for device in range(3):
                 orders = [[one for one in streams[device, replica] if one[0] in "RU"] for replica in range(3)]
                 assert orders[0] == orders[1] == orders[2]
-
-
-@pytest.mark.parametrize("schedule", VIRTUAL, ids=lambda schedule: schedule.name)
-def test_a_segment_that_ends_early_is_whole(schedule: Schedule) -> None:
-    """Wherever it is told to end, each worker does what a segment of that length asks of it."""
-    shapes = of_devices(schedule, 2, 2, 2, 5)
-    for end in range(16):
-        for device, replica in ((0, 0), (1, 1)):
-            engines: list[Any] = []
-            for stage, shape in enumerate(shapes):
-                if shape.device != device:
-                    continue
-                engine: Any = object.__new__(Engine)
-                plan = SimpleNamespace(shapes=tuple(shapes), schedule=schedule)
-                engine.place = SimpleNamespace(stage=stage, replica=replica, plan=plan)
-                engine.schedule, engine.shapes, engine._count = schedule, shapes, 15
-                engine.limit = lambda index, end=end: end if index >= end else None
-                engines.append(engine)
-            found = [(one.kind.value, stage, one.index) for stage, one in action_stream.worker_actions(engines)]
-            wanted = streams_of(schedule, shapes, end)[device, replica]
-            assert sorted(found) == sorted(wanted)
-            assert len({engine.count for engine in engines}) == 1  # a replica without a later minibatch does not know
-            if end % 5 == 0:  # an update is never divided, so the order is that of a segment of that length
-                assert found == wanted

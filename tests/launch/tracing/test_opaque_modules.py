@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from traced_zoo_whole import ZOO, Router, build
 
 from pipeplan_launch import Data, Job
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.tracing.export_hazards import _unbound
 from pipeplan_launch.tracing.split import build_stage_program
 from pipeplan_launch.tracing.trace import trace_job
 
@@ -234,3 +236,24 @@ def test_random_numbers_of_others_are_drawn_for_every_minibatch() -> None:
         assert not torch.equal(stage([], [x], 3), stage([], [x], 3))
         with pytest.raises(LaunchError, match=r"Draws.*\.forward\(\) draws random numbers of Python or NumPy"):
             trace_job(Job(kind(2, 2), inputs=lambda n: torch.randn(n, 2)), BATCH)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return 10 * gradients[0]
+
+
+def test_class_methods_of_python_and_of_c_are_called_for_the_class_that_is_given() -> None:
+    made = _unbound(dict.__dict__["fromkeys"])(dict, "ab", 1)
+    assert made == {"a": 1, "b": 1}
+    x = torch.ones(1, requires_grad=True)
+    for method in (torch.autograd.Function.__dict__["apply"], torch._C._FunctionBase.__dict__["apply"]):
+        x.grad = None
+        _unbound(method)(Doubled, x).backward()
+        assert x.grad is not None
+        assert x.grad.item() == 10

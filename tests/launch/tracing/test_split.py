@@ -1,35 +1,60 @@
-"""Stages run one after the other are the model, bit for bit."""
+"""Stages run one after the other are the model, bit by bit, also under autocast."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+import traced_zoo
+import traced_zoo_whole
 from extents import slow_but_for
-from stagewise import (
-    BATCH,
-    check_evaluation,
-    check_training,
-    programs,
-    random_pipeline,
-)
-from traced_zoo import ZOO, build
+from stagewise import BATCH, check_evaluation, check_training, programs, random_pipeline
+from torch import nn
+from traced_zoo import build
 
+from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.tracing.split import build_stage_program
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
+SLOW = {"cells", "translator", "unet", "gpt", "resnet-tiny"}
+MIXED = (
+    "mnist",
+    "resnet-tiny",
+    "gpt",
+    "translator",
+    "regions",
+    "shared",
+    "two-towers",
+    "routes",
+    "routed",
+    "adversary",
+)
+CASES = [(name, "layer") for name in traced_zoo.ZOO] + [(name, "bfloat16") for name in (*MIXED, "routed", "adversary")]
+CASES += [(name, layers) for name in (*traced_zoo.ZOO, *traced_zoo_whole.ZOO) for layers in ("module", "op")]
+QUICK = [(name, "layer") for name in {*traced_zoo.ZOO} - SLOW] + [("gpt", "op"), ("keeps-state", "module")]
+QUICK += [(name, "bfloat16") for name in ("regions", "shared", "routes", "adversary")]
 
-@pytest.mark.parametrize("name", slow_but_for({*ZOO} - {"cells", "translator", "unet", "gpt", "resnet-tiny"}, ZOO))
-def test_split_equals_whole(name: str) -> None:
-    job = build(name)
-    traced = trace_job(job, BATCH)
+
+def mixed(name: str) -> Job:
+    zoo = traced_zoo_whole if name in traced_zoo_whole.ZOO else traced_zoo
+    return replace(zoo.build(name), autocast=torch.bfloat16)
+
+
+@pytest.mark.parametrize(("name", "layers"), slow_but_for(QUICK, CASES))
+def test_split_equals_whole(name: str, layers: str) -> None:
+    """Training, its gradients, and evaluation, for random cuts and two sizes of a minibatch."""
+    job = mixed(name) if layers == "bfloat16" else replace(mixed(name), autocast=None)
+    traced = trace_job(job, BATCH, "layer" if layers == "bfloat16" else layers)
     check_graph(traced)
-    batches = [BATCH, BATCH + 3] if traced.dynamic_batch else [BATCH]
-    for seed in range(4):
+    assert any(spec.dtype is torch.bfloat16 for spec in traced.tensors) or layers != "bfloat16"
+    for seed in range(3):
         stages = programs(traced, random_pipeline(traced, stages=2 + seed, seed=seed))
-        for batch in batches:
-            check_training(name, job, stages, batch)
-        check_evaluation(name, job, stages, batches[-1])
+        check_training(name, job, stages, BATCH)
+        if traced.dynamic_batch and not seed:
+            check_training(name, job, stages, BATCH + 3)
+        check_evaluation(name, job, stages, BATCH)
 
 
 def check_graph(traced: TracedModel) -> None:
@@ -153,3 +178,22 @@ def test_inputs_of_another_shape_are_refused() -> None:
     for shape, written in (((3, 1, 28, 14), "3×1×28×14"), ((4, 1, 28, 28), "4×1×28×28")):
         with pytest.raises(LaunchError, match=f"input 0 of the model is {written} for 3 samples, and was 3×1×28×28"):
             stage([], [torch.ones(shape)], 3)
+
+
+def test_what_crosses_a_cut_is_half_as_large() -> None:
+    plain, half = trace_job(build("resnet-tiny"), BATCH), trace_job(mixed("resnet-tiny"), BATCH)
+    assert [one.name for one in plain.tensors] == [one.name for one in half.tensors]
+    assert all(
+        2 * one.bytes(BATCH) == other.bytes(BATCH) for one, other in zip(half.tensors, plain.tensors, strict=True)
+    )
+    assert half.graph_hash != plain.graph_hash
+
+
+def test_other_precisions_are_refused() -> None:
+    for dtype, says in (
+        (torch.float16, "needs its losses scaled"),
+        (torch.float64, "must be torch.bfloat16"),
+        ("bf16", "not 'bf16'"),
+    ):
+        with pytest.raises(LaunchError, match=says):
+            Job(nn.Linear(2, 2), inputs=lambda n: torch.ones(n, 2), autocast=dtype)

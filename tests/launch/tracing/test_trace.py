@@ -1,4 +1,5 @@
-"""The DAG of layers that tracing finds."""
+"""The DAG of layers that tracing finds; a layer is a member of a list of modules, the call of a leaf module, or an
+operator."""
 
 from __future__ import annotations
 
@@ -6,26 +7,31 @@ import inspect
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
 import traced_zoo_whole
-from torch import nn
+from stagewise import check_evaluation, check_training, programs, random_pipeline
+from torch import Tensor, nn
 from traced_zoo import build
 
 from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.tracing.trace import trace_job
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 torch.set_num_threads(1)
 
 
+def names(traced: TracedModel) -> list[str]:
+    return [layer.name for layer in traced.layers]
+
+
 def test_layers_are_named_after_modules_and_skip_connections_are_edges() -> None:
     traced = trace_job(build("resnet-tiny"), 4)
-    names = [layer.name for layer in traced.layers]
-    assert names[:4] == ["conv", "bn", "relu", "stages.0.0.conv1"]
-    assert {"stages.0.0.add", "stages.0.0.relu", "stages.0.0.relu#2", "stages.1.0.skip.1"} <= set(names)
-    assert names[-2:] == ["fc", "loss"]
+    assert names(traced)[:4] == ["conv", "bn", "relu", "stages.0.0.conv1"]
+    assert {"stages.0.0.add", "stages.0.0.relu", "stages.0.0.relu#2", "stages.1.0.skip.1"} <= set(names(traced))
+    assert names(traced)[-2:] == ["fc", "loss"]
     bn = next(layer for layer in traced.layers if layer.name == "bn")
     assert (bn.module, bn.op, bn.parameters) == ("bn", "BatchNorm2d", ("bn.weight", "bn.bias"))
     assert bn.buffers == ("bn.running_mean", "bn.running_var", "bn.num_batches_tracked")
@@ -126,7 +132,7 @@ def test_modules_named_like_our_own_layers() -> None:
             return getattr(self, "a b $(x) 'q'")(self.loss(x))
 
     traced = trace_job(Job(Awkward(), inputs=lambda n: torch.randn(n, 2)), 3)
-    assert [layer.name for layer in traced.layers] == ["loss#2", "a b $(x) 'q'", "loss"]
+    assert names(traced) == ["loss#2", "a b $(x) 'q'", "loss"]
 
 
 @pytest.mark.slow
@@ -195,3 +201,69 @@ def test_what_cannot_be_traced_is_one_line(capfd: pytest.CaptureFixture[str]) ->
     with pytest.raises(LaunchError, match=r"fails on its example inputs \(4×5\): .*\(4x5 and 2x2\)"):
         trace_job(Job(nn.Sequential(nn.Linear(2, 2)), inputs=lambda n: torch.randn(n, 5)), 4)
     assert capfd.readouterr().err == ""
+
+
+torch.set_num_threads(1)
+BATCH = 6
+
+
+class Stage(nn.Module):
+    """Blocks inside a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2))
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), Stage()))
+        self.named = nn.ModuleDict({"one": Stage()})
+        self.body = nn.Sequential(nn.Sequential(Stage(), Stage()), nn.Dropout(0.1))
+        self.attention = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(self.named["one"](self.stem(x)))
+        return self.head(self.attention(x.unsqueeze(1)) * 2)
+
+
+def test_modules_in_containers_are_layers_whatever_is_inside() -> None:
+    torch.manual_seed(0)
+    job = Job(Nested(), inputs=lambda n: torch.randn(n, 4), loss=lambda output, target: output.square().mean())
+    traced = trace_job(job, BATCH, "module")
+    expected = "stem.0 stem.1.0 stem.1.1 named.one body.0.0 body.0.1 body.1 attention.layers.0 attention.layers.1"
+    assert names(traced) == [*expected.split(), "mul", "head", "loss"]
+    block = traced.layers[5]
+    assert (block.module, block.op) == ("body.0.1", "Stage")
+    assert block.parameters == tuple(f"body.0.1.{name}" for name, _ in Stage().named_parameters())
+    for seed in range(2):
+        stages = programs(traced, random_pipeline(traced, stages=2 + seed, seed=seed))
+        check_training("nested", job, stages, BATCH)
+        check_evaluation("nested", job, stages, BATCH)
+    routed = trace_job(traced_zoo_whole.build("routed"), BATCH, "module")
+    assert names(routed) == ["first", "blocks.0", "blocks.1", "blocks.2", "blocks.2#2", "last", "loss"]
+    assert routed.how == "torch.export; taken whole: blocks.0.router, blocks.1.router, blocks.2.router"
+
+
+@pytest.mark.parametrize("name", ["gpt", pytest.param("resnet-tiny", marks=pytest.mark.slow)])
+def test_coarser_layers_are_made_of_finer_ones(name: str) -> None:
+    """Parameters are read by layers of their modules, and what crosses between coarse layers crosses fine ones."""
+    traced = [trace_job(build(name), BATCH, granularity) for granularity in ("module", "layer", "op")]
+    assert [len(one.layers) for one in traced] == sorted(len(one.layers) for one in traced)
+    assert len({one.graph_hash for one in traced}) == 3
+    crossing = [[(tensor.shape(BATCH), tensor.dtype) for tensor in one.tensors] for one in traced]
+    for coarse, fine in pairwise(crossing):
+        assert all(coarse.count(one) <= fine.count(one) for one in coarse)
+    tied = {"head"} if name == "gpt" else set()
+    for one in traced:
+        for info in one.layers:
+            if info.module not in tied:
+                assert all(parameter.startswith(info.module) for parameter in info.parameters)
