@@ -21,6 +21,7 @@ from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 torch.set_num_threads(1)
+BATCH = 6
 
 
 def names(traced: TracedModel) -> list[str]:
@@ -201,10 +202,6 @@ def test_what_cannot_be_traced_is_one_line(capfd: pytest.CaptureFixture[str]) ->
     with pytest.raises(LaunchError, match=r"fails on its example inputs \(4×5\): .*\(4x5 and 2x2\)"):
         trace_job(Job(nn.Sequential(nn.Linear(2, 2)), inputs=lambda n: torch.randn(n, 5)), 4)
     assert capfd.readouterr().err == ""
-
-
-torch.set_num_threads(1)
-BATCH = 6
 
 
 class Stage(nn.Module):
