@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 import pytest
+from deployed import free_ports
 
 NODES, CPUS, GPUS = 3, 64, 4
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
@@ -83,7 +84,7 @@ class Slurm:
         places = (f"--{name}-file={munge}/{name}" for name in ("key", "pid", "log", "seed"))
         self._daemon("munged", "--foreground", "--force", f"--socket={munge}/socket", *places)
         self.wait_until(lambda: (munge / "socket").exists(), "munge")
-        host, ports = socket.gethostname(), _free_ports(NODES + 1)
+        host, ports = socket.gethostname(), free_ports(NODES + 1)
         # SLURM wants a device file for every GPU. Any device will do.
         devices = ("null", "zero", "full", "random")[:GPUS]
         gres.write_text("".join(f"Name=gpu Type=v100 File=/dev/{name}\n" for name in devices))
@@ -142,12 +143,6 @@ class Slurm:
                 if path.read_bytes().startswith(f"slurmstepd: [{job}.".encode()):
                     return True
         return False
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

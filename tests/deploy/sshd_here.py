@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 import pytest
+from deployed import free_ports
 
 HOSTS = ("gpu1", "gpu2")
 
@@ -27,8 +28,7 @@ class Sshd:
         self.folder, self.path = folder, folder / "bin"
         self._process: subprocess.Popen[bytes] | None = None
         self.path.mkdir(parents=True)
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = int(probe.getsockname()[1])
+        (self.port,) = free_ports()
 
     def __enter__(self) -> Self:
         for name in ("host", "key"):
@@ -54,9 +54,8 @@ class Sshd:
         shim.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F "{self.folder}/ssh" "$@"\n')
         shim.chmod(0o755)
         if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(
-                exist_ok=True
-            )  # sshd confines its children there; the service of the package would make the folder
+            # sshd confines its children there; the service of the package would make the folder
+            Path("/run/sshd").mkdir(exist_ok=True)
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen([self._daemon, "-D", "-e", "-f", self.folder / "sshd"], stderr=log)
         deadline = time.monotonic() + 20

@@ -32,24 +32,9 @@ from pipeplan_launch.plan.stage_files import load_plan
 INTEGERS = ["1", "2", "2", "3", "4", "0", "-1", "16", "1000000", str(10**24), "x", "", "1.5", "nan"]
 FLOATS = ["0", "1", "0.5", "2", "-1", "nan", "inf", "-inf", "1e300", "1e-300", "x", ""]
 WORDS = [
-    "a",
-    "b",
-    "c",
-    "join",
-    "a=1",
-    "b=2",
-    "a=0",
-    "a,b",
-    "in,out",
-    "=",
-    ",",
-    "",
-    "x",
-    "é",
-    "\x1b[31m",
-    "a=" + "9" * 30,
+    *("a", "b", "c", "join", "a=1", "b=2", "a=0", "a,b", "in,out", "=", ",", "", "x", "é", "\x1b[31m", "a=" + "9" * 30),
+    *("a:1", "b:2", "join=2", "plan", "cluster.toml", "profile.json", "2bw", "1:2", "0.5", "2"),
 ]
-WORDS += ["a:1", "b:2", "join=2", "plan", "cluster.toml", "profile.json", "2bw", "1:2", "0.5", "2"]
 LEFT_ALONE = {"time_limit", "help", "cluster_name", "ilp_solver", "workers"}
 SELDOM = {"pins", "together", "no_cut_after", "stages", "max_stages", "servers"}
 
@@ -142,12 +127,12 @@ def solving(rng: random.Random, harm: str) -> list[str]:
     if name == "solve" and "--solver" not in given:
         given += ["--solver", rng.choice(["dp", "both"])]
     where = rng.choice(["cluster.toml"] * 6 + ["A", "C"]) if hit != "cluster" else "cluster.toml"
-    arguments = [part for one in known[name].params if isinstance(one, click.Argument) for part in _argument(one)]
-    return [name, *arguments, "--cluster", where, *given]
+    files = ["profile.json" if one.name == "profile" else "plan" for one in known[name].params if _is_argument(one)]
+    return [name, *files, "--cluster", where, *given]
 
 
-def _argument(argument: click.Argument) -> list[str]:
-    return ["profile.json"] if argument.name == "profile" else ["plan"]
+def _is_argument(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Argument)
 
 
 def importing(rng: random.Random) -> list[str]:
@@ -161,13 +146,8 @@ def looking(rng: random.Random, planned: list[Path]) -> list[str]:
     _write(Path("profile.json"), bases.profile(rng), as_json, rng, harm=True)
     if rng.random() < 0.5:
         drawn = [option for option in ("--no-picture", "--json") if rng.random() < 0.4]
-        return [
-            "profile",
-            "show",
-            "profile.json",
-            *drawn,
-            *(["--top", rng.choice(INTEGERS)] if rng.random() < 0.3 else []),
-        ]
+        top = ["--top", rng.choice(INTEGERS)] if rng.random() < 0.3 else []
+        return ["profile", "show", "profile.json", *drawn, *top]
     _write(Path("other.json"), bases.profile(rng), as_json, rng, harm=rng.random() < 0.3)
     files = rng.sample(["profile.json", "other.json"], 2)
     return ["profile", "diff", *files, *(["--json"] if rng.random() < 0.3 else [])]
@@ -188,19 +168,9 @@ def replaying(rng: random.Random, folders: list[Path]) -> list[str]:
     return [name, "plan", *options(known[name], rng, 0.15, ["a"])]
 
 
-ODD_FILES = (
-    "folder",
-    "pipe",
-    "/dev/zero",
-    "/dev/null",
-    "/dev/full",
-    "loop",
-    "nowhere",
-    "empty",
-    "sparse",
-    "digits",
-    "\x1b",
-)
+ODD_FILES = [
+    *("folder", "pipe", "/dev/zero", "/dev/null", "/dev/full", "loop", "nowhere", "empty", "sparse", "digits", "\x1b")
+]
 
 
 def odd_files(rng: random.Random, folders: list[Path]) -> list[str]:

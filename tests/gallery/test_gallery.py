@@ -10,12 +10,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from plain import accuracy, plain
-from shown import GALLERY, missing, sections, transcripts
+from shown import GALLERY, missing, sections, shape, transcripts
 
 from pipeplan_launch.export import export_checkpoint
 from pipeplan_launch.job.loading import load_job
@@ -41,6 +40,15 @@ def run(command: str, folder: Path) -> str:
     return ended.stdout
 
 
+def test_every_job_has_a_section_with_commands_that_print_something() -> None:
+    assert {file.stem for file in GALLERY.glob("*.py")} == {*LEARNED, "lora"}
+    assert set(sections()) == set(LEARNED), "lora has a page of its own"
+    for section in sections().values():
+        assert [*transcripts(section)]
+        for command, shown in transcripts(section):
+            assert any(line != "…" and shape(line) for line in shown), command
+
+
 @pytest.mark.gallery
 @pytest.mark.parametrize("name", LEARNED)
 def test_the_section_is_what_happens(name: str, tmp_path: Path) -> None:
@@ -60,7 +68,10 @@ def test_the_section_is_what_happens(name: str, tmp_path: Path) -> None:
     assert reached >= LEARNED[name]
     _the_weights_do_as_well_in_the_module(tmp_path / f"{name}.py", folder, reached)
     if name == "gpt":
-        _learned_as_one_process_does(tmp_path / "gpt.py", epochs)
+        # The pipeline flushes: rounding apart, it computes what an ordinary loop does.
+        curve = plain(f"{tmp_path / 'gpt.py'}:job", len(epochs), minibatches=2)
+        assert [one["loss"] for one in epochs] == pytest.approx(curve.loss, rel=2e-3)
+        assert [one["test_accuracy"] for one in epochs] == pytest.approx(curve.accuracy, abs=0.01)
 
 
 def _the_weights_do_as_well_in_the_module(file: Path, run_folder: Path, expected: float) -> None:
@@ -71,10 +82,3 @@ def _the_weights_do_as_well_in_the_module(file: Path, run_folder: Path, expected
     job.model.load_state_dict(torch.load(file.with_suffix(".pt"), weights_only=True))
     assert before < expected / 2
     assert accuracy(job) == pytest.approx(expected, abs=0.01)
-
-
-def _learned_as_one_process_does(file: Path, epochs: list[dict[str, Any]]) -> None:
-    """The pipeline flushes: rounding apart, it computes what an ordinary loop does."""
-    curve = plain(f"{file}:job", len(epochs), minibatches=2)
-    assert [one["loss"] for one in epochs] == pytest.approx(curve.loss, rel=2e-3)
-    assert [one["test_accuracy"] for one in epochs] == pytest.approx(curve.accuracy, abs=0.01)

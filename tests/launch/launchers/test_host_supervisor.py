@@ -81,16 +81,13 @@ def test_a_kill_ends_what_does_not_listen(opened: list[Connection]) -> None:
     assert connection.status() == 128 + signal.SIGKILL
 
 
-def test_the_end_of_the_connection_asks_for_a_checkpoint(opened: list[Connection]) -> None:
-    opened.append(connection := Connection(TRAINING))
-    assert connection.read() == b"training\n"
-    connection.end()
-    assert connection.status() == 7
-
-
-def test_silence_asks_for_a_checkpoint(opened: list[Connection]) -> None:
-    opened.append(connection := Connection(TRAINING, silence_s=0.5))
-    assert connection.status() == 7
+def test_the_end_of_the_connection_and_silence_ask_for_a_checkpoint(opened: list[Connection]) -> None:
+    opened.append(ended := Connection(TRAINING))
+    opened.append(silent := Connection(TRAINING, silence_s=0.5))
+    assert ended.read() == b"training\n"
+    ended.end()
+    assert ended.status() == 7
+    assert silent.status() == 7
 
 
 def test_there_is_an_end_to_the_grace(opened: list[Connection], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
-"""Unmodified models of Hugging Face transformers, cut anywhere, train to the gradients of the whole."""
+"""Unmodified models of Hugging Face transformers, cut anywhere, train to the gradients of the whole; and the examples
+of docs/models.md run as they stand."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from stagewise import (
     programs,
     random_pipeline,
 )
+from torch.nn import functional
 from traced_zoo_hf import ZOO, build
 
 from pipeplan_launch import load_job
@@ -79,8 +81,27 @@ def test_split_equals_whole_for_all(name: str, granularity: str) -> None:
     check(name, granularity, 3)
 
 
+def test_the_job_file_of_the_documentation(tmp_path: Path) -> None:
+    source, _ = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(source.splitlines()) <= 20
+    (tmp_path / "circles.py").write_text(source)
+    job = load_job(f"{tmp_path / 'circles.py'}:make", seed=0)
+    traced = trace_job(job, job.minibatch)
+    assert [layer.name for layer in traced.layers] == ["0", "1", "2", "3", "4", "loss"]
+    first, second = programs(traced, [["0", "1"], ["2", "3", "4", "loss"]])
+    optimizers = [job.make_optimizer(list(stage.parameters())) for stage in (first, second)]
+    points, labels = (tensor[:512] for tensor in job.datasets.train.tensors)
+    for _ in range(60):
+        output = second(first([], [points], 512), [], 512)
+        functional.cross_entropy(output, labels).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert job.correct(output, labels) > 0.95 * 512
+
+
 @pytest.mark.slow
-def test_the_job_of_the_documentation(tmp_path: Path) -> None:
+def test_the_job_of_the_documentation_for_a_model_of_transformers(tmp_path: Path) -> None:
     """It learns, in two stages, from dictionaries that are inputs and target in one."""
     _, source = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "counting.py").write_text(source)
