@@ -1,4 +1,4 @@
-"""The figure by which plans are compared, also where a simulation is too long, and the simplest plan within 3% of it."""
+"""The figure by which plans are compared, also where a simulation is too long, and the simplest plan within 3%."""
 
 from __future__ import annotations
 
