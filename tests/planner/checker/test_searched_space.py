@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from checking import Document, fault, findings, solved, written
+from checking import QUICK, Document, fault, findings, solved, written
 from instances import drawn, random_instance
 from reported import branching, small_cluster
 
@@ -40,7 +40,7 @@ def _why(document: Document, *workers: Any, copies: int = 1) -> str:
     """Why stages on these workers of the cluster lie outside the searched space."""
     stages = [document["plan"]["stages"][0] | {"layers": ["a"], "workers": list(one)} for one in workers]
     other = document | {"plan": document["plan"] | {"copies": copies, "stages": stages}}
-    other["prediction"] = document["prediction"] | {"stages": [{}] * len(stages)}
+    other["prediction"] = {"minibatch_s": 1.0}
     return outside_space(PlanDocument.of(Node(other, "plan.json")))
 
 
@@ -69,7 +69,7 @@ def test_every_plan_that_a_solver_finds_lies_inside() -> None:
 
 def test_placements_out_of_order_are_never_called_inside() -> None:
     """Against the definition itself: consecutive runs, one after the other."""
-    six, rng = written(solve(Problem(branching(4), small_cluster(3, 2), Options()))), random.Random(7)
+    six, rng = written(solve(Problem(branching(4), small_cluster(3, 2), Options()), QUICK)), random.Random(7)
     found = {True: 0, False: 0}
     for _ in range(500):
         workers = rng.sample(range(6), rng.randint(2, 6))
