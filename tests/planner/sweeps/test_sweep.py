@@ -231,7 +231,7 @@ def test_without_a_schedule_every_point_has_the_plan_of_a_solve(run: Run) -> Non
     stated = solved["plan"]["config"], solved["stated"]["minibatch_s"]
     assert (rows[1]["config"], float(rows[1]["minibatch_s"])) == stated
     _profile(40 * GIB).save(Path("profile.json"))
-    asked = "sweep --cluster A --servers 1 --jobs 1".split()
+    asked = ["sweep", "--cluster", "A", "--servers", "1", "--jobs", "1"]
     assert "Point 1: the plan has microbatches of 1." in run(*asked).out, "a smaller one that was chosen"
     (row,) = json.loads(run(*asked, "--json").out)["rows"]
     assert row["minibatch"] == 1
