@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from checking import Document, fault, findings, solved, written
+from checking import QUICK, Document, fault, findings, solved, written
 from instances import drawn, random_instance
 from reported import branching, small_cluster
 
@@ -16,7 +15,6 @@ from pipeplan.checker.document import PlanDocument
 from pipeplan.checker.structure import outside_space
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.figure import figure_of
 from pipeplan.planning.outcome import Outcome, state_verdict
 from pipeplan.planning.solve import solve
@@ -27,49 +25,51 @@ from pipeplan.util.deadline import NO_DEADLINE
 from pipeplan.util.files import Node
 
 
-def _why(problem: Problem, plan: Plan) -> str:
-    """Why a plan lies outside the space of a problem's cluster."""
-    document = {
-        "profile": {"digest": "", "minibatch": 1},
-        "cluster": problem.cluster.to_json() | {"digest": problem.cluster.digest()},
-        "options": {"overlap": 1.0},
-        "plan": plan.to_json(),
-        "prediction": {"minibatch_s": 1.0},
-    }
-    return outside_space(PlanDocument.of(Node(json.loads(json.dumps(document)), "plan.json")))
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    """A plan of several stages that is proven, and as fast in the opposite order of its workers."""
+    return solve(Problem(branching(4), small_cluster(), Options()))
 
 
-def _on(*workers: Any, copies: int = 1) -> Plan:
-    return Plan(tuple(Stage(("a",), tuple(one), 1, 1) for one in workers), copies)
+@pytest.fixture(scope="module")
+def document(outcome: Outcome) -> Document:
+    return written(outcome)
 
 
-def test_stages_follow_the_order_of_the_workers() -> None:
-    problem = Problem(branching(4), small_cluster(), Options())
-    for plan, why in (
-        (_on((0, 1, 2), (3,)), ""),
-        (_on((1,), (3,)), ""),
-        (_on((3,), (0, 1, 2)), "stage 2 is on workers before those of stage 1"),
-        (_on((0, 2), (3,)), "stage 1 is not on consecutive workers in increasing order"),
-        (_on((1, 0), (3,)), "stage 1 is not on consecutive workers in increasing order"),
-        (_on((0, 2), (1, 3), copies=2), ""),
-        (_on((0, 3), (1, 2), copies=2), "stage 2 is on workers before"),
-        (_on((0, 1), (2, 3), copies=2), "copy 1 of the pipeline|copy 2 of the pipeline"),
-        (_on((0, 1, 2), copies=3), "there are no 3 components in a row"),
+def _why(document: Document, *workers: Any, copies: int = 1) -> str:
+    """Why stages on these workers of the cluster lie outside the searched space."""
+    stages = [document["plan"]["stages"][0] | {"layers": ["a"], "workers": list(one)} for one in workers]
+    other = document | {"plan": document["plan"] | {"copies": copies, "stages": stages}}
+    other["prediction"] = {"minibatch_s": 1.0}
+    return outside_space(PlanDocument.of(Node(other, "plan.json")))
+
+
+def test_stages_follow_the_order_of_the_workers(document: Document) -> None:
+    for workers, copies, why in (
+        ([(0, 1, 2), (3,)], 1, ""),
+        ([(1,), (3,)], 1, ""),
+        ([(3,), (0, 1, 2)], 1, "stage 2 is on workers before those of stage 1"),
+        ([(0, 2), (3,)], 1, "stage 1 is not on consecutive workers in increasing order"),
+        ([(1, 0), (3,)], 1, "stage 1 is not on consecutive workers in increasing order"),
+        ([(0, 2), (1, 3)], 2, ""),
+        ([(0, 3), (1, 2)], 2, "stage 2 is on workers before"),
+        ([(0, 1), (2, 3)], 2, "copy 1 of the pipeline|copy 2 of the pipeline"),
+        ([(0, 1, 2)], 3, "there are no 3 components in a row"),
     ):
-        found = _why(problem, plan)
-        assert any(found.startswith(part) and bool(found) is bool(part) for part in why.split("|")), (plan, found)
+        found = _why(document, *workers, copies=copies)
+        assert any(found.startswith(part) and bool(found) is bool(part) for part in why.split("|")), (workers, found)
 
 
 def test_every_plan_that_a_solver_finds_lies_inside() -> None:
-    drawn_ones = (drawn(seed, lambda number: random_instance(number, layers=4))[1] for seed in range(10))
-    found = [_why(problem, outcome.plan) for problem, outcome in solved(drawn_ones)]
+    problems = (drawn(seed, lambda number: random_instance(number, layers=4))[1] for seed in range(10))
+    found = [outside_space(PlanDocument.of(Node(written(one), "plan.json"))) for _, one in solved(problems)]
     assert len(found) > 6
     assert not any(found)
 
 
 def test_placements_out_of_order_are_never_called_inside() -> None:
     """Against the definition itself: consecutive runs, one after the other."""
-    problem, rng = Problem(branching(4), small_cluster(3, 2), Options()), random.Random(7)
+    six, rng = written(solve(Problem(branching(4), small_cluster(3, 2), Options()), QUICK)), random.Random(7)
     found = {True: 0, False: 0}
     for _ in range(500):
         workers = rng.sample(range(6), rng.randint(2, 6))
@@ -78,15 +78,9 @@ def test_placements_out_of_order_are_never_called_inside() -> None:
         first, second = workers[:cut], workers[cut:]
         runs = all(list(run) == list(range(run[0], run[0] + len(run))) for run in (first, second))
         inside = runs and first[-1] < second[0]
-        assert (_why(problem, _on(first, second)) == "") is inside
+        assert (_why(six, first, second) == "") is inside
         found[inside] += 1
     assert min(found.values()) > 50
-
-
-@pytest.fixture(scope="module")
-def outcome() -> Outcome:
-    """A plan of several stages that is proven, and as fast in the opposite order of its workers."""
-    return solve(Problem(branching(4), small_cluster(), Options()))
 
 
 def _reversed(outcome: Outcome) -> Outcome:
@@ -103,11 +97,11 @@ def _reversed(outcome: Outcome) -> Outcome:
     return replace(outcome, plan=plan, evaluation=score, verdict=verdict, figure=figure)
 
 
-def test_the_claim_of_a_plan_outside_is_refused_and_its_cost_is_checked(outcome: Outcome) -> None:
+def test_the_claim_of_a_plan_outside_is_refused_and_its_cost_is_checked(outcome: Outcome, document: Document) -> None:
     profile, outside = outcome.problem.profile, _reversed(outcome)
     assert outside.objective_s == pytest.approx(outcome.objective_s)
-    assert findings(written(outcome), profile)["optimality"].holds
-    claimed: Document = written(outside)
+    assert findings(document, profile)["optimality"].holds
+    claimed = written(outside)
     assert [one.what for one in findings(claimed, profile).values() if one.holds is False] == ["optimality"]
     assert "the plan lies outside the searched space" in fault(claimed, profile)
     # Without a certificate a status of its own is a claim as well; a plan that claims neither passes.

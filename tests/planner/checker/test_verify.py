@@ -7,7 +7,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import brute_force
@@ -17,59 +17,33 @@ from brute_force import Instance
 from checking import Document, certificate, changed, fault, findings, places, solved, written
 from commandline import Run
 from extents import first_few, slow_but_for
-from instances import drawn, mixed_instance, random_instance, unequal_instance
+from instances import drawn, mixed_instance, random_instance, to_plan, unequal_instance
+from long_chains import chain
 
 from pipeplan.checker.verify import CheckDocument
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.planning.outcome import Outcome, Verdict
 from pipeplan.planning.settings import Settings
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.layers import Layer, Tensor
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.layers import Layer
 
 Case = tuple[Instance, Problem, Document]
 
 
 def _certified(instance: Instance, problem: Problem) -> Case | None:
-    """A plan.json with the best plan, a certificate, and no prediction but the step time; None where there is
-    no plan.
-    """
+    """A plan.json with the oracle's plan and certificate; None where there is no plan."""
     best = brute_force.best_plan(instance)
     if not best.stages:
         return None
-    size = problem.cluster.workers // best.copies
-    stages = [
-        {
-            "layers": [f"l{i}" for i in range(len(instance.layers)) if (stage.after & ~stage.before) >> i & 1],
-            "workers": [copy * size + w for w in range(stage.start, stage.end) for copy in range(best.copies)],
-            "depth": 1,
-            "versions": 1,
-            "recompute": stage.recompute,
-        }
-        for stage in best.stages
-    ]
-    document = {
-        "profile": {"digest": problem.profile.digest(), "minibatch": 1},
-        "cluster": problem.cluster.to_json() | {"digest": problem.cluster.digest()},
-        "options": asdict(problem.options),
-        "plan": {
-            "inference": instance.inference,
-            "copies": best.copies,
-            "schedule": "forward-only" if instance.inference else instance.schedule,
-            "accumulate": instance.accumulate,
-            "stages": stages,
-        },
-        "prediction": {"minibatch_s": best.step_time},
-        "stated": {"minibatch_s": best.step_time},
-        "certificate": certificate(instance, best.step_time),
-    }
-    return instance, problem, json.loads(json.dumps(document))
+    plan = to_plan(instance, best)
+    whole = written(Outcome(problem, plan, evaluate(plan, problem), (), Verdict(True, False, ""), (), {}))
+    document = {key: whole[key] for key in ("profile", "cluster", "options", "plan", "prediction", "stated")}
+    return instance, problem, json.loads(json.dumps(document | {"certificate": certificate(instance, best.step_time)}))
 
 
-def _drawing(schedule: str) -> Callable[[int], Instance]:
-    """Draws random problems with constraints, in which memory and synchronisation often bind."""
-    return lambda seed: mixed_instance(seed, layers=5, schedule=schedule)
-
-
-_constrained, _buffered = _drawing("1f1b-stashing"), _drawing("2bw")
+def _constrained(seed: int, schedule: str = "1f1b-stashing") -> Instance:
+    """A problem with constraints, in which memory and synchronisation often bind."""
+    return mixed_instance(seed, layers=5, schedule=schedule)
 
 
 def _cases(seeds: range, draw: Callable[[int], Instance]) -> Iterator[Case]:
@@ -80,8 +54,8 @@ def _cases(seeds: range, draw: Callable[[int], Instance]) -> Iterator[Case]:
 CERTIFIED = [
     lambda seed: random_instance(seed, layers=5),
     _constrained,
-    _buffered,
-    lambda seed: replace((_buffered if seed % 2 else _constrained)(seed), corrected=True),
+    lambda seed: _constrained(seed, "2bw"),
+    lambda seed: replace(_constrained(seed, "2bw" if seed % 2 else "1f1b-stashing"), corrected=True),
 ]
 
 
@@ -142,8 +116,7 @@ def test_a_forged_certificate_of_a_slower_plan_fails(seeds: range) -> None:
         document["certificate"] = certificate(instance, slower)
         document["prediction"]["minibatch_s"] = slower
         found = findings(document, problem.profile)
-        assert found["formulas"].holds is False
-        assert found["optimality"].holds is False
+        assert found["formulas"].holds is found["optimality"].holds is False
         forged += 1
     assert forged > len(seeds) / 2
 
@@ -177,23 +150,25 @@ def test_every_stated_figure_is_checked(case: Case) -> None:
         holder[key] = value
 
 
-def test_every_part_of_the_structure_is_checked(case: Case) -> None:
-    def stages(document: Document) -> list[Document]:
-        found: list[Document] = document["plan"]["stages"]
-        return found
-
-    assert "times" in _refused(case, lambda d: stages(d)[0]["layers"].append(stages(d)[1]["layers"][0]))
-    assert "profile but not the plan" in _refused(case, lambda d: stages(d)[0]["layers"].pop())
-    assert "plan but not the profile" in _refused(case, lambda d: stages(d)[0]["layers"].append("l9"))
-    assert "comes later" in _refused(case, lambda d: stages(d).reverse())
-    assert "worker 3 is in the plan 2 times" in _refused(case, lambda d: stages(d)[0]["workers"].append(3))
-    assert "workers 0 to 3" in _refused(case, lambda d: stages(d)[0]["workers"].append(4))
-    assert "on 0 workers" in _refused(case, lambda d: stages(d)[0]["workers"].clear())
-    assert "has no layers" in _refused(case, lambda d: stages(d).append(stages(d)[0] | {"layers": [], "workers": []}))
-    assert "has no stages" in _refused(case, lambda d: stages(d).clear())
+def _stages(document: Document) -> list[Document]:
+    found: list[Document] = document["plan"]["stages"]
+    return found
 
 
-def test_what_was_asked_for_is_checked(case: Case) -> None:
+def test_structure_and_constraints_are_checked(case: Case) -> None:
+    changes: tuple[tuple[Callable[[Document], object], str], ...] = (
+        (lambda d: _stages(d)[0]["layers"].append(_stages(d)[1]["layers"][0]), "times"),
+        (lambda d: _stages(d)[0]["layers"].pop(), "profile but not the plan"),
+        (lambda d: _stages(d)[0]["layers"].append("l9"), "plan but not the profile"),
+        (lambda d: _stages(d).reverse(), "comes later"),
+        (lambda d: _stages(d)[0]["workers"].append(3), "worker 3 is in the plan 2 times"),
+        (lambda d: _stages(d)[0]["workers"].append(4), "workers 0 to 3"),
+        (lambda d: _stages(d)[0]["workers"].clear(), "on 0 workers"),
+        (lambda d: _stages(d).append(_stages(d)[0] | {"layers": [], "workers": []}), "has no layers"),
+        (lambda d: _stages(d).clear(), "has no stages"),
+    )
+    for change, complaint in changes:
+        assert complaint in _refused(case, change)
     for options, complaint in (
         ({"stages": 2}, "2 stages were asked for, the plan has 3"),
         ({"max_stages": 1}, "at most 1 stages"),
@@ -229,16 +204,20 @@ def test_a_certificate_speaks_of_every_space_of_plans(case: Case) -> None:
 
     assert [space["copies"] for space in spaces(case[2])] == [1, 2]
     assert "floor_s" in spaces(case[2])[1]
-    assert "nothing is claimed of 2 copies" in _refused(case, lambda d: spaces(d).pop())
-    assert "nothing is claimed of one pipeline" in _refused(case, lambda d: spaces(d).pop(0))
-    assert "listed twice" in _refused(case, lambda d: spaces(d).append(spaces(d)[0]))
-    assert "no such space" in _refused(case, lambda d: spaces(d)[1].update(copies=4))
-    assert "synchronise in" in _refused(case, lambda d: spaces(d)[1].update(floor_s=1e6))
-    assert "it shows only" in _refused(case, lambda d: spaces(d)[1].update(floor_s=1.0))
-    assert "it shows only" in _refused(case, lambda d: spaces(d)[0].update(threshold_s=1.0))
-    assert "a threshold is 0" in _refused(case, lambda d: spaces(d)[0].update(threshold_s=0))
-    assert "bound_s: stated" in _refused(case, lambda d: d.update(bound_s=d["bound_s"] * 1.01))
-    assert "at most 1e-06" in _refused(case, lambda d: d["certificate"].update(tolerance=0.01))
+    changes: tuple[tuple[Callable[[Document], object], str], ...] = (
+        (lambda d: spaces(d).pop(), "nothing is claimed of 2 copies"),
+        (lambda d: spaces(d).pop(0), "nothing is claimed of one pipeline"),
+        (lambda d: spaces(d).append(spaces(d)[0]), "listed twice"),
+        (lambda d: spaces(d)[1].update(copies=4), "no such space"),
+        (lambda d: spaces(d)[1].update(floor_s=1e6), "synchronise in"),
+        (lambda d: spaces(d)[1].update(floor_s=1.0), "it shows only"),
+        (lambda d: spaces(d)[0].update(threshold_s=1.0), "it shows only"),
+        (lambda d: spaces(d)[0].update(threshold_s=0), "a threshold is 0"),
+        (lambda d: d.update(bound_s=d["bound_s"] * 1.01), "bound_s: stated"),
+        (lambda d: d["certificate"].update(tolerance=0.01), "at most 1e-06"),
+    )
+    for change, complaint in changes:
+        assert complaint in _refused(case, change)
 
 
 def test_a_certificate_may_claim_a_bound_below_the_plan(case: Case) -> None:
@@ -294,26 +273,15 @@ def _confirmed(seeds: range, draw: Callable[[int], Instance]) -> int:
     return certified
 
 
-DRAWS = [random_instance, mixed_instance, unequal_instance]
-
-
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("seeds", slow_but_for([range(4, 8)], [range(4, 8), range(15)]), ids=str)
+@pytest.mark.parametrize("draw", [random_instance, mixed_instance, unequal_instance])
+@pytest.mark.parametrize("seeds", first_few(range(4, 604), 4))
 def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance], seeds: range) -> None:
-    certified = _confirmed(seeds, draw)
-    assert certified >= 2 or draw is unequal_instance
+    assert _confirmed(seeds, draw) >= 2 or draw is unequal_instance
 
 
 def test_a_step_time_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> None:
     # With one more minibatch in flight the plan of this problem would not fit in memory.
     _confirmed(range(1979, 1980), mixed_instance)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("draw", DRAWS)
-@pytest.mark.parametrize("start", range(1000, 1600, 100))
-def test_what_the_solver_writes_is_confirmed_at_length(draw: Callable[[int], Instance], start: int) -> None:
-    _confirmed(range(start, start + 100), draw)
 
 
 ODD = [None, True, 0, 1, -1, 1.5, 1e300, 10**400, math.nan, math.inf, "", "x", "ff", [], {}, [[]], [1], ["a"], 10**6]
@@ -333,43 +301,21 @@ def test_no_odd_value_is_more_than_a_complaint(case: Case, changes: int) -> None
     assert complaints > changes / 4
 
 
-def _save(folder: Path) -> None:
-    Profile(
-        layers=(Layer("a", 1.0, 2.0, 100, 10), Layer("b", 0.5, 1.0, 0, 4), Layer("c", 0.25, 0.5, 40, 6)),
-        tensors=(Tensor("x", "a", ("b",), 8, 8), Tensor("y", "b", ("c",), 4, 4)),
-        minibatch=4,
-        model_name="small",
-    ).save(folder / "profile.json")
-
-
-def test_the_command_prints_a_line_for_each_check(run: Run) -> None:
-    _save(Path())
-    assert (
-        run("solve", "--cluster", "C", "--microbatch", "8", "--schedule", "1f1b-stashing", "--solver", "dp").code == 0
-    )
+def test_the_command_prints_a_line_for_each_check_and_refuses_in_one(run: Run) -> None:
+    layers = [Layer("a", 1.0, 2.0, 100, 10), Layer("b", 0.5, 1.0, 0, 4), Layer("c", 0.25, 0.5, 40, 6)]
+    chain(layers, [8, 4], 4, model_name="small").save(Path("profile.json"))
+    asked = ("solve", "--cluster", "C", "--microbatch", "8", "--schedule", "1f1b-stashing", "--solver", "dp")
+    assert run(*asked).code == 0
     done = run("check")
     assert done.code == 0
     assert [line.split(":")[0] for line in done.out.splitlines()] == [
-        "structure",
-        "constraints",
-        "formulas",
-        "step time",
-        "run",
-        "stages",
-        "memory",
-        "description",
-        "optimality",
-        "verdict",
+        *("structure", "constraints", "formulas", "step time", "run", "stages", "memory", "description"),
+        *("optimality", "verdict"),
     ]
     assert "wrong" not in done.out
     found = json.loads(run("check", "plan/plan.json", "--profile", "profile.json", "--json").out)
     assert msgspec.convert(found, CheckDocument).correct
     assert [claim["holds"] for claim in found["claims"]] == [True] * 10
-
-
-def test_the_command_refuses_in_one_line(run: Run) -> None:
-    _save(Path())
-    assert run("solve", "--cluster", "C", "--solver", "dp").code == 0
     path = Path("plan/plan.json")
     document = json.loads(path.read_text())
     document["prediction"]["minibatch_s"] *= 0.99

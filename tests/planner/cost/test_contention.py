@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from long_chains import chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cluster_data.links import Links
@@ -116,32 +117,25 @@ def _random_plan(rng: random.Random, problem: Problem, copies: int, **fields: ob
     return Plan(tuple(stages), copies, **fields)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("seed", range(40))
-def test_loads_are_what_a_count_of_all_messages_gives(seed: int) -> None:
-    rng = random.Random(seed)
-    cluster = rng.choice([_uniform(6), _uniform(3, 2), _uniform(2, 3), _uniform(2, 2, 2), _uniform(1, 4), _uneven()])
-    cluster = rng.choice([cluster, _uniform(2, 3, allreduce_efficiency=0.5, sendrecv_efficiency=0.8)])
-    problem = Problem(_profile(rng.randint(3, 5), seed), cluster)
-    copies = 2 if cluster.uniform and cluster.workers % 2 == 0 and rng.random() < 0.4 else 1
-    _agrees_with_the_count(_random_plan(rng, problem, copies), problem)
-
-
-def test_schedules_that_accumulate_reduce_less_often() -> None:
-    problem = Problem(_profile(4), _uniform(2, 3), Options(schedule="2bw", accumulate=12))
-    plan = _random_plan(random.Random(3), problem, 1, schedule="2bw", accumulate=12)
-    _agrees_with_the_count(plan, problem)
-
-
-def test_inference_sends_activations_only() -> None:
-    problem = Problem(_profile(4), _uniform(2, 3), Options(inference=True))
-    _agrees_with_the_count(_random_plan(random.Random(5), problem, 1, inference=True), problem)
+def test_loads_are_what_a_count_of_all_messages_gives() -> None:
+    for seed in range(40):
+        rng = random.Random(seed)
+        shapes = [(6,), (3, 2), (2, 3), (2, 2, 2), (1, 4)]
+        cluster = rng.choice([*(_uniform(*shape) for shape in shapes), _uneven()])
+        cluster = rng.choice([cluster, _uniform(2, 3, allreduce_efficiency=0.5, sendrecv_efficiency=0.8)])
+        problem = Problem(_profile(rng.randint(3, 5), seed), cluster)
+        copies = 2 if cluster.uniform and cluster.workers % 2 == 0 and rng.random() < 0.4 else 1
+        _agrees_with_the_count(_random_plan(rng, problem, copies), problem)
+    # Schedules that accumulate reduce less often, and inference sends activations only.
+    for seed, fields in ((3, {"schedule": "2bw", "accumulate": 12}), (5, {"inference": True})):
+        problem = Problem(_profile(4), _uniform(2, 3), Options(**fields))  # type: ignore[arg-type]
+        _agrees_with_the_count(_random_plan(random.Random(seed), problem, 1, **fields), problem)
 
 
 def test_fifteen_to_one_by_hand() -> None:
     """15-1 on 4 servers of 4: three servers' senders reach server 3, and the ring passes through it once."""
-    profile = Profile(
-        (Layer("a", 15.0, 30.0, 300, 0), Layer("b", 1.0, 1.0, 1000, 0)), (Tensor("x", "a", ("b",), 40, 20),), 1
-    )
+    layers = Layer("a", 15.0, 30.0, 300, 0), Layer("b", 1.0, 1.0, 1000, 0)
+    profile = Profile(layers, (Tensor("x", "a", ("b",), 40, 20),), 1)
     problem = Problem(profile, Cluster("t", DEVICE, (Level("server", 4, 100.0), Level("cluster", 4, 10.0))))
     plan = Plan((Stage(("a",), tuple(range(15)), 3, 4), Stage(("b",), (15,), 1, 1)))
     cards = _loads(plan, problem)
@@ -167,16 +161,13 @@ def test_a_shared_card_bounds_the_step_time() -> None:
     assert without.bound != score.bound
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_contention_never_makes_a_plan_faster(seed: int) -> None:
-    rng = random.Random(seed)
-    problem = Problem(_profile(4, seed), rng.choice([_uniform(3, 2), _uniform(2, 2, 2), _uneven()]))
-    plan = _random_plan(rng, problem, 1)
-    score = evaluate(plan, problem)
-    assert score.step_time_s >= score.alone_s
-
-
-def test_one_resource_on_a_card_takes_what_it_takes_alone() -> None:
+def test_contention_never_makes_a_plan_faster() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        problem = Problem(_profile(4, seed), rng.choice([_uniform(3, 2), _uniform(2, 2, 2), _uneven()]))
+        score = evaluate(_random_plan(rng, problem, 1), problem)
+        assert score.step_time_s >= score.alone_s
+    # One resource on a card takes what it takes alone.
     problem = Problem(_profile(3), _uniform(2, 3))
     single = Plan((Stage(("l0", "l1", "l2"), tuple(range(6)), 1, 1),))
     score = evaluate(single, problem)
@@ -191,15 +182,11 @@ def test_plain_data_parallelism_waits_for_its_update(overlap: float) -> None:
     c's is full at 1 and through at 1.5, b's is full at 2 and through at 9.5, a's is full at 6 and through at 11.5.
     """
     mib = 2**20
-    layers = (
-        Layer("a", 1.0, 4.0, 8 * mib, 0),
-        Layer("b", 1.0, 1.0, 30 * mib, 0),
-        Layer("c", 1.0, 1.0, 2 * mib, 0, update_s=1.0),
-    )
-    tensors = (Tensor("x", "a", ("b",), 1, 1), Tensor("y", "b", ("c",), 1, 1))
+    layers = [Layer("a", 1.0, 4.0, 8 * mib, 0), Layer("b", 1.0, 1.0, 30 * mib, 0), Layer("c", 1.0, 1.0, 2 * mib, 0)]
+    layers[2] = replace(layers[2], update_s=1.0)
     cluster = Cluster("t", Device("d", "cuda", 2**40), (Level("server", 4, 6.0 * mib),))
     plan = Plan((Stage(("a", "b", "c"), (0, 1, 2, 3), 1, 1),))
-    score = evaluate(plan, Problem(Profile(layers, tensors, 1), cluster, Options(overlap=overlap)))
+    score = evaluate(plan, Problem(chain(layers, 1), cluster, Options(overlap=overlap)))
     assert score.step_time_s == pytest.approx((3 + 6 + 1 + {1.0: 5.5, 0.5: 5.5 + 2.25, 0.0: 10}[overlap]) / 4)
     assert score.alone_s == pytest.approx({1.0: 10, 0.5: 15, 0.0: 20}[overlap] / 4)
 

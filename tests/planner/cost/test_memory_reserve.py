@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
+from long_chains import chain
 
 import pipeplan
 from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
-from pipeplan.profile_data.layers import Layer, Tensor
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.layers import Layer
 
-SIZES = (100, 300, 250, 200)
-PROFILE = Profile(
-    layers=tuple(Layer(f"l{i}", 1.0, 2.0, size, size) for i, size in enumerate(SIZES)),
-    tensors=tuple(Tensor(f"t{one}", f"l{one}", (f"l{other}",), 10, 10) for one, other in pairwise(range(len(SIZES)))),
-    minibatch=1,
-)
+PROFILE = chain([Layer(f"l{i}", 1.0, 2.0, size, size) for i, size in enumerate((100, 300, 250, 200))], 10)
 WHOLE, REST, RESERVE = 3200, 2400, 0.25
 """Bytes of a device, with and without its reserve: the plans of the two differ."""
 
@@ -41,19 +35,17 @@ def _solved(cluster: Cluster, solver: str) -> Outcome:
 @pytest.mark.parametrize("solver", ["dp", "ilp"])
 @pytest.mark.parametrize("differ", [False, True])
 def test_a_reserve_leaves_the_rest_to_plan_with(solver: str, differ: bool) -> None:
-    reserved = _solved(_cluster(WHOLE, RESERVE, differ=differ), solver)
-    smaller = _solved(_cluster(REST, 0.0, differ=differ), solver)
-    assert reserved.plan == smaller.plan
-    assert reserved.plan != _solved(_cluster(WHOLE, 0.0, differ=differ), solver).plan
+    reserved, smaller, whole = (
+        _solved(_cluster(size, reserve, differ=differ), solver)
+        for size, reserve in ((WHOLE, RESERVE), (REST, 0.0), (WHOLE, 0.0))
+    )
+    assert reserved.plan == smaller.plan != whole.plan
     assert {stage.capacity_bytes for stage in reserved.evaluation.stages} == {REST}
 
 
-def test_bundled_clusters_and_this_machine_have_the_usual_reserve() -> None:
+def test_the_usual_reserve_and_a_layer_that_needs_it() -> None:
     for cluster in (pipeplan.cluster("A"), pipeplan.cluster("local")):
         assert cluster.device.memory_reserve == MEMORY_RESERVE
         assert cluster.memory_of([0]) == int(cluster.device.memory_bytes * 0.95)
-
-
-def test_a_layer_that_needs_the_reserve_fits_nowhere() -> None:
     with pytest.raises(pipeplan.InfeasibleError, match="more than the 768 B of one chip"):
         _solved(_cluster(1024, RESERVE, differ=False), "dp")

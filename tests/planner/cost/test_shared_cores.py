@@ -1,14 +1,14 @@
-"""Workers that share a server's cores, and the optimiser's step: by hand, through every command, and replayed."""
+"""Workers that share a server's cores, and the optimiser's step: by hand, proven, checked, and replayed."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checking import changed, fault, findings, written
+from long_chains import chain
 
-from pipeplan.checker.verify import check_plan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.cluster_toml import cluster_toml, read_cluster
@@ -16,29 +16,23 @@ from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
-from pipeplan.rendering import plan_json
-from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.from_plan import scenario_of_plan
-from pipeplan.simulation.metrics import enough_minibatches, summarise_simulation
-from pipeplan.simulation.scenario import scenario_from_document
 from pipeplan.simulation.simulate import simulate
 from pipeplan.util.files import Node
 
 NO_OVERLAP = Options(overlap=0.0)
+PLAIN = Settings(solver="dp", simulate=False)
 
 
 def _profile(*times: tuple[float, float, float], size: int = 8) -> Profile:
     """A chain of layers by forward, backward and update time, with `size` bytes of weights each."""
-    layers = tuple(Layer(f"l{i}", *time[:2], size, 0, update_s=time[2]) for i, time in enumerate(times))
-    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), 1, 1) for i in range(len(times) - 1))
-    return Profile(layers, tensors, 1)
+    return chain([Layer(f"l{i}", *time[:2], size, 0, update_s=time[2]) for i, time in enumerate(times)], 1)
 
 
 def _cluster(workers: int, cores: float, bandwidth: float = 1e9) -> Cluster:
@@ -55,11 +49,10 @@ def _plan(*stages: tuple[str, int], depths: tuple[int, ...]) -> Plan:
     return Plan(tuple(made))
 
 
-def _checked(outcome: Outcome) -> dict[str, bool | None]:
-    document = json.loads(json.dumps(plan_json.plan_document(outcome)))
-    return {
-        found.what: found.holds for found in check_plan(Node(document, "plan.json"), outcome.problem.profile).results
-    }
+def _replayed_s(plan: Plan, problem: Problem) -> float:
+    steady = simulate(scenario_of_plan(plan, problem, evaluate(plan, problem))).report.steady
+    assert steady is not None
+    return steady.step_time_s
 
 
 def test_three_workers_on_two_cores_take_what_all_compute_on_both() -> None:
@@ -75,14 +68,14 @@ def test_three_workers_on_two_cores_take_what_all_compute_on_both() -> None:
 
 def test_all_reduces_keep_the_cores_busy_too() -> None:
     """2-1: (6 + 5) s of computing, and of one all-reduce, 4 s for two minibatches on each replica, nothing hidden."""
-    problem = Problem(_profile((2, 4, 0), (2, 3, 0), size=400), _cluster(3, 2, 100.0), NO_OVERLAP)
-    plan = _plan(("0", 2), ("1", 1), depths=(9, 1))
-    assert evaluate(plan, problem).step_time_s == pytest.approx((6 + 5 + 2 * 4 / 2) / 2)
-    hidden = replace(problem, options=Options(overlap=1.0))
-    assert evaluate(plan, hidden).step_time_s == pytest.approx((6 + 5) / 2)
-    assert evaluate(plan, replace(problem, options=replace(NO_OVERLAP, contention=False))).step_time_s == pytest.approx(
-        5
-    )
+    profile, plan = _profile((2, 4, 0), (2, 3, 0), size=400), _plan(("0", 2), ("1", 1), depths=(9, 1))
+    for options, step_time_s in (
+        (NO_OVERLAP, (6 + 5 + 2 * 4 / 2) / 2),
+        (Options(overlap=1.0), (6 + 5) / 2),
+        (replace(NO_OVERLAP, contention=False), 5),
+    ):
+        problem = Problem(profile, _cluster(3, 2, 100.0), options)
+        assert evaluate(plan, problem).step_time_s == pytest.approx(step_time_s)
 
 
 def test_servers_have_cores_of_their_own() -> None:
@@ -94,10 +87,8 @@ def test_servers_have_cores_of_their_own() -> None:
     problem = Problem(_profile(*[(2, 2, 0)] * 4), cluster, NO_OVERLAP)
     together = _plan(("0", 1), ("1", 1), ("2", 1), ("3", 1), depths=(7, 5, 3, 1))
     assert evaluate(together, problem).step_time_s == pytest.approx(3 * 4 / 2)
-    spread = tuple(
-        replace(stage, workers=(worker,)) for stage, worker in zip(together.stages, (0, 1, 3, 4), strict=True)
-    )
-    assert evaluate(replace(together, stages=spread), problem).step_time_s == pytest.approx(4)
+    spread = (replace(stage, workers=(worker,)) for stage, worker in zip(together.stages, (0, 1, 3, 4), strict=True))
+    assert evaluate(replace(together, stages=tuple(spread)), problem).step_time_s == pytest.approx(4)
     assert contention.least_step_time_of_shared_cores_s(problem) == pytest.approx(16 / 4)
 
 
@@ -105,22 +96,18 @@ def test_servers_have_cores_of_their_own() -> None:
 def test_a_worker_updates_once_for_each_of_its_minibatches_or_for_each_group(schedule: str) -> None:
     accumulate = 4 if schedule in ("2bw", "gpipe", "1f1b-flush") else None
     profile = _profile((1, 2, 0.5), (1, 2, 1.0))
-    problem = Problem(profile, _cluster(1, 0), Options(schedule=schedule, accumulate=accumulate))
-    outcome = solve(problem, Settings(solver="dp", simulate=False))
+    outcome = solve(Problem(profile, _cluster(1, 0), Options(schedule=schedule, accumulate=accumulate)), PLAIN)
     assert outcome.objective_s == pytest.approx(6 + 1.5 / (accumulate or 1))
     (stage,) = outcome.evaluation.stages
     assert stage.backward_s - stage.update_s == pytest.approx(4)
-    assert all(holds is not False for holds in _checked(outcome).values())
+    assert fault(written(outcome), profile) == ""
 
 
-def test_replicas_share_the_updates_as_they_share_the_minibatches() -> None:
+def test_replicas_share_the_updates_and_inference_has_none() -> None:
     score = evaluate(_plan(("01", 2), depths=(1,)), Problem(_profile((1, 2, 1), (1, 2, 1), size=0), _cluster(2, 0)))
     assert score.step_time_s == pytest.approx((6 + 2) / 2)
-
-
-def test_inference_updates_nothing() -> None:
     problem = Problem(_profile((1, 2, 5)), _cluster(1, 0), Options(inference=True))
-    assert solve(problem, Settings(solver="dp", simulate=False)).objective_s == pytest.approx(1)
+    assert solve(problem, PLAIN).objective_s == pytest.approx(1)
 
 
 def test_what_keeps_all_cores_busy_is_proven_best() -> None:
@@ -129,42 +116,32 @@ def test_what_keeps_all_cores_busy_is_proven_best() -> None:
     assert outcome.objective_s == pytest.approx(6 * 3.25 / 2)
     assert outcome.verdict.proven
     assert outcome.gap == pytest.approx(0, abs=1e-9)
-    assert all(_checked(outcome).values())
+    document = written(outcome)
+    assert all(found.holds for found in findings(document, problem.profile).values())
     # The same plan where the cores are said to be one more: what it states is then wrong.
-    forged = json.loads(json.dumps(plan_json.plan_document(outcome)))
-    forged["prediction"]["minibatch_s"] = outcome.evaluation.alone_s
-    findings = {found.what: found.holds for found in check_plan(Node(forged, "plan.json"), problem.profile).results}
-    assert findings["formulas"] is False
+    forged = changed(document, lambda d: d["prediction"].update(minibatch_s=outcome.evaluation.alone_s))
+    assert findings(forged, problem.profile)["formulas"].holds is False
 
 
-@pytest.mark.parametrize("replicas", [(1, 1, 1), (2, 1)])
-def test_the_replay_shares_the_cores(replicas: tuple[int, ...]) -> None:
-    problem = Problem(_profile(*[(1, 2, 0.5)] * 6, size=0), _cluster(3, 2), replace(NO_OVERLAP, stages=len(replicas)))
-    outcome = solve(problem, Settings(solver="dp", simulate=False))
-    scenario = scenario_from_document(Node(json.loads(json.dumps(plan_json.plan_document(outcome))), "plan.json"))
-    count = enough_minibatches(scenario)
-    steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady
-    assert steady is not None
-    assert steady.step_time_s == pytest.approx(outcome.objective_s, rel=0.01)
-
-
-def test_only_more_workers_than_were_busy_in_the_profile_share_cores_in_the_replay() -> None:
+def test_the_replay_shares_the_cores() -> None:
     """Two workers on 1.6 cores that were measured with both busy take 3 s each, and 3 / 0.8 s if measured alone."""
+    for stages in (3, 2):
+        options = replace(NO_OVERLAP, stages=stages)
+        problem = Problem(_profile(*[(1, 2, 0.5)] * 6, size=0), _cluster(3, 2), options)
+        outcome = solve(problem, PLAIN)
+        assert _replayed_s(outcome.plan, problem) == pytest.approx(outcome.objective_s, rel=0.01)
+    profile = _profile((1, 2, 0), (1, 2, 0), size=0)
     for busy, step_time_s in ((2, 3.0), (1, 3 / 0.8)):
-        profile = _profile((1, 2, 0), (1, 2, 0), size=0)
-        profile = replace(profile, provenance=replace(profile.provenance, processes=busy))
-        problem = Problem(profile, _cluster(3, 1.6), NO_OVERLAP)
-        plan = _plan(("0", 1), ("1", 1), depths=(3, 1))
-        report = simulate(scenario_of_plan(plan, problem, evaluate(plan, problem))).report
-        assert report.steady is not None
-        assert report.steady.step_time_s == pytest.approx(step_time_s)
+        measured = replace(profile, provenance=replace(profile.provenance, processes=busy))
+        problem = Problem(measured, _cluster(3, 1.6), NO_OVERLAP)
+        assert _replayed_s(_plan(("0", 1), ("1", 1), depths=(3, 1)), problem) == pytest.approx(step_time_s)
 
 
 def test_cores_are_written_and_read(tmp_path: Path) -> None:
     cluster, path = _cluster(3, 2), tmp_path / "c.toml"
     path.write_text(cluster_toml(cluster))
     assert read_cluster(path) == cluster
-    assert cluster_from_json(Node(json.loads(json.dumps(cluster.to_json())), "c")) == cluster
+    assert cluster_from_json(Node(cluster.to_json(), "c")) == cluster
     assert "cores" not in _cluster(3, 0).to_json()["device"]
     path.write_text(cluster_toml(cluster).replace("cores = 2", "cores = 0"))
     with pytest.raises(InputError, match="cores"):

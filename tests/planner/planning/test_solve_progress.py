@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 import threading
 
@@ -14,7 +13,7 @@ from long_chains import long_chain
 import pipeplan
 from pipeplan.cli import output
 from pipeplan.cli.solving import PHASES, progress_text, solve_line
-from pipeplan.planning.settings import ProgressTracker, Settings, SolveProgress
+from pipeplan.planning.settings import ProgressTracker, SolveProgress
 
 
 def test_a_solve_reports_its_phases_and_bounds_that_hold() -> None:
@@ -33,25 +32,12 @@ def test_a_solve_reports_its_phases_and_bounds_that_hold() -> None:
     assert states[-1].best_s == pytest.approx(best_s)
 
 
-def test_the_dp_reports_a_bound_before_it_ends() -> None:
-    states: list[SolveProgress] = []
-    settings = Settings(solver="dp", certify=False)
-    chain = long_chain(40, scale=300.0)
-    pipeplan.solve(chain, pipeplan.cluster("A"), settings=settings, progress=states.append, schedule="1f1b-stashing")
-    searching = [state for state in states if state.phase == "DP"]
-    assert len({state.bound_s for state in searching}) > 2
-    bounds = [state.bound_s or 0.0 for state in searching]
-    assert bounds == sorted(bounds)
-
-
 def test_a_state_that_does_not_change_is_not_reported_again() -> None:
     states: list[SolveProgress] = []
     tracker = ProgressTracker(states.append)
     tracker.phase("DP")
-    tracker.narrowed(1.0, float("inf"))
-    tracker.narrowed(0.5, float("inf"))
-    tracker.narrowed(1.0, 2.0)
-    tracker.narrowed(1.0, 3.0)
+    for bound_s, best_s in ((1.0, float("inf")), (0.5, float("inf")), (1.0, 2.0), (1.0, 3.0)):
+        tracker.narrowed(bound_s, best_s)
     assert [(state.bound_s, state.best_s, state.gap) for state in states] == [
         (None, None, None),
         (1.0, None, None),
@@ -68,9 +54,10 @@ def test_the_line_says_phase_best_bound_gap_and_seconds() -> None:
 
 
 def test_outside_of_terminals_a_line_is_printed_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert output.LINE_EVERY_S == 10.0
+    assert "searching" not in run("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write").err
     monkeypatch.setattr(output, "LINE_EVERY_S", 0.01)
     asked: list[str] = []
     printed = threading.Event()
@@ -88,11 +75,6 @@ def test_outside_of_terminals_a_line_is_printed_now_and_then(
     assert captured.err.splitlines()[:2] == ["line 0", "line 1"]
 
 
-def test_a_quick_solve_outside_of_terminals_prints_no_line(run: Run) -> None:
-    done = run("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write")
-    assert "searching" not in done.err
-
-
 class _Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -104,6 +86,9 @@ def test_in_a_terminal_the_line_is_drawn_on_standard_error_and_goes_away(
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
+    with output.silenced(), solve_line() as report:
+        report(SolveProgress("ILP"))
+    assert terminal.getvalue() == "", "nothing is drawn while silenced"
     with solve_line() as report:
         report(SolveProgress("ILP", 0.3, 0.25, SolveProgress.started().began))
     drawn = terminal.getvalue()
@@ -111,16 +96,3 @@ def test_in_a_terminal_the_line_is_drawn_on_standard_error_and_goes_away(
     assert "gap 16.67%" in drawn
     assert drawn.rindex("\x1b[2K") > drawn.rindex("confirming"), "the line is cleared at the end"
     assert capsys.readouterr().out == ""
-
-
-def test_solving_with_its_line_imports_no_torch() -> None:
-    code = "import sys, pipeplan.cli.solve_and_write; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-
-
-def test_nothing_is_drawn_while_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = _Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    with output.silenced(), solve_line() as report:
-        report(SolveProgress("ILP"))
-    assert terminal.getvalue() == ""

@@ -1,25 +1,62 @@
-"""A contradiction between the solvers is never passed over."""
+"""The verdict says how much faster another plan could be and who shows that; a contradiction is never passed over."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
 from instances import random_instance, to_problem
+from solver_contract import solve_by_dp, solve_by_ilp
 
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import DisagreementError
 from pipeplan.planning import solve
-from pipeplan.planning.outcome import contradiction
+from pipeplan.planning.outcome import contradiction, gap_of, verdict_of
 from pipeplan.planning.run_solvers import Disagreement
 from pipeplan.planning.settings import Settings
-from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import load_profile
 from pipeplan.solvers.dp import dynamic_program
-from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.result import Result, Status
+
+DP = Result("DP", Status.OPTIMAL, None, 2.0, 2.0, 0.0)
+ILP = replace(DP, solver="ILP (HiGHS)")
+LATE = replace(ILP, status=Status.FEASIBLE, objective_s=2.5, bound_s=1.5)
+NONE = replace(ILP, status=Status.TIME_LIMIT, objective_s=math.inf, bound_s=0.0)
+FASTER = "no plan of the searched space is"
+
+
+def test_the_verdict_gives_gap_and_ground() -> None:
+    """By step time, bound, and the answers of the solvers."""
+    refuses = "DP shows the bound, and ILP (HiGHS) does not confirm it:"
+    early = replace(LATE, note="it ended early")
+    for step_s, bound_s, results, text in (
+        (2.0, 2.0, (DP, ILP), f"proven: {FASTER} faster; DP and ILP (HiGHS) agree on the bound"),
+        (2.5, 2.0, (DP, ILP), f"proven: {FASTER} more than 25.0% faster; DP and ILP (HiGHS) agree on the bound"),
+        (2.0, 2.0, (DP,), f"not confirmed: {FASTER} faster; DP shows the bound, and no second solver was asked"),
+        (2.0, 2.0, (DP, LATE), f"not confirmed: {FASTER} faster; {refuses} its bound is 1500 ms"),
+        (
+            *(2.5, 2.0, (DP, early)),
+            f"not confirmed: {FASTER} more than 25.0% faster; {refuses} its bound is 1500 ms, and it ended early",
+        ),
+        (2.0, 2.0, (DP, NONE), f"not confirmed: {FASTER} faster; {refuses} it found no plan within the time limit"),
+        (2.5, 0.0, (NONE,), "not proven: how much faster another plan could be is not known"),
+        (1 + 2e-6, 1.0, (), f"not confirmed: {FASTER} more than 0.0002% faster; the bound is weaker than a solver's, "),
+        # Two solvers confirm the lower of their bounds.
+        (2.5, 1.5, (DP, LATE), "proven: "),
+        (2.5, 1.5 * (1 + 1e-5), (DP, LATE), "not confirmed: "),
+    ):
+        verdict = verdict_of(step_s, bound_s, results)
+        assert verdict.text.startswith(text), text
+        assert verdict.proven is text.startswith("proven")
+    cores = f"proven: {FASTER} faster; the cores that the workers share are never idle at the bound"
+    for cores_s, proven in ((0.0, False), (1.9, False), (2.5, True)):
+        verdict = verdict_of(2.5, 2.5, (), cores_s=cores_s)
+        assert (verdict.proven, verdict.text == cores) == (proven, proven)
+    assert gap_of(1.2, 1.0) == pytest.approx(0.2)
+    assert (gap_of(1.0, 1.0 + 1e-9), gap_of(1.0, 0.0)) == (0, math.inf)
 
 
 @pytest.fixture
@@ -27,53 +64,33 @@ def problem() -> Problem:
     return to_problem(random_instance(1, layers=5))
 
 
-@pytest.fixture
-def answers(problem: Problem) -> tuple[Result, Result]:
-    first = dynamic_program.solve(problem, enumerate_cuts(problem, 1000))
-    return first, integer_program.solve(problem, integer_program.IlpLimits(), first.objective_s)
-
-
-def test_agreement_is_proof(problem: Problem, answers: tuple[Result, Result]) -> None:
-    assert not contradiction(problem, answers)
+def test_solvers_that_agree_prove_and_one_alone_does_not(problem: Problem) -> None:
     verdict = solve.solve(problem).verdict
     assert verdict.proven
-    assert verdict.text.startswith("proven: no plan of the searched space is ")
     assert verdict.provers == ("DP", "ILP (HiGHS)")
+    assert not solve.solve(problem, Settings(solver="dp")).verdict.proven
 
 
-def test_a_single_solver_proves_nothing_to_the_verdict(problem: Problem) -> None:
-    verdict = solve.solve(problem, Settings(solver="dp")).verdict
-    assert not verdict.proven
-    assert verdict.text.startswith("not confirmed: no plan of the searched space is ")
-    assert verdict.text.endswith("; DP shows the bound, and no second solver was asked")
-
-
-def test_an_objective_that_is_not_the_plans_is_caught(problem: Problem, answers: tuple[Result, Result]) -> None:
-    wrong = replace(answers[1], objective_s=answers[1].objective_s * 0.99, bound_s=answers[1].bound_s * 0.99)
-    assert "claims" in contradiction(problem, [answers[0], wrong])
-
-
-def test_a_bound_above_the_others_plan_is_caught(problem: Problem, answers: tuple[Result, Result]) -> None:
-    wrong = replace(answers[1], bound_s=answers[1].bound_s * 1.01)
-    assert "faster than the bound" in contradiction(problem, [answers[0], wrong])
-
-
-def test_infeasible_against_a_plan_is_caught(problem: Problem, answers: tuple[Result, Result]) -> None:
-    nothing = Result("ILP (HiGHS)", Status.INFEASIBLE, None, float("inf"), float("inf"), 0.0)
-    assert "claims that there is no plan" in contradiction(problem, [answers[0], nothing])
-
-
-def test_a_time_limit_is_no_contradiction(problem: Problem, answers: tuple[Result, Result]) -> None:
-    assert not contradiction(
-        problem, [answers[0], Result("ILP (HiGHS)", Status.TIME_LIMIT, None, float("inf"), 0.0, 60.0)]
-    )
+def test_a_contradiction_is_caught(problem: Problem) -> None:
+    first = solve_by_dp(problem)
+    second = solve_by_ilp(problem, first.objective_s)
+    less_s = second.objective_s * 0.99
+    for other, words in (
+        (second, ""),
+        (replace(NONE, seconds=60.0), ""),
+        (replace(second, objective_s=less_s, bound_s=less_s), "claims"),
+        (replace(second, bound_s=second.bound_s * 1.01), "faster than the bound"),
+        (replace(NONE, status=Status.INFEASIBLE, bound_s=math.inf), "claims that there is no plan"),
+    ):
+        found = contradiction(problem, [first, other])
+        assert words in found
+        assert bool(found) is bool(words)
 
 
 def test_a_bound_with_everything_charged_is_compared_with_a_plan_charged_alike() -> None:
     """A plan whose cards are shared is slower than its objective without sharing, which no charged bound speaks of."""
     problem = Problem(load_profile("gnmt8-v100"), cluster_toml.load_cluster("A"))
-    alone = replace(problem, options=replace(problem.options, contention=False))
-    plain = dynamic_program.solve(alone, enumerate_cuts(alone, 1000))
+    plain = solve_by_dp(replace(problem, options=replace(problem.options, contention=False)))
     assert plain.plan is not None
     score = evaluate(plain.plan, problem)
     assert score.step_time_s > score.alone_s * 1.1

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from dataclasses import replace
 
 import pytest
+from long_chains import chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Options, Problem
-from pipeplan.profile_data.layers import Layer, Tensor
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.layers import Layer
 from pipeplan.solvers.dp import charged, dynamic_program
 from pipeplan.solvers.passed_components import passed_levels
 from pipeplan.solvers.result import Status
@@ -29,18 +28,12 @@ def _problem(seed: int, *, schedule: str = "1f1b-stashing") -> Problem:
         Layer(f"l{index}", rng.uniform(0.5, 1.5), rng.uniform(1.0, 3.0), int(1e6 * size * rng.uniform(0.5, 1.5)), 1000)
         for index in range(count)
     ]
-    tensors = tuple(
-        Tensor(
-            f"t{one.name}", one.name, (other.name,), rng.randint(800_000, 1_000_000), rng.randint(800_000, 1_000_000)
-        )
-        for one, other in itertools.pairwise(layers)
-    )
+    sizes = [rng.randint(800_000, 1_000_000) for _ in layers[1:]]
     counts = CLUSTERS[seed % len(CLUSTERS)]
     inside, outside = Level("server", counts[0], 1e9), 10 ** rng.uniform(5.4, 6.1)
     above = [Level(f"level{place}", number, outside / 2**place) for place, number in enumerate(counts[1:])]
     cluster = Cluster("drawn", Device("GPU", "cuda", 10**12), (inside, *above))
-    profile = Profile(layers=tuple(layers), tensors=tensors, minibatch=1)
-    return Problem(profile, cluster, Options(schedule=schedule, overlap=1.0, allow_copies=False))
+    return Problem(chain(layers, sizes), cluster, Options(schedule=schedule, overlap=1.0, allow_copies=False))
 
 
 def _even() -> Problem:
@@ -50,12 +43,8 @@ def _even() -> Problem:
     the first and the last not send an activation and a gradient for every minibatch.
     """
     layers = [Layer(f"l{index}", 0.4, 0.6, 10**8, 1000) for index in range(12)]
-    tensors = tuple(
-        Tensor(f"t{one.name}", one.name, (other.name,), 10**6, 10**6) for one, other in itertools.pairwise(layers)
-    )
     cluster = Cluster("even", Device("GPU", "cuda", 10**12), (Level("server", 2, 1e12), Level("cluster", 6, 1e6)))
-    profile = Profile(layers=tuple(layers), tensors=tensors, minibatch=1)
-    return Problem(profile, cluster, Options(overlap=1.0, allow_copies=False))
+    return Problem(chain(layers, 10**6), cluster, Options(overlap=1.0, allow_copies=False))
 
 
 def test_no_pipeline_is_faster_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from extents import first_few
 from random_plans import drawn_flush_plans
+from long_chains import chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
@@ -41,10 +42,9 @@ def test_no_simulated_update_is_faster_than_the_relaxation_allows(schedule: str,
 
 def _chain(parameters: int, crossing: int, memory: int = 10**9, saved: int = 1) -> Machines:
     """Eight equal layers on four servers of one worker."""
-    layers = tuple(Layer(f"l{n}", 1.0, 2.0, parameters, saved) for n in range(8))
-    tensors = tuple(Tensor(f"t{n}", f"l{n}", (f"l{n + 1}",), crossing, crossing) for n in range(7))
+    layers = [Layer(f"l{n}", 1.0, 2.0, parameters, saved) for n in range(8)]
     cluster = Cluster("4x1", Device("d", "cuda", memory), SERVERS.levels)
-    return Machines(Profile(layers, tensors, 1, optimizer_state_ratio=1.0), cluster)
+    return Machines(chain(layers, crossing, optimizer_state_ratio=1.0), cluster)
 
 
 CASES = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from extents import slow_but_for
+from long_chains import chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
@@ -21,8 +22,7 @@ from pipeplan.planning.virtual_stages.virtual_cuts import VirtualShape, cuts_to_
 from pipeplan.planning.virtual_stages.virtual_search import plan_at, search_virtual
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.layers import Layer, Tensor
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.layers import Layer
 from pipeplan.rendering.plan_folder import write_plan
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.from_plan import scenario_of_plan
@@ -38,10 +38,8 @@ def problem_of(
 ) -> Problem:
     """A chain of layers with these forward and backward times, 100 bytes of parameters and 10 saved each."""
     memory, size = more.pop("memory_bytes", 10**12), more.pop("message_bytes", 0)
-    layers = tuple(Layer(f"l{number}", *pair, 100, 10) for number, pair in enumerate(times))
-    names = [layer.name for layer in layers]
-    tensors = tuple(Tensor(f"t{a}", a, (b,), size, size) for a, b in itertools.pairwise(names))
-    profile = Profile(layers=layers, tensors=tensors, minibatch=1, model_ref="m:f", graph_hash="sha256:0")
+    layers = [Layer(f"l{number}", *pair, 100, 10) for number, pair in enumerate(times)]
+    profile = chain(layers, size, model_ref="m:f", graph_hash="sha256:0")
     cluster = Cluster("c", Device("d", "cuda", memory), (Level("server", workers, 1e9),))
     return Problem(profile, cluster, Options(schedule=schedule, accumulate=accumulate, **more))
 
@@ -115,22 +113,21 @@ def test_memory_is_that_of_all_stages_of_a_worker_and_decides_what_recomputes() 
 
 
 def test_what_cannot_be_is_refused_in_one_line() -> None:
-    times = [(1.0, 2.0)] * 3
+    times = [(1.0, 2.0)] * 8
+    pins = (("l2", 1), ("l3", 2), ("l6", 4))
+    found = search_virtual(problem_of(times, ZERO, 8, 2, pins=pins, stages=4)).plans[0].plan
+    assert len(found.stages[0].layers) == 3
+    assert found.stages[-1].layers[0] in ("l5", "l6"), "pins decide where it is cut"
+    with pytest.raises(InputError, match="--pin also needs the number of stages"):
+        search_virtual(problem_of(times, ZERO, 8, 2, pins=pins))
     with pytest.raises(InfeasibleError, match="at least two workers and 4 layers to cut between"):
-        search_virtual(problem_of(times, ZERO, 8, 2))
+        search_virtual(problem_of(times[:3], ZERO, 8, 2))
     with pytest.raises(InputError, match="virtual stages are those of a worker under interleaved-1f1b"):
         problem_of(times, ZERO, 8, 2, virtual_stages=2)
     with pytest.raises(InputError, match="leave out --grid"):
-        search_virtual(problem_of(times * 4, ZERO, 8, 2, grid=True))
-
-
-def test_pins_decide_where_it_is_cut() -> None:
-    pins = (("l2", 1), ("l3", 2), ("l6", 4))
-    found = search_virtual(problem_of([(1.0, 2.0)] * 8, ZERO, 8, 2, pins=pins, stages=4)).plans[0].plan
-    assert len(found.stages[0].layers) == 3
-    assert found.stages[-1].layers[0] in ("l5", "l6")
-    with pytest.raises(InputError, match="--pin also needs the number of stages"):
-        search_virtual(problem_of([(1.0, 2.0)] * 8, ZERO, 8, 2, pins=pins))
+        search_virtual(problem_of(times, ZERO, 8, 2, grid=True))
+    with pytest.raises(NotFoundInTimeError, match="no plan was found in time"):
+        search_virtual(problem_of(times, ZERO, 8, 2), Deadline.after(-1.0))
 
 
 @pytest.mark.parametrize("schedule", [INTERLEAVED, ZERO])
@@ -142,8 +139,3 @@ def test_the_executor_reads_the_plan(tmp_path: Path, schedule: str) -> None:
     assert [stage.workers for stage in launched.pipeline] == [stage.workers for stage in outcome.plan.stages]
     assert launched.schedule.name == schedule
     assert read_scenario(tmp_path / "plan").shapes == launched.shapes
-
-
-def test_a_search_ends_at_its_deadline_also_without_a_plan() -> None:
-    with pytest.raises(NotFoundInTimeError, match="no plan was found in time"):
-        search_virtual(problem_of([(1.0, 2.0)] * 8, ZERO, 8, 2), Deadline.after(-1.0))

@@ -1,0 +1,249 @@
+"""What a search knows before it ends: plans that fit and bounds that hold, the better the longer it runs."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from extents import first_few
+from instances import ALL_SCHEDULES, drawn, mixed_instance, unequal_instance
+from long_chains import chain, long_chain
+from solver_contract import solve_by_dp
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cost.evaluate import evaluate
+from pipeplan.errors import InputError
+from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer
+from pipeplan.solvers.dp import cut_selection, dynamic_program, find_pipeline, pipeline_searches, spaces
+from pipeplan.solvers.dp.budget import OutOfTime, SearchEffort, Step
+from pipeplan.solvers.dp.dynamic_program import first_plan
+from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
+from pipeplan.solvers.dp.results import least_step_time_s
+from pipeplan.solvers.dp.search.flush_search import FlushSearch, PlacementFlushSearch
+from pipeplan.solvers.dp.spaces import BatchSpaces
+from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult, least_threshold
+from pipeplan.solvers.plan_space import plan_spaces
+from pipeplan.solvers.result import Status
+
+INF = float("inf")
+
+
+def _large(schedule: str, *, charged: bool) -> Problem:
+    levels = (Level("server", 2, 1e10, 1e-6), Level("cluster", 8, 1e9, 1e-5))
+    cluster = Cluster("lab", Device("chip", "cuda", 500 << 20), levels)
+    accumulate = 32 if schedule in ACCUMULATING else None
+    options = Options(schedule=schedule, accumulate=accumulate, contention=charged, allow_copies=charged)
+    return Problem(long_chain(320), cluster, options)
+
+
+@pytest.mark.parametrize("schedule", ALL_SCHEDULES)
+def test_a_large_problem_has_a_plan_at_once_and_what_is_reported_never_gets_worse(schedule: str) -> None:
+    problem = _large(schedule, charged=ALL_SCHEDULES.index(schedule) % 2 == 0)
+    told: list[tuple[float, float]] = []
+    result = dynamic_program.solve(
+        *(problem, enumerate_cuts(problem, 10_000), None, 0.0, lambda *state: told.append(state)),
+        SearchEffort(300_000),
+        price=lambda plan: evaluate(plan, problem).step_time_s,
+    )
+    assert told[0] == (least_step_time_s(problem), INF)
+    assert told[1][1] < INF, "the first plan is the second thing that is known"
+    bounds, step_times = [bound for bound, _ in told], [step_time for _, step_time in told]
+    assert bounds == sorted(bounds)
+    assert step_times == sorted(step_times, reverse=True)
+    assert result.plan is not None
+    assert bounds[-1] <= result.objective_s * (1 + 1e-9)
+    assert step_times[-1] >= result.objective_s * (1 - 1e-9), "the best step time that was told is that of a plan"
+
+
+@pytest.mark.parametrize("schedule", ALL_SCHEDULES)
+def test_the_first_plan_is_the_answer_where_nothing_else_is_found(schedule: str) -> None:
+    problem = _large(schedule, charged=False)
+    cuts = enumerate_cuts(problem, 10_000)
+    first = first_plan(problem, cuts, None)
+    assert first is not None
+    score = evaluate(first.plan, problem)
+    assert score.fits
+    assert score.step_time_s == pytest.approx(first.step_time_s)
+    stopped = dynamic_program.solve(problem, cuts, None, effort=SearchEffort(0))
+    assert (stopped.status, stopped.plan) == (Status.FEASIBLE, first.plan)
+    assert 0 < stopped.bound_s <= stopped.objective_s == first.step_time_s
+
+
+def test_a_plan_that_is_refined_only_gets_better_until_it_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixty layers on twelve workers, with memory for a part of them."""
+    monkeypatch.setattr(cut_selection, "_PART", 0.6)
+    monkeypatch.setattr(pipeline_searches, "_REFINED_CUTS", 0)
+    rng = random.Random(7)
+    layers = [
+        Layer(f"l{i}", rng.uniform(1, 2), rng.uniform(1, 4), rng.randint(0, 80), rng.randint(0, 60)) for i in range(60)
+    ]
+    whole = sum(layer.parameter_bytes * 4 + layer.saved_bytes for layer in layers)
+    levels = (Level("server", 4, 100.0, 0.0), Level("cluster", 3, 20.0, 0.1))
+    cluster = Cluster("c", Device("d", "cuda", int(0.35 * whole)), levels)
+    profile = chain(layers, [rng.randint(1, 20) for _ in layers[1:]], optimizer_state_ratio=1.0)
+    problem = Problem(profile, cluster, Options(overlap=1.0, contention=False))
+    told: list[tuple[float, float]] = []
+    result = dynamic_program.solve(problem, enumerate_cuts(problem, 1000), report=lambda *state: told.append(state))
+    assert result.status == "optimal"
+    bounds, step_times = [bound for bound, _ in told], [step_time for _, step_time in told]
+    assert step_times == sorted(step_times, reverse=True)
+    assert bounds == sorted(bounds)
+    # A plan is known before it is the best, and a bound before it is the step time.
+    assert len(set(step_times)) > 2
+    assert next(bound for bound, step_time in told if step_time < INF) < bounds[-1]
+    assert bounds[-1] == pytest.approx(step_times[-1], rel=1e-8)
+
+
+def _stop_after(searches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the searches run out of time after so many of them."""
+    done = itertools.count()
+    for kind in (FlushSearch, PlacementFlushSearch):
+
+        def run(self: FlushSearch, whole: Callable[[FlushSearch], list[Step] | None] = kind.run) -> list[Step] | None:
+            if next(done) >= searches:
+                raise OutOfTime
+            return whole(self)
+
+        monkeypatch.setattr(kind, "run", run)
+
+
+@pytest.mark.parametrize("seeds", first_few(range(8), 2))
+@pytest.mark.parametrize("searches", [0, 10, 40])
+def test_a_search_that_is_stopped_returns_only_plans_that_fit(
+    searches: int, seeds: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a limit on memory the search finds plans that do not fit; its bound holds all the same."""
+    found, draws = 0, (mixed_instance, unequal_instance)
+    schedules = ("gpipe", "1f1b-flush", "zb-h1")
+    for seed, schedule, draw, boundary in itertools.product(seeds, schedules, draws, ("single", "parallel")):
+        _, problem = drawn(seed, lambda one: replace(draw(one, layers=4, schedule=schedule), boundary=boundary))  # noqa: B023
+        best = solve_by_dp(problem)
+        with monkeypatch.context() as patch:
+            _stop_after(searches, patch)
+            result = solve_by_dp(problem)
+        if result.status == Status.INFEASIBLE:
+            assert best.status == Status.INFEASIBLE
+            continue
+        assert result.bound_s <= best.objective_s * (1 + 1e-9)
+        if result.plan is not None:
+            found += 1
+            score = evaluate(result.plan, problem)
+            assert score.fits
+            assert score.alone_s == pytest.approx(result.objective_s, rel=1e-6)
+            assert result.objective_s >= best.objective_s * (1 - 1e-9)
+    assert found > 0 if searches == 40 else found == 0 or searches
+
+
+# Where few plans fit, or few can be searched.
+
+
+def _tight() -> Problem:
+    """Sixty layers, of which no two fit on one worker with all minibatches of an early stage in flight."""
+    layers = [Layer(f"l{index}", 1.0, 2.0, 10, 10) for index in range(60)]
+    cluster = Cluster("tight", Device("d", "cuda", 450), (Level("server", 8, 100.0), Level("cluster", 4, 10.0)))
+    options = Options(schedule="1f1b-flush", accumulate=64, recompute=False, allow_copies=False)
+    return Problem(chain(layers, 1), cluster, options)
+
+
+def test_where_few_plans_fit_a_search_that_ends_early_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends_early(_: BatchSpaces, low: float, *, memory: bool) -> BisectionResult[object]:
+        return BisectionResult(low, finished=False)
+
+    problem = _tight()
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchSpaces, "_refined", ends_early)
+        found = dynamic_program.solve(problem, enumerate_cuts(problem, 1000), seconds=60.0)
+    assert found.status == Status.FEASIBLE
+    assert found.plan is not None
+    assert len(found.plan.stages) > 8
+    assert evaluate(found.plan, problem).fits
+    searches, find = [], BatchSpaces._find
+
+    def counted(spaces: BatchSpaces, step_time_s: float, *, memory: bool, coarse: bool) -> object:
+        searches.append(step_time_s)
+        return find(spaces, step_time_s, memory=memory, coarse=coarse)
+
+    monkeypatch.setattr(BatchSpaces, "_find", counted)
+    alone = replace(problem, options=replace(problem.options, stages=1))
+    assert solve_by_dp(alone).status == Status.INFEASIBLE
+    assert 0 < len(searches) <= 4, "few searches say that no plan of one stage fits"
+
+
+@pytest.mark.parametrize("seeds", first_few(range(60), 12))
+def test_a_plan_that_fits_is_found_where_there_is_any(seeds: range) -> None:
+    both = set()
+    for seed in seeds:
+        draw = unequal_instance if seed % 2 else mixed_instance
+        _, problem = drawn(seed, lambda number: draw(number, layers=5, schedule="1f1b-flush"))  # noqa: B023
+        cuts = enumerate_cuts(problem, 1000)
+        any_fits = dynamic_program.is_feasible(problem, cuts)
+        assert any_fits == (dynamic_program.solve(problem, cuts).plan is not None), seed
+        if any_fits and problem.options.memory and not problem.options.pins:
+            found = PipelineSearches(problem, cuts).fitting(None)
+            assert found is None or found[1].fits(PipelineSearches(problem, cuts).limited, found[0]), seed
+        both.add(any_fits)
+    assert both == {True, False}
+
+
+@pytest.mark.parametrize("schedule", ["1f1b-stashing", "1f1b-flush"])
+def test_spaces_for_which_there_is_no_time_are_left_out_with_their_bounds(
+    schedule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of servers have as many spaces of plans."""
+    profile = chain([Layer("a", 1.0, 2.0, 100, 10), Layer("b", 0.5, 1.0, 10, 4)], 8, 8)
+    levels = (Level("server", 2, 1e9), Level("cluster", 3000, 1e8, 1e-5, 0.6))
+    options = Options(stages=2, schedule=schedule, accumulate=8 if schedule == "1f1b-flush" else None)
+    problem = Problem(profile, Cluster("many", Device("V100", "cuda", 1 << 30), levels), options)
+    searched, best = [], PipelineSearches.best
+
+    def counted(self: PipelineSearches) -> Any:
+        searched.append(self)
+        return best(self)
+
+    monkeypatch.setattr(PipelineSearches, "best", counted)
+    found = dynamic_program.solve(problem, enumerate_cuts(problem, 100), 0.0)
+    assert len(searched) <= spaces.MOST_UNTIMED
+    assert found.bound_s <= min(space.floor(problem) for space in plan_spaces(problem))
+
+
+def test_servers_that_differ_may_be_as_many_as_can_be_searched() -> None:
+    _, problem = drawn(2, unequal_instance)
+    late = dynamic_program.solve(problem, enumerate_cuts(problem, 10_000), seconds=0.0)
+    assert (late.status, late.plan) == (Status.TIME_LIMIT, None)
+    servers = [
+        Server(Device("d", "cpu", 10**9), Level("server", size, 1e9)) for size in (find_pipeline.MOST_WORKERS, 1)
+    ]
+    large = problem.within(Cluster.of_servers("large", servers, [Level("cluster", 2, 1e9)]))
+    with pytest.raises(InputError, match=r"large has 1025 workers; with servers that differ .* at most 1024"):
+        solve_by_dp(large)
+
+
+def test_bisection_comes_to_the_least_and_proves_it() -> None:
+    """With a search that finds the least, or only something within its limit."""
+    for known, least in ((1.05, 1.05), (1.05, 1.045), (1.05, 1.01), (1.0005, 1.0), (1.9, 1.3)):
+
+        def exact(limit: float, least: float = least) -> tuple[float, str] | None:
+            return (least, "least") if limit >= least else None
+
+        result = least_threshold(exact, 1.0, 10.0, (known, "known"), finds_least=True)
+        assert (result.finished, result.high) == (True, least)
+        assert result.low >= least * (1 - 2 * PRECISION)
+        assert result.best == ("least" if least < known else "known")
+    for least, step in itertools.product((1.0, 1.0001, 1.3, 2.9), (0.0, 1e-7, 1e-3, 0.1)):
+
+        def some(limit: float, least: float = least, step: float = step) -> tuple[float, float] | None:
+            found = max(least, limit * (1 - step))
+            return (found, found) if limit >= least else None
+
+        within = least_threshold(some, 1.0, 4.0, (3.5, 3.5))
+        assert within.finished
+        assert within.high == pytest.approx(least, rel=1e-8)
+        assert within.low >= within.high * (1 - 3 * PRECISION)

@@ -1,0 +1,169 @@
+"""What the integer program is made of: the model's cuts, the places of stages, and the columns within a step time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import brute_force
+import numpy as np
+import pytest
+from extents import first_few
+from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, tied_instance, to_plan
+from long_chains import chain, long_chain
+from solver_contract import solve_by_dp, solve_by_ilp
+
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cost.stage_table import SUMS
+from pipeplan.problem.cuts import enumerate_cuts
+from pipeplan.problem.options import Options
+from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer
+from pipeplan.solvers.ilp import cut_table
+from pipeplan.solvers.ilp.columns import ColumnFactory, Columns
+from pipeplan.solvers.ilp.cut_table import CutTable
+from pipeplan.solvers.ilp.enumeration import ColumnEnumeration
+from pipeplan.solvers.ilp.places import Places
+from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK
+from pipeplan.solvers.plan_space import plan_spaces
+from pipeplan.util.deadline import NO_DEADLINE
+
+
+def test_both_solvers_have_the_same_cuts_with_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They find them in different ways."""
+    for seed in range(12):
+        _, problem = drawn(seed, lambda one: (mixed_instance, tied_instance)[one % 2](one, layers=7))
+        theirs, table = enumerate_cuts(problem, 10_000), CutTable.of(problem)
+        assert table is not None
+        members = {tuple(theirs.members(0, cut)): cut for cut in range(len(theirs.ideals))}
+        order = np.array([members[tuple(table.members(0, cut))] for cut in range(len(table))])
+        assert sorted(order) == list(range(len(theirs.ideals)))
+        for name in (*SUMS, "sent", "returned"):
+            assert getattr(table, name) == pytest.approx(getattr(theirs, name)[order]), (seed, name)
+        begin, end = np.nonzero(table.larger)
+        between = theirs.workspaces.between(order[end], order[begin])
+        assert table.workspaces.between(end, begin).tolist() == between.tolist()
+    monkeypatch.setattr(cut_table, "MOST_CUTS", len(problem.units))
+    assert CutTable.of(problem) is None, "a model with too many cuts has no table"
+
+
+def _places(*counts: int, contention: bool = False) -> Places:
+    """The places of a model of two layers on levels of so many components."""
+    profile = chain([Layer(name, 1e-3, 2e-3, 4000, 0) for name in "ab"], 1000)
+    levels = tuple(Level(f"n{number}", count, 10.0 ** (9 - number)) for number, count in enumerate(counts))
+    cluster = Cluster("c", Device("d", "cpu", 1 << 40), levels)
+    return Places(Problem(profile, cluster, Options(contention=contention)), None)
+
+
+def test_which_workers_may_be_idle_between_stages() -> None:
+    """The last of a server; whole servers of a rack; where cards are shared, also those before a stage over servers."""
+    for counts, contention, firsts, behind in (
+        ((4, 3), False, [0], {3: [3, 4], 4: [4], 9: [9]}),
+        ((2, 2, 2), False, [0, 2, 4, 6], {3: [3, 4, 6]}),
+        ((4, 3), True, [0, 1, 2, 3], {3: [3, 4, 5, 6, 7]}),
+    ):
+        found = _places(*counts, contention=contention)
+        assert list(found.firsts) == firsts
+        assert {worker: list(found.starts_behind(worker)) for worker in behind} == behind
+    spanning = {(run.start, run.stop) for run, movable in zip(found.runs, found.movable, strict=True) if not movable}
+    assert spanning >= {(1, 5), (4, 6)}
+    assert (1, 4) not in spanning
+
+
+def _chain_problem(layers: int = 24, **options: object) -> Problem:
+    """A chain on two servers of four workers, each with a quarter of the memory that a single one would need."""
+    profile = long_chain(layers, scale=10.0)
+    needed = sum(4 * layer.parameter_bytes + layer.saved_bytes for layer in profile.layers)
+    cluster = Cluster("c", Device("d", "cuda", needed // 4), (Level("server", 4, 1e10), Level("cluster", 2, 1e9)))
+    return Problem(profile, cluster, Options(overlap=1.0, **options))  # type: ignore[arg-type]
+
+
+def _columns(problem: Problem, step_time_s: float, among: Columns | None = None) -> tuple[Columns, ColumnFactory]:
+    """The columns within a step time, in the space of plans without copies."""
+    space = next(space for space in plan_spaces(problem) if space.copies == 1)
+    cuts = CutTable.of(problem)
+    assert cuts is not None
+    factory = ColumnFactory(problem, space, cuts, Places(space.inner(problem), None))
+    time_s = space.inner_step_time(problem, step_time_s)
+    assert time_s is not None
+    return ColumnEnumeration(factory, NO_DEADLINE).within(time_s, step_time_s, among), factory
+
+
+@pytest.mark.parametrize("seeds", first_few(range(60), 12))
+@pytest.mark.parametrize("schedule", ALL_SCHEDULES)
+def test_the_stages_of_the_best_plan_are_among_the_columns(schedule: str, seeds: range) -> None:
+    compared = 0
+    for seed in seeds:
+
+        def made(one: int, draw: object = (mixed_instance, crowded_instance)[seed % 2]) -> Instance:
+            return replace(draw(one, layers=5, schedule=schedule), contention=True)  # type: ignore[operator]
+
+        instance, problem = drawn(seed, made)
+        best = brute_force.best_plan(instance)
+        # Columns have idle workers where brute force may have them elsewhere.
+        busy = [worker for stage in best.stages for worker in range(stage.start, stage.end)]
+        if not best.stages or best.copies > 1 or busy != list(range(len(busy))):
+            continue
+        columns, factory = _columns(problem, best.step_time * (1 + CUTOFF_SLACK))
+        compared += 1
+        found = set()
+        for place, begin, end in zip(columns.place, columns.begin, columns.end, strict=True):
+            layers = {name for unit in factory.cuts.members(begin, end) for name in problem.units[unit].layers}
+            run = factory.places.runs[place]
+            found.add((frozenset(layers), (run.start, len(run))))
+        for stage in to_plan(instance, best).stages:
+            assert (frozenset(stage.layers), (stage.workers[0], len(stage.workers))) in found, seed
+    assert compared
+
+
+def test_no_columns_are_left_below_the_best_step_time_of_a_chain() -> None:
+    """Where memory binds; where 2bw allows no more in flight than an update has; and under vertical sync."""
+    for problem, share in (
+        (_chain_problem(), 1 - 1e-6),
+        (_chain_problem(schedule="2bw", accumulate=4, memory=False), 1 - 1e-3),
+        (_chain_problem(10, schedule="vertical-sync"), 0.98),
+    ):
+        best = solve_by_dp(problem)
+        assert not len(_columns(problem, best.objective_s * share)[0])
+        if problem.options.schedule == "2bw":
+            # At most four minibatches are in flight, so no more than four workers are busy.
+            assert best.objective_s > problem.work_s / 4 * (1 - 1e-6)
+        elif problem.options.schedule == "1f1b-stashing":
+            assert 0 < len(_columns(problem, best.objective_s * (1 + 1e-6))[0]) < 2_000
+            confirmed = solve_by_ilp(problem, best.objective_s)
+            assert confirmed.bound_s == pytest.approx(best.objective_s, rel=1e-6)
+            assert confirmed.plan is not None
+
+
+@pytest.mark.parametrize("seeds", first_few(range(8), 4))
+def test_columns_of_a_step_time_are_found_among_those_of_a_slower_one(seeds: range) -> None:
+    for seed in seeds:
+        for schedule in ALL_SCHEDULES:
+            _, problem = drawn(seed, lambda one: mixed_instance(one, layers=5, schedule=schedule))  # noqa: B023
+            best = solve_by_dp(problem)
+            if best.plan is None or best.plan.copies > 1:
+                continue
+            wide, _ = _columns(problem, best.objective_s * 1.5)
+            alone, _ = _columns(problem, best.objective_s * 1.01)
+            among, _ = _columns(problem, best.objective_s * 1.01, wide)
+            assert among.keys.tolist() == alone.keys.tolist()
+            assert len(alone) <= len(wide)
+
+
+def test_a_plan_ends_at_the_last_cut_where_rounding_gives_another_one_more_work() -> None:
+    """A last layer without work, as a loss is, adds to the sum of the work only its rounding."""
+    ended = 0
+    for layers in range(20, 80):
+        profile = long_chain(layers, seed=layers)
+        *others, last = profile.layers
+        profile = replace(profile, layers=(*others, replace(last, forward_s=0.0, backward_s=0.0)))
+        cluster = Cluster("c", Device("d", "cuda", 10**12), (Level("server", 2, 1e10),))
+        problem = Problem(profile, cluster, Options(schedule="1f1b-flush", accumulate=4, stages=1, overlap=1.0))
+        cuts = CutTable.of(problem)
+        assert cuts is not None
+        if cuts.work_s.argmax() < cuts.last:
+            ended += 1
+            columns, factory = _columns(problem, 1.0)
+            whole = factory.places.stop[columns.place] == factory.places.workers
+            assert whole.any()
+            assert (columns.end[whole] == factory.last).all()
+    assert ended, "no sum of these layers is rounded so"
