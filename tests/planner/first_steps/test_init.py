@@ -107,7 +107,7 @@ def test_the_three_commands_work(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_job_learns(tmp_path: Path) -> None:
     """As one process would train it, in the words that the job itself uses."""
-    torch = pytest.importorskip("torch")
+    pytest.importorskip("torch")
     from torch.utils.data import DataLoader
 
     from pipeplan_launch import load_job
