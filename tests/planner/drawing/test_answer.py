@@ -12,6 +12,7 @@ import pytest
 
 import pipeplan
 from pipeplan.drawing.answer import LABEL, answer_lines
+from pipeplan.planning.choose import Choice
 from pipeplan.planning.figure import TOLERANCE
 
 SETTINGS = pipeplan.Settings(time_limit_s=None, solver="dp", certify=False)
