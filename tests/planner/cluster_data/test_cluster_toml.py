@@ -40,13 +40,11 @@ def three_levels() -> Cluster:
 
 def test_the_papers_clusters_are_bundled() -> None:
     assert cluster.bundled_cluster_names() == ["A", "B", "C"]
-    sizes = {
-        name: (cluster.load_cluster(name).servers, cluster.load_cluster(name).workers_per_server) for name in "ABC"
-    }
-    assert sizes == {"A": (4, 4), "B": (2, 8), "C": (4, 1)}
-    rates = {name: cluster.load_cluster(name).levels[-1].bandwidth * 8 / 1e9 for name in "ABC"}
-    assert rates == {"A": 10, "B": 25, "C": 40}
-    assert all(level.source for name in "ABC" for level in cluster.load_cluster(name).levels if level.count > 1)
+    for name, sizes, gbits in (("A", (4, 4), 10), ("B", (2, 8), 25), ("C", (4, 1), 40)):
+        found = cluster.load_cluster(name)
+        assert (found.servers, found.workers_per_server) == sizes
+        assert found.levels[-1].bandwidth * 8 / 1e9 == gbits
+        assert all(level.source for level in found.levels if level.count > 1)
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:
@@ -68,24 +66,19 @@ RATE, LATENCY, MEMORY, SHARE = (
     "allreduce_efficiency = 0.5",
 )
 WRONG = (
-    (RATE, 'bandwidth = "0 Gbit/s"', "level cluster: zero bandwidth"),
     (RATE, "", "level cluster: zero bandwidth"),
-    (RATE, 'bandwidth = "quick"', "expected a rate"),
     (RATE, 'bandwidth = "1e-300 B/s"', "is out of range"),
-    (RATE, "bandwidth = 16", 'bandwidth: 16 has no unit: write it as in "10 Gbit/s"'),
     (LATENCY, 'latency = "1e9 s"', "is out of range"),
     (LATENCY, "latency = 2e-5", 'latency: 2e-05 has no unit: write it as in "50 us"'),
     ("count = 3", "count = 0", "no devices"),
     ("count = 3", "count = 99999999", "at most"),
     (MEMORY, 'memory = "0 B"', "no memory"),
     (MEMORY, "memory = 40", "a memory of 40 bytes; is a unit missing, as in '16 GiB'"),
-    (MEMORY, f"{MEMORY}\nmemory_reserve = 0.6", "a memory_reserve of 60% leaves too little .* give at most 50%"),
     (MEMORY, f'{MEMORY}\nmemory_reserve = "51%"', "a memory_reserve of 51% leaves too little"),
     (MEMORY, f'{MEMORY}\nmemory_reserve = "5 GiB"', "memory_reserve: expected a share such as '5%' or 0.05"),
     ("latency", "latancy", "no field 'latancy'; did you mean 'latency'"),
     (SHARE, "allreduce_efficiency = 1.5", "must be 1e-06 to 1"),
     (SHARE, "allreduce_efficiency = 0", "must be 1e-06 to 1"),
-    ("version = 1", "version = 7", "this pipeplan reads up to 1"),
     ('format = "pipeplan-cluster"', "", "not a cluster file"),
     ("[device]", "[device", "not valid TOML"),
 )
@@ -100,55 +93,39 @@ def test_a_wrong_file_is_named_with_its_field(tmp_path: Path) -> None:
             cluster.load_cluster(str(path))
         assert "\n" not in str(caught.value)
         assert "mine" in str(caught.value)
-
-
-def test_an_unknown_name_offers_the_nearest() -> None:
-    with pytest.raises(InputError, match="no cluster 'locl'; did you mean 'local'"):
-        cluster.load_cluster("locl")
     with pytest.raises(InputError, match=r"no cluster file nowhere\.toml"):
         cluster.load_cluster("nowhere.toml")
 
 
-def test_the_number_of_servers_can_be_changed() -> None:
+def test_the_numbers_of_servers_and_workers_can_be_changed() -> None:
     assert cluster.load_cluster("A").with_servers(2).workers == 8
     assert three_levels().with_servers(5).workers == 30
-    with pytest.raises(InputError, match="at least one"):
-        cluster.load_cluster("A").with_servers(0)
-    with pytest.raises(InputError, match="its only level is the server"):
-        local_cluster(2).with_servers(3)
     assert local_cluster(2).with_servers(1) == local_cluster(2)
-
-
-def test_a_cluster_of_one_server_can_have_fewer_workers() -> None:
     whole = local_cluster(4)
     fewer = whole.with_workers(3)
     assert (fewer.workers, fewer.servers, fewer.device) == (3, 1, whole.device)
-    for workers in (0, 5):
-        with pytest.raises(InputError, match=f"has 4 workers, not {workers}"):
-            whole.with_workers(workers)
-    with pytest.raises(InputError, match="for others give --servers"):
-        cluster.load_cluster("A").with_workers(2)
-
-
-def test_a_ring_runs_at_its_slowest_link() -> None:
-    links = Links.of(three_levels())
-    assert links.allreduce_bandwidth.tolist() == [float("inf"), 100.0, 10.0, 10.0]
-    assert links.allreduce_latency.tolist() == [0.0, 0.0, 1.0, 1.0]
+    for change, said in (
+        (lambda: cluster.load_cluster("A").with_servers(0), "at least one"),
+        (lambda: local_cluster(2).with_servers(3), "its only level is the server"),
+        (lambda: whole.with_workers(0), "has 4 workers, not 0"),
+        (lambda: whole.with_workers(5), "has 4 workers, not 5"),
+        (lambda: cluster.load_cluster("A").with_workers(2), "for others give --servers"),
+    ):
+        with pytest.raises(InputError, match=said):
+            change()
 
 
 def test_a_level_with_one_member_does_not_count() -> None:
     """Neither its latency nor its bandwidth, wherever the level stands, and also where servers differ."""
     device, board, joined = Device("d", "cpu", 1), Level("board", 2, 100.0, 0.25), Level("cluster", 3, 50.0, 0.5)
     alone = Level("alone", 1, 1.0, 9.0, 0.01, 0.01)
-    plain = Links.of(Cluster("c", device, (board, joined)))
-    between, outside = (
-        Links.of(Cluster("c", device, (board, alone, joined))),
-        Links.of(Cluster("c", device, (board, joined, alone))),
+    plain, between, outside, inner = (
+        Links.of(Cluster("c", device, levels))
+        for levels in ((board, joined), (board, alone, joined), (board, joined, alone), (alone, joined))
     )
     assert between.sendrecv_among([0, 2]) == outside.sendrecv_among([0, 2]) == plain.sendrecv_among([0, 2])
     assert between.allreduce_among([0, 5]) == outside.allreduce_among([0, 5]) == (50.0, 0.5)
     assert outside.sendrecv_latency.tolist() == [0.0, 0.25, 0.5, 0.5]
-    inner = Links.of(Cluster("c", device, (alone, joined)))
     assert (inner.sendrecv(1, 0), inner.sendrecv(2, 0)) == ((float("inf"), 0.0), (50.0, 0.5))
     servers = [Server(device, alone), Server(device, board)]
     mixed = Links.of(Cluster.of_servers("c", servers, [Level("cluster", 2, 50.0, 0.125)]))
@@ -223,16 +200,10 @@ def test_clusters_read_back(tmp_path: Path) -> None:
     for written in (*bundled, *drawn):
         cluster.write_cluster(written, path, ["two lines\nof remarks", "and another"])
         assert cluster.read_cluster(path) == written
-
-
-def test_figures_are_written_as_people_write_them() -> None:
     levels = (Level("server", 4, 12e9), Level("cluster", 2, 1.25e9, 50e-6, 0.6))
     text = cluster.cluster_toml(Cluster("lab", Device("V100", "cuda", 16 * 2**30), levels))
     for line in ('memory = "16 GiB"', 'bandwidth = "96 Gbit/s"', 'bandwidth = "10 Gbit/s"', 'latency = "50 us"'):
-        assert line in text.splitlines()
-
-
-def test_two_devices_of_one_name_are_refused() -> None:
+        assert line in text.splitlines(), "figures are written as people write them"
     machines = [Server(Device("one", "cpu", memory), Level("server", 2, 1e9)) for memory in (1, 2)]
     with pytest.raises(InputError, match="both called 'one'"):
         cluster.cluster_toml(Cluster.of_servers("mixed", machines, [Level("all", 2, 1e8)]))

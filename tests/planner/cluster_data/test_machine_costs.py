@@ -38,24 +38,13 @@ def test_what_was_measured_is_read_again(cache: Path, monkeypatch: pytest.Monkey
     machine_costs.save(MEASURED)
     assert machine_costs.machine_costs() == MEASURED
     good = cache.read_text()
-    for changed in ("machine", "torch", "pipeplan"):
-        cache.write_text(json.dumps(json.loads(good) | {changed: "another"}))
+    others = [json.dumps(json.loads(good) | {name: "another"}) for name in ("machine", "torch", "pipeplan")]
+    for text in (*others, good[:-20]):
+        cache.write_text(text)
         assert machine_costs.machine_costs() is None
-    cache.write_text(good[:-20])
-    assert machine_costs.machine_costs() is None
     cache.write_text(good)
     monkeypatch.setenv(machine_costs.SWITCH, "off")
     assert machine_costs.machine_costs() is None
-
-
-def test_the_local_cluster_has_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeplan.api.local_cluster", lambda workers: replace(LAB, name="local"))
-    assert pipeplan.cluster("local", workers=3).executor == NO_COSTS
-    machine_costs.save(MEASURED)
-    found = pipeplan.cluster("local", workers=3)
-    assert found.executor == COSTS
-    assert found.device.cores == 1.4
-    assert found.shared_cores == [(0, 3, 1.4)]
 
 
 def test_the_longer_workers_compute_the_less_cores_are_idle() -> None:
@@ -74,34 +63,35 @@ def test_a_lone_worker_is_not_charged_as_beside_others(cache: Path) -> None:
     assert machine_costs.with_one_worker(stated).executor == stated.executor, "what a cluster file states"
 
 
-def test_layers_measured_under_load_share_whole_cores(cache: Path) -> None:
+def test_the_local_cluster_has_it_with_whole_cores_for_layers_measured_under_load(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeplan.api.local_cluster", lambda workers: replace(LAB, name="local"))
+    assert pipeplan.cluster("local", workers=3).executor == NO_COSTS
     machine_costs.save(MEASURED)
+    found = pipeplan.cluster("local", workers=3)
+    assert (found.executor, found.device.cores, found.shared_cores) == (COSTS, 1.4, [(0, 3, 1.4)])
     for workers, cores in ((2, 0), (3, 2)):
         cluster = machine_costs.with_machine_costs(replace(LAB, levels=(replace(LAB.levels[0], count=workers),)))
         assert machine_costs.whole_cores(cluster).device.cores == cores
 
 
-def test_a_cluster_file_can_ask_for_it(cache: Path, tmp_path: Path) -> None:
-    write_cluster(LAB, tmp_path / "lab.toml")
-    text = (tmp_path / "lab.toml").read_text().replace('name = "lab"', 'name = "lab"\nexecutor = "local"')
-    (tmp_path / "here.toml").write_text(text)
-    assert read_cluster(tmp_path / "here.toml") == LAB
+def test_a_cluster_file_can_ask_for_it_or_state_it(cache: Path, tmp_path: Path) -> None:
+    lab = tmp_path / "lab.toml"
+    write_cluster(LAB, lab)
+    text = lab.read_text().replace('name = "lab"', 'name = "lab"\nexecutor = "local"')
+    lab.write_text(text)
+    assert read_cluster(lab) == LAB
     machine_costs.save(MEASURED)
-    assert read_cluster(tmp_path / "here.toml") == machine_costs.with_machine_costs(LAB) != LAB
-    (tmp_path / "bad.toml").write_text(text.replace('executor = "local"', 'executor = "there"'))
+    assert read_cluster(lab) == machine_costs.with_machine_costs(LAB) != LAB
+    lab.write_text(text.replace('executor = "local"', 'executor = "there"'))
     with pytest.raises(InputError, match="'there'"):
-        read_cluster(tmp_path / "bad.toml")
-
-
-def test_a_cluster_file_can_state_it(tmp_path: Path) -> None:
+        read_cluster(lab)
     stated = replace(LAB, executor=COSTS, device=replace(LAB.device, cores=1.6))
-    write_cluster(stated, tmp_path / "lab.toml")
-    assert 'pass = "240 us"' in (tmp_path / "lab.toml").read_text()
-    assert read_cluster(tmp_path / "lab.toml") == stated
+    write_cluster(stated, lab)
+    assert 'pass = "240 us"' in lab.read_text()
+    assert read_cluster(lab) == stated
     assert "executor" not in LAB.to_json()
     assert cluster_from_json(Node(json.loads(json.dumps(stated.to_json())), "plan.json")) == stated
-
-
-def test_an_implausible_time_is_refused() -> None:
     with pytest.raises(InputError, match="pass_s"):
         ExecutorCosts(pass_s=-1.0)

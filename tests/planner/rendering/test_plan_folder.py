@@ -1,4 +1,4 @@
-"""The plan folder: its contents, that it is complete or absent, and that no name in it runs as a command."""
+"""The plan folder: complete or absent, no name in it runs as a command, and it says what its updates are."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from small_plans import NASTY, outcome, servers_of
+from small_plans import NASTY, outcome, servers_of, shaped
 
+import pipeplan
 from pipeplan.cluster_data.cluster import Level
 from pipeplan.errors import InputError
+from pipeplan.plan.updates import Updates
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem.problem import Problem
 from pipeplan.rendering import plan_folder
+from pipeplan.rendering.plan_json import plan_document
+from pipeplan_launch.plan.run_options import updates_sentence
 from pipeplan_launch.plan.stage_files import load_plan
 
 
@@ -121,3 +126,48 @@ def test_a_plan_that_cannot_run_here_ends_before_any_worker(tmp_path: Path) -> N
         assert script.read_text().endswith('"$@"\n')
         done = subprocess.run([script], env=environment, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+
+
+SETTINGS = Settings(solver="dp", certify=False, simulate=False)
+
+
+def test_staleness_and_samples_of_every_schedule() -> None:
+    for replicas, depths, schedule, accumulate, stale_by, samples, text in (
+        (
+            (1, 1, 1),
+            (3, 2, 1),
+            "1f1b-stashing",
+            None,
+            (2, 1, 0),
+            (10, 10, 10),
+            "are up to 2, 1, 0 updates old by stage",
+        ),
+        # A stage with replicas awaits its all-reduce one update later.
+        ((3, 1), (2, 1), "1f1b-stashing", None, (2, 0), (30, 10), "an update averages over 30, 10 samples by stage."),
+        ((4,), (1,), "1f1b-stashing", None, (0,), (40,), "Synchronous (1f1b-stashing): no gradient is stale; an upd"),
+        ((1, 1, 1), (3, 2, 1), "vertical-sync", None, (2, 2, 2), (10, 10, 10), "are up to 2 updates old; an update"),
+        ((2, 1), (2, 1), "2bw", 8, (1, 1), (80, 80), "are up to 1 update old; an update averages over 80 samples."),
+        ((2, 1), (4, 8), "gpipe", 8, (0, 0), (80, 80), ""),
+        ((1, 1), (2, 1), "1f1b-flush", 8, (0, 0), (80, 80), ""),
+    ):
+        found = Updates.of(shaped(replicas, depths, schedule, accumulate), 10)
+        assert (found.stale_by, found.samples) == (stale_by, samples), (replicas, schedule)
+        assert found.synchronous is (sum(stale_by) == 0)
+        assert text in found.text
+    many = Updates.of(shaped((1,) * 12, tuple(range(12, 0, -1)), "1f1b-stashing"), 10)
+    assert "up to 11, 10, 9, …, 0 updates old by stage;" in many.text
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"schedule": "vertical-sync"}, {"schedule": "2bw", "accumulate": 8}, {"max_workers": 1}]
+)
+def test_table_files_and_executor_say_the_same(options: dict[str, object], tmp_path: Path) -> None:
+    profile, cluster = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("C")
+    outcome: Outcome = pipeplan.solve(profile, cluster, settings=SETTINGS, **options)  # type: ignore[arg-type]
+    folder = pipeplan.render(outcome, tmp_path / "plan")
+    told = Updates.of(outcome.plan, profile.minibatch)
+    assert updates_sentence(load_plan(folder)) == told.text
+    assert f"# {told.text}\n" in (folder / "launch.sh").read_text(encoding="utf-8")
+    written = plan_document(outcome)["updates"]
+    assert {name: value for name, value in written.items() if name != "learning"} == told.to_json()
+    assert ("learning" in written) is not told.synchronous
