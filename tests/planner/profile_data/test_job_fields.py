@@ -52,11 +52,20 @@ def written_ref(plan: Path) -> str:
 
 def test_paths_are_from_the_folder_of_each_file(project: Path, tmp_path: Path) -> None:
     assert json.loads((project / "profile.json").read_text())["model"]["ref"] == "job.py:build"
-    assert Profile.load(project / "profile.json").model_ref == f"{project}/job.py:build"
     assert written_ref(project / "plan") == "../job.py:build"
     outside = planned(project / "profile.json", tmp_path / "elsewhere" / "plan")
     assert written_ref(outside) == "../../project/job.py:build"
-    assert load_plan(outside).model_ref == f"{project}/job.py:build"
+    (tmp_path / "alone").mkdir()
+    shutil.copy(project / "profile.json", tmp_path / "alone")
+    os.symlink(project, tmp_path / "link")
+    read = [Profile.load(tmp_path / folder / "profile.json").model_ref for folder in ("project", "alone", "link")]
+    assert [*read, load_plan(outside).model_ref] == [f"{project}/job.py:build"] * 4
+    assert written_ref(planned(tmp_path / "link" / "profile.json", tmp_path / "link" / "new")) == "../job.py:build"
+    for ref in ("/gone/job.py:build", "package.module:build", "mnist"):  # as older versions wrote them, and modules
+        profile = replace(branching(), model_ref=ref)
+        profile.save(tmp_path / "profile.json")
+        assert json.loads((tmp_path / "profile.json").read_text())["model"]["ref"] == ref
+        assert Profile.load(tmp_path / "profile.json") == profile
 
 
 def test_a_copied_project_has_its_own_job_and_profile(project: Path, tmp_path: Path) -> None:
@@ -90,23 +99,6 @@ def test_a_moved_project_is_the_same_profile(project: Path, tmp_path: Path) -> N
     assert changed.digest() != digest
 
 
-def test_a_profile_copied_alone_or_read_through_a_link_leads_to_the_job(project: Path, tmp_path: Path) -> None:
-    (tmp_path / "alone").mkdir()
-    shutil.copy(project / "profile.json", tmp_path / "alone")
-    os.symlink(project, tmp_path / "link")
-    for folder in ("alone", "link"):
-        assert Profile.load(tmp_path / folder / "profile.json").model_ref == f"{project}/job.py:build"
-    assert written_ref(planned(tmp_path / "link" / "profile.json", tmp_path / "link" / "new")) == "../job.py:build"
-
-
-def test_older_profiles_and_modules_stay_as_they_are(tmp_path: Path) -> None:
-    for ref in ("/gone/job.py:build", "package.module:build", "mnist"):
-        profile = replace(branching(), model_ref=ref)
-        profile.save(tmp_path / "profile.json")
-        assert json.loads((tmp_path / "profile.json").read_text())["model"]["ref"] == ref
-        assert Profile.load(tmp_path / "profile.json") == profile
-
-
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A plan in one folder, made from a profile in another; the current folder has neither."""
@@ -118,29 +110,26 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_profile_is_found_by_its_path_or_beside_the_plan(elsewhere: Path) -> None:
+def test_an_extrapolated_size_is_found_by_either_way_of_scaling(elsewhere: Path) -> None:
+    profile = Profile.load(elsewhere / "data" / "model.json")
+    for pessimistic in (False, True):
+        scaled = profile.rescaled(profile.minibatch * 3, pessimistic=pessimistic)
+        assert plan_file.read_plan(planned(scaled, Path(f"plan-{pessimistic}")))[0].profile == scaled
+
+
+def test_a_profile_is_found_by_its_path_or_beside_the_plan_or_named_as_gone(elsewhere: Path) -> None:
     plan, recorded = elsewhere / "work" / "plan", elsewhere / "data" / "model.json"
     assert json.loads((plan / "plan.json").read_text())["profile"]["path"] == str(recorded)
     problem, _ = plan_file.read_plan(plan)
     assert (problem.profile, problem.profile.file) == (branching(), str(recorded))
     beside = recorded.rename(elsewhere / "work" / "profile.json")
     assert plan_file.read_plan(plan)[0].profile.file == str(beside)
-
-
-def test_a_profile_that_changed_or_is_gone_is_named(elsewhere: Path) -> None:
-    plan = elsewhere / "work" / "plan"
-    branching(5).save(elsewhere / "data" / "model.json")
+    beside.unlink()
+    branching(5).save(recorded)
     with pytest.raises(InputError, match=r"no longer at .*data/model.json, nor beside the plan: name it"):
         plan_file.read_plan(plan)
     with pytest.raises(InputError, match="their digests differ"):
-        plan_file.read_plan(plan, elsewhere / "data" / "model.json")
+        plan_file.read_plan(plan, recorded)
     Path("profile.json").write_text("{")
     with pytest.raises(InputError, match=r"profile.json is not valid JSON"):
         plan_file.read_plan(plan)
-
-
-def test_an_extrapolated_size_is_found_by_either_way_of_scaling(elsewhere: Path) -> None:
-    profile = Profile.load(elsewhere / "data" / "model.json")
-    for pessimistic in (False, True):
-        scaled = profile.rescaled(profile.minibatch * 3, pessimistic=pessimistic)
-        assert plan_file.read_plan(planned(scaled, Path(f"plan-{pessimistic}")))[0].profile == scaled

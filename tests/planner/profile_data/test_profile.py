@@ -1,19 +1,20 @@
-"""Profiles: their files, and their times alone and under load."""
+"""Profiles: their files, their times alone and under load, and the layers that share weights."""
 
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from decoders import decoder, problem
 
 from pipeplan.errors import InputError
 from pipeplan.profile_data.diff import compare_profiles
-from pipeplan.profile_data.layers import LOADED_TIMES, Layer, Provenance, Size, Tensor
+from pipeplan.profile_data.layers import LOADED_TIMES, Layer, Provenance, Size, Tensor, edges
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.ties import HeldLayers, held_layers
 
 
 def small() -> Profile:
@@ -29,8 +30,6 @@ def small() -> Profile:
 
 WRONG: tuple[tuple[tuple[Any, ...], Any, str], ...] = (
     (("layers", 1, "forward_s"), -1.0, r"layers\[1\] \('b'\): forward_s: expected at least 0"),
-    (("layers", 1, "backward_s"), math.nan, r"layers\[1\] \('b'\): backward_s: expected a finite number"),
-    (("layers", 0, "name"), "half \ud800", "half a character"),
     (("layers",), [], "no layers"),
     (("layers", 2, "name"), "b", "layer 'b' appears 2 times"),
     (("tensors", 0, "producer"), "z", "dangling edge: there is no layer 'z'"),
@@ -59,31 +58,6 @@ def test_a_wrong_field_is_named(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_a_truncated_file_is_said_to_be(tmp_path: Path) -> None:
-    small().save(tmp_path / "p.json")
-    whole = (tmp_path / "p.json").read_text()
-    for length in (0, 1, 50, len(whole) // 2, len(whole) - 3):
-        (tmp_path / "p.json").write_text(whole[:length])
-        with pytest.raises(InputError, match="truncated"):
-            Profile.load(tmp_path / "p.json")
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "list.json").write_text("[1, 2]")
-    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "deep.json").write_text("[" * 100_000)
-    for name in ("list", "binary", "deep", "absent"):
-        with pytest.raises(InputError, match=f"{name}.json"):
-            Profile.load(tmp_path / f"{name}.json")
-
-
-def test_an_unwritable_place_leaves_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write"):
-        small().save(tmp_path / "file" / "p.json")
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
 def layer(name: str, scale: float) -> Layer:
     loaded = dict(zip(LOADED_TIMES, (1.5 * scale, 4.0 * scale, scale), strict=True))
     return Layer(name, scale, 2 * scale, 4, 4, update_s=scale / 2, **loaded)  # type: ignore[arg-type]
@@ -104,6 +78,24 @@ def times(profile: Profile) -> list[tuple[float, float, float]]:
     return [(one.forward_s, one.backward_s, one.update_s) for one in profile.layers]
 
 
+def test_a_file_that_is_no_profile_is_named_and_an_unwritable_place_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    small().save(path)
+    whole = path.read_bytes()
+    for content, said in (
+        *((whole[:length], "truncated") for length in (0, 1, 50, len(whole) // 2, len(whole) - 3)),
+        (b"[1, 2]", "p.json"),
+        (b"\xff\xfe\x00", "p.json"),
+        (b"[" * 100_000, "p.json"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=said):
+            Profile.load(path)
+    with pytest.raises(InputError, match="cannot write"):
+        small().save(path / "p.json")
+    assert [one.name for one in tmp_path.iterdir()] == ["p.json"]
+
+
 def test_the_times_follow_the_number_of_busy_workers() -> None:
     assert LOADED.under_load(1) is LOADED
     assert times(LOADED.under_load(4))[0] == (1.5, 4.0, 1.0)
@@ -111,20 +103,15 @@ def test_the_times_follow_the_number_of_busy_workers() -> None:
     assert times(LOADED.under_load(2))[0] == pytest.approx((1 + 0.5 / 3, 2 + 2 / 3, 0.5 + 0.5 / 3))
     assert LOADED.under_load(4).step_s == pytest.approx(0.5), "it grows like the rest of the step"
     assert times(LOADED.under_load(4).rescaled(4))[1] == (9.0, 24.0, 6.0)
-
-
-def test_what_is_taken_is_a_profile_of_as_many_processes() -> None:
+    for size in (4, 6, 16):
+        either = times(LOADED.rescaled(size).under_load(3)), times(LOADED.under_load(3).rescaled(size))
+        assert either[0] == [pytest.approx(one) for one in either[1]]
     found = LOADED.under_load(3)
     assert (found.provenance.processes, found.provenance.load_processes) == (3, 0)
     assert found.under_load(2) is found
     assert not any(getattr(one, name) for one in found.layers for name in LOADED_TIMES)
-
-
-def test_rescaling_and_taking_the_load_go_in_either_order() -> None:
-    for size in (4, 6, 16):
-        assert times(LOADED.rescaled(size).under_load(3)) == [
-            pytest.approx(one) for one in times(LOADED.under_load(3).rescaled(size))
-        ]
+    diff = compare_profiles(LOADED, LOADED.without_load())
+    assert [total.loaded_s for total in diff.totals] == [5.5 * 11, 0.0]
 
 
 def test_the_file_has_both_or_says_nothing_of_them(tmp_path: Path) -> None:
@@ -136,6 +123,29 @@ def test_the_file_has_both_or_says_nothing_of_them(tmp_path: Path) -> None:
     assert not any(word in text for word in (*LOADED_TIMES, "load_processes", "step_s"))
 
 
-def test_two_profiles_are_compared_under_load_too() -> None:
-    diff = compare_profiles(LOADED, LOADED.without_load())
-    assert [total.loaded_s for total in diff.totals] == [5.5 * 11, 0.0]
+def held(names: str, arrows: str, *groups: str) -> list[HeldLayers]:
+    return held_layers(
+        list(names), [(arrow[0], arrow[1]) for arrow in arrows.split()], [list(group) for group in groups]
+    )
+
+
+def test_layers_between_a_group_are_counted_and_groups_that_overlap_are_one() -> None:
+    row = "ab bc cd de"
+    assert held("abcde", row, "bd") == [HeldLayers(("b", "d"), 1, 2)]
+    assert held("abcde", row, "ab") == [HeldLayers(("a", "b"), 0, 3)]
+    assert held("abcde", row) == []
+    assert held("abcde", row, "ac", "bd") == [HeldLayers(("a", "b", "c", "d"), 0, 1)]
+    apart = [HeldLayers(("a", "c"), 0, 3), HeldLayers(("b", "d"), 0, 3)]
+    assert held("abcde", "ac ce bd de", "ac", "bd") == apart
+    assert HeldLayers(("a", "b"), 0, 0).text() == (
+        "'a' and 'b' have weights or memory in common and stay in one stage; there is no place to cut"
+    )
+    said = "'a', 'b', 'c' and 2 more have the weights w in common and stay in one stage with the 1 layer between them"
+    assert HeldLayers(tuple("abcde"), 1, 7).text("the weights w").startswith(said)
+
+
+def test_groups_are_the_units_that_a_problem_makes() -> None:
+    profile = decoder(3, tied=True)
+    (one,) = held_layers([layer.name for layer in profile.layers], edges(profile.tensors), profile.together)
+    sizes = sorted(len(unit.layers) for unit in problem(profile).units)
+    assert sizes == [1] * one.others + [len(one.group) + one.between]
