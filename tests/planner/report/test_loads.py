@@ -1,25 +1,20 @@
-"""The loads in a report."""
+"""The loads in a report, and a run beside what was predicted of it."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from reported import Document, branching, report_of, small_cluster, source_of
+from reported import Document, branching, report_of, rows, small_cluster, source_of, write_run
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.cost.evaluate import evaluate
-from pipeplan.plan.plan import Plan, Stage
-from pipeplan.planning.settings import Settings
-from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
-from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.rendering import plan_json
-from pipeplan.report.source import ReportSource, read_report_source
-from pipeplan.util.files import Node
+from pipeplan.report.build import build_report
+from pipeplan.report.document import INTERVAL_KINDS
+from pipeplan.report.source import ReportSource
+from pipeplan.run_data import run_folder as runs
 
 
 def test_the_step_time_is_the_plans_and_its_slowest_resource_has_all_of_it(
@@ -35,21 +30,6 @@ def test_the_step_time_is_the_plans_and_its_slowest_resource_has_all_of_it(
     assert first["share"] == pytest.approx(1, rel=1e-5)
     seconds = [load["seconds"] for load in loads]
     assert seconds == sorted(seconds, reverse=True)
-
-
-def even(layers: int, first_s: float, weights: int, crossing: int) -> Profile:
-    """A chain of equal layers, except for the forward time of the first."""
-    made = tuple(Layer(f"l{i}", 1e-3 if i else first_s, 2e-3, weights, 1000) for i in range(layers))
-    tensors = tuple(Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), crossing, crossing) for i in range(layers - 1))
-    return Profile(made, tensors, minibatch=1)
-
-
-@pytest.mark.slow
-def test_one_resource_binds_however_its_name_begins() -> None:
-    """The first of twelve stages binds; there is a tenth as well."""
-    profile = even(12, 2e-3, 10**7, 100)
-    found = source_of(profile, small_cluster(6, 2), Options(stages=12, max_replicas=1))
-    assert [load["name"] for load in report_of(found)["loads"] if load["binds"]] == ["compute of stage 1"]
 
 
 def test_with_a_flush_the_parts_add_up() -> None:
@@ -90,19 +70,40 @@ def test_the_wait_of_plain_data_parallelism_binds() -> None:
     assert not any(one["binds"] for one in others)
 
 
-@pytest.mark.slow
-def test_a_card_that_stages_share_binds() -> None:
-    """Two stages on two servers of two, each replicated across both, so that everything crosses the cards."""
-    problem = Problem(even(4, 1e-3, 10**6, 10**5), small_cluster())
-    names = problem.layer_names
-    plan = Plan((Stage(names[:2], (0, 2), 99, 99), Stage(names[2:], (1, 3), 9, 9)))
-    outcome = solve(problem, Settings(solver="dp", certify=False))
-    crossing = replace(outcome, plan=plan, evaluation=evaluate(plan, problem))
-    found = read_report_source(
-        Node(json.loads(json.dumps(plan_json.plan_document(crossing))), "plan.json"), problem.profile
-    )
-    first, *others = report_of(found)["loads"]
-    assert first["name"].startswith("network card of server")
-    assert (first["share"], first["binds"]) == (1, True)
-    assert len(others) >= 3
-    assert not any(one["binds"] for one in others)
+def test_a_run_stands_beside_the_prediction(straight: ReportSource, tmp_path: Path) -> None:
+    run = runs.read_run(write_run(tmp_path / "run", straight))
+    told = build_report(straight, run).to_json()
+    assert told["measured"]["ratio"] == 1.25
+    assert told["measured"]["minibatch_s"] == pytest.approx(1.25 * straight.step_time_s, rel=1e-5)
+    assert told["measured"]["stages"][0]["load_s"] == 0.002
+    assert told["measured"]["stages"][0]["send_s"] is None
+    stages = straight.scenario.stages
+    assert [one["measured_peak_bytes"] for one in told["memory"]] == [
+        round(1.25 * stage.memory_bytes) for stage in stages
+    ]
+    seen = rows(told["timeline"]["measured"])
+    lanes = told["timeline"]["lanes"]
+    for lane, worker in enumerate(lanes["worker"]):
+        mine = [one for one in seen if one[0] == lane]
+        assert [INTERVAL_KINDS[one[1]] for one in mine].count("forward") == 6, f"worker {worker}"
+    assert told["timeline"]["minibatches"] == 6, "as many are predicted as were recorded"
+    assert any("stage 0 computes for longer" in sentence for sentence in told["words"]["measured"])
+    assert any("80% of the predicted throughput" in sentence for sentence in told["words"]["measured"])
+
+
+def test_a_run_without_timelines_still_has_its_table(straight: ReportSource, tmp_path: Path) -> None:
+    told = build_report(straight, runs.read_run(write_run(tmp_path / "run", straight, timelines=False))).to_json()
+    assert told["timeline"]["measured"] is None
+    assert any("recorded no timeline" in sentence for sentence in told["words"]["measured"])
+
+
+def test_how_busy_an_all_reduce_was_is_its_share_of_what_was_recorded(tmp_path: Path) -> None:
+    wide = source_of(branching(), small_cluster())
+    assert max(stage.replicas for stage in wide.plan.stages) > 1
+    told = build_report(wide, runs.read_run(write_run(tmp_path / "run", wide))).to_json()
+    rings = [load for load in told["loads"] if load["measured_busy"] is not None]
+    longest = max(stage.forward_s for stage in wide.scenario.stages)
+    for ring in rings:
+        stage = wide.scenario.stages[int(ring["name"].split()[-1]) - 1]
+        assert ring["measured_busy"] == pytest.approx(3 * stage.forward_s / (6 * longest), rel=1e-4)
+    assert rings
