@@ -100,9 +100,6 @@ def test_all_can_be_reached_by_keys_and_a_layer_has_its_figures_in_its_title(sho
     assert f"forward {show_time(nodes['forward_s'][2])}," in facts
 
 
-pytestmark = pytest.mark.browser
-
-
 SECTIONS = ["placement", "model", "timeline", "memory", "comparisons", "loads", "certificate"]
 
 
@@ -208,9 +205,6 @@ def test_without_javascript_the_page_says_what_is_missing(show):
     text = opened.page.locator("body").inner_text()
     assert opened.document["title"] in text
     assert "JavaScript" in text
-
-
-pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
