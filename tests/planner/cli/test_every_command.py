@@ -53,15 +53,6 @@ MUST = {
 }
 """The shared options of every command. It writes: -o, and --force where it may refuse. It answers: --json. It draws
 numbers: --seed. All targets of `export` have EXPORTS."""
-VERBS = re.findall(
-    r"\w+",
-    """
-    Accept Add Allow Ask Assume Compare Compute Create Cut Describe Divide Draw Drop End Estimate Give Keep Leave
-    Limit Measure Mount Never Pass Plan Print Put Read Record Refuse Replace Resume Run Search Seed Send Set Show
-    Simulate Start State Submit Take Train Use Wait Write
-    """,
-)
-"""The words with which the help of options begins."""
 RUN = "plan/runs/20260131T120000Z"
 TOO_LONG = (
     "pipeplan profile --links --servers",
@@ -100,7 +91,7 @@ def examples() -> list[str]:
     return list(dict.fromkeys(line for line in lines if re.match(r"([A-Z_]+=\S+ )*pipeplan( |$)", line)))
 
 
-def test_commands_have_their_shared_options_in_the_same_words_and_say_what_options_do() -> None:
+def test_commands_have_their_shared_options_in_the_same_words() -> None:
     texts = {"force": options.FORCE, "as_json": options.JSON, "quiet": options.QUIET, "seed": options.SEED}
     for path in every_command():
         own = options_of(path)
@@ -113,24 +104,22 @@ def test_commands_have_their_shared_options_in_the_same_words_and_say_what_optio
             assert (own["output"].help or "").partition("  [default")[0] in (options.FILE, options.FOLDER)
         for option in own.values():
             sentence, default, _ = (option.help or "").partition("  [default")
-            assert sentence.split()[0] in VERBS, f"{path} {option.opts}: {sentence}"
             assert sentence.endswith(".") or default, f"{path} {option.opts}: {sentence}"
-            assert not re.search(r"\. [A-Z]", sentence), f"{path} {option.opts}: {sentence}"
 
 
-@pytest.mark.parametrize("path", ["solve", "explain", "sweep", "replan", "profile measure"])
-def test_options_stand_under_headings_and_the_short_help_has_the_essential_ones(path: str, run: Run) -> None:
-    command = every_command()[path][0]
-    assert isinstance(command, GroupedCommand)
-    own = {max(option.opts, key=len) for option in options_of(path).values()} - {"-h"} | {"--help"}
-    words = path.removesuffix(" measure")
-    shown = _sections(run(words, "--help").out)
-    for heading, names in command.groups.items():
-        assert shown.get(heading, []) == [name for name in names if name in own]
-    assert sorted(name for names in shown.values() for name in names) == sorted(own)
-    assert (path in ("solve", "profile measure")) is ("Options" not in shown)
-    short = _sections(run(words, "-h").out)
-    assert {name for names in short.values() for name in names} == own & {*command.essential} < own
+def test_options_stand_under_headings_and_the_short_help_has_the_essential_ones(run: Run) -> None:
+    for path in ("solve", "explain", "sweep", "replan", "profile measure"):
+        command = every_command()[path][0]
+        assert isinstance(command, GroupedCommand)
+        own = {max(option.opts, key=len) for option in options_of(path).values()} - {"-h"} | {"--help"}
+        words = path.removesuffix(" measure")
+        shown = _sections(run(words, "--help").out)
+        for heading, names in command.groups.items():
+            assert shown.get(heading, []) == [name for name in names if name in own]
+        assert sorted(name for names in shown.values() for name in names) == sorted(own)
+        assert (path in ("solve", "profile measure")) is ("Options" not in shown)
+        short = _sections(run(words, "-h").out)
+        assert {name for names in short.values() for name in names} == own & {*command.essential} < own
 
 
 def _sections(text: str) -> dict[str, list[str]]:
@@ -229,20 +218,6 @@ def test_an_example_works(example: str, prepared: Path, tmp_path: Path) -> None:
     assert "error" not in done.stderr
 
 
-def test_alone_it_says_where_to_start(run: Run) -> None:
-    done = run()
-    assert (done.code, done.err) == (0, "")
-    assert done.out.count("\n") <= 12
-    for word in ("init", "doctor", "profile", "solve", "launch.sh", "docs"):
-        assert word in done.out
-    assert len(run("--help").out) > 2 * len(done.out)
-
-
-def test_help_of_a_command_may_be_asked_for_first(run: Run) -> None:
-    assert run("help", "solve").out == run("solve", "--help").out
-    assert run("help").out == run("--help").out
-
-
 ANSWERS = (
     "solve mnist-v100 --cluster C --solver dp -o new",
     "replan plan --lost server3 --solver dp -o new",
@@ -270,26 +245,6 @@ def test_quiet_prints_nothing(line: str, run: Run, prepared: Path, tmp_path: Pat
     assert "-o" not in line or line.partition("-o ")[2].split()[0] in written
 
 
-def test_quiet_keeps_what_is_asked_for_and_errors(run: Run, prepared: Path) -> None:
-    quiet = run("solve", "mnist-v100", "--cluster", "C", "--json", "--solver", "dp", "--no-write", "-q")
-    assert (quiet.code, quiet.err) == (0, "")
-    assert json.loads(quiet.out)
-    script = run("export", "ssh", str(prepared / "plan"), "-o", "-", "-q")
-    assert (script.code, script.err) == (0, "")
-    assert script.out.startswith("#!")
-    refused(run, "solve", "nix.json", "-q")
-
-
-def test_json_is_one_document(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "graph.txt").write_text(PIPEDREAM)
-    asked = ("list", "list models", "list clusters", "init begun", "profile show mnist-v100")
-    solved = "solve mnist-v100 --cluster C --solver dp -o new"
-    for line in (*asked, solved, "import graph.txt --microbatch 4"):
-        done = run(*line.split(), "--json")
-        assert done.code == 0, done.err
-        json.loads(done.out)
-
-
 def test_help_imports_nothing_that_is_slow() -> None:
     """Their time is mostly that of imports, which a test can count without a clock."""
     slow = {"--help": "msgspec numpy pulp rich jinja2 torch", "solve --help": "pulp highspy jinja2 torch pipeplan.api"}
@@ -300,3 +255,25 @@ def test_help_imports_nothing_that_is_slow() -> None:
         code += f"finally:\n    print(*{set(modules.split())} & set(sys.modules), file=sys.stderr)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stderr.strip() == "", line
+
+
+def test_alone_it_says_where_to_start_and_help_may_be_asked_for_first(run: Run) -> None:
+    done = run()
+    assert (done.code, done.err, done.out.count("\n") <= 12) == (0, "", True)
+    for word in ("init", "doctor", "profile", "solve", "launch.sh", "docs"):
+        assert word in done.out
+    assert run("help", "solve").out == run("solve", "--help").out
+    assert run("help").out == run("--help").out
+
+
+def test_json_is_one_document_and_quiet_keeps_it_and_errors(run: Run, prepared: Path) -> None:
+    shutil.copytree(prepared, Path(), dirs_exist_ok=True)
+    asked = ("list", "list models", "list clusters", "init begun", "profile show mnist-v100")
+    solved = "solve mnist-v100 --cluster C --solver dp -o new"
+    for line in (*asked, solved, "import graph.txt --microbatch 4 -o imported.json"):
+        done = run(*line.split(), "--json", "-q")
+        assert (done.code, done.err) == (0, "")
+        assert json.loads(done.out)
+    script = run("export", "ssh", "plan", "-o", "-", "-q")
+    assert (script.code, script.err, script.out[:2]) == (0, "", "#!")
+    refused(run, "solve", "nix.json", "-q")

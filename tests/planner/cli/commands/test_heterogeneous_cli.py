@@ -89,33 +89,6 @@ def test_the_folder_is_read_by_executor_simulator_and_shell(run: Run) -> None:
     assert {"server 0, predicted", "server 1, predicted", "server 2, predicted"} <= names
 
 
-def test_as_many_workers_everywhere_need_no_list(run: Run) -> None:
-    Path("mixed.toml").write_text(MIXED.replace("devices = 1", 'devices = 2\nbandwidth = "1 GB/s"'))
-    assert run("solve", "--cluster", "mixed.toml", *QUICK).code == 0
-    stage = json.loads(Path("plan/stages/stage-0.json").read_text())
-    assert stage["workers_per_server"] == 2
-    assert "server_sizes" not in stage
-    assert workers_to_start(load_plan(Path("plan")), {}, 0) == 2
-
-
-def test_the_first_servers_can_be_had_alone(run: Run) -> None:
-    done = run("solve", "--cluster", "mixed.toml", "--servers", "2", *QUICK, "--json", "--no-write")
-    assert [server["inside"]["count"] for server in json.loads(done.out)["cluster"]["servers"]] == [1, 2]
-    assert "it lists 3, which differ" in refused(run, "solve", "--cluster", "mixed.toml", "--servers", "4")
-    Path("named.toml").write_text(MIXED.replace("count = 2", 'count = 2\nname = "both"'))
-    assert "one name stands for 2 servers" in refused(run, "solve", "--cluster", "named.toml")
-
-
-def test_a_file_is_listed_as_it_was_understood(run: Run) -> None:
-    done = run("list", "clusters", "mixed.toml")
-    assert done.code == 0
-    for expected in ("1 × 1 small", "2 × 2 big", "1 / 2 a server at 8 Gbit/s", "3 a cluster at 10 / 2 Gbit/s", "6.00"):
-        assert expected in done.out
-    refused(run, "list", "clusters", "nowhere.toml")
-    listed = run("list", "clusters").out
-    assert all(name in listed for name in ("A", "B", "C", "local", "25 Gbit/s"))
-
-
 def test_servers_are_put_in_the_best_order(run: Run) -> None:
     Path("named.toml").write_text(
         MIXED.replace('[[server]]\ndevice = "small"', '[[server]]\nname = "old"\ndevice = "small"')
@@ -141,3 +114,16 @@ def test_a_sweep_says_which_servers_a_row_has(run: Run) -> None:
     assert "Point 2: 2 servers: 1 small + 2 big." in done.out
     rows = list(csv.DictReader(Path("made.csv").read_text().splitlines()))
     assert [row["devices"] for row in rows] == ["1 small", "2 servers: 1 small + 2 big"]
+
+
+def test_the_first_servers_can_be_had_alone_and_a_file_is_listed_as_it_was_understood(run: Run) -> None:
+    done = run("solve", "--cluster", "mixed.toml", "--servers", "2", *QUICK, "--json", "--no-write")
+    assert [server["inside"]["count"] for server in json.loads(done.out)["cluster"]["servers"]] == [1, 2]
+    Path("named.toml").write_text(MIXED.replace("count = 2", 'count = 2\nname = "both"'))
+    assert "one name stands for 2 servers" in refused(run, "solve", "--cluster", "named.toml")
+    listed = run("list", "clusters", "mixed.toml").out
+    for expected in ("1 × 1 small", "2 × 2 big", "1 / 2 a server at 8 Gbit/s", "3 a cluster at 10 / 2 Gbit/s", "6.00"):
+        assert expected in listed
+    refused(run, "list", "clusters", "nowhere.toml")
+    listed = run("list", "clusters").out
+    assert all(name in listed for name in ("A", "B", "C", "local", "25 Gbit/s"))
