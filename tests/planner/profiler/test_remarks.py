@@ -20,7 +20,6 @@ from pipeplan.profiler import job_checks
 from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.job_checks import reading_s
 from pipeplan.profiler.remarks import layer_sum_remarks, promise_remarks, tie_remarks, unread_parameter_remarks
-from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.tracing.trace import trace_job
@@ -73,11 +72,12 @@ def test_tied_weights_are_named_with_what_they_mean_for_cuts() -> None:
         return tie_remarks(trace_job(Job(Tied(tied=tied), inputs=lambda n: torch.zeros(n, 3, dtype=torch.long)), 3))
 
     assert ties(tied=False) == []
-    assert ties(tied=True) == [
+    (said,) = ties(tied=True)
+    assert said == (
         "'words' and 'head' have the weights words.weight = head.weight in common and stay in one stage with the "
         "2 layers between them; 1 layer can be in other stages; under a synchronous schedule (1f1b-flush, "
         "gpipe) they may be in several stages, each with a copy of the weights"
-    ]
+    )
 
 
 def remarks(make: Callable[[], Job]) -> list[str]:
