@@ -38,15 +38,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_commands_with_what_they_do() -> None:
-    found = {item.value: item.help for item in completed("pipeplan ")}
-    assert {name: help for name, help in found.items() if name in _COMMANDS} == {
-        name: text for name, (_, text) in _COMMANDS.items()
-    }
-    assert words("pipeplan so") == {"solve"}
-    assert words("pipeplan --vers") == {"--version"}
-
-
 VALUES: dict[str, set[str]] = {
     "pipeplan solve --clu": {"--cluster"},
     "pipeplan solve --cluster ": {"A", "B", "C", "local", "cluster.toml"},
@@ -70,20 +61,19 @@ VALUES: dict[str, set[str]] = {
 }
 
 
-def test_values(folder: Path) -> None:
+def test_commands_and_values(folder: Path) -> None:
+    found = {item.value: item.help for item in completed("pipeplan ")}
+    assert {name: help for name, help in found.items() if name in _COMMANDS} == {
+        name: text for name, (_, text) in _COMMANDS.items()
+    }
+    assert words("pipeplan so") == {"solve"}
+    assert words("pipeplan --vers") == {"--version"}
+    assert words("pipeplan sovle --") <= {"--help", "--version"}
     for line, some in VALUES.items():
-        found = words(line)
-        assert found >= some
-        assert all(word.startswith(line.rpartition(" ")[2]) for word in found)
-
-
-def test_files_where_files_are_meant(folder: Path) -> None:
+        assert words(line) >= some
+        assert all(word.startswith(line.rpartition(" ")[2]) for word in words(line))
     for line in ("solve -o ", "simulate ", "report ", "profile job", "solve --cluster x"):
         assert {item.type for item in completed(f"pipeplan {line}")} & {"file", "dir"}, line
-
-
-def test_what_is_wrong_completes_to_nothing(folder: Path) -> None:
-    assert words("pipeplan sovle --") <= {"--help", "--version"}
 
 
 def in_shell(command: list[str], script: str, folder: Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -12,65 +11,16 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import click
 import pytest
 from commandline import Run, refused
 from manifests import PIPEDREAM
-from reported import write_run
 
 import pipeplan
 from pipeplan import cli as commands
 from pipeplan.cli import options
-from pipeplan.cli.problem_options import GroupedCommand
-from pipeplan.first_steps import init
-from pipeplan.problem import plan_file
-from pipeplan.report.source import read_report_source
-
-SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}
-EXPORTS = "-o --force -q"
-MUST = {
-    "init": "-o --force --json -q",
-    "doctor": "--json -q",
-    "profile measure": "-o --force --json -q --seed",
-    "profile links": "-o --force --json -q",
-    "profile show": "--json -q",
-    "profile diff": "--json -q",
-    "solve": "-o --force --json -q",
-    "replan": "-o --force --json -q",
-    "explain": "--json -q --seed",
-    "sweep": "--force --json -q",
-    "check": "--json -q",
-    "simulate": "--force --json -q",
-    "report": "-o --force --json -q",
-    "export": "",
-    "calibrate": "-o --force --json -q",
-    "docs": "-q",
-    "list": "--json -q",
-    "import": "-o --force --json -q",
-}
-"""The shared options of every command. It writes: -o, and --force where it may refuse. It answers: --json. It draws
-numbers: --seed. All targets of `export` have EXPORTS."""
-VERBS = re.findall(
-    r"\w+",
-    """
-    Accept Add Allow Ask Assume Compare Compute Create Cut Describe Divide Draw Drop End Estimate Give Keep Leave
-    Limit Measure Mount Never Pass Plan Print Put Read Record Refuse Replace Resume Run Search Seed Send Set Show
-    Simulate Start State Submit Take Train Use Wait Write
-    """,
-)
-"""The words with which the help of options begins."""
-RUN = "plan/runs/20260131T120000Z"
-TOO_LONG = (
-    "pipeplan profile --links --servers",
-    "NODE_RANK=",
-    "pipeplan explain --cluster A",
-)
-"""Minutes, several servers, or much computing: these examples are only parsed here."""
-OF_TRANSFORMERS = re.compile("megatron|torchtitan")
-"""Of these the tests of exports have models."""
 
 
 @cache
@@ -100,43 +50,19 @@ def examples() -> list[str]:
     return list(dict.fromkeys(line for line in lines if re.match(r"([A-Z_]+=\S+ )*pipeplan( |$)", line)))
 
 
-def test_commands_have_their_shared_options_in_the_same_words_and_say_what_options_do() -> None:
+def test_commands_have_their_shared_options_in_the_same_words(run: Run) -> None:
     texts = {"force": options.FORCE, "as_json": options.JSON, "quiet": options.QUIET, "seed": options.SEED}
     for path in every_command():
         own = options_of(path)
-        name = path.removeprefix("export ")
-        must = MUST[path] if name == path else EXPORTS
-        assert {SHARED[name] for name in own if name in SHARED} == set(must.split())
+        must = {"quiet"} if path == "docs" or path.startswith("export ") else {"quiet", "as_json"}
+        assert {*own} >= (set() if path == "export" else must), path
         assert {name: own[name].help for name in texts if name in own} == {n: texts[n] for n in texts if n in own}
         if "output" in own:
             assert own["output"].opts == ["-o", "--output"]
             assert (own["output"].help or "").partition("  [default")[0] in (options.FILE, options.FOLDER)
-        for option in own.values():
-            sentence, default, _ = (option.help or "").partition("  [default")
-            assert sentence.split()[0] in VERBS, f"{path} {option.opts}: {sentence}"
-            assert sentence.endswith(".") or default, f"{path} {option.opts}: {sentence}"
-            assert not re.search(r"\. [A-Z]", sentence), f"{path} {option.opts}: {sentence}"
-
-
-@pytest.mark.parametrize("path", ["solve", "explain", "sweep", "replan", "profile measure"])
-def test_options_stand_under_headings_and_the_short_help_has_the_essential_ones(path: str, run: Run) -> None:
-    command = every_command()[path][0]
-    assert isinstance(command, GroupedCommand)
-    own = {max(option.opts, key=len) for option in options_of(path).values()} - {"-h"} | {"--help"}
-    words = path.removesuffix(" measure")
-    shown = _sections(run(words, "--help").out)
-    for heading, names in command.groups.items():
-        assert shown.get(heading, []) == [name for name in names if name in own]
-    assert sorted(name for names in shown.values() for name in names) == sorted(own)
-    assert (path in ("solve", "profile measure")) is ("Options" not in shown)
-    short = _sections(run(words, "-h").out)
-    assert {name for names in short.values() for name in names} == own & {*command.essential} < own
-
-
-def _sections(text: str) -> dict[str, list[str]]:
-    """The names of the options under each heading of a help text."""
-    sections = re.findall(r"^(\w[\w ]*):\n((?:  .*\n?|\n)+)", text, re.MULTILINE)
-    return {heading: re.findall(r"^  (?:-\w, )?(--[\w-]+)", body, re.MULTILINE) for heading, body in sections}
+    for path in ("solve", "explain", "sweep", "replan", "profile"):
+        short, whole = (set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", run(path, h).out, re.M)) for h in ("-h", "--help"))
+        assert short < whole, "the short help has the essential options"
 
 
 def test_commands_say_what_they_do_and_have_examples_that_there_are() -> None:
@@ -162,85 +88,13 @@ def _invoke_inner(group: click.Group, context: click.Context) -> None:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that examples name. In `large`, the plan is for four servers."""
-    folder = tmp_path_factory.mktemp("examples")
-    init.write_starter_files(folder, init.starter_files())
-    profile = pipeplan.read_profile("mnist-v100")
-    for name in ("profile.json", "before.json"):
-        profile.save(folder / name)
-    profile.rescaled(16).save(folder / "after.json")
-    for name in ("my-cluster.toml", "lab.toml", "what-is-left.toml"):
-        (folder / name).write_text(init.cluster_text(pipeplan.cluster("B").with_servers(1)))
+    """A plan for four servers, and a profile of another tool."""
+    folder = tmp_path_factory.mktemp("prepared")
     (folder / "graph.txt").write_text(PIPEDREAM)
-    here, quick = pipeplan.cluster("local", workers=3), pipeplan.Settings(solver="dp", simulate=False)
-    made = pipeplan.solve(profile, here, settings=quick, allow_copies=False, max_replicas=1, stages=3)
+    profile, quick = pipeplan.read_profile("mnist-v100"), pipeplan.Settings(solver="dp", simulate=False)
+    made = pipeplan.solve(profile, pipeplan.cluster("A"), settings=quick, schedule="1f1b-stashing")
     pipeplan.render(made, folder / "plan")
-    write_run(folder / RUN, read_report_source(plan_file.read_plan_document(folder / "plan"), made.problem.profile))
-    _add_what_calibration_needs(folder / RUN / "summary.json")
-    for name, (cluster, more) in OTHERS.items():
-        other = Path(shutil.copytree(folder, folder.with_name(name)))
-        shutil.rmtree(other / "plan")
-        made = pipeplan.solve(profile, pipeplan.cluster(cluster), settings=quick, **more)
-        pipeplan.render(made, other / "plan")
     return folder
-
-
-OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "large": ("A", {"schedule": "1f1b-stashing"}),
-    "flush": ("B", {"schedule": "1f1b-flush", "accumulate": 4, "grid": True, "stages": 2}),
-}
-"""Folders with another plan, for commands that go with such a plan alone."""
-
-
-def _add_what_calibration_needs(path: Path) -> None:
-    summary = json.loads(path.read_text())
-    for stage in summary["stages"]:
-        stage["measured"] |= {"send_s": 0.0, "other_s": 0.0, "core_wait_s": 0.0, "cpu_s": 0.01}
-    path.write_text(json.dumps(summary))
-
-
-def arranged(example: str, prepared: Path, work: Path) -> Path:
-    """A folder in which an example finds what it names, and nothing where it writes."""
-    other = "large" if example.startswith("pipeplan replan") else "flush" if " export " in example else prepared.name
-    shutil.copytree(prepared.with_name(other), work)
-    if "calibrated.json" in example:
-        (work / "profile.json").rename(work / "calibrated.json")
-        (work / "cluster.toml").rename(work / "calibrated.toml")
-    if example.startswith("pipeplan import"):
-        (work / "profile.json").unlink()
-    if re.match(r"pipeplan (solve|init)", example):
-        shutil.rmtree(work / "plan")
-        (work / "job.py").unlink()
-        (work / "cluster.toml").unlink(missing_ok=True)
-    return work
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "example", [one for one in examples() if not one.startswith(TOO_LONG) and not OF_TRANSFORMERS.search(one)]
-)
-def test_an_example_works(example: str, prepared: Path, tmp_path: Path) -> None:
-    work = arranged(example, prepared, tmp_path / "work")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        example, shell=True, cwd=work, capture_output=True, text=True, env=os.environ | {"PATH": path}, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert "error" not in done.stderr
-
-
-def test_alone_it_says_where_to_start(run: Run) -> None:
-    done = run()
-    assert (done.code, done.err) == (0, "")
-    assert done.out.count("\n") <= 12
-    for word in ("init", "doctor", "profile", "solve", "launch.sh", "docs"):
-        assert word in done.out
-    assert len(run("--help").out) > 2 * len(done.out)
-
-
-def test_help_of_a_command_may_be_asked_for_first(run: Run) -> None:
-    assert run("help", "solve").out == run("solve", "--help").out
-    assert run("help").out == run("--help").out
 
 
 ANSWERS = (
@@ -254,40 +108,10 @@ ANSWERS = (
     "export ssh plan -o new.sh",
     "profile show mnist-v100",
     "profile diff mnist-v100 mnist-v100",
-    "import graph.txt --microbatch 4 -o imported.json --force",
+    "import graph.txt --microbatch 4 -o imported.json",
     "list",
     "init new",
 )
-
-
-@pytest.mark.parametrize("line", ANSWERS)
-def test_quiet_prints_nothing(line: str, run: Run, prepared: Path, tmp_path: Path) -> None:
-    """A table, a list and a note alike; the exit code and the files are the answer."""
-    shutil.copytree(prepared.with_name("large"), tmp_path, dirs_exist_ok=True)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert run(*line.split(), "-q") == (0, "", "")
-    written = {path.name for path in tmp_path.rglob("*") if before.get(path) != path.stat().st_mtime_ns}
-    assert "-o" not in line or line.partition("-o ")[2].split()[0] in written
-
-
-def test_quiet_keeps_what_is_asked_for_and_errors(run: Run, prepared: Path) -> None:
-    quiet = run("solve", "mnist-v100", "--cluster", "C", "--json", "--solver", "dp", "--no-write", "-q")
-    assert (quiet.code, quiet.err) == (0, "")
-    assert json.loads(quiet.out)
-    script = run("export", "ssh", str(prepared / "plan"), "-o", "-", "-q")
-    assert (script.code, script.err) == (0, "")
-    assert script.out.startswith("#!")
-    refused(run, "solve", "nix.json", "-q")
-
-
-def test_json_is_one_document(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "graph.txt").write_text(PIPEDREAM)
-    asked = ("list", "list models", "list clusters", "init begun", "profile show mnist-v100")
-    solved = "solve mnist-v100 --cluster C --solver dp -o new"
-    for line in (*asked, solved, "import graph.txt --microbatch 4"):
-        done = run(*line.split(), "--json")
-        assert done.code == 0, done.err
-        json.loads(done.out)
 
 
 def test_help_imports_nothing_that_is_slow() -> None:
@@ -300,3 +124,32 @@ def test_help_imports_nothing_that_is_slow() -> None:
         code += f"finally:\n    print(*{set(modules.split())} & set(sys.modules), file=sys.stderr)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stderr.strip() == "", line
+
+
+def test_alone_it_says_where_to_start_and_help_may_be_asked_for_first(run: Run) -> None:
+    done = run()
+    assert (done.code, done.err, done.out.count("\n") <= 12) == (0, "", True)
+    for word in ("init", "doctor", "profile", "solve", "launch.sh", "docs"):
+        assert word in done.out
+    assert run("help", "solve").out == run("solve", "--help").out
+    assert run("help").out == run("--help").out
+
+
+@pytest.mark.parametrize("line", ANSWERS)
+def test_quiet_prints_nothing_and_json_is_one_document(line: str, run: Run, prepared: Path, tmp_path: Path) -> None:
+    """A table, a list and a note alike; the exit code and the files are the answer."""
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert run(*line.split(), "-q") == (0, "", "")
+    written = {path.name for path in tmp_path.rglob("*") if before.get(path) != path.stat().st_mtime_ns}
+    assert "-o" not in line or line.partition("-o ")[2].split()[0] in written
+    if "as_json" in options_of(" ".join(line.split()[: 2 if line.startswith(("profile", "export")) else 1])):
+        again = run(*line.split(), *(["--force"] if "-o" in line or "init" in line else []), "--json", "-q")
+        assert (again.code, again.err) == (0, "")
+        assert json.loads(again.out)
+
+
+def test_quiet_keeps_what_is_asked_for_and_errors(run: Run, prepared: Path) -> None:
+    script = run("export", "ssh", str(prepared / "plan"), "-o", "-", "-q")
+    assert (script.code, script.err, script.out[:2]) == (0, "", "#!")
+    refused(run, "solve", "nix.json", "-q")

@@ -61,25 +61,24 @@ def profiled(folder: Path, name: str, granularity: str) -> Profile:
     return Profile.load(folder / "profile.json")
 
 
-@pytest.mark.parametrize("granularity", ["module", "layer"])
 @pytest.mark.parametrize(
-    ("name", "path", "embedding"),
-    [("llama", "model.layers", "model.embed_tokens"), ("gpt2", "transformer.h", "transformer.wte")],
-    ids=["llama", "gpt2"],
+    ("name", "granularity", "path", "embedding"),
+    [
+        ("llama", "layer", "model.layers", "model.embed_tokens"),
+        ("llama", "module", "model.layers", "model.embed_tokens"),
+        ("gpt2", "layer", "transformer.h", "transformer.wte"),
+    ],
 )
 def test_language_models_are_stacks_and_chains(
-    name: str, path: str, embedding: str, granularity: str, tmp_path: Path
+    name: str, granularity: str, path: str, embedding: str, tmp_path: Path
 ) -> None:
     profile = profiled(tmp_path, name, granularity)
     stack = stack_of(profile)
-    assert (stack.path, len(stack.blocks)) == (path, 3)
-    assert embedding in stack.before
-    assert "lm_head" in stack.after
-    assert stack.after[-1] == "loss"
+    assert (stack.path, len(stack.blocks), stack.after[-1]) == (path, 3, "loss")
+    assert (embedding in stack.before, "lm_head" in stack.after) == (True, True)
     labels = [item.label for item in chain_of(profile)]
+    assert labels == [embedding, *labels[1:-1], "lm_head"]
     assert [label for label in labels if label.startswith(path)] == [f"{path}.{number}" for number in range(3)]
-    assert labels[0] == embedding
-    assert labels[-1] == "lm_head"
 
 
 def test_tied_embeddings_are_noticed(tmp_path: Path) -> None:

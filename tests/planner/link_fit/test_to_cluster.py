@@ -83,75 +83,18 @@ def read_back(built: ClusterFromLinks, folder: Path) -> Cluster:
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_rates_of_a_network_of_three_levels(seed: int, tmp_path: Path) -> None:
+def test_the_rates_of_a_network_of_three_levels(tmp_path: Path) -> None:
     network = Network((2, 4, 8), (50e9, 12e9, 1.25e9), (5e-6, 10e-6, 40e-6), ring=0.8)
-    cluster = read_back(surveyed(network, 4, seed=seed), tmp_path)
-    assert [(level.name, level.count) for level in cluster.levels] == [("island", 2), ("server", 2), ("cluster", 2)]
-    assert (cluster.workers_per_server, cluster.servers) == (4, 2)
-    links = Links.of(cluster)
-    for number, card in enumerate(network.cards, 1):
-        assert links.sendrecv(number, 0)[0] == pytest.approx(card, rel=0.06)
-        assert links.allreduce(number, 0)[0] == pytest.approx(card * 0.8, rel=0.06)
-        assert links.sendrecv(number, 0)[1] == pytest.approx(network.latencies[number - 1], rel=0.2)
-        assert "measured today" in cluster.levels[number - 1].source
-
-
-def test_a_card_that_one_pair_cannot_fill(tmp_path: Path) -> None:
-    network = Network((4, 8), (40e9, 10e9), (5e-6, 20e-6), stream=4e9, ring=0.6)
-    cluster = read_back(surveyed(network, 4), tmp_path)
-    above = cluster.levels[1]
-    assert above.bandwidth == pytest.approx(10e9, rel=0.05), "what all workers of a server reach together"
-    assert above.sendrecv_efficiency == pytest.approx(0.4, rel=0.05)
-    assert above.allreduce_efficiency == pytest.approx(0.6, rel=0.05)
-
-
-def test_reductions_faster_than_messages(tmp_path: Path) -> None:
-    network = Network((4,), (2e9,), (5e-6,), ring=20.0)
-    level = read_back(surveyed(network, 4), tmp_path).levels[0]
-    assert level.allreduce_efficiency == pytest.approx(1.0, abs=0.01)
-    assert level.bandwidth * level.sendrecv_efficiency == pytest.approx(2e9, rel=0.05)
-
-
-def test_servers_whose_cards_differ(tmp_path: Path) -> None:
-    network = Network((2, 8), (10e9, 1e9), (5e-6, 20e-6), ring=0.9)
-
-    def slow(ranks: Sequence[int]) -> float:
-        return 4.0 if min(ranks) // 2 != max(ranks) // 2 and max(ranks) >= 4 else 1.0
-
-    cluster = read_back(surveyed(network, 2, slow=slow), tmp_path)
-    assert [machine.card for machine in cluster.machines] == pytest.approx([1e9, 1e9, 2.5e8, 2.5e8], rel=0.06)
-    links = Links.of(cluster)
-    assert links.allreduce(2, 0)[0] == pytest.approx(2.5e8 * 0.9, rel=0.06)
-    assert links.sendrecv(1, 7)[0] == pytest.approx(10e9, rel=0.06)
-
-
-def test_servers_whose_insides_and_devices_differ(tmp_path: Path) -> None:
-    network = Network((4, 8), (12e9, 1e9), (5e-6, 20e-6))
-    devices = [CPU] * 4 + [Device("core", "cpu", 2**29)] * 4
-
-    def slow(ranks: Sequence[int]) -> float:
-        return 3.0 if min(ranks) >= 4 else 1.0
-
-    cluster = read_back(surveyed(network, 4, devices, slow), tmp_path)
-    assert [machine.device.name for machine in cluster.machines] == ["core #1", "core #2"]
-    assert [machine.device.memory_bytes for machine in cluster.machines] == [2**30, 2**29]
-    rates = [machine.inside.bandwidth for machine in cluster.machines]
-    assert rates == pytest.approx([12e9, 4e9], rel=0.06)
-
-
-def test_servers_that_are_alike_are_not_listed(tmp_path: Path) -> None:
-    network = Network((2, 8), (10e9, 1e9), (5e-6, 20e-6))
-    cluster = read_back(surveyed(network, 2, slow=lambda ranks: 1.2 if max(ranks) > 5 else 1.0), tmp_path)
-    assert cluster.uniform
-    assert cluster.server_sizes == (2, 2, 2, 2)
-
-
-def test_a_server_whose_devices_differ(tmp_path: Path) -> None:
-    devices = [CPU, Device("half a core", "cpu", 2**29, speed=0.5)]
-    cluster = read_back(surveyed(Network((2,), (4e8,), (1e-4,)), 2, devices), tmp_path)
-    assert (cluster.servers, cluster.devices) == (1, tuple(devices))
-    assert cluster.levels[1].bandwidth == pytest.approx(4e8, rel=0.06)
+    for seed in range(3):
+        cluster = read_back(surveyed(network, 4, seed=seed), tmp_path)
+        assert [(one.name, one.count) for one in cluster.levels] == [("island", 2), ("server", 2), ("cluster", 2)]
+        assert (cluster.workers_per_server, cluster.servers) == (4, 2)
+        links = Links.of(cluster)
+        for number, card in enumerate(network.cards, 1):
+            assert links.sendrecv(number, 0)[0] == pytest.approx(card, rel=0.06)
+            assert links.allreduce(number, 0)[0] == pytest.approx(card * 0.8, rel=0.06)
+            assert links.sendrecv(number, 0)[1] == pytest.approx(network.latencies[number - 1], rel=0.2)
+            assert "measured today" in cluster.levels[number - 1].source
 
 
 def test_servers_of_one_worker(tmp_path: Path) -> None:
@@ -167,3 +110,43 @@ def test_servers_of_one_worker(tmp_path: Path) -> None:
     assert [(level.name, level.count) for level in cluster.levels] == [("server", 1), ("group", 2), ("cluster", 2)]
     assert (cluster.servers, cluster.workers) == (4, 4)
     assert Links.of(cluster).sendrecv(3, 0)[0] == pytest.approx(1e8, rel=0.06)
+
+
+def test_one_pair_may_not_fill_a_card_and_reductions_may_be_faster_than_messages(tmp_path: Path) -> None:
+    network = Network((4, 8), (40e9, 10e9), (5e-6, 20e-6), stream=4e9, ring=0.6)
+    above = read_back(surveyed(network, 4), tmp_path).levels[1]
+    assert above.bandwidth == pytest.approx(10e9, rel=0.05), "what all workers of a server reach together"
+    assert (above.sendrecv_efficiency, above.allreduce_efficiency) == pytest.approx((0.4, 0.6), rel=0.05)
+    level = read_back(surveyed(Network((4,), (2e9,), (5e-6,), ring=20.0), 4), tmp_path).levels[0]
+    assert level.allreduce_efficiency == pytest.approx(1.0, abs=0.01)
+    assert level.bandwidth * level.sendrecv_efficiency == pytest.approx(2e9, rel=0.05)
+
+
+def test_servers_whose_cards_differ_are_listed(tmp_path: Path) -> None:
+    network = Network((2, 8), (10e9, 1e9), (5e-6, 20e-6), ring=0.9)
+
+    def slow(ranks: Sequence[int]) -> float:
+        return 4.0 if min(ranks) // 2 != max(ranks) // 2 and max(ranks) >= 4 else 1.0
+
+    cluster = read_back(surveyed(network, 2, slow=slow), tmp_path)
+    assert [machine.card for machine in cluster.machines] == pytest.approx([1e9, 1e9, 2.5e8, 2.5e8], rel=0.06)
+    links = Links.of(cluster)
+    assert links.allreduce(2, 0)[0] == pytest.approx(2.5e8 * 0.9, rel=0.06)
+    assert links.sendrecv(1, 7)[0] == pytest.approx(10e9, rel=0.06)
+    alike = read_back(surveyed(network, 2, slow=lambda ranks: 1.2 if max(ranks) > 5 else 1.0), tmp_path)
+    assert (alike.uniform, alike.server_sizes) == (True, (2, 2, 2, 2))
+
+
+def test_servers_whose_insides_and_devices_differ_and_one_with_two_devices(tmp_path: Path) -> None:
+    network = Network((4, 8), (12e9, 1e9), (5e-6, 20e-6))
+    devices = [CPU] * 4 + [Device("core", "cpu", 2**29)] * 4
+    cluster = read_back(surveyed(network, 4, devices, lambda ranks: 3.0 if min(ranks) >= 4 else 1.0), tmp_path)
+    assert [(one.device.name, one.device.memory_bytes) for one in cluster.machines] == [
+        ("core #1", 2**30),
+        ("core #2", 2**29),
+    ]
+    assert [one.inside.bandwidth for one in cluster.machines] == pytest.approx([12e9, 4e9], rel=0.06)
+    devices = [CPU, Device("half a core", "cpu", 2**29, speed=0.5)]
+    cluster = read_back(surveyed(Network((2,), (4e8,), (1e-4,)), 2, devices), tmp_path)
+    assert (cluster.servers, cluster.devices) == (1, tuple(devices))
+    assert cluster.levels[1].bandwidth == pytest.approx(4e8, rel=0.06)

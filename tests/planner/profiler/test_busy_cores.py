@@ -53,36 +53,6 @@ def grown(path: Path, beyond: int) -> bool:
     return False
 
 
-def test_copies_run_between_start_and_stop(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.touch()
-    with BusyCores(3, nn.Linear(2, 2), appends(log)) as load:
-        assert log.stat().st_size == 0, "they wait for the start"
-        for _ in range(2):
-            before = log.stat().st_size
-            load.start()
-            assert grown(log, before)
-            load.stop()
-            stopped = log.stat().st_size
-            time.sleep(0.05)
-            assert log.stat().st_size == stopped
-        copies = list(load._copies)
-        assert len(copies) == 2
-        assert not load.lost
-    for copy in copies:
-        with pytest.raises(ProcessLookupError):
-            os.kill(copy, 0)
-
-
-def test_a_copy_that_ends_is_noticed() -> None:
-    with BusyCores(2, nn.Linear(2, 2), lambda: os._exit(3)) as load:
-        (copy,) = load._copies
-        load.start()
-        os.waitid(os.P_PID, copy, os.WEXITED | os.WNOWAIT)
-        load.stop()
-        assert load.lost
-
-
 class TwoSpeeds:
     """A load of two processes under which everything takes twice as long; it notes when it is started.
 
@@ -128,33 +98,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_passes_alone_and_under_load_take_turns(clock: list[float]) -> None:
-    load = TwoSpeeds()
-    made = Numbered(load, clock)
-    alone, loaded = made.measure(5, load=load)
-    assert loaded is not None
-    assert alone.forward["a"] == [1.0] * 5
-    assert loaded.forward["a"] == [2.0] * 5
-    assert made.kinds == [False, False, True, True, False, False, True, True, False, True]
-    assert load.starts == 3
-    assert not load.running
-
-
-def test_both_kinds_go_on_until_there_are_enough_of_both(clock: list[float]) -> None:
-    """A machine that becomes slower must not slow down one kind only."""
-    load = TwoSpeeds(unsteady=9)
-    alone, loaded = Numbered(load, clock).measure(None, load=load)
-    assert loaded is not None
-    assert loaded.passes > 9, "the first passes under load are imprecise"
-    assert alone.passes == loaded.passes
-
-
-def test_without_a_load_there_is_one_kind(clock: list[float]) -> None:
-    load = TwoSpeeds()
-    assert Numbered(load, clock).measure(4)[1] is None
-    assert load.starts == 0
-
-
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "job.py").write_text(JOB)
@@ -162,7 +105,59 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"{tmp_path}/job.py:make"
 
 
-def test_a_profile_has_both(model: str) -> None:
+def loses_all(self: BusyCores) -> None:
+    for copy in self._copies:
+        os.kill(copy, signal.SIGKILL)
+
+
+def test_copies_run_between_start_and_stop_and_one_that_ends_is_noticed(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    with BusyCores(3, nn.Linear(2, 2), appends(log)) as load:
+        assert log.stat().st_size == 0, "they wait for the start"
+        for _ in range(2):
+            before = log.stat().st_size
+            load.start()
+            assert grown(log, before)
+            load.stop()
+            stopped = log.stat().st_size
+            time.sleep(0.05)
+            assert log.stat().st_size == stopped
+        copies = list(load._copies)
+        assert (len(copies), load.lost) == (2, False)
+    for copy in copies:
+        with pytest.raises(ProcessLookupError):
+            os.kill(copy, 0)
+    with BusyCores(2, nn.Linear(2, 2), lambda: os._exit(3)) as load:
+        load.start()
+        os.waitid(os.P_PID, load._copies[0], os.WEXITED | os.WNOWAIT)
+        load.stop()
+        assert load.lost
+
+
+def test_passes_alone_and_under_load_take_turns_until_there_are_enough_of_both(clock: list[float]) -> None:
+    load = TwoSpeeds()
+    made = Numbered(load, clock)
+    alone, loaded = made.measure(5, load=load)
+    assert loaded is not None
+    assert (alone.forward["a"], loaded.forward["a"]) == ([1.0] * 5, [2.0] * 5)
+    assert made.kinds == [False, False, True, True, False, False, True, True, False, True]
+    assert (load.starts, load.running) == (3, False)
+    # A machine that becomes slower must not slow down one kind only.
+    load = TwoSpeeds(unsteady=9)
+    alone, loaded = Numbered(load, clock).measure(None, load=load)
+    assert loaded is not None
+    assert loaded.passes > 9, "the first passes under load are imprecise"
+    assert alone.passes == loaded.passes
+    load = TwoSpeeds()
+    assert (Numbered(load, clock).measure(4)[1], load.starts) == (None, 0), "without a load there is one kind"
+    for changed in ({"threads": 2}, {"device": "cuda"}, {"load": False}):
+        assert profiler.load_processes(ProfilerOptions(**{"load": True, **changed})) == 0  # type: ignore[arg-type]
+
+
+def test_a_profile_has_both_or_leaves_out_times_under_less_load_than_wanted(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = profile_model(model, ProfilerOptions(repeats=3, load=True, halvings=1))
     assert found.provenance.load_processes == 2
     assert "3 passes while 2 processes ran the same" in found.provenance.how
@@ -170,14 +165,6 @@ def test_a_profile_has_both(model: str) -> None:
         assert all(layer.loaded_forward_s > 0 for layer in size.layers if "Linear" in layer.op)
     # What a step takes beyond its fixed cost may be too little to be told from none.
     assert all((layer.loaded_update_s > 0) is (layer.update_s > 0) for layer in found.layers)
-
-
-def loses_all(self: BusyCores) -> None:
-    for copy in self._copies:
-        os.kill(copy, signal.SIGKILL)
-
-
-def test_times_under_less_load_than_wanted_are_left_out(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = "pipeplan.profiler.busy_cores.free_bytes"
     for target, changed, said in ((memory, lambda: 1 << 20, "1 MiB are free"), (None, loses_all, "has ended")):
         with monkeypatch.context() as patched:
@@ -185,8 +172,3 @@ def test_times_under_less_load_than_wanted_are_left_out(model: str, monkeypatch:
             found = profile_model(model, ProfilerOptions(repeats=3, load=True))
         assert found.provenance.load_processes == 0
         assert any(said in note for note in found.provenance.notes)
-
-
-def test_the_load_is_for_one_thread_on_a_cpu() -> None:
-    for changed in ({"threads": 2}, {"device": "cuda"}, {"load": False}):
-        assert profiler.load_processes(ProfilerOptions(**{"load": True, **changed})) == 0  # type: ignore[arg-type]

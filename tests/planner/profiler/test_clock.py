@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 
 import pytest
@@ -20,11 +21,6 @@ from pipeplan.profiler.clock import (
     standard_error,
     uncertainty,
 )
-
-
-def test_spread() -> None:
-    assert interquartile_range([1.0, 2.0, 3.0, 4.0, 5.0]) == 2.0
-    assert interquartile_range([1.0]) == 0.0
 
 
 def test_one_thread_is_not_charged_for_waiting() -> None:
@@ -48,16 +44,13 @@ def samples(**layers: list[float]) -> Samples:
     return Samples(forward=dict(layers), backward={name: [0.0] * len(one) for name, one in layers.items()})
 
 
-def test_the_standard_error_is_how_far_medians_lie_apart() -> None:
+def test_spread_and_the_standard_error_is_how_far_medians_lie_apart() -> None:
     """Against the deviation of medians over many repetitions of the same measurement."""
-    medians = []
-    for seed in range(400):
-        times = sorted(noisy(25, 1.0, 0.1, seed))
-        medians.append(times[12])
-    mean = sum(medians) / len(medians)
-    apart = (sum((one - mean) ** 2 for one in medians) / len(medians)) ** 0.5
-    stated = sum(standard_error(noisy(25, 1.0, 0.1, seed)) for seed in range(400)) / 400
-    assert stated == pytest.approx(apart, rel=0.15)
+    assert interquartile_range([1.0, 2.0, 3.0, 4.0, 5.0]) == 2.0
+    assert interquartile_range([1.0]) == 0.0
+    repeated = [noisy(25, 1.0, 0.1, seed) for seed in range(400)]
+    apart = statistics.pstdev(sorted(times)[12] for times in repeated)
+    assert statistics.mean(map(standard_error, repeated)) == pytest.approx(apart, rel=0.15)
 
 
 def test_passes_go_on_until_the_spread_is_small() -> None:
@@ -65,19 +58,14 @@ def test_passes_go_on_until_the_spread_is_small() -> None:
     assert is_precise_enough(samples(a=[1.0] * MIN_JUDGED_PASSES), THOROUGH)
     assert not is_precise_enough(samples(a=noisy(5, 1.0, 0.2)), THOROUGH)
     assert is_precise_enough(samples(a=noisy(2000, 1.0, 0.2)), THOROUGH)
-    # Layers that hardly count are not waited for.
-    assert is_precise_enough(samples(large=[100.0] * 9, small=noisy(9, 0.1, 1.0)), THOROUGH)
-    assert not is_precise_enough(samples(large=[1.0] * 9, small=noisy(9, 0.5, 0.9)), THOROUGH)
-
-
-def test_a_layer_counts_for_all_that_it_stands_for() -> None:
-    times = {"large": [100.0] * 9, "small": noisy(9, 0.5, 0.9)}
-    found = samples(**times)
+    # Layers that hardly count are not waited for, unless they stand for many.
+    found = samples(large=[100.0] * 9, small=noisy(9, 0.5, 0.9))
     assert is_precise_enough(found, THOROUGH)
+    assert not is_precise_enough(samples(large=[1.0] * 9, small=noisy(9, 0.5, 0.9)), THOROUGH)
     found.weights = {"small": 100}
     assert uncertainty(found)[2] == "small"
     assert not is_precise_enough(found, THOROUGH)
-    assert found.totals(found.forward)[0] == 100.0 + 100 * times["small"][0]
+    assert found.totals(found.forward)[0] == 100.0 + 100 * found.forward["small"][0]
 
 
 def test_drift_is_told_from_chance() -> None:
@@ -91,18 +79,14 @@ def test_drift_is_told_from_chance() -> None:
     assert relative_drift([1.0] * 26 + [9.0] * 4) is None
 
 
-def test_notes_say_what_remains() -> None:
+def test_notes_say_what_remains_and_a_brief_measurement_aims_lower() -> None:
     assert sample_notes(samples(a=[1.0] * 9), THOROUGH) == ()
-    (spread,) = sample_notes(samples(a=noisy(9, 1.0, 0.3)), THOROUGH)
+    wide = samples(a=noisy(9, 1.0, 0.3))
+    (spread,), (brief,) = sample_notes(wide, THOROUGH), sample_notes(wide, BRIEF)
     assert "spread is larger than aimed at: after 9 passes" in spread
+    assert brief.endswith("(aim: 2% and 6%, standard error)")
     (moved,) = sample_notes(samples(a=[1.0] * 100 + [1.2] * 100), THOROUGH)[:1]
     assert "the machine became 20% slower while it measured" in moved
-
-
-def test_a_brief_measurement_aims_lower_and_says_so() -> None:
     found = samples(a=noisy(60, 1.0, 0.1))
-    assert not is_precise_enough(found, THOROUGH)
-    assert is_precise_enough(found, BRIEF)
+    assert (is_precise_enough(found, THOROUGH), is_precise_enough(found, BRIEF)) == (False, True)
     assert sample_notes(found, BRIEF) == ()
-    (spread,) = sample_notes(samples(a=noisy(9, 1.0, 0.3)), BRIEF)
-    assert spread.endswith("(aim: 2% and 6%, standard error)")

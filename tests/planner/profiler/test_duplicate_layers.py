@@ -90,10 +90,6 @@ def conv(**more: Any) -> nn.Module:
     return nn.Conv2d(2, 2, 3, padding=1, **more)
 
 
-def frozen(module: nn.Module) -> nn.Module:
-    return module.requires_grad_(False)
-
-
 def half_frozen(module: nn.Module) -> nn.Module:
     module.bias.requires_grad_(False)
     return module
@@ -108,81 +104,71 @@ class Scale(nn.Module):
         return x * self.by
 
 
-IMAGE = torch.randn(1, 2, 4, 4)
+PAIRS: tuple[tuple[nn.Module, nn.Module, Callable[[Tensor], tuple[Tensor, Tensor]], bool], ...] = (
+    (conv(), conv(), lambda x: (x, x), True),
+    (conv(), conv(stride=2), lambda x: (x, x), False),
+    (conv(), conv(bias=False), lambda x: (x, x), False),
+    (conv(), conv(), lambda x: (x, x[:, :, :2]), False),
+    (conv(), conv(), lambda x: (x, x.transpose(2, 3) + 0.0), False),
+    (conv(), conv(), lambda x: (x, x.detach() + 0.0), False),
+    (conv(), conv().requires_grad_(False), lambda x: (x, x), False),
+    (conv(), half_frozen(conv()), lambda x: (x, x), False),
+    (conv(), conv(dtype=torch.float64), lambda x: (x, x.double()), False),
+    (nn.Dropout(0.1), nn.Dropout(0.1), lambda x: (x, x), True),
+    (nn.Dropout(0.1), nn.Dropout(0.2), lambda x: (x, x), False),
+    (Scale(2.0), Scale(2.0), lambda x: (x, x), True),
+    (Scale(2.0), Scale(3.0), lambda x: (x, x), False),
+    (Scale(2.0), Scale(2), lambda x: (x, x), False),
+    (nn.ReLU(), nn.Tanh(), lambda x: (x, x), False),
+)
+"""Two modules, what they get of the input, and whether they compute the same."""
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "prepare", "same"),
-    [
-        (conv(), conv(), lambda x: (x, x), True),
-        (conv(), conv(stride=2), lambda x: (x, x), False),
-        (conv(), conv(bias=False), lambda x: (x, x), False),
-        (conv(), conv(), lambda x: (x, x[:, :, :2]), False),
-        (conv(), conv(), lambda x: (x, x.transpose(2, 3) + 0.0), False),
-        (conv(), conv(), lambda x: (x, x.detach() + 0.0), False),
-        (conv(), frozen(conv()), lambda x: (x, x), False),
-        (conv(), half_frozen(conv()), lambda x: (x, x), False),
-        (conv(), conv(dtype=torch.float64), lambda x: (x, x.double()), False),
-        (nn.Dropout(0.1), nn.Dropout(0.1), lambda x: (x, x), True),
-        (nn.Dropout(0.1), nn.Dropout(0.2), lambda x: (x, x), False),
-        (Scale(2.0), Scale(2.0), lambda x: (x, x), True),
-        (Scale(2.0), Scale(3.0), lambda x: (x, x), False),
-        (Scale(2.0), Scale(2), lambda x: (x, x), False),
-        (nn.ReLU(), nn.Tanh(), lambda x: (x, x), False),
-    ],
-    ids=[
-        "same", "stride", "bias", "shape", "strides of what it gets", "gradient of what it gets", "frozen",
-        "part frozen", "type", "same dropout", "dropout", "same number", "number", "type of number", "operator",
-    ],
-)  # fmt: skip
-def test_different_computations_never_share_a_class(a: nn.Module, b: nn.Module, prepare: Any, same: bool) -> None:
-    run = observed(Two(a, b, prepare), IMAGE)
-    ours = [name for name in (layer.name for layer in run.layers) if name.startswith(("a", "b"))]
+@pytest.mark.parametrize("number", range(len(PAIRS)))
+def test_different_computations_never_share_a_class(number: int) -> None:
+    a, b, prepare, same = PAIRS[number]
+    run = observed(Two(a, b, prepare), torch.randn(1, 2, 4, 4))
+    ours = [layer.name for layer in run.layers if layer.name.startswith(("a", "b"))]
     assert ("b" in run.alike or "b.mul" in run.alike) is same, (ours, run.alike)
 
 
-def test_who_reads_twice_adds_two_gradients() -> None:
-    class Reads(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+class Reads(nn.Module):
+    """Three layers that read the same; of what `c` makes two others are made."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            # All three read the same; of what `c` makes two others are made.
-            x = x * 1.5
-            c = self.c(x)
-            return self.a(x).exp().sum() + self.b(x).exp().sum() + (c.exp() * c.exp().exp()).sum()
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
 
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1.5
+        c = self.c(x)
+        return self.a(x).exp().sum() + self.b(x).exp().sum() + (c.exp() * c.exp().exp()).sum()
+
+
+class Towers(nn.Module):
+    """Rows that integers pick."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Embedding(9, 4) for _ in range(3))
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.a(first) + self.b(first) + self.c(second)
+
+
+def test_who_reads_twice_adds_two_gradients_and_rows_are_the_same_for_the_same_integers() -> None:
     run = observed(Reads(), torch.randn(1, 4))
     assert {run.alike.get("a"), run.alike.get("b")} & {"a", "b"}
-    assert "c" not in run.alike.values()
-    assert "c" not in run.alike
-
-
-def test_rows_that_integers_pick_are_the_same_only_for_the_same_integers() -> None:
-    class Towers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b, self.c = (nn.Embedding(9, 4) for _ in range(3))
-
-        def forward(self, first: Tensor, second: Tensor) -> Tensor:
-            return self.a(first) + self.b(first) + self.c(second)
-
+    assert "c" not in {*run.alike, *run.alike.values()}
     run = observed(Towers(), torch.tensor([[1, 2]]), torch.tensor([[3, 3]]))
-    assert run.alike.get("b") == "a"
-    assert "c" not in run.alike
-
-
-def graph(function: Any) -> fx.GraphModule:
-    made = fx.Graph()
-    made.output(made.call_function(function, (made.placeholder("x"),)))
-    return fx.GraphModule({}, made)
+    assert (run.alike.get("b"), "c" in run.alike) == ("a", False)
 
 
 def test_what_cannot_be_looked_into_is_alike_only_if_it_is_the_same_object() -> None:
-    def closed() -> Any:
-        return lambda x: x
+    def signature(function: Any) -> object:
+        made = fx.Graph()
+        made.output(made.call_function(function, (made.placeholder("x"),)))
+        return graph_signature(fx.GraphModule({}, made))
 
-    one, other = closed(), closed()
-    assert graph_signature(graph(one)) == graph_signature(graph(one))
-    assert graph_signature(graph(one)) != graph_signature(graph(other))
+    one, other = ((lambda x: x) for _ in range(2))
+    assert signature(one) == signature(one) != signature(other)

@@ -49,44 +49,13 @@ def test_costs_are_differences_between_trials() -> None:
     assert costs.version_byte_s == pytest.approx(0.0002 / VERSION_BYTES)
     assert costs.correction_byte_s == pytest.approx(0.0006 / VERSION_BYTES)
     assert costs.worker_bytes == 2000, "of the largest worker without large messages"
-
-
-def test_what_reading_takes_in_the_trials_is_left_out() -> None:
-    """A profile has what it takes with the data of the job."""
+    # A profile has the time of reading with the data of the job: that of the trials is left out.
     slower = [one | {"cpu_s": [*one["cpu_s"][:-1], one["cpu_s"][-1] + 1.0]} for one in TRIALS[:4]]
     slower = [one | {"load_s": [*one["load_s"][:-1], one["load_s"][-1] + 1.0]} for one in slower]
-    found, expected = costs_of(slower, ""), costs_of(TRIALS, "")
-    assert found.times() == pytest.approx(expected.times())
-
-
-def test_a_worker_alone_has_passes_of_its_own() -> None:
-    costs = costs_of(TRIALS, "")
-    assert alone_pass_s(TRIALS, costs) == costs.pass_s
+    assert costs_of(slower, "").times() == pytest.approx(costs.times())
+    # A worker alone has passes of its own, which take no more than beside another one.
+    assert alone_pass_s(TRIALS, costs) == alone_pass_s([*TRIALS, _trial("alone", 1.0, 0.1)], costs) == costs.pass_s
     assert alone_pass_s([*TRIALS, _trial("alone", 1.0, 0.0007)], costs) == pytest.approx((0.0007 - 0.0003) / 2)
-    assert alone_pass_s([*TRIALS, _trial("alone", 1.0, 0.1)], costs) == costs.pass_s, "no more than beside another one"
-
-
-def test_throughput_is_the_work_done_together() -> None:
-    found = throughput_of(TRIALS, cores=2)
-    assert found[1] == 1
-    assert found[2] == pytest.approx(2 * 0.002 / (0.003 - 0.0002))
-    assert found[3] == 2, "no more than the cores, although their messages are left out"
-
-
-def test_cores_are_idle_although_there_are_more_workers() -> None:
-    assert idle_cores_of(TRIALS, cores=2) == IdleCores(2, pytest.approx(0.25), pytest.approx(0.002))
-    assert idle_cores_of(TRIALS, cores=3) is None, "no trial has more workers"
-
-
-def test_threads_of_one_core_are_loaded_apart(tmp_path: Path) -> None:
-    assert [trial.workers for trial in trials(8, 9, physical=4) if trial.products] == [1, 2, 4, 8, 9]
-    for processor in range(4):
-        topology = tmp_path / f"cpu{processor}" / "topology"
-        topology.mkdir(parents=True)
-        (topology / "thread_siblings_list").write_text(f"{processor % 2},{processor % 2 + 2}\n")
-    assert physical_cores({0, 1, 2, 3}, tmp_path) == 2
-    assert physical_cores({0, 1, 3}, tmp_path) == 2
-    assert physical_cores({7, 8}, tmp_path) == 2, "nothing is known of these"
 
 
 def test_other_programs_do_not_count_but_are_told() -> None:
@@ -105,16 +74,6 @@ def test_other_programs_do_not_count_but_are_told() -> None:
     assert idle_cores_of(halved, cores=2) == idle_cores_of(TRIALS, cores=2)
 
 
-def test_every_machine_is_loaded_beyond_its_cores() -> None:
-    assert [trial.workers for trial in trials(2, 9) if trial.products] == [1, 2, 3]
-    assert max(trial.workers for trial in trials(64, 9)) == 9
-    # A pass is measured beside another worker, as messages are.
-    busy = {trial.name: trial.pipelines * trial.workers for trial in trials(4, 9)}
-    assert busy["pass"] == busy["message"] == 2
-    assert busy["alone"] == 1
-    assert all(trial.pipelines == 1 for trial in trials(1, 9)), "a single core would have to be shared"
-
-
 @pytest.mark.slow
 def test_the_trials_run_on_this_machine() -> None:
     with ExecutorTrials() as started:
@@ -125,3 +84,27 @@ def test_the_trials_run_on_this_machine() -> None:
     assert all(1 <= value <= count for count, value in found.throughput.items())
     assert found.alone_pass_s is None or 1e-5 < found.alone_pass_s <= found.costs.pass_s
     assert found.idle is None or 0 <= found.idle.share < 0.75
+
+
+def test_throughput_is_the_work_done_together_and_cores_are_idle_although_there_are_more_workers() -> None:
+    found = throughput_of(TRIALS, cores=2)
+    # Three workers do no more than the cores, although their messages are left out.
+    assert found == pytest.approx({1: 1, 2: 2 * 0.002 / (0.003 - 0.0002), 3: 2})
+    assert idle_cores_of(TRIALS, cores=2) == IdleCores(2, pytest.approx(0.25), pytest.approx(0.002))
+    assert idle_cores_of(TRIALS, cores=3) is None, "no trial has more workers"
+
+
+def test_every_machine_is_loaded_beyond_its_cores_and_threads_of_one_core_apart(tmp_path: Path) -> None:
+    assert [trial.workers for trial in trials(2, 9) if trial.products] == [1, 2, 3]
+    assert [trial.workers for trial in trials(8, 9, physical=4) if trial.products] == [1, 2, 4, 8, 9]
+    assert max(trial.workers for trial in trials(64, 9)) == 9
+    # A pass is measured beside another worker, as messages are.
+    busy = {trial.name: trial.pipelines * trial.workers for trial in trials(4, 9)}
+    assert (busy["pass"], busy["message"], busy["alone"]) == (2, 2, 1)
+    assert all(trial.pipelines == 1 for trial in trials(1, 9)), "a single core would have to be shared"
+    for processor in range(4):
+        topology = tmp_path / f"cpu{processor}" / "topology"
+        topology.mkdir(parents=True)
+        (topology / "thread_siblings_list").write_text(f"{processor % 2},{processor % 2 + 2}\n")
+    for processors in ({0, 1, 2, 3}, {0, 1, 3}, {7, 8}):  # nothing is known of the last two
+        assert physical_cores(processors, tmp_path) == 2

@@ -35,66 +35,49 @@ def backward(made: nn.Module) -> Callable[[], None]:
     return lambda: made(torch.ones(4, 3)).sum().backward()
 
 
-@pytest.fixture
-def ticks() -> tuple[Ticks, type[SGD]]:
-    stepped: list[int] = []
+class Counting(SGD):
+    """A step takes 7, 99 for each parameter, and 1 for each of its numbers."""
 
-    class Counting(SGD):
-        def step(self, closure: Any = None) -> None:
-            stepped.extend([7, *(99 + one.numel() for group in self.param_groups for one in group["params"])])
-            super().step()
+    stepped = 0
 
-    return Ticks(lambda: sum(stepped)), Counting
+    def step(self, closure: Any = None) -> None:
+        Counting.stepped += 7 + sum(99 + one.numel() for group in self.param_groups for one in group["params"])
+        super().step()
 
 
-def test_layers_get_their_shares_of_the_whole_step(ticks: tuple[Ticks, type[SGD]]) -> None:
-    clock, counting = ticks
+CLOCK = Ticks(lambda: Counting.stepped)
+
+
+def test_layers_get_their_shares_of_the_whole_step() -> None:
     made = model()
-    found = measure_steps(job(lambda ps: counting(ps, lr=0.1), made), 4, own(made), clock, backward(made), [])
-    # 20, 12 and (weights frozen) 2 numbers, 99 for each of 5 parameters, and 7 for a step over any.
+    found = measure_steps(job(lambda ps: Counting(ps, lr=0.1), made), 4, own(made), CLOCK, backward(made), [])
+    # 20, 12 and (weights frozen) 2 numbers in 5 parameters.
     assert found.update_s == pytest.approx({"0": 198 + 20, "1": 198 + 12, "2": 99 + 2}, rel=1e-2)
     assert sum(found.update_s.values()) == pytest.approx(34 + 5 * 99)
     assert found.fixed_s == pytest.approx(7)
-
-
-def test_an_optimiser_that_wants_the_whole_model_is_shared_by_bytes(ticks: tuple[Ticks, type[SGD]]) -> None:
-    clock, counting = ticks
-    made = model()
-
-    def picky(parameters: list[nn.Parameter], stage: StageInfo) -> SGD:
-        names = [name for name, _ in stage.named_parameters]
-        return counting([{"params": [parameters[names.index("0.weight")]]}, {"params": parameters[1:]}], lr=0.1)
-
-    found = measure_steps(job(picky, made), 4, own(made), clock, backward(made), [])
-    whole = 7 + 5 * 99 + 34
-    assert found.update_s == pytest.approx({"0": whole * 20 / 34, "1": whole * 12 / 34, "2": whole * 2 / 34})
-
-
-def test_the_shares_are_no_more_than_the_step() -> None:
-    """If each parameter alone would take longer than its share, they share the step alike."""
-    layers = {name: [(f"{name}.{i}", nn.Parameter(torch.zeros(size))) for i in range(size)] for name, size in SHARES}
+    # If each parameter alone would take longer than its share, they share the step alike.
+    layers = {
+        name: [(f"{name}.{i}", nn.Parameter(torch.zeros(n))) for i in range(n)] for name, n in (("a", 1), ("b", 2))
+    }
     assert split_step_time(6.0, layers, 1.0) == {"a": 1 + 3 / 5, "b": 2 + 3 * 4 / 5}
     assert split_step_time(6.0, layers, 9.0) == {"a": 2.0, "b": 4.0}
 
 
-SHARES = (("a", 1), ("b", 2))
+def test_an_optimiser_that_wants_the_whole_model_is_shared_by_bytes() -> None:
+    made = model()
 
+    def picky(parameters: list[nn.Parameter], stage: StageInfo) -> SGD:
+        names = [name for name, _ in stage.named_parameters]
+        return Counting([{"params": [parameters[names.index("0.weight")]]}, {"params": parameters[1:]}], lr=0.1)
 
-def test_nothing_is_trained() -> None:
-    made = model().requires_grad_(False)
-    found = measure_steps(job(None, made), 4, own(made), CPUClock(1), lambda: None, [])
-    assert (found.update_s, found.peak_bytes) == ({}, 0)
+    found = measure_steps(job(picky, made), 4, own(made), CLOCK, backward(made), [])
+    whole = 7 + 5 * 99 + 34
+    assert found.update_s == pytest.approx({"0": whole * 20 / 34, "1": whole * 12 / 34, "2": whole * 2 / 34})
 
 
 class Stuck(SGD):
     def step(self, closure: Any = None) -> Any:
         raise ArithmeticError("no step")
-
-
-def test_an_optimiser_that_cannot_step_is_one_line() -> None:
-    made = model()
-    with pytest.raises(LaunchError, match="a step of the job's optimizer failed: ArithmeticError: no step"):
-        measure_steps(job(Stuck, made), 4, own(made), CPUClock(1), backward(made), [])
 
 
 class Wide(nn.Module):
@@ -139,6 +122,12 @@ def test_bytes_of_state() -> None:
         assert optimizer_state(job(optimizer, two_kinds())) == expected
 
 
-def test_an_optimiser_that_fails_is_one_line() -> None:
+def test_nothing_is_trained_and_an_optimiser_that_fails_is_one_line() -> None:
+    made = model().requires_grad_(False)
+    found = measure_steps(job(None, made), 4, own(made), CPUClock(1), lambda: None, [])
+    assert (found.update_s, found.peak_bytes) == ({}, 0)
+    made = model()
+    with pytest.raises(LaunchError, match="a step of the job's optimizer failed: ArithmeticError: no step"):
+        measure_steps(job(Stuck, made), 4, own(made), CPUClock(1), backward(made), [])
     with pytest.raises(LaunchError, match=r"the job's optimizer failed: KeyError.*test_optimizer_step\.py"):
         optimizer_state(job(lambda parameters: {}["lr"], two_kinds()))

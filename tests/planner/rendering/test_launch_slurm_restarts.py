@@ -29,7 +29,6 @@ class Slurm:
         self.path.mkdir()
         for name, text in STAND_INS.items():
             self.stand_in(name, text)
-        self.copy = folder / "slurm_script"  # SLURM runs a copy of launch.slurm
 
     def stand_in(self, name: str, text: str) -> None:
         (self.path / name).write_text(f"#!/bin/bash\n{text}\n")
@@ -37,28 +36,19 @@ class Slurm:
 
     def launch_arguments(self, *options: str, restart: int = 0) -> list[str]:
         """Run a job; the arguments of launch.sh on every node."""
-        return self.srun_arguments(*options, restart=restart)[-1]
+        lines = self.run_job(*options, restart=restart)
+        assert lines[:2] == ["node7", "2"], lines
+        return lines[lines.index(f"{self.plan}/launch.sh") + 1 :]
 
-    def srun_arguments(self, *options: str, restart: int = 0) -> tuple[list[str], list[str]]:
-        """Run a job; the arguments of srun, and those of launch.sh among them."""
-        done = self.run_job(*options, restart=restart)
-        lines = done.stdout.splitlines()
-        assert lines[:2] == ["node7", str(2)], done.stdout
-        return lines[2:], lines[lines.index(f"{self.plan}/launch.sh") + 1 :]
-
-    def run_job(self, *options: str, restart: int = 0) -> subprocess.CompletedProcess[str]:
-        """Run a job from start to end."""
-        script = self.plan / "launch.slurm"
-        self.copy.write_text(script.read_text())
+    def run_job(self, *options: str, restart: int = 0) -> list[str]:
+        """Run a job from start to end; the lines that it prints."""
+        script, copy = self.plan / "launch.slurm", self.plan.parent / "slurm_script"
+        copy.write_text(script.read_text())  # SLURM runs a copy of launch.slurm
         environment = {"PATH": f"{self.path}:/usr/bin:/bin", "FILE": str(script)}
         environment |= {"SLURM_JOB_ID": str(JOB), "SLURM_JOB_NODELIST": "node[7-8]"}
         environment |= {"SLURM_RESTART_COUNT": str(restart)} if restart else {}
-        command, captured = ["bash", self.copy, *options], {"capture_output": True, "text": True, "timeout": 60}
-        return subprocess.run(command, env=environment, check=True, cwd=self.plan.parent, **captured)
-
-    def checkpoint(self, run: Path) -> None:
-        (run / "checkpoints" / "epoch-0001").mkdir(parents=True)
-        (run / "checkpoints" / "epoch-0001" / "manifest.json").write_text("{}")
+        command, captured = ["bash", copy, *options], {"capture_output": True, "text": True, "timeout": 60}
+        return subprocess.run(command, env=environment, check=True, cwd=copy.parent, **captured).stdout.splitlines()
 
 
 @pytest.fixture
@@ -70,18 +60,19 @@ def test_a_job_makes_its_own_run_and_finds_it_again(slurm: Slurm) -> None:
     *words, option, folder = slurm.launch_arguments("--epochs", "5", "--resume-from", "elsewhere")
     assert (words, option) == (["--epochs", "5", "--resume-from", "elsewhere"], "--run-dir")
     run = Path(folder)
-    assert run.parent == slurm.plan / "runs"
-    assert run.name.endswith(f"Z-slurm-{JOB}")
+    assert (run.parent, run.name[-len(f"Z-slurm-{JOB}") :]) == (slurm.plan / "runs", f"Z-slurm-{JOB}")
     run.mkdir(parents=True)
     # The job starts again before it has a checkpoint. The metrics of its first start stay in their folder.
     assert slurm.launch_arguments("--epochs", "5", restart=1) == ["--epochs", "5", "--run-dir", f"{run}-restart-1"]
-    slurm.checkpoint(Path(f"{run}-restart-1"))
+    manifest = Path(f"{run}-restart-1", "checkpoints", "epoch-0001", "manifest.json")
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text("{}")
     resumed = ["--resume", "--epochs", "5", "--run-dir", f"{run}-restart-1"]
-    assert slurm.launch_arguments("--epochs", "5", "--resume-from", "elsewhere", restart=2) == resumed
-    assert slurm.launch_arguments("--epochs", "5", "--weights=elsewhere", restart=2) == resumed
+    for begun in (["--resume-from", "elsewhere"], ["--weights=elsewhere"]):
+        assert slurm.launch_arguments("--epochs", "5", *begun, restart=2) == resumed
 
 
-def test_a_step_that_ends_before_scancel_does_keeps_its_status(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_step_that_ends_before_scancel_does_keeps_its_status(slurm: Slurm) -> None:
     """SLURM may be slow to pass a signal on: the step can end before scancel does."""
     slurm.stand_in(
         "srun",
@@ -93,7 +84,7 @@ def test_a_step_that_ends_before_scancel_does_keeps_its_status(slurm: Slurm, tmp
         "scancel", 'cd "$(dirname "$0")"\ntouch asked\nwhile kill -0 "$(<pid)" 2>/dev/null; do sleep 0.02; done'
     )
     slurm.stand_in("scontrol", f'if [[ "$1" == requeue ]]; then echo requeued; else {STAND_INS["scontrol"]}; fi')
-    assert slurm.run_job().stdout.splitlines()[0] == "requeued"
+    assert slurm.run_job()[0] == "requeued"
 
 
 def test_components_are_one_step(slurm: Slurm) -> None:
@@ -102,7 +93,7 @@ def test_components_are_one_step(slurm: Slurm) -> None:
     profile = outcome().problem.profile
     uneven = Problem(profile, Cluster.of_servers("two", servers, [Level("cluster", 2, 10.0)]))
     write_with_launcher(uneven, slurm.plan, "slurm")
-    words, _ = slurm.srun_arguments("--epochs", "2")
+    words = slurm.run_job("--epochs", "2")[2:]
     assert words.count(":") == 1
     halves = words[: words.index(":")], words[words.index(":") + 1 :]
     assert [[word for word in half if "het" in word or "cpus" in word] for half in halves] == [

@@ -101,95 +101,80 @@ def test_no_check_outlives_the_script(plan: Path, sent: signal.Signals) -> None:
     assert not list(plan.parent.glob("tmp*"))
 
 
-def test_a_host_without_the_executor_is_named(plan: Path) -> None:
-    script = train(plan, "exit 0", "exit 0")
-    assert script.communicate(timeout=60) == ("", "")
-    (plan.parent / "hosts").write_text("a\nb python=/bin/false\n")
-    _, errors = start(plan).communicate(timeout=60)
-    assert errors == (
-        "error: b cannot import pipeplan_launch.launchers by /bin/false; python= in the hosts file names another "
-        "interpreter\n"
-    )
-
-
-def test_problems_come_with_the_name_of_their_host(plan: Path) -> None:
-    first, second = "echo out; echo 'note: a note' >&2", "sleep 0.2; echo 'error: too late' >&2; echo plain >&2; exit 3"
-    script = train(plan, first, second)
+def ended(script: subprocess.Popen[str]) -> tuple[int, str, str]:
+    """The status of a script, and what it printed."""
     output, errors = script.communicate(timeout=60)
-    assert (script.returncode, output) == (3, "out\n")
-    assert errors == "note: a: a note\nerror: me@b: too late\nplain\n"
+    return script.returncode, output, errors
 
 
-def test_labels_are_on_every_line(plan: Path) -> None:
-    script = train(plan, "echo out; printf end", "sleep 0.2; echo error: x >&2", "--label")
-    output, errors = script.communicate(timeout=60)
+TRAINED: tuple[tuple[str, str, tuple[int, str, str]], ...] = (
+    ("exit 0", "exit 0", (0, "", "")),
+    (
+        "echo out; echo 'note: a note' >&2",
+        "sleep 0.2; echo 'error: too late' >&2; echo plain >&2; exit 3",
+        (3, "out\n", "note: a: a note\nerror: me@b: too late\nplain\n"),
+    ),
+    ("exit 0", "kill -KILL $$", (137, "", "error: me@b: launch.sh was ended by SIGKILL\n")),
+    # The status of ssh for an error of its own.
+    ("exit 0", "exit 255", (2, "", "error: me@b: the connection is lost\n")),
+)
+"""What two hosts run in place of training, and how the script ends."""
+
+
+def test_problems_come_with_the_name_of_their_host_and_its_status(plan: Path) -> None:
+    for first, second, expected in TRAINED:
+        assert ended(train(plan, first, second)) == expected
+    _, output, errors = ended(train(plan, "echo out; printf end", "sleep 0.2; echo error: x >&2", "--label"))
     assert (sorted(output.splitlines()), errors) == (["a: end", "a: out", "me@b: error: x"], "")
 
 
-def test_a_launch_that_was_killed_and_a_lost_connection_are_told_apart(plan: Path) -> None:
-    script = train(plan, "exit 0", "kill -KILL $$")
-    assert script.communicate(timeout=60)[1] == "error: me@b: launch.sh was ended by SIGKILL\n"
-    assert script.returncode == 128 + signal.SIGKILL
-    script = train(plan, "exit 0", "exit 255")  # the status of ssh for an error of its own
-    assert script.communicate(timeout=60)[1] == "error: me@b: the connection is lost\n"
-    assert script.returncode == 2
+def test_a_request_to_stop_reaches_all_hosts_and_a_third_one_kills(plan: Path) -> None:
+    for program, requests, expected in (
+        (UNTIL_STOPPED, [signal.SIGINT], (0, "checkpoint\ncheckpoint\n")),
+        (UNTIL_STOPPED.replace("exit 0", ":"), [signal.SIGTERM] * 3, (128 + signal.SIGKILL, None)),
+    ):
+        for started in plan.glob("launch.sh.trains-*"):
+            started.unlink()
+        script = train(plan, program, program)
+        until(lambda: len(list(plan.glob("launch.sh.trains-*"))) == 2)
+        for request in requests:
+            script.send_signal(request)
+            time.sleep(0.3)
+        status, output, errors = ended(script)
+        assert (status, output if expected[1] else None) == expected
+        assert errors == "" or len(requests) > 1
 
 
-def test_a_request_to_stop_reaches_all_hosts(plan: Path) -> None:
-    script = train(plan, UNTIL_STOPPED, UNTIL_STOPPED)
-    until(lambda: len(list(plan.glob("launch.sh.trains-*"))) == 2)
-    script.send_signal(signal.SIGINT)
-    output, errors = script.communicate(timeout=60)
-    assert (script.returncode, output, errors) == (0, "checkpoint\ncheckpoint\n", "")
-
-
-def test_a_third_request_kills_what_does_not_end(plan: Path) -> None:
-    stubborn = UNTIL_STOPPED.replace("exit 0", ":")
-    script = train(plan, stubborn, stubborn)
-    until(lambda: len(list(plan.glob("launch.sh.trains-*"))) == 2)
-    for _ in range(3):
-        script.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
-    script.communicate(timeout=60)
-    assert script.returncode == 128 + signal.SIGKILL
-
-
-def test_another_plan_is_refused(plan: Path) -> None:
+def test_what_is_wrong_is_said_before_training(plan: Path) -> None:
+    train(plan, "exit 0", "exit 0").communicate(timeout=60)
+    (plan.parent / "hosts").write_text("a\nb python=/bin/false\n")
+    assert ended(start(plan))[2] == (
+        "error: b cannot import pipeplan_launch.launchers by /bin/false; python= in the hosts file names another "
+        "interpreter\n"
+    )
     stage = plan / "stages" / "stage-0.json"
     stage.write_text(stage.read_text().replace('"plan": "sha256:', '"plan": "sha256:0'))
-    script = start(plan)
-    assert script.communicate(timeout=60)[1].startswith(f"error: the plan in {plan} is not the one that this file ")
-    assert script.returncode == 2
+    status, _, errors = ended(start(plan))
+    assert (status, errors.startswith(f"error: the plan in {plan} is not the one that this file ")) == (2, True)
+    environment = {"PATH": "/usr/bin:/bin", "PYTHON": "/bin/false"}
+    done = subprocess.run(["sh", plan / "launch-ssh.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: /bin/false cannot import pipeplan_launch.launchers: set PYTHON to an interpreter that has pipeplan\n",
+    )
+    done = subprocess.run(["sh", plan / "launch-ssh.sh", "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("usage: launch-ssh.sh --hosts FILE [options] [options of launch.sh]\n")
 
 
 def test_copying_leaves_runs_behind_and_says_where_it_fails(plan: Path, tmp_path: Path) -> None:
+    train(plan, "", "").communicate(timeout=60)
     (plan / "runs").mkdir()
-    (plan / "program-0").touch()
-    (plan / "program-1").touch()
-    (plan / "launch.sh").write_text(PROGRAMMED)
     (tmp_path / "hosts").write_text(f"a\nb folder={tmp_path}/copy\n")
     (tmp_path / "data").write_text("data")
-    script = start(plan, "--copy", "--with", "data")
-    assert script.communicate(timeout=60) == ("", "")
-    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == sorted(
-        path.name for path in plan.iterdir() if path.name != "runs"
-    )
+    assert ended(start(plan, "--copy", "--with", "data"))[1:] == ("", "")
+    assert set(os.listdir(tmp_path / "copy")) == set(os.listdir(plan)) - {"runs"}
     shutil.rmtree(tmp_path / "copy")
     (tmp_path / "copy").write_text("in the way")
-    _, errors = start(plan, "--copy").communicate(timeout=60)
+    errors = ended(start(plan, "--copy"))[2]
     assert errors.startswith("error: b: nothing could be copied there: mkdir: ")
     assert errors.count("\n") == 1
-
-
-def test_the_script_needs_pipeplan_here(plan: Path) -> None:
-    environment = {"PATH": "/usr/bin:/bin", "PYTHON": "/bin/false"}
-    done = subprocess.run(["sh", plan / "launch-ssh.sh"], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == (
-        "error: /bin/false cannot import pipeplan_launch.launchers: set PYTHON to an interpreter that has pipeplan\n"
-    )
-
-
-def test_help_is_printed_without_hosts(plan: Path) -> None:
-    done = subprocess.run(["sh", plan / "launch-ssh.sh", "--help"], capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("usage: launch-ssh.sh --hosts FILE [options] [options of launch.sh]\n")

@@ -50,24 +50,18 @@ def test_solving_again_predicts_what_was_measured(run: Call, plan_folder: Path, 
     assert (tmp_path / "profile.json").read_bytes() == before
     stages = json.loads((plan_folder / "plan.json").read_text())["plan"]["stages"]
     pins = [f"{stage['layers'][0]}={number}" for number, stage in enumerate(stages, 1)]
+    pins.append(f"{stages[0]['layers'][-1]}=1")
     again = run(
-        *("solve", "calibrated.json", "--cluster", "calibrated.toml", *SOLVED, "--json"),
+        *("solve", "calibrated.json", "--cluster", "calibrated.toml", *SOLVED, "--json", "-o", "plan-2"),
         *(part for pin in pins for part in ("--pin", pin)),
-        *("--pin", f"{stages[0]['layers'][-1]}=1", "-o", "plan-2"),
     )
     assert json.loads(again.out)["prediction"]["minibatch_s"] == pytest.approx(0.8)
     stage = json.loads((tmp_path / "plan-2" / "stages" / "stage-0.json").read_text())
     assert stage["profile"] == "calibrated"
-
-
-def test_the_new_profile_says_where_it_is_from(run: Call, plan_folder: Path, tmp_path: Path) -> None:
-    a_run(plan_folder)
-    for output in ("c1.json", "c2.json"):
-        assert run("calibrate", "plan", "-o", output).code == 0
+    assert run("calibrate", "plan", "-o", "c2.json").code == 0
     origin = Profile.load(tmp_path / "c2.json").provenance
-    assert origin.kind == "calibrated"
+    assert (origin.kind, origin.notes[0]) == ("calibrated", "kept")
     assert "proportion to a profile that was measured (stopwatch)" in origin.how
-    assert origin.notes[0] == "kept"
     assert sum("run one, stage " in note for note in origin.notes) == 2
     assert cluster_toml.load_cluster(str(tmp_path / "c2.toml")).levels[0].source == "nominal"
     assert "calibrated by runs on" in " ".join(run("profile", "show", "c2.json").out.split())
@@ -85,28 +79,23 @@ def test_of_several_runs_of_a_plan_the_median_counts(run: Call, plan_folder: Pat
     assert json.loads(run("calibrate", *names, "--json", "--no-write").out)["slack"] == pytest.approx(alone["slack"])
 
 
-def test_a_run_that_was_disturbed_or_mostly_waited_is_called_so(run: Call, plan_folder: Path) -> None:
-    write_run(plan_folder, "one", summary_of(plan_folder, 1.56, [MEASURED[0] | {"core_wait_s": 0.078}, MEASURED[1]]))
-    said = run("calibrate", "plan").err
-    assert re.search(r"note: a worker of run one waited for a core \d+% of its time: other programs", said)
-    assert "note: for 50% of the time no stage was busy" in said
-
-
 def test_json_has_all_that_was_found_and_nothing_need_be_written(run: Call, plan_folder: Path, tmp_path: Path) -> None:
     a_run(plan_folder)
     ran = run("calibrate", "plan", "--json", "--no-write")
-    assert ran.code == 0
-    assert not (tmp_path / "calibrated.json").exists()
+    assert (ran.code, (tmp_path / "calibrated.json").exists()) == (0, False)
     found = json.loads(ran.out)
     assert (found["format"], found["version"]) == ("pipeplan-calibration", 1)
-    assert found["runs"][0]["measured_s"] == 0.8
+    assert (found["runs"][0]["measured_s"], found["stages"][0]["layers"][0]) == (0.8, "l0")
     assert found["runs"][0]["calibrated_s"] == pytest.approx(0.8)
-    assert found["stages"][0]["layers"][0] == "l0"
     assert {one["operation"] for one in found["links"]} == {"all-reduce", "send/recv"}
-    for output in (".", "profile.json/new.json"):
-        refused(run, "calibrate", "plan", "-o", output)
-        ran = run("calibrate", "plan", "-o", output, "--no-write")
-        assert (ran.code, "measured 1.25, calibrated 1.25" in " ".join(ran.out.split())) == (0, True), ran.err
+    ran = run("calibrate", "plan", "-o", ".", "--no-write")
+    assert (ran.code, "measured 1.25, calibrated 1.25" in " ".join(ran.out.split())) == (0, True), ran.err
+    # A run that was disturbed, or in which workers mostly waited, is called so.
+    slow = [MEASURED[0] | {"core_wait_s": 0.078}, MEASURED[1]]
+    write_run(plan_folder, "two", summary_of(plan_folder, 1.56, slow))
+    said = run("calibrate", "plan/runs/two", "--no-write").err
+    assert re.search(r"note: a worker of run two waited for a core \d+% of its time: other programs", said)
+    assert "note: for 50% of the time no stage was busy" in said
 
 
 def test_nothing_is_replaced_unasked(run: Call, plan_folder: Path, tmp_path: Path) -> None:

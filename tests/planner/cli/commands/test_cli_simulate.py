@@ -1,18 +1,21 @@
-"""`pipeplan simulate` as a person meets it."""
+"""`pipeplan simulate` as a person meets it, and its traces, with a run beside its prediction."""
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commandline import Run, check_refusals, refused, run_once
+from runs import GIB, chain
 
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.cluster_toml import write_cluster
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-
-WIDTH = 80
 
 
 @pytest.fixture
@@ -30,28 +33,16 @@ def planned(run: Run) -> Path:
     return Path("plan")
 
 
-def _change(folder: Path, *keys: str | int, to: Any) -> None:
-    """Set a field of plan.json."""
-    document = json.loads((folder / "plan.json").read_text())
-    place = document
-    for key in keys[:-1]:
-        place = place[key]
-    place[keys[-1]] = to
-    (folder / "plan.json").write_text(json.dumps(document))
-
-
 def test_it_tells_the_step_time_and_draws_the_workers(run: Run, planned: Path) -> None:
     done = run("simulate", "plan")
     assert done.code == 0, done.err
     assert "in the steady state, 1.000 of the predicted" in " ".join(done.out.split())
-    assert "Fill " in done.out
-    assert "Links busy" in done.out
-    for mark in ("F0", "B0=", "computing", "peak"):
+    for mark in ("Fill ", "Links busy", "F0", "B0=", "computing", "peak"):
         assert mark in done.out
     workers = sum(len(stage["workers"]) for stage in json.loads((planned / "plan.json").read_text())["plan"]["stages"])
     assert sum(line.startswith("w") for line in done.out.splitlines()) == workers
-    assert max(map(len, done.out.splitlines())) <= WIDTH
-    assert "\x1b" not in done.out, "no colours where nobody sees them"
+    assert "too few for a steady state" in run("simulate", "plan", "--microbatches", "1").out
+    assert json.loads(run("simulate", "plan", "--microbatches", "1", "--json").out)["steady"] is None
 
 
 def test_json_and_a_trace(run: Run, planned: Path) -> None:
@@ -64,25 +55,15 @@ def test_json_and_a_trace(run: Run, planned: Path) -> None:
     assert run("simulate", "plan", "--trace", "made/trace.json").code == 0
     line = refused(run, "simulate", "plan", "--trace", "plan/plan.json")
     assert line.startswith("plan/plan.json exists and is not a trace: give another file with --trace")
-    again = run("simulate", "plan", "--json", "--microbatches", "300")
-    assert again.out == done.out
-
-
-def test_too_few_microbatches_are_said_to_be(run: Run, planned: Path) -> None:
-    assert "too few for a steady state" in run("simulate", "plan", "--microbatches", "1").out
-    assert json.loads(run("simulate", "plan", "--microbatches", "1", "--json").out)["steady"] is None
 
 
 DAMAGES: tuple[tuple[tuple[str | int, ...], Any, str], ...] = (
     (("version",), 2, "plan.json is version 2 of pipeplan-plan; this pipeplan reads up to 1"),
-    (("format",), "else", "is not a pipeplan-plan file"),
     (("plan", "stages"), [], "the plan has no stages"),
     (("plan", "stages", 0, "workers"), [], "every stage needs a worker"),
     (("plan", "stages", 0, "workers"), [99], "there is no worker 99"),
-    (("plan", "stages", 0, "depth"), 0, "depth: expected at least 1"),
     (("plan", "copies"), 0, "copies: expected at least 1"),
     (("prediction", "stages", 0, "forward_s"), -1.0, "forward_s: expected at least 0, found -1"),
-    (("prediction", "stages", 0, "forward_s"), "soon", "forward_s: expected a number"),
     (("prediction", "stages", 0, "forward_s"), 1e308, "at most 9.2"),
     (("prediction", "stages"), [], "one for each stage, found 0"),
     (("options", "overlap"), 1.5, "the overlap must lie between 0 and 1"),
@@ -93,20 +74,205 @@ DAMAGES: tuple[tuple[tuple[str | int, ...], Any, str], ...] = (
 
 def test_a_damaged_plan_is_one_line(run: Run, planned: Path) -> None:
     whole = (planned / "plan.json").read_text()
-    for keys, value, expected in DAMAGES:
-        (planned / "plan.json").write_text(whole)
-        _change(planned, *keys, to=value)
+    for (*keys, last), value, expected in DAMAGES:
+        document = place = json.loads(whole)
+        for key in keys:
+            place = place[key]
+        place[last] = value
+        (planned / "plan.json").write_text(json.dumps(document))
         assert expected in refused(run, "simulate", "plan")
-
-
-def test_a_folder_without_a_plan_is_one_line(run: Run, planned: Path) -> None:
-    assert run("simulate", "nowhere").err == "error: nowhere does not exist; `pipeplan solve` writes plan folders\n"
+    (planned / "plan.json").write_text(whole)
     Path("empty").mkdir()
-    whole = (planned / "plan.json").read_text()
-    (planned / "plan.json").write_text(whole[: len(whole) // 2])
-    refusals = {"empty": "empty has no plan.json", "profile.json": "is not a folder", "plan": "is it truncated?"}
+    refusals = {"empty": "empty has no plan.json", "profile.json": "is not a folder"}
     refusals |= dict.fromkeys(("plan --microbatches 0", "plan --microbatches many"), "")
     check_refusals(run, {f"simulate {line}": said for line, said in refusals.items()})
-    (planned / "plan.json").write_text(whole)
     (planned / "stages" / "stage-0.json").unlink()
     assert "stages/stage-0.json is missing" in refused(run, "simulate", "plan")
+
+
+FORWARD_S, BACKWARD_S, UPDATE_S, MOVE_S = 1.0, 2.0, 0.5, 0.25
+"""Of both stages, but the update of the first alone, and what lies between them."""
+
+
+COUNT = 12
+
+
+Rows = Sequence[tuple[str, int, float, float]]
+
+
+@pytest.fixture
+def traced(run: Run) -> Path:
+    """A plan of two stages, 1-1, by which every time is a multiple of a quarter of a second."""
+    levels = (Level("server", 1, 32.0), Level("cluster", 2, 32.0))
+    write_cluster(Cluster("two", Device("x", "cpu", 9 * GIB), levels), Path("two.toml"))
+    chain([(FORWARD_S, BACKWARD_S, UPDATE_S), (FORWARD_S, BACKWARD_S, 0.0)]).save(Path("profile.json"))
+    done = run_once(run, "solve", "--cluster", "two.toml", "--solver", "dp", "--schedule", "1f1b-stashing")
+    assert done.code == 0, done.err
+    assert json.loads(Path("plan/plan.json").read_text())["plan"]["config"] == "1-1"
+    return Path("plan")
+
+
+def _write_run(plan: Path, rows: Sequence[Rows], name: str = "20260131T120000Z", digest: str = "") -> Path:
+    folder = plan / "runs" / name
+    (folder / "timeline").mkdir(parents=True)
+    own = json.loads((plan / "stages" / "stage-0.json").read_text())["plan"]
+    common = {"version": 1, "plan": digest or own}
+    step_time = {"predicted": 3.5, "measured": 7.0, "ratio": 2.0}
+    summary = {"format": "pipeplan-summary", "minibatch_s": step_time} | common
+    summary |= {"includes_fill": False, "steady_minibatches": 5, "stages": []}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    for rank, intervals in enumerate(rows):
+        head = {"format": "pipeplan-timeline", "rank": rank, "stage": rank, "replica": 0, "epoch": 1, "first": 0}
+        head |= {"epoch_minibatches": COUNT, "minibatches": COUNT, "intervals": intervals} | common
+        (folder / "timeline" / f"rank-{rank}.json").write_text(json.dumps(head))
+    return folder
+
+
+def _sequential(times: float) -> list[Rows]:
+    """A run that has one minibatch in the pipeline at a time, so many times as slow as predicted."""
+    first: list[tuple[str, int, float, float]] = []
+    second: list[tuple[str, int, float, float]] = []
+    now = 0.0
+    for minibatch in range(COUNT):
+        ends = [now]
+        for seconds in (FORWARD_S, MOVE_S, FORWARD_S, BACKWARD_S, MOVE_S, BACKWARD_S, UPDATE_S):
+            ends.append(ends[-1] + seconds * times)
+        first += [("forward", minibatch, now, ends[1]), ("wait", minibatch, ends[1], ends[5])]
+        first += [("backward", minibatch, ends[5], ends[6]), ("update", minibatch, ends[6], ends[7])]
+        second += [("wait", minibatch, now, ends[2]), ("forward", minibatch, ends[2], ends[3])]
+        second += [("backward", minibatch, ends[3], ends[4]), ("update", minibatch, ends[4], ends[4])]
+        now = ends[7]
+    return [first, second]
+
+
+def _events(path: str) -> list[dict[str, Any]]:
+    """A trace's events, with what the Trace Event Format asks of them checked."""
+    events: list[dict[str, Any]] = json.loads(Path(path).read_text())["traceEvents"]
+    ends: dict[tuple[int, int], int] = defaultdict(int)
+    assert [event["ts"] for event in events] == sorted(event["ts"] for event in events)
+    for event in events:
+        assert isinstance(event["name"], str)
+        assert event["ph"] in "MXCsf"
+        if event["ph"] in "sf":  # arrows
+            assert isinstance(event["id"], str)
+            continue
+        assert isinstance(event["args"], dict)
+        assert all(isinstance(event[key], int) for key in ("pid", "tid"))
+        if event["ph"] == "X":
+            assert isinstance(event["cat"], str)
+            start, lasts = round(event["ts"] * 1000), round(event["dur"] * 1000)
+            row = event["pid"], event["tid"]
+            assert lasts >= 0
+            assert start >= ends[row], f"{event} begins before what is in its thread is over"
+            ends[row] = start + lasts
+    return events
+
+
+def _bars(events: Sequence[dict[str, Any]], process: int) -> list[tuple[Any, ...]]:
+    return [
+        (event["name"], event["cat"], event["tid"], event["ts"] / 1e6, event["dur"] / 1e6)
+        for event in events
+        if event["ph"] == "X" and event["pid"] == process and event["cat"] != "wait"
+    ]
+
+
+def _processes(events: Sequence[dict[str, Any]]) -> dict[str, int]:
+    return {event["args"]["name"]: event["pid"] for event in events if event["name"] == "process_name"}
+
+
+def test_predicted_and_measured_have_one_shape_and_one_zero(run: Run, traced: Path) -> None:
+    _write_run(traced, _sequential(2.0))
+    done = run("simulate", "--run", "latest", "--trace", "trace.json")
+    assert done.code == 0, done.err
+    assert "trace.json" in done.err
+    events = _events("trace.json")
+    processes = _processes(events)
+    assert processes == {
+        "server 0, predicted": 1,
+        "server 1, predicted": 2,
+        "links, predicted": 3,
+        "server 0, measured": 11,
+        "server 1, measured": 12,
+    }
+    for server in (1, 2):
+        predicted, measured = _bars(events, server), _bars(events, 10 + server)
+        assert {bar[:3] for bar in predicted} == {bar[:3] for bar in measured}
+        assert len(predicted) == len(measured) == 3 * COUNT
+    threads = {(e["pid"] % 10, e["tid"], e["args"]["name"]) for e in events if e["name"] == "thread_name"}
+    assert {each for each in threads if each[0] < 3} == {(1, 1, "worker 0, stage 1"), (2, 3, "worker 1, stage 2")}
+    assert _bars(events, 1)[0] == ("F0", "forward", 1, 0.0, FORWARD_S)
+    assert _bars(events, 11)[0] == ("F0", "forward", 1, 0.0, 2 * FORWARD_S)
+    arguments = {e["cat"]: set(e["args"]) for e in events if e["ph"] == "X" and e["pid"] in (1, 2, 11, 12)}
+    assert arguments["forward"] == arguments["backward"] == {"stage", "minibatch"}
+    assert arguments["update"] == {"stage", "group"}
+
+
+def test_the_replay_is_drawn_as_the_schedule_has_it(run: Run, traced: Path) -> None:
+    """The first backward pass of stage 1 by hand: two passes there, the link each way, and the step at its end."""
+    assert run("simulate", "--trace", "trace.json").code == 0
+    events = _events("trace.json")
+    bars = {bar[:2]: bar[3:] for bar in _bars(events, 1)}
+    begins = FORWARD_S + MOVE_S + FORWARD_S + BACKWARD_S + MOVE_S
+    assert bars["B0", "backward"] == (begins, BACKWARD_S)
+    assert bars["U0", "update"] == (begins + BACKWARD_S, UPDATE_S)
+    waits = [e for e in events if e["ph"] == "X" and e["pid"] == 2 and e["cat"] == "wait"]
+    assert (waits[0]["name"], waits[0]["ts"], waits[0]["dur"]) == ("wait for F0", 0.0, 1e6 * (FORWARD_S + MOVE_S))
+    counted = [e["args"]["minibatches"] for e in events if e["name"] == "in flight on worker 1"]
+    assert set(counted) == {0, 1}
+    assert {e["name"] for e in events if e["ph"] == "C"} >= {"memory of worker 0", "memory of worker 1"}
+
+
+def test_only_so_many_microbatches_and_a_wait_is_named_after_what_follows(run: Run, traced: Path) -> None:
+    folder = _write_run(traced, _sequential(1.0))
+    for of_run, processes in ([], (1, 2)), (["--run", str(folder)], (1, 2, 11, 12)):
+        assert run("simulate", "--trace", "trace.json", "--microbatches", "5", *of_run).code == 0
+        events = _events("trace.json")
+        for process in processes:
+            assert {bar[0] for bar in _bars(events, process)} == {f"{kind}{n}" for kind in "FBU" for n in range(5)}
+    kinds = (("forward", 0), ("wait", 0), ("backward", 0), ("wait", 0), ("update", 0), ("wait", 1))
+    first = [(kind, number, float(at), at + 1.0) for at, (kind, number) in enumerate(kinds)]
+    _write_run(traced, [first, [("all-reduce", 0, 0.5, 4.0)]], "20260201T000000Z")
+    assert run("simulate", "--run", "latest", "--trace", "trace.json").code == 0
+    events = [event for event in _events("trace.json") if event.get("pid", 0) > 10]
+    waits = [(e["name"], e["args"]) for e in events if e["ph"] == "X" and e["cat"] == "wait"]
+    assert waits == [("wait for B0", {"stage": 1, "minibatch": 0}), ("wait for U0", {"stage": 1, "group": 0})]
+    (sums,) = (e for e in events if e["ph"] == "X" and e["cat"] == "all-reduce")
+    assert (sums["name"], sums["tid"], sums["args"]) == ("R0", 4, {"stage": 2, "group": 0})
+
+
+TRACED = "simulate --trace trace.json --run latest "
+
+
+TRACES_REFUSED = {
+    "simulate --run latest": "give --trace FILE",
+    TRACED + "nowhere": "nowhere does not exist",
+    TRACED + "plan": "plan has no run that came to its end",
+    TRACED + "plan --run elsewhere": "elsewhere does not exist",
+    TRACED + "plan --trace .": "is a folder",
+}
+
+
+DAMAGED_RUNS = (
+    ("summary.json", '"pipeplan-summary"', '"x"', "summary.json is not a pipeplan-summary file"),
+    ("timeline/rank-1.json", "]", "", "rank-1.json is not valid JSON"),
+    ("timeline/rank-1.json", '"forward", 0, ', '"forward", ', "intervals[1]: expected a list of 4, found 3 values"),
+    ("timeline/rank-1.json", '"forward", 0, ', '"run", 0, ', "intervals[1]: kind: expected 'forward' or"),
+    ("timeline/rank-1.json", '"forward", 0, 1.25', '"forward", 0, 1e9', "[1]: the end, 2.25 s, is before"),
+    ("timeline/rank-1.json", '"epoch": 1', '"epoch": 2', "has files of different epochs"),
+    ("timeline/rank-1.json", '"stage": 1', '"stage": 0', "its worker 1 has another stage"),
+    ("timeline/rank-1.json", '"minibatches": 12', '"minibatches": 13', "are more than an epoch of 12 has"),
+)
+
+
+def test_a_trace_of_a_run_that_is_wrong_is_one_line(run: Run, traced: Path) -> None:
+    check_refusals(run, TRACES_REFUSED)
+    folder = _write_run(traced, _sequential(1.0))
+    for file, old, new, said in DAMAGED_RUNS:
+        whole = (folder / file).read_text()
+        (folder / file).write_text(whole.replace(old, new, 1))
+        assert said in refused(run, *TRACED.split()), said
+        (folder / file).write_text(whole)
+    _write_run(traced, _sequential(1.0), "20260201T000000Z", "sha256:other")
+    assert "is a run of another plan than plan has now" in refused(run, *TRACED.split())
+    _write_run(traced, [], "20260202T000000Z")
+    assert "has no timelines" in refused(run, *TRACED.split())

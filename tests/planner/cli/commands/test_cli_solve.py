@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commandline import Run, check_refusals, refused
@@ -33,17 +34,18 @@ def test_without_a_profile_there_is_an_example_and_nothing_is_written(run: Run) 
     assert "vgg16 (bundled, as there is no profile.json here)" in done.err
     assert done.out.startswith("An example: there is no profile.json here, so this is VGG-16 on V100")
     assert done.err.splitlines()[-1].startswith("nothing was written: this is an example.")
-    assert "pipeplan solve vgg16-v100 --cluster C" in done.err
+    assert ("pipeplan solve vgg16-v100 --cluster C" in done.err, "NEXT" in done.out) == (True, False)
     document = json.loads(run("solve", "--cluster", "C", "--schedule", "1f1b-stashing", *QUICK, "--json").out)
     assert document["profile"]["path"] is None
     assert "there is no profile.json here to write a plan for" in refused(run, "solve", "--cluster", "C", "-o", "here")
     assert list(Path().iterdir()) == []
 
 
-def test_a_bundled_profile_is_planned_for_by_its_name(run: Run) -> None:
+def test_a_bundled_profile_is_planned_for_by_its_name_and_one_in_this_folder_comes_first(run: Run) -> None:
     done = run("solve", "vgg16-v100", "--cluster", "B")
     assert done.code == 0
     assert "\x1b" not in done.out + done.err, "no colours in a pipe"
+    assert max(map(len, done.out.splitlines())) <= 80
     assert "vgg16 (bundled); modelled" in done.err
     assert not done.out.startswith("An example")
     assert "modelled on V100 SXM2 16 GB, not measured" in done.err
@@ -51,70 +53,82 @@ def test_a_bundled_profile_is_planned_for_by_its_name(run: Run) -> None:
         assert expected in done.out
     assert "proven: no plan of the searched space is" in " ".join(done.out.split())
     assert Path("plan/launch.sh").exists()
-
-
-def test_a_profile_in_this_folder_comes_first(run: Run) -> None:
     _save()
     done = run("solve", "--cluster", "A", "--servers", "1", "--json", "--no-write")
     assert "small (profile.json in this folder)" in done.err
     document = json.loads(done.out)
-    assert document["profile"]["model"] == "small"
-    assert document["verdict"]["proven"] is True
-    assert not Path("plan").exists()
+    assert (document["profile"]["model"], document["verdict"]["proven"]) == ("small", True)
 
 
 def test_a_size_that_was_not_measured_is_planned_for_and_said(run: Run) -> None:
     _save()
-    done = run("solve", "--cluster", "C", "--microbatch", "8", "--no-write", "--json")
+    done = run("solve", "--cluster", "C", "--microbatch", "8", "--no-write", "--json", *QUICK)
     assert json.loads(done.out)["profile"]["minibatch"] == 8
     assert "rescaled linearly from microbatch 4 to 8" in done.err
-    assert "rescaled" not in run("solve", "--cluster", "C", "--microbatch", "4", "--no-write", "--json").err
+    assert "rescaled" not in run("solve", "--cluster", "C", "--microbatch", "4", "--no-write", "--json", *QUICK).err
 
 
-def test_inference_and_fixed_stages(run: Run) -> None:
+def test_inference_fixed_stages_and_more_levels_than_two(run: Run) -> None:
     _save()
-    done = run("solve", "--cluster", "C", "--inference", "--json", "-o", "p1")
-    assert json.loads(done.out)["plan"]["inference"] is True
+
+    def solved(*arguments: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(run("solve", *arguments, "--json", *QUICK).out)
+        return document
+
+    assert solved("--cluster", "C", "--inference", "-o", "p1")["plan"]["inference"] is True
     assert json.loads(Path("p1/stages/stage-0.json").read_text())["schedule"]["name"] == "forward-only"
-    done = run("solve", "--cluster", "C", "--stages", "2", "--json", "-o", "p2")
-    assert len(json.loads(done.out)["plan"]["stages"]) == 2
-    done = run("solve", "--cluster", "C", "--max-replicas", "1", "--json", "-o", "p3")
-    assert {len(stage["workers"]) for stage in json.loads(done.out)["plan"]["stages"]} == {1}
-
-
-def test_more_levels_than_two(run: Run) -> None:
-    _save()
+    assert len(solved("--cluster", "C", "--stages", "2", "-o", "p2")["plan"]["stages"]) == 2
     levels = "".join(
         f'[[level]]\nname = "{name}"\ncount = 2\nbandwidth = "{rate} B/s"\n'
         for name, rate in (("board", 1e9), ("server", 1e8), ("rack", 1e7))
     )
     device = '[device]\nname = "d"\nkind = "cpu"\nmemory = "1 GiB"\n'
     Path("three.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "three"\n{device}{levels}')
-    document = json.loads(run("solve", "--cluster", "three.toml", "--json", "--no-write").out)
-    assert document["verdict"]["proven"] is True
-    assert len(document["cluster"]["levels"]) == 3
+    document = solved("--cluster", "three.toml", "--no-write")
+    assert (document["verdict"]["proven"], len(document["cluster"]["levels"])) == (True, 3)
+
+
+def test_a_plan_that_was_used_is_refused_before_any_work_and_others_are_replaced(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _save()
+    for stages in "21":
+        assert run("solve", "--cluster", "C", "--stages", stages, *QUICK).code == 0
+        assert len(list(Path("plan/stages").iterdir())) == int(stages)
+    script, plan = Path("plan/launch.sh"), Path("plan/plan.json")
+    for path, old, new in ((script, "OMP_NUM_THREADS", "OMP_THREADS"), (plan, '"small"', '"smaller"')):
+        before = path.read_text()
+        assert old in before
+        path.write_text(before.replace(old, new, 1))
+        assert "already holds a plan" in run("solve", "--cluster", "C").err
+        path.write_text(before)
+    Path("plan/runs/20260131T120000Z").mkdir(parents=True)
+    assert run("solve", "--cluster", "C", "--force", *QUICK).code == 0
+
+    def search(*_arguments: object, **_named: object) -> None:
+        raise AssertionError("a search began")
+
+    monkeypatch.setattr("pipeplan.planning.candidates.best_in_time", search)
+    monkeypatch.setattr("pipeplan.cli.solve_and_write.solve", search)
+    for asked in ("", "--batch 8", "--schedule 1f1b-stashing"):
+        assert refused(run, "solve", "--cluster", "C", *asked.split()).startswith("plan already holds a plan")
 
 
 REFUSED = {
-    "solve nowhere.json": "cannot read nowhere.json",
-    "solve --workers 0": "must be at least 1",
     "solve --workers two": "'two' is not a valid integer",
     "solve --servers 3": "the cluster local is one server",
     "solve --cluster A --servers 0": "cannot have 0 servers: a cluster has at least one",
     "solve --time-limit 0": "--time-limit must be above 0",
     "solve --solver magic": "--solver: there is no 'magic'; there are: dp, ilp, both",
     "solve -o profile.json": "profile.json is not a folder",
-    "import profile.json --microbatch 4 -o x.json": "neither a node nor an edge of PipeDream",
     "import nowhere.txt --microbatch 4 -o x.json": "cannot read nowhere.txt",
 }
-"""Further mistakes than those of docs/mistakes.md."""
+"""Further mistakes than those of docs/errors.md."""
 BEFORE_THE_FOLDER = {
-    "--cluster Z9": "there is no cluster 'Z9'",
     f"--microbatch {10**24}": "at most 10000000",
     "--schedule auto --batch 8": "there is no schedule 'auto'",
     "--batch 0": "--batch must be at least 1 sample, not 0",
     "--batch -4": "--batch must be at least 1 sample, not -4",
-    "--schedule 1f1b-flush --batch 7 --microbatch 4": "a batch of 7 samples cannot be cut",
     "--schedule 1f1b-stashing --batch 8": "leave out --batch",
     "--inference --batch 8": "--batch is for training",
     "--inference --staleness 0": "--staleness chooses among schedules",
@@ -143,40 +157,6 @@ def test_nothing_fits_names_the_layer_and_what_is_missing(run: Run) -> None:
     for gibibytes, asked in ((64, ["--microbatch", "4"]), (256, [])):
         _save(saved=gibibytes << 30)
         assert said in refused(run, "solve", "--cluster", "A", "--servers", "1", *asked)
-
-
-def test_a_plan_that_a_run_or_the_user_has_used_is_refused_before_any_work(run: Run) -> None:
-    _save()
-    assert run("solve", "--cluster", "C", "--stages", "2", *QUICK).code == 0
-    script, plan = Path("plan/launch.sh"), Path("plan/plan.json")
-    for path, old, new in ((script, "OMP_NUM_THREADS", "OMP_THREADS"), (plan, '"small"', '"smaller"')):
-        before = path.read_text()
-        assert old in before
-        path.write_text(before.replace(old, new, 1))
-        assert "already holds a plan" in run("solve", "--cluster", "C").err
-        path.write_text(before)
-    Path("plan/runs/20260131T120000Z").mkdir(parents=True)
-    assert "already holds a plan" in refused(run, "solve", "--cluster", "C")
-    assert run("solve", "--cluster", "C", "--force", *QUICK).code == 0
-
-
-def test_a_plan_that_no_run_has_used_is_replaced(run: Run) -> None:
-    _save()
-    for stages in "21":
-        assert run("solve", "--cluster", "C", "--stages", stages, *QUICK).code == 0
-        assert len(list(Path("plan/stages").iterdir())) == int(stages)
-
-
-def test_the_folder_comes_before_any_search(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def search(*_arguments: object, **_named: object) -> None:
-        raise AssertionError("a search began")
-
-    monkeypatch.setattr("pipeplan.planning.candidates.best_in_time", search)
-    monkeypatch.setattr("pipeplan.cli.solve_and_write.solve", search)
-    _save()
-    _occupy("plan")
-    for asked in ("", "--batch 8", "--schedule 1f1b-stashing"):
-        assert refused(run, "solve", "--cluster", "C", *asked.split()).startswith("plan already holds a plan")
 
 
 def test_what_a_profile_lacks_is_said_where_it_matters(run: Run) -> None:

@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,6 +37,10 @@ def ref(name: str) -> str:
     return f"{JOBS}:{name}"
 
 
+def estimated(name: str, device: str = "v100", **options: Any) -> Profile:
+    return profile_model(ref(name), ProfilerOptions(device=device, **options))
+
+
 @cache
 def counted(name: str) -> tuple[TracedJob, WorkCounts]:
     built = trace_for_estimate(ref(name), 0, None, "layer")
@@ -51,20 +56,14 @@ def flops(name: str, layer: str) -> tuple[float, float]:
 
 def test_a_linear_layer_multiplies_once_forwards_and_twice_backwards_but_the_first() -> None:
     first, second = 2 * 64 * 100 * 200, 2 * 64 * 200 * 50
-    assert flops("mlp", "0") == (first, first)
-    assert flops("mlp", "2") == (second, 2 * second)
+    assert (flops("mlp", "0"), flops("mlp", "2")) == ((first, first), (second, 2 * second))
     _, counts = counted("mlp")
-    (work,) = counts.forward["2"]
+    (work,), (relu,), (back,) = counts.forward["2"], counts.forward["1"], counts.backward["1"]
     assert work.bytes == 4 * (64 * 200 + 200 * 50 + 50 + 64 * 50)
-    (relu,) = counts.forward["1"]
     assert (relu.kind, relu.bytes) == ("elementwise", 4 * 2 * 64 * 200)
-    (back,) = counts.backward["1"]
     assert back.bytes == 4 * 3 * 64 * 200
-
-
-def test_autocast_halves_what_is_computed_and_sent() -> None:
     built, counts = counted("mlp_in_bfloat16")
-    assert counts.tensor_bytes["0"] == 2 * 64 * 200
+    assert counts.tensor_bytes["0"] == 2 * 64 * 200, "autocast halves what is computed and sent"
     assert {work.arithmetic for work in counts.forward["2"] if work.kind == "matmul"} == {"bfloat16"}
     assert built.traced.autocast is torch.bfloat16
 
@@ -92,7 +91,6 @@ def test_convolutions_of_every_kind_multiply_as_often_as_by_counting() -> None:
         assert backward == 2 * expected * (2 if index else 1)
 
 
-@pytest.mark.slow
 def test_recurrent_layers_multiply_by_all_weights_at_every_step() -> None:
     forward, backward = flops("recurrent", "first")
     weights = [4 * 32 * (24 + 32), 4 * 32 * (64 + 32)]
@@ -101,16 +99,12 @@ def test_recurrent_layers_multiply_by_all_weights_at_every_step() -> None:
     assert backward == 2 * forward - 2 * 8 * 10 * 2 * 4 * 32 * 24
     second, back = flops("recurrent", "second")
     assert (second, back) == (2 * 8 * 10 * 3 * 16 * (64 + 16), 2 * 2 * 8 * 10 * 3 * 16 * (64 + 16))
-
-
-def test_recurrent_layers_make_and_keep_what_they_should() -> None:
     built, counts = counted("recurrent")
     made = {spec.name: spec for spec in built.traced.tensors}
     assert counts.tensor_bytes["first"] == 4 * 8 * 10 * 64 == made["first"].bytes(8)
     gates_and_cells, between, out = 5 * 2 * 2 * 32, 64, 64
     assert counts.saved_bytes["first"] >= 4 * 8 * 10 * (gates_and_cells + between + out)
-    steps = [work for work in counts.forward["first"] if work.kind == "recurrent"]
-    assert [work.kernels for work in steps] == [10] * 4
+    assert [work.kernels for work in counts.forward["first"] if work.kind == "recurrent"] == [10] * 4
 
 
 def test_attention_never_writes_its_matrix_and_computes_half_of_it() -> None:
@@ -148,47 +142,37 @@ def test_sizes_are_those_that_are_measured() -> None:
     assert frozen.parameter_bytes == 0 < frozen.frozen_bytes == frozen.buffer_bytes
 
 
-def test_a_model_larger_than_memory_is_estimated() -> None:
-    profile = profile_model(ref("enormous"), ProfilerOptions(device="h100"))
+def test_models_larger_than_memory_are_estimated_and_those_that_need_numbers_are_built_with_them_or_refused() -> None:
+    profile, h100 = estimated("enormous", "h100"), devices.load_device("h100")
     assert profile.layers[0].parameter_bytes == 4 * (200_000 * 200_000 + 200_000)
     # SGD with momentum reads and writes five times the parameters.
-    h100 = devices.load_device("h100")
     update = 5 * profile.layers[0].parameter_bytes / (h100.bandwidth.rate * h100.share.elementwise.memory)
     assert profile.layers[0].update_s == pytest.approx(update, rel=1e-3)
-
-
-def test_models_that_need_numbers_are_built_with_them_or_refused() -> None:
-    profile = profile_model(ref("insists"), ProfilerOptions(device="v100"))
-    assert "built on the CPU" in profile.provenance.notes[-1]
-    tied = profile_model(ref("tied_with_data"), ProfilerOptions(device="v100"))
+    assert "built on the CPU" in estimated("insists").provenance.notes[-1]
+    tied = estimated("tied_with_data")
     assert [tie.layers for tie in tied.tied] == [("0", "1")]
     assert sum(layer.parameter_bytes for layer in tied.layers) == 4 * 4 * 4
-    with pytest.raises(InputError) as caught:
-        profile_model(ref("looks"), ProfilerOptions(device="v100"))
-    assert "\n" not in str(caught.value)
-
-
-def test_a_loss_that_cannot_be_trained_with_is_named() -> None:
     for job, says in (
+        ("looks", ""),
         ("each_loss", r"^the job's loss \(CrossEntropyLoss\) must return a tensor with one number, .* \(4,\): take"),
         ("constant_loss", r"^the job's loss \(lambda of .*\) does not depend on any parameter that can be trained$"),
         ("failing_loss", r"^the job's loss \(mse_loss\) failed: RuntimeError: .* dimension 1$"),
     ):
-        with pytest.raises(InputError, match=says):
-            profile_model(ref(job), ProfilerOptions(device="v100", batches=(4,)))
+        with pytest.raises(InputError, match=says) as caught:
+            estimated(job, batches=(4,))
+        assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("names", [("grouped", "batched"), ("default_experts", "batched_experts")])
-def test_grouped_products_count_as_one_product_for_each_group(names: tuple[str, str]) -> None:
-    totals = []
-    for name in names:
-        _, counts = counted(name)
-        assert not counts.uncounted, name
-        totals.append(
-            [sum(work.flops for works in way.values() for work in works) for way in (counts.forward, counts.backward)]
-        )
-    assert totals[0] == totals[1]
-    assert totals[0][0] > 0
+def test_grouped_products_count_as_one_product_for_each_group() -> None:
+    for names in (("grouped", "batched"), ("default_experts", "batched_experts")):
+        totals = []
+        for name in names:
+            _, counts = counted(name)
+            assert not counts.uncounted, name
+            ways = (counts.forward, counts.backward)
+            totals.append([sum(work.flops for works in way.values() for work in works) for way in ways])
+        assert totals[0] == totals[1]
+        assert totals[0][0] > 0
 
 
 INCOMPLETE = {
@@ -200,7 +184,7 @@ INCOMPLETE = {
 
 def test_what_is_not_counted_makes_the_profile_incomplete(tmp_path: Path) -> None:
     for job, says in INCOMPLETE.items():
-        profile = profile_model(ref(job), ProfilerOptions(device="v100"))
+        profile = estimated(job)
         assert re.search(says, profile.provenance.incomplete)
         profile.save(tmp_path / "profile.json")
         again = Profile.load(tmp_path / "profile.json")
@@ -209,9 +193,8 @@ def test_what_is_not_counted_makes_the_profile_incomplete(tmp_path: Path) -> Non
         assert not profile.work.flops
     (opaque,) = [layer for layer in profile.layers if layer.name == "1"]
     assert 0 < opaque.forward_s <= opaque.backward_s, "known by its bytes only"
-    profile = profile_model(ref("mlp"), ProfilerOptions(device="v100"))
-    assert profile.provenance.warning == ""
-    assert "incomplete" not in profile.to_json()["provenance"]
+    profile = estimated("mlp")
+    assert (profile.provenance.warning, "incomplete" in profile.to_json()["provenance"]) == ("", False)
 
 
 def test_torchs_log_of_an_operator_that_fails_is_not_shown(
@@ -223,43 +206,6 @@ def test_torchs_log_of_an_operator_that_fails_is_not_shown(
     assert "\n" not in str(caught.value)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not capfd.readouterr().err
-
-
-def test_times_are_the_roofline() -> None:
-    share = V100.share.matmul
-    thick = Work("matmul", "float32", flops=1e12, bytes=1e6, sides=(128, 128))
-    assert operator_seconds(thick, V100) == pytest.approx(V100.kernel.time + 1e12 / (15.7e12 * share.compute))
-    thin = replace(thick, flops=1e6, bytes=9e9)
-    assert operator_seconds(thin, V100) == pytest.approx(V100.kernel.time + 0.01 / share.memory)
-    assert operator_seconds(Work("elementwise", "float32", kernels=3), V100) == pytest.approx(3 * V100.kernel.time)
-    # A V100 has no bfloat16, and computes in float32; an A100 takes tf32 for convolutions, not for products.
-    assert operator_seconds(replace(thick, arithmetic="bfloat16"), V100) == operator_seconds(thick, V100)
-    a100 = devices.load_device("a100")
-    fast, slow = (operator_seconds(replace(thick, kind=kind), a100) for kind in ("convolution", "matmul"))
-    assert slow > 5 * fast
-
-
-def test_transforms_are_taken_where_they_are_faster_and_fit() -> None:
-    other = TransformedWork(flops=1e11, bytes=9e8, workspace_bytes=1e9, sides=(64, 128))
-    work = Work("convolution", "float32", flops=1e12, sides=(64, 128), transformed=other)
-    direct = operator_seconds(replace(work, transformed=None), V100)
-    assert operator_seconds(work, V100) < 0.25 * direct
-    assert operator_seconds(replace(work, transformed=replace(other, workspace_bytes=5e9)), V100) == direct
-    assert operator_seconds(replace(work, transformed=replace(other, bytes=9e11)), V100) == direct
-    # The tf32 of an A100's convolutions has none, and would have none beside a V100's for float32.
-    a100 = msgspec.structs.replace(devices.load_device("a100"), transforms=V100.transforms)
-    assert operator_seconds(work, a100) == operator_seconds(replace(work, transformed=None), a100)
-
-
-def test_tensor_cores_pay_for_channels_that_are_not_last() -> None:
-    _, counts = counted("convolutions")
-    (work,) = counts.forward["1"]
-    assert work.converted_bytes == 2 * 4 * 4 * (8 + 16) * 20 * 20
-    a100 = devices.load_device("a100")
-    extra = work.converted_bytes / (a100.bandwidth.rate * a100.share.elementwise.memory)
-    last = replace(work, converted_bytes=0.0)
-    assert operator_seconds(work, a100) == pytest.approx(operator_seconds(last, a100) + extra)
-    assert operator_seconds(work, V100) == operator_seconds(last, V100)
 
 
 def test_padding_is_what_the_tiles_cover() -> None:
@@ -298,3 +244,31 @@ def test_two_products_forward_and_three_backward() -> None:
     first, second = 2 * 8 * 16, 2 * 16 * 4
     flops = (SampleFlops("matmul", "float32", first + second, first + 2 * second),)
     assert counted_work(job, trace_job(job, 6, "layer"), 6) == SampleWork(flops, 8, 12)
+
+
+def test_times_are_the_roofline_with_transforms_where_they_are_faster_and_fit() -> None:
+    share, a100 = V100.share.matmul, devices.load_device("a100")
+    thick = Work("matmul", "float32", flops=1e12, bytes=1e6, sides=(128, 128))
+    assert operator_seconds(thick, V100) == pytest.approx(V100.kernel.time + 1e12 / (15.7e12 * share.compute))
+    thin = replace(thick, flops=1e6, bytes=9e9)
+    assert operator_seconds(thin, V100) == pytest.approx(V100.kernel.time + 0.01 / share.memory)
+    assert operator_seconds(Work("elementwise", "float32", kernels=3), V100) == pytest.approx(3 * V100.kernel.time)
+    # A V100 has no bfloat16, and computes in float32; an A100 takes tf32 for convolutions, not for products.
+    assert operator_seconds(replace(thick, arithmetic="bfloat16"), V100) == operator_seconds(thick, V100)
+    fast, slow = (operator_seconds(replace(thick, kind=kind), a100) for kind in ("convolution", "matmul"))
+    assert slow > 5 * fast
+    other = TransformedWork(flops=1e11, bytes=9e8, workspace_bytes=1e9, sides=(64, 128))
+    work = Work("convolution", "float32", flops=1e12, sides=(64, 128), transformed=other)
+    direct = operator_seconds(replace(work, transformed=None), V100)
+    assert operator_seconds(work, V100) < 0.25 * direct
+    for worse in (replace(other, workspace_bytes=5e9), replace(other, bytes=9e11)):
+        assert operator_seconds(replace(work, transformed=worse), V100) == direct
+    # The tf32 of an A100's convolutions has none, and would have none beside a V100's for float32.
+    both = msgspec.structs.replace(a100, transforms=V100.transforms)
+    assert operator_seconds(work, both) == operator_seconds(replace(work, transformed=None), both)
+    (work,) = counted("convolutions")[1].forward["1"]
+    assert work.converted_bytes == 2 * 4 * 4 * (8 + 16) * 20 * 20, "tensor cores want channels last"
+    extra = work.converted_bytes / (a100.bandwidth.rate * a100.share.elementwise.memory)
+    last = replace(work, converted_bytes=0.0)
+    assert operator_seconds(work, a100) == pytest.approx(operator_seconds(last, a100) + extra)
+    assert operator_seconds(work, V100) == operator_seconds(last, V100)
