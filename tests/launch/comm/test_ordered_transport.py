@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from extents import first_few, slow_but_for
-from recorded_transport import Device, plan_of, record
 from order_rules import stuck_devices
+from recorded_transport import Device, plan_of, record
 from schedule_rules import NAMES, pipelines
 from schedule_shapes import TRAINING, shapes
 from toy_workers import Toy, run_plan, stage_contents, write_plan

@@ -171,7 +171,16 @@ def run_script(kind: str, folder: Path, *words: str, servers: int = 2) -> Any:
     """What a script prints that launches a plan of two workers on one or two servers, in namespaces of its own."""
     script = script_of(folder, SLOW_JOB, servers=servers, workers_per_server=2 // servers)
     done = subprocess.run(
-        [*COMMAND, sys.executable, attackers.__file__, *kind.split(), str(script), str(folder / "run"), *words, *OPTIONS],
+        [
+            *COMMAND,
+            sys.executable,
+            attackers.__file__,
+            *kind.split(),
+            str(script),
+            str(folder / "run"),
+            *words,
+            *OPTIONS,
+        ],
         capture_output=True,
         text=True,
         timeout=400,

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from extents import first_few, slow_but_for
-from order_rules import Drained, as_steps, check_nodes, random_run
-from order_rules import queues_of, stuck_devices
+from order_rules import Drained, as_steps, check_nodes, queues_of, random_run, stuck_devices
 from schedule_rules import (
     NAMES,
     SMALL,

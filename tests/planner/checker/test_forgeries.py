@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checking import Document, changed, fault, findings
+from checking import NAMES, SENTINEL, Case, Document, case_of, changed, fault, findings, honest_outcome, unread
 from commandline import Run
 from extents import first_few
-from checking import NAMES, SENTINEL, Case, case_of, honest_outcome, unread
 
 from pipeplan.checker.verify import CheckedPlan, check_readable_plan
 from pipeplan.cluster_data.cluster_document import cluster_from_json

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from state_jobs import REFUSED, REMARKED, SOUND
 from long_chains import Ticks
+from state_jobs import REFUSED, REMARKED, SOUND
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from extents import first_few
-from random_plans import drawn_flush_plans
 from long_chains import chain
+from random_plans import drawn_flush_plans
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import evaluate
