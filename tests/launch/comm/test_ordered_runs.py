@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from extents import slow_but_for
-from schedule_shapes import TRAINING
+from schedule_rules import TRAINING
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
 from pipeplan_launch.checkpoint import tensor_store

@@ -11,8 +11,7 @@ import pytest
 from extents import first_few
 from order_rules import stuck_devices
 from recorded_transport import Device, Hazard, plan_of, record
-from schedule_rules import NAMES, pipelines
-from schedule_shapes import shapes
+from schedule_rules import NAMES, pipelines, shapes
 
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.comm.p2p import MessageTensor

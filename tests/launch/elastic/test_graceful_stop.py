@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from schedule_shapes import fitted, least
+from schedule_rules import fitted, least
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from pipeplan_launch.elastic import graceful_stop, signals

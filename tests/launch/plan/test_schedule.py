@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import pytest
 from extents import first_few, slow_but_for
-from schedule_shapes import ACCUMULATING, FORWARD, STASHING, TRAINING, fitted, least, shapes
+from schedule_rules import ACCUMULATING, FORWARD, STASHING, TRAINING, fitted, least, shapes
 
 from pipeplan_launch.plan.schedule import (
     SCHEDULES,

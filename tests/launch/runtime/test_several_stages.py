@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from literal import Recipe, Trained, train
-from schedule_shapes import of_devices
+from schedule_rules import of_devices
 from semantics_workers import ALL_SUBJECTS, OPTIMIZERS, Case, CaseRun
 
 from pipeplan_launch.plan.schedule import SCHEDULES

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from documents import KINDS
+from reported import KINDS
 
 from pipeplan.util.units import show_time
 
