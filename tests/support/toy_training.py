@@ -12,7 +12,7 @@ from typing import Any
 import literal
 import torch
 from saved import model_of
-from schedule_shapes import depths_for
+from schedule_rules import depths_for
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional

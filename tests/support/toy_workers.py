@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from schedule_shapes import depths_for as depths
+from schedule_rules import depths_for as depths
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer

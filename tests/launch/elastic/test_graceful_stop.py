@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from schedule_shapes import FORWARD, TRAINING, fitted, least
+from schedule_rules import FORWARD, TRAINING, fitted, least
 
 from pipeplan_launch.elastic import graceful_stop, signals
 from pipeplan_launch.elastic.graceful_stop import GRANT_S, STOP_KEY, GracefulStop, HangWatch

@@ -21,7 +21,7 @@ from schedule_rules import (
     recipe,
     steady,
 )
-from schedule_shapes import VIRTUAL, of_devices
+from schedule_rules import VIRTUAL, of_devices
 
 from pipeplan_launch.plan.communication_order import (
     Computation,

@@ -26,7 +26,7 @@ from schedule_rules import (
     steady,
     streams_of,
 )
-from schedule_shapes import FORWARD, STASHING, TRAINING, fitted, least, shapes
+from schedule_rules import FORWARD, STASHING, TRAINING, fitted, least, shapes
 
 from pipeplan_launch.plan.schedule import (
     SCHEDULES,

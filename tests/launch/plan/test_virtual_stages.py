@@ -10,7 +10,7 @@ import random
 from collections import Counter
 
 import pytest
-from schedule_shapes import VIRTUAL, of_devices
+from schedule_rules import VIRTUAL, of_devices
 
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape, device_actions
 from pipeplan_launch.plan.schedule_check import ReplayError, replay_schedule

@@ -19,7 +19,7 @@ import pytest
 import torch
 from extents import slow_but_for
 from literal import Recipe, Trained, train, train_on_whole_batches
-from schedule_shapes import of_devices
+from schedule_rules import of_devices
 from semantics_workers import ALL_SUBJECTS, OPTIMIZERS, SUBJECTS, Case, CaseRun
 from toy_workers import depths
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from documents import KINDS, document_of_kind
+from reported import KINDS, document_of_kind
 
 from pipeplan.util.units import show_size, show_time
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from documents import document_of_kind
+from reported import document_of_kind
 
 from pipeplan.report.build import report_page
 from pipeplan.util import files
