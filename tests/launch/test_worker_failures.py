@@ -51,7 +51,7 @@ FAILURES: dict[str, tuple[list[int], Toy, str]] = {
     "a loss that fails": (
         [1, 1],
         Toy(loss="broken"),
-        r"the job's loss \(broken_loss\) at stage 1 \(rank 1\), minibatch 0, failed: RuntimeError: shape.*reshape\(3, 7\)",
+        r"the job's loss \(broken_loss\) at stage 1 \(rank 1\), minibatch 0, failed: RuntimeError: shape.*reshape\(3",
     ),
     **{
         f"a loss for each sample, {loss}": (
