@@ -1,8 +1,8 @@
-"""Who may use a run folder: one launch at a time, and a new run where there was none."""
+"""Who may use a run folder: one launch at a time, and a new run where there was none; and the memory of a worker."""
 
 from __future__ import annotations
 
-import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +11,8 @@ import pytest
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.telemetry import recorder, run_folder
+from pipeplan_launch.telemetry import run_folder
+from pipeplan_launch.telemetry.memory import grow_gpu_memory
 
 HOLD = "import sys; from pathlib import Path; from pipeplan_launch.telemetry import run_folder\n"
 HOLD += "run_folder.lock_run(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
@@ -48,22 +49,33 @@ def test_a_job_that_ends_the_process_is_named() -> None:
         raise SystemExit(5)
 
 
-def test_metrics_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two files at most, and the same lines go when the run goes on from an earlier place."""
-    monkeypatch.setattr(recorder, "MOST_METRICS_BYTES", 10_000)
-    (tmp_path / "metrics").mkdir()
-    path = tmp_path / "metrics" / "rank-0.jsonl"
-    writing = recorder.Recorder(path, 0, 0, 0, 1, 0)
-    for minibatch in range(200):
-        writing.begin(0, minibatch)
-        writing.end(minibatch)
-    writing.close()
-    older = path.with_name("rank-0.jsonl.old")
-    assert sorted(path.parent.iterdir()) == [path, older]
-    assert path.stat().st_size < 20_000
-    assert older.stat().st_size < 20_000
-    found = [json.loads(line)["minibatch"] for one in (older, path) for line in one.read_text().splitlines()]
-    assert found == list(range(found[0], 200))
-    run_folder.reopen_run(tmp_path, 0, found[0] + 2)
-    found = [json.loads(line)["minibatch"] for one in (older, path) for line in one.read_text().splitlines()]
-    assert found == [found[0], found[0] + 1]
+CODE = """
+import resource, torch
+from pipeplan_launch.telemetry.memory import keep_freed_memory
+assert keep_freed_memory()
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(16 * 2**20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+counts = [faults() for _ in range(40)]
+assert counts[-1] < 100 < counts[0], counts
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+def test_large_blocks_are_kept() -> None:
+    subprocess.run([sys.executable, "-c", CODE], check=True)
+
+
+def test_segments_of_gpus_grow_unless_the_user_says_otherwise() -> None:
+    newer, older = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+    for version, given, found in (
+        ("2.13.0+cu130", {}, {newer: "expandable_segments:True"}),
+        ("2.8.0", {}, {older: "expandable_segments:True"}),
+        ("2.13.0", {older: "backend:native"}, {older: "backend:native"}),
+        ("2.8.0", {newer: ""}, {newer: ""}),
+    ):
+        environment = dict(given)
+        grow_gpu_memory(environment, version)
+        assert environment == found
