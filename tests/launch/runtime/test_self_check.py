@@ -18,7 +18,6 @@ from checked_models import (
     CountsSteps,
     FollowsTheSystem,
     Frozen,
-    Inside,
     StepFails,
     WholeNorm,
     WritesUnread,
@@ -33,7 +32,7 @@ from torch import Tensor, nn
 from pipeplan_launch import Data, Job
 from pipeplan_launch.runtime.self_check import check, passes
 from pipeplan_launch.runtime.self_check.check import DifferenceFound, NotDeterministic
-from pipeplan_launch.runtime.self_check.passes import PipelineModel, Sample, Trained
+from pipeplan_launch.runtime.self_check.passes import PipelineModel, Trained
 from pipeplan_launch.runtime.self_check.self_check import SelfCheck, even_stages, read_samples, self_check
 from pipeplan_launch.tracing import export_fallback
 from pipeplan_launch.tracing.forward_state import CarriedState
@@ -82,10 +81,6 @@ class Stale(passes.WeightVersions):
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def nothing(patch: pytest.MonkeyPatch) -> None:
-    CountsInClass.made = 0
-
-
 def missed_state(patch: pytest.MonkeyPatch) -> None:
     """Have the tracer find no Python state, so that numbers keep the value that they have while it traces."""
     patch.setattr(export_fallback, "carry_python_state", lambda job, minibatch: CarriedState((), ()))
@@ -101,13 +96,31 @@ def planted(method: str, change: Callable[[PipelineModel, Any], Any]) -> Plant:
     return replaced(PipelineModel, method, lambda self, sample: change(self, right(self, sample)))
 
 
-def scaled(_: PipelineModel, found: Trained) -> Trained:
-    name = "model.twice.bias"
-    return Trained(found.loss, {**found.gradients, name: found.gradients[name] * 1.01})
+def refused(made: Callable[[], Job], says: str, plant: Plant = lambda patch: None) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        with pytest.raises(DifferenceFound, match=says) as caught:
+            checked(made)
+    assert "\n" not in str(caught.value)
+    assert "--no-self-check" in str(caught.value)
 
 
-def lost(_: PipelineModel, found: Trained) -> Trained:
-    return Trained(found.loss, {name: one for name, one in found.gradients.items() if "last" not in name})
+BIAS = "the gradient of the parameter 'bias' of module"
+
+
+def test_what_differs_is_named() -> None:
+    CountsInClass.made = 0
+    refused(lambda: job(CountsInClass()), "the attribute 'made' of the class CountsInClass changes")
+    refused(reads_weights_in_loss, f"{BIAS} '4' .*leave .data")
+    # Models that are traced right or refused, where the tracer or the hooks fail to do so.
+    refused(lambda: job(Slow()), r"buffer 'mean' .* loses the write", lambda patch: lose_writes(patch, "mean", ""))
+    says = r"the attribute 'step' of the model \(CountsSteps, .*checked_models.py:\d+\) changes .* and keeps its value"
+    refused(lambda: job(CountsSteps()), says, missed_state)
+    says = r"the gradient of the parameter 'weight' of module '2' \(Linear\) differs by"
+    refused(
+        lambda: job(with_hook()), says, replaced(passes, "hooked_gradients", lambda gradients, parameters: gradients)
+    )
+    refused(lambda: job(plain()), r"the loss is .* in minibatch 1", replaced(passes, "WeightVersions", Stale))
 
 
 def statistics(pipeline: PipelineModel, found: Any) -> Any:
@@ -117,66 +130,23 @@ def statistics(pipeline: PipelineModel, found: Any) -> Any:
     return found
 
 
-BIAS = "the gradient of the parameter 'bias' of module"
-DIFFERENT: dict[str, tuple[Plant, Callable[[], Job], str]] = {
-    "class attribute": (
-        nothing,
-        lambda: job(CountsInClass()),
-        "the attribute 'made' of the class CountsInClass change",
-    ),
-    "weights in the loss": (nothing, reads_weights_in_loss, f"{BIAS} '4' .*leave .data"),
-    # Models that are traced right or refused, where the tracer or the hooks fail to do so.
-    "lost write of a last bit": (
-        lambda patch: lose_writes(patch, "mean", ""),
-        lambda: job(Slow()),
-        r"buffer 'mean' .* loses the write",
-    ),
-    "step counter": (
-        missed_state,
-        lambda: job(CountsSteps()),
-        r"the attribute 'step' of the model \(CountsSteps, .*checked_models.py:\d+\) changes .* and keeps its value",
-    ),
-    "hook on a parameter": (
-        replaced(passes, "hooked_gradients", lambda gradients, parameters: gradients),
-        lambda: job(with_hook()),
-        r"the gradient of the parameter 'weight' of module '2' \(Linear\) differs by",
-    ),
-    "stale parameters": (
-        replaced(passes, "WeightVersions", Stale),
-        lambda: job(plain()),
-        r"the loss is .* in minibatch 1",
-    ),
-} | {
-    name: (planted(method, change), lambda: job(Frozen()), says)
-    for name, method, change, says in (
-        ("gradient", "train", scaled, f"{BIAS} 'twice' .* differs by"),
-        ("no gradient", "train", lost, f"{BIAS} 'last' .* is there in the model alone"),
-        (
-            "loss",
-            "train",
-            lambda _, found: Trained(found.loss * 1.001, found.gradients),
-            "the loss is 1.* in the model",
-        ),
-        ("buffer", "train", statistics, "buffer 'running_var' of module 'norm' .* differs by .* in minibatch 0"),
-        (
-            "evaluation writes",
-            "evaluate",
-            statistics,
-            "'running_var' .* by the pipeline, and not by the model in evalua",
-        ),
-        ("output", "evaluate", lambda _, found: [one + 0.01 for one in found], "in evaluation mode differs by 0.01"),
-    )
-}
+def test_faults_of_the_pipeline_are_named() -> None:
+    frozen, bias = lambda: job(Frozen()), "model.twice.bias"
 
+    def change(of: Callable[[Trained], dict[str, Tensor]], loss: float = 1.0) -> Plant:
+        return planted("train", lambda _, found: Trained(found.loss * loss, found.gradients | of(found)))
 
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_what_differs_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    plant, made, says = DIFFERENT[name]
-    plant(monkeypatch)
-    with pytest.raises(DifferenceFound, match=says) as caught:
-        checked(made)
-    assert "\n" not in str(caught.value)
-    assert "--no-self-check" in str(caught.value)
+    def last_lost(_: PipelineModel, found: Trained) -> Trained:
+        return Trained(found.loss, {name: one for name, one in found.gradients.items() if "last" not in name})
+
+    refused(frozen, f"{BIAS} 'twice' .* differs by", change(lambda found: {bias: found.gradients[bias] * 1.01}))
+    refused(frozen, f"{BIAS} 'last' .* is there in the model alone", planted("train", last_lost))
+    refused(frozen, "the loss is 1.* in the model", change(lambda _: {}, 1.001))
+    written = "buffer 'running_var' of module 'norm'"
+    refused(frozen, f"{written} .* differs by .* in minibatch 0", planted("train", statistics))
+    refused(frozen, f"{written} .* by the pipeline, and not by the model in eval", planted("evaluate", statistics))
+    added = planted("evaluate", lambda _, found: [one + 0.01 for one in found])
+    refused(frozen, "output in evaluation mode differs by 0.01", added)
 
 
 def rounded(_: PipelineModel, found: Trained) -> Trained:
@@ -210,17 +180,6 @@ def test_a_model_that_differs_from_itself() -> None:
     says = r"two results \(loss\) for one minibatch with the same weights and seeds"
     with pytest.raises(NotDeterministic, match=says):
         checked(lambda: job(FollowsTheSystem()))
-
-
-def test_a_module_is_named_that_can_be_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    lose_writes(monkeypatch, "body.mean", "body")
-    one, traced = traced_of(lambda: job(Inside()))
-    with pytest.raises(DifferenceFound) as caught:
-        self_check(one, traced, seed=0, free=None)
-    assert caught.value.difference.path == "body"
-    whole = trace_job(one, 4, whole=["body"])
-    assert whole.graph_hash != traced.graph_hash
-    assert self_check(one, whole, seed=0, free=None) == SelfCheck()
 
 
 def test_the_job_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +227,10 @@ def test_reading_leaves_the_data_where_it_was() -> None:
     assert [sample.batch.target.tolist() for sample in samples] == [[0, 1, 2, 0], [1, 2, 0, 1]]
     assert data.given == 0
     assert torch.equal(data.generator.get_state(), torch.Generator().manual_seed(3).get_state())
+    (inputs,), target = samples[0].fresh()
+    inputs.zero_(), target.zero_()
+    assert bool(samples[0].batch.inputs[0].any()), "no two passes share a sample"
+    assert bool(samples[0].batch.target.any())
 
 
 def test_what_cannot_be_checked_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,12 +261,3 @@ def test_stages_keep_together_what_must() -> None:
     names = [layer.name for layer in traced.layers]
     held = TracedModel(**{**vars(traced), "together": (tuple(names),)})
     assert even_stages(held) == [names]
-
-
-def test_samples_are_not_shared_by_two_passes() -> None:
-    sample = Sample(0, job(plain()).example_batch(4), 4)
-    (inputs,), target = sample.fresh()
-    inputs.zero_()
-    target.zero_()
-    assert bool(sample.batch.inputs[0].any())
-    assert bool(sample.batch.target.any())
