@@ -207,16 +207,6 @@ def test_looking_up_is_rare_and_seldom_holds_up_training() -> None:
     assert store.changes < 50
 
 
-def test_each_minibatch_asks_one_ahead_where_it_takes_longer_than_a_grant() -> None:
-    """A worker of four replicas: its next minibatch is granted before it begins."""
-    store, clock = Memory(), Clock()
-    stopping = worker(store, clock=clock)
-    for index in range(1, 40, 4):
-        assert stopping.limit(index) is None
-        clock.now_s += 10 * GRANT_S
-    assert int(store.values["grant/0"]) == 37 + 1
-
-
 def test_a_request_without_the_secret_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIPEPLAN_SECRET", "the secret of this launch")
     for value in ("", "stop", "0" * 64):
