@@ -63,16 +63,6 @@ def test_goes_on_after_a_kill_and_stops_when_asked(script: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_launcher_that_is_killed(script: Path) -> None:
-    with begin(script) as launch:
-        launch.trains()
-        assert len(launch.workers()) == 2
-        launch.process.kill()
-        launch.wait()
-        assert left_nothing(launch)
-
-
-@pytest.mark.slow
 def test_a_request_before_training_ends_at_once(script: Path, tmp_path: Path) -> None:
     with Launch(script, tmp_path / "run") as launch:
         launch.until(lambda: len(launch.workers()) == 2, "workers")
@@ -95,17 +85,6 @@ def test_goes_on_after_a_worker_was_frozen(script: Path, rank: int) -> None:
         assert launch.wait() == 0, launch.lines
         assert left_nothing(launch)
     assert launch.said(f"worker {rank} was lost")
-
-
-@pytest.mark.slow
-def test_no_more_restarts_than_asked_for(script: Path) -> None:
-    with begin(script, "--restarts", "1") as launch:
-        for _ in range(2):
-            launch.trains()
-            launch.kill(rank=0)
-        assert launch.wait() == 1
-        assert left_nothing(launch)
-    assert launch.lines[-1] == "error: worker 0 was ended by SIGKILL (out of memory is the usual reason for SIGKILL)"
 
 
 @pytest.mark.slow
