@@ -11,26 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-import checked_models
+import checked_models as models
 import numpy
 import pytest
 import torch
-from checked_models import (
-    ALIKE,
-    CountsCalls,
-    CountsInClass,
-    CountsSteps,
-    FollowsTheSystem,
-    Frozen,
-    StepFails,
-    WholeNorm,
-    WritesUnread,
-    job,
-    lose_writes,
-    plain,
-    reads_weights_in_loss,
-    with_hook,
-)
+from checked_models import ALIKE, job, lose_writes, plain
 from launch_scripts import render
 from repository import ROOT
 from torch import Tensor, nn
@@ -67,7 +52,7 @@ def test_what_trains_alike_passes(name: str) -> None:
     assert checked(ALIKE[name]) == SelfCheck()
 
 
-class Slow(WritesUnread):
+class Slow(models.WritesUnread):
     """A moving average with a long memory, which changes its buffer by less than rounding does."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,16 +105,18 @@ BIAS = "the gradient of the parameter 'bias' of module"
 
 
 def test_what_differs_is_named() -> None:
-    CountsInClass.made = 0
-    refused(lambda: job(CountsInClass()), "the attribute 'made' of the class CountsInClass changes")
-    refused(reads_weights_in_loss, f"{BIAS} '4' .*leave .data")
+    models.CountsInClass.made = 0
+    refused(lambda: job(models.CountsInClass()), "the attribute 'made' of the class CountsInClass changes")
+    refused(models.reads_weights_in_loss, f"{BIAS} '4' .*leave .data")
     # Models that are traced right or refused, where the tracer or the hooks fail to do so.
     refused(lambda: job(Slow()), r"buffer 'mean' .* loses the write", lambda patch: lose_writes(patch, "mean", ""))
     says = r"the attribute 'step' of the model \(CountsSteps, .*checked_models.py:\d+\) changes .* and keeps its value"
-    refused(lambda: job(CountsSteps()), says, missed_state)
+    refused(lambda: job(models.CountsSteps()), says, missed_state)
     says = r"the gradient of the parameter 'weight' of module '2' \(Linear\) differs by"
     refused(
-        lambda: job(with_hook()), says, replaced(passes, "hooked_gradients", lambda gradients, parameters: gradients)
+        lambda: job(models.with_hook()),
+        says,
+        replaced(passes, "hooked_gradients", lambda gradients, parameters: gradients),
     )
     refused(lambda: job(plain()), r"the loss is .* in minibatch 1", replaced(passes, "WeightVersions", Stale))
 
@@ -142,7 +129,7 @@ def statistics(pipeline: PipelineModel, found: Any) -> Any:
 
 
 def test_faults_of_the_pipeline_are_named() -> None:
-    frozen, bias = lambda: job(Frozen()), "model.twice.bias"
+    frozen, bias = lambda: job(models.Frozen()), "model.twice.bias"
 
     def change(of: Callable[[Trained], dict[str, Tensor]], loss: float = 1.0) -> Plant:
         return planted("train", lambda _, found: Trained(found.loss * loss, found.gradients | of(found)))
@@ -180,21 +167,21 @@ def test_rounding_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_trains_alike_and_is_odd_is_a_remark() -> None:
-    found = checked(lambda: job(CountsCalls()))
+    found = checked(lambda: job(models.CountsCalls()))
     assert found.skipped == ""
     assert "the attribute 'calls' of the model (CountsCalls" in found.remarks[0]
-    (remark,) = checked(lambda: job(plain(), optimizer=WholeNorm)).remarks
+    (remark,) = checked(lambda: job(plain(), optimizer=models.WholeNorm)).remarks
     assert remark.startswith("WholeNorm changes the parameter '0.weight' otherwise as the optimiser of its stage")
 
 
 def test_a_model_that_differs_from_itself() -> None:
     says = r"two results \(loss\) for one minibatch with the same weights and seeds"
     with pytest.raises(NotDeterministic, match=says):
-        checked(lambda: job(FollowsTheSystem()))
+        checked(lambda: job(models.FollowsTheSystem()))
 
 
 def test_the_job_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, traced = traced_of(lambda: job(Frozen(), loss=checked_models.Centers()))
+    one, traced = traced_of(lambda: job(models.Frozen(), loss=models.Centers()))
     assert isinstance(one.loss, nn.Module)
     one.model.note = {"seen": [1, torch.ones(2)]}
     one.model.last.weight.grad = torch.ones(3, 4)
@@ -210,7 +197,7 @@ def test_the_job_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.model.note["seen"][0] == 1
     assert torch.equal(one.model.last.weight.grad, torch.ones(3, 4))
     missed_state(monkeypatch)
-    one, traced = traced_of(lambda: job(CountsSteps()))
+    one, traced = traced_of(lambda: job(models.CountsSteps()))
     one.model.step = 7
     with pytest.raises(DifferenceFound):
         self_check(one, traced, seed=0, free=None)
@@ -250,7 +237,7 @@ def test_what_cannot_be_checked_is_left_to_the_run(monkeypatch: pytest.MonkeyPat
     size = sum(parameter.nbytes for parameter in one.model.parameters())
     assert self_check(one, traced, seed=0, free=14 * size) == SelfCheck()
     assert self_check(one, traced, seed=0, free=13 * size).skipped.endswith("that are free")
-    found = checked(lambda: job(plain(), optimizer=StepFails))
+    found = checked(lambda: job(plain(), optimizer=models.StepFails))
     assert found.skipped.startswith("the optimizer's step failed: ValueError: no step")
     monkeypatch.setattr(check, "LONGEST_PASS_S", -1.0)
     assert checked(ALIKE["plain"]).skipped == "one pass over 4 samples takes 0 s"

@@ -22,10 +22,9 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
 
-from pipeplan_launch import Job, export, load_job
+from pipeplan_launch import Data, Job, export, load_job
 from pipeplan_launch.checkpoint.checkpoint import complete_checkpoints
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.job import Data, Job
 from pipeplan_launch.job.pass_conditions import autocast, mix_seed
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
@@ -173,7 +172,6 @@ def test_a_loss_with_state_resumes_and_is_exported(tmp_path: Path, recompute: bo
 
 
 MADE: list[weakref.ref[nn.Module | nn.Parameter]] = []
-CPU = torch.device("cpu")
 
 
 def build() -> Job:
@@ -207,7 +205,7 @@ def test_what_does_not_fit_the_plan_is_refused(plan: LaunchPlan) -> None:
 
 
 def test_the_rest_of_the_model_is_gone(plan: LaunchPlan) -> None:
-    job, (program,), graph_hash, dynamic = stage_setup.load_stages(plan, [1], 0, torch.device("cpu"))
+    job, (program,), graph_hash, dynamic = stage_setup.load_stages(plan, [1], 0, CPU)
     assert set(program.parameters_by_name()) == {"3.weight", "3.bias"}
     gc.collect()
     import test_traced_jobs  # the copy that the reference names, which need not be this very module
