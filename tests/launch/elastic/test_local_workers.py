@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeplan_launch.elastic import restart_state, signals
+from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.local_workers import fork_worker, on_one_machine, stay_on_loopback, worker_variables
 from pipeplan_launch.elastic.store import environment_store, open_store, serve_store
 
@@ -248,10 +248,3 @@ def test_a_data_loaders_process_dies_of_signals() -> None:
     (child,) = Path(f"/proc/{worker.process.pid}/task/{worker.process.pid}/children").read_text().split()
     os.kill(int(child), signal.SIGTERM)
     assert worker.end() == (0, str(int(signal.SIGTERM)))
-
-
-def test_a_lost_peer_after_a_request_was_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    signals.check_any_signal()
-    monkeypatch.setattr(signals, "_requested", [(int(signal.SIGTERM), 0.0)])
-    with pytest.raises(signals.Interrupted, match="SIGTERM"):
-        signals.check_any_signal()

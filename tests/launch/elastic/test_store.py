@@ -94,22 +94,6 @@ def test_answers_and_errors_are_those_of_the_store(store: Any) -> None:
         StoreClient(broken, PATIENCE_S).add("a", 1)
 
 
-def test_workers_are_as_patient_as_their_timeout(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    patience: list[float] = []
-
-    class Noted(StoreClient):
-        def __init__(self, base: Any, patience_s: float) -> None:
-            patience.append(patience_s)
-            super().__init__(base, patience_s)
-
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setattr(rendezvous, "environment_store", lambda _timeout: store)
-    monkeypatch.setattr(rendezvous, "StoreClient", Noted)
-    assert rendezvous.join_attempt(600.0).number == 1
-    assert patience == [600.0]
-
-
 def attempt_of(store: Any, number: int, rank: int) -> Attempt:
     launch = StoreClient(store, PATIENCE_S)
     return Attempt(number, rendezvous._under(str(number), store), launch, rank, 2)

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from extents import slow_but_for
-from torch import Tensor
 from toy_workers import Toy, depths, run_plan, stage_contents, write_plan
 
 from pipeplan.run_data.run_folder import MeasuredRun, read_run
 from pipeplan.simulation.engine import simulate_schedule
 from pipeplan.simulation.perfetto import overlaid_document
 from pipeplan.simulation.scenario import Scenario, StageBoundary, StageLoad
-from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.files import write_json
 from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.telemetry.recorder import RECORDED_MINIBATCHES, Stopwatch, Timeline
@@ -140,21 +136,6 @@ def test_segments_of_an_epoch_are_one_timeline(tmp_path: Path) -> None:
         assert all(one.end_s <= other.start_s for one, other in pairwise(theirs))
         updates = [one.number for one in timeline.intervals if one.kind == UPDATE]
         assert updates == list(range(2 + 2 + 2 + 1 if timeline.stage == 0 else MINIBATCHES))
-
-
-def test_workers_of_one_machine_meet_at_one_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first of them to leave the barrier says when; what another machine's clock says means nothing here."""
-
-    def gather(into: list[Tensor], mine: Tensor, group: object) -> None:
-        for tensor, change in zip(into, ((0, 0), (0, -1), (1, -4)), strict=True):
-            tensor.copy_(mine + torch.tensor(change))
-
-    monkeypatch.setattr(process_groups, "wait_for", lambda group: None)
-    monkeypatch.setattr(process_groups.time, "perf_counter", lambda: 5.0)
-    monkeypatch.setattr(process_groups, "_lost_peers", nullcontext)
-    monkeypatch.setattr(process_groups.dist, "get_world_size", lambda group: 3)
-    monkeypatch.setattr(process_groups.dist, "all_gather", gather)
-    assert process_groups.synchronise_workers(None) == 4.0  # type: ignore[arg-type]
 
 
 def _lap(start_s: float, end_s: float) -> Stopwatch:
