@@ -21,19 +21,11 @@ from launching import curve
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 from worker_host import Ended
 
-from pipeplan_launch import child_processes
+from pipeplan_launch import child_processes, supervisor
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.servers import ServerPlace
-from pipeplan_launch.supervisor import (
-    _ignore_torchrun_variables,
-    _report_failure,
-    _report_restart,
-    _torchrun_options,
-    _worker_options,
-    main,
-)
 from pipeplan_launch.worker_monitor import NoFurtherAttempt, _HealthCheckHandler
 
 
@@ -55,44 +47,31 @@ def test_an_error_of_one_worker_is_said_once(tmp_path: Path) -> None:
 
 
 AT = r"at stage {0} \(rank {0}\), minibatch {1}, failed: ValueError: bad"
-FAILURES: dict[str, tuple[list[int], Toy, str]] = {
-    "a dead first stage": ([1, 1, 1], Toy(die=(0, 3)), ".* minibatch .*(from|to) rank 0"),
-    "a dead last stage": ([1, 1, 1], Toy(die=(2, 0)), ".* minibatch .*(from|to) rank 2"),
-    "a dead replica": (
-        [2],
-        Toy(die=(1, 3)),
-        r"stage 0 \(rank 0\) could not average the gradients of group 3 with ranks \[1\]",
-    ),
-    "a loss that fails": (
+EACH = r"the job's loss \(lambda of .*must return a tensor with one number, the mean over the minibatch"
+FAILURES: list[tuple[list[int], Toy, str]] = [
+    ([1, 1, 1], Toy(die=(0, 3)), ".* minibatch .*(from|to) rank 0"),
+    ([1, 1, 1], Toy(die=(2, 0)), ".* minibatch .*(from|to) rank 2"),
+    ([2], Toy(die=(1, 3)), r"stage 0 \(rank 0\) could not average the gradients of group 3 with ranks \[1\]"),
+    (
         [1, 1],
         Toy(loss="broken"),
-        r"the job's loss \(broken_loss\) at stage 1 \(rank 1\), minibatch 0, failed: RuntimeError: shape.*reshape\(3",
+        r"the job's loss \(broken_loss\) at stage 1 .*minibatch 0, .*RuntimeError: .*reshape\(3",
     ),
-    **{
-        f"a loss for each sample, {loss}": (
-            [1],
-            Toy(loss=loss),
-            r"the job's loss \(lambda of .*must return a tensor with one number, the mean over the minibatch",
-        )
-        for loss in ("each-trained", "each-judged")
-    },
-    "a loss that trains nothing": (
-        [1, 1],
-        Toy(loss="detached"),
-        ".*does not depend on any parameter that can be trained$",
-    ),
-    "forward": ([1, 1], Toy(fault=("forward", 0, 3)), "the model's forward " + AT.format(0, 3)),
-    "backward": ([1, 1], Toy(fault=("backward", 1, 2)), "the model's backward " + AT.format(1, 2)),
-    "step": ([1, 1], Toy(fault=("step", 0, 0)), "the optimizer's step " + AT.format(0, 0)),
-    "metric": ([1, 1], Toy(fault=("metric", 1, 0)), "the job's metric " + AT.format(1, 0)),
-    "vector": ([1, 1], Toy(fault=("vector", 1, 0)), "the job's metric must return one number"),
-}
+    ([1], Toy(loss="each-trained"), EACH),
+    ([1], Toy(loss="each-judged"), EACH),
+    ([1, 1], Toy(loss="detached"), ".*does not depend on any parameter that can be trained$"),
+    ([1, 1], Toy(fault=("forward", 0, 3)), "the model's forward " + AT.format(0, 3)),
+    ([1, 1], Toy(fault=("backward", 1, 2)), "the model's backward " + AT.format(1, 2)),
+    ([1, 1], Toy(fault=("step", 0, 0)), "the optimizer's step " + AT.format(0, 0)),
+    ([1, 1], Toy(fault=("metric", 1, 0)), "the job's metric " + AT.format(1, 0)),
+    ([1, 1], Toy(fault=("vector", 1, 0)), "the job's metric must return one number"),
+]
 
 
-@pytest.mark.parametrize("name", FAILURES)
-def test_a_failure_is_one_line_that_names_it(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("case", FAILURES, ids=lambda case: f"{case[1].die or case[1].fault or case[1].loss}")
+def test_a_failure_is_one_line_that_names_it(tmp_path: Path, case: tuple[list[int], Toy, str]) -> None:
     """Faults of the user's code name stage and minibatch."""
-    replicas, toy, says = FAILURES[name]
+    replicas, toy, says = case
     ended = run(tmp_path, replicas, toy, "--epochs", "1", "--timeout", "20")
     dead = None if toy.die is None else toy.die[0]
     assert ended.statuses == [9 if rank == dead else 2 for rank in range(sum(replicas))]
@@ -190,9 +169,8 @@ def failures(statuses: dict[int, int], order: tuple[int, ...] = ()) -> Any:
     }
 
 
-@pytest.mark.parametrize(
-    ("statuses", "order", "status", "said"),
-    [
+def test_only_the_first_worker_at_fault_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for statuses, order, status, said in (
         ({0: 2, 1: 2}, (), 2, ""),
         ({0: 130, 2: 2}, (), 2, ""),
         ({0: 130, 2: -9}, (), 1, f"error: worker 2 {KILLED}\n"),
@@ -201,36 +179,27 @@ def failures(statuses: dict[int, int], order: tuple[int, ...] = ()) -> Any:
         ({0: -15, 1: 2}, (), 2, ""),
         ({1: -15}, (), 1, "error: worker 1 was ended by SIGTERM\n"),
         ({0: -6, 1: -15, 2: -9}, (1, 2, 0), 1, f"error: worker 2 {KILLED}\n"),
-    ],
-)
-def test_only_the_first_worker_at_fault_is_named(
-    statuses: dict[int, int], order: tuple[int, ...], status: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    error: Any = SimpleNamespace(failures=failures(statuses, order))
-    assert _report_failure(error) == status
-    assert capsys.readouterr().err == said
+    ):
+        error: Any = SimpleNamespace(failures=failures(statuses, order))
+        assert supervisor._report_failure(error) == status
+        assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize(
-    ("statuses", "noticed", "cause"),
-    [
+def test_a_restart_before_the_first_minibatch_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for statuses, noticed, cause in (
         ({1: -9}, "", f"worker 1 {KILLED}"),
         ({0: 3, 1: 7}, "0 rank 0 lost another worker", "worker 1 ended with status 7"),
         ({0: 3, 1: 3}, "0 rank 0 could not connect", "rank 0 could not connect"),
         ({0: 3}, "", "a worker on another server was lost"),
-    ],
-)
-def test_a_restart_before_the_first_minibatch_is_said(
-    statuses: dict[int, int], noticed: str, cause: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with restart_state.attempts_folder() as folder:
-        if noticed:
-            (folder / "fault").write_text(noticed)
-        _report_restart(failures(statuses), 1, 3)
-        assert capsys.readouterr().err == f"{cause}; restart 1 of 3: no minibatch had been run\n"
-        restart_state.record_begun()
-        _report_restart(failures(statuses), 1, 3)  # the next attempt says it, with its checkpoint
-        assert capsys.readouterr().err == ""
+    ):
+        with restart_state.attempts_folder() as folder:
+            if noticed:
+                (folder / "fault").write_text(noticed)
+            supervisor._report_restart(failures(statuses), 1, 3)
+            assert capsys.readouterr().err == f"{cause}; restart 1 of 3: no minibatch had been run\n"
+            restart_state.record_begun()
+            supervisor._report_restart(failures(statuses), 1, 3)  # the next attempt says it, with its checkpoint
+            assert capsys.readouterr().err == ""
 
 
 def test_the_first_fault_of_an_attempt_is_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,22 +219,16 @@ def test_the_first_fault_of_an_attempt_is_its_cause(monkeypatch: pytest.MonkeyPa
 def test_what_torchrun_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its own variables do not reach it, nor do options that would leave the store to it."""
     environment = {"PET_STANDALONE": "1", "PET_RDZV_BACKEND": "c10d", "PETS": "2"}
-    _ignore_torchrun_variables(environment)
+    supervisor._ignore_torchrun_variables(environment)
     assert environment == {"PETS": "2"}
-    assert main(["--nnodes", "2", "-m", "pipeplan_measure.selftest"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "error: several servers need --nnodes, --node-rank, --master-addr and --m"
-    )
+    assert supervisor.main(["--nnodes", "2", "-m", "pipeplan_measure.selftest"]) == 2
+    assert capsys.readouterr().err.startswith("error: several servers need --nnodes, --node-rank, --master-addr")
     assert ServerPlace.of({}) == ServerPlace.of({"--nnodes": "1"}) == ServerPlace(0, 1)
-    command = ["--standalone", "-m", "pipeplan_launch", "plan", "--epochs", "2"]
-    for given, restarts in (
-        (command, 3),
-        ([*command, "--restarts=0"], 0),
-        (["--standalone", "else.py", "--restarts", "7"], 0),
-    ):
-        options = _worker_options(given)
+    ours = "--standalone -m pipeplan_launch plan --epochs 2"
+    for given, restarts in ((ours, 3), (f"{ours} --restarts=0", 0), ("--standalone else.py --restarts 7", 0)):
+        options = supervisor._worker_options(given.split())
         assert (options is None) == ("else.py" in given)
-        assert f"--max-restarts={restarts}" in _torchrun_options(options, tmp_path)
+        assert f"--max-restarts={restarts}" in supervisor._torchrun_options(options, tmp_path)
 
 
 UNPICKLES_NOTHING = """
