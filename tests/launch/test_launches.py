@@ -74,20 +74,6 @@ def test_a_request_before_training_ends_at_once(script: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_goes_on_after_a_worker_was_frozen(script: Path, rank: int) -> None:
-    with begin(script, "--timeout", "8") as launch:
-        launch.trains()
-        launch.kill(rank, signal.SIGSTOP)
-        launch.until(lambda: launch.said("restart 1 of 3"), "restart")
-        launch.trains()
-        launch.process.send_signal(signal.SIGTERM)
-        assert launch.wait() == 0, launch.lines
-        assert left_nothing(launch)
-    assert launch.said(f"worker {rank} was lost")
-
-
-@pytest.mark.slow
 def test_a_worker_that_is_busy_when_another_is_lost_is_not_taken_for_lost(script: Path, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SLOW_JOB.replace("time.sleep(0.002)", "time.sleep(0.4)"))
     with begin(script) as launch:

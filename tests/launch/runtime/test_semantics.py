@@ -172,12 +172,6 @@ def test_random_cases_equal_the_formula(tmp_path: Path, seed: int) -> None:
     check(tmp_path, random_case(seed))
 
 
-@pytest.mark.parametrize("schedule", slow_but_for(["1f1b-flush"], FLUSHED))
-@pytest.mark.parametrize("subject", slow_but_for(["chain"], ("encoder-decoder", "chain", "tied")))
-def test_a_flush_equals_one_process_on_the_whole_batch(tmp_path: Path, subject: str, schedule: str) -> None:
-    check_on_whole_batches(tmp_path, case_of(subject, schedule, (2, 1, 1), "sgd-foreach", dropout=False))
-
-
 WEIGHTED = [
     case_of("tagger", "1f1b-stashing", (2, 1), "sgd-foreach"),
     case_of("tagger", "zb-h1", (1, 2), "adamw-fused"),
