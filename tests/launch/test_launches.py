@@ -196,16 +196,6 @@ def launch(script: Path, *options: str) -> Observed:
 
 
 @in_a_namespace
-def test_a_door_is_seen(tmp_path: Path) -> None:
-    """Also one that is open for a moment, and one of a program that is not Python's."""
-    code = "import socket; socket.create_server(('', 0)).close(); socket.create_server(('::1', 0), family=10).close()"
-    assert observe([sys.executable, "-c", code], tmp_path).listening == ["0.0.0.0", "::1"]
-    code = "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False); time.sleep(0.2)"
-    code = f"import time; from torch.distributed import TCPStore; {code}"
-    assert observe([sys.executable, "-c", code], tmp_path).doors == ["::"]
-
-
-@in_a_namespace
 def test_a_launch_with_a_restart_opens_no_door(tmp_path: Path) -> None:
     job = JOB.replace("def job():", f"def job():{FAILS_ONCE}")
     observed = launch(script_of(tmp_path, job), "--epochs", "1", "--restarts", "1")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -233,15 +232,10 @@ class OwnAdam(optim.Adam):
     """An optimiser that is not torch's own."""
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Makes this process the replica of a number among so many, without a process group."""
-
-    def place(index: int, count: int) -> None:
-        monkeypatch.setattr(dist, "get_rank", lambda _group: index)
-        monkeypatch.setattr(dist, "get_world_size", lambda _group: count)
-
-    return place
+def stand_alone(patch: pytest.MonkeyPatch, index: int, count: int) -> None:
+    """Make this process the replica of a number among so many, without a process group."""
+    patch.setattr(dist, "get_rank", lambda _group: index)
+    patch.setattr(dist, "get_world_size", lambda _group: count)
 
 
 def parameters() -> dict[str, nn.Parameter]:
@@ -252,7 +246,7 @@ def parameters() -> dict[str, nn.Parameter]:
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
-def test_steps_of_all_parts_are_the_step_of_the_whole(kind: Any, alone: Callable[[int, int], None]) -> None:
+def test_steps_of_all_parts_are_the_step_of_the_whole(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three steps by each of four replicas, whose parts are put together by hand."""
     gradients = [{name: torch.randn_like(one) for name, one in parameters().items()} for _ in range(3)]
     whole = parameters()
@@ -263,7 +257,7 @@ def test_steps_of_all_parts_are_the_step_of_the_whole(kind: Any, alone: Callable
         reference.step()
     parts: list[dict[str, nn.Parameter]] = []
     for index in range(4):
-        alone(index, 4)
+        stand_alone(monkeypatch, index, 4)
         own = parameters()
         optimizer = kind(own.values(), lr=0.1)
         shards = OptimizerShards(own, optimizer, object())  # type: ignore[arg-type]
@@ -284,8 +278,8 @@ def hooked(parameters: Any) -> optim.Optimizer:
     return made
 
 
-def test_what_cannot_be_in_parts_is_refused(alone: Callable[[int, int], None]) -> None:
-    alone(0, 2)
+def test_what_cannot_be_in_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_alone(monkeypatch, 0, 2)
     others = (OwnAdam, optim.Adafactor, optim.LBFGS)
     for make, says in (
         (hooked, "which its step hooks would meet in place of whole ones"),
