@@ -113,10 +113,6 @@ def normalised() -> Job:
     return job(batch_norm=True, scheduler_interval="minibatch")
 
 
-def momentum() -> Job:
-    return job(optimizer=lambda parameters: SGD(parameters, lr=0.2, momentum=0.9))
-
-
 def hooked() -> Job:
     """A hook on a parameter that sees and changes the mean gradient of an update."""
     made = job(optimizer=lambda parameters: SGD(parameters, lr=0.2))

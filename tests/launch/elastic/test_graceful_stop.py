@@ -7,12 +7,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from schedule_shapes import FORWARD, TRAINING, fitted, least
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from pipeplan_launch.elastic import graceful_stop, signals
 from pipeplan_launch.elastic.graceful_stop import GRANT_S, STOP_KEY, GracefulStop, HangWatch
@@ -52,31 +53,14 @@ def test_no_schedule_deadlocks_wherever_all_stop(schedule: Schedule) -> None:
             replay_schedule(stopped_at(schedule, planned, end), pipeline, end)
 
 
-@dataclass
-class Memory:
-    """The store, in this process; `before_change` may let another worker run first."""
+class Memory(HashStore):
+    """A store in this process, which counts changes."""
 
-    values: dict[str, str] = field(default_factory=dict)
-    changes: int = 0
+    changes = 0
 
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.values[key].encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-    def add(self, key: str, amount: int) -> int:
-        self.values[key] = str(int(self.values.get(key, "0")) + amount)
-        return int(self.values[key])
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+    def compare_set(self, *given: str) -> bytes:
         self.changes += 1
-        if self.values.get(key, "") == expected:
-            self.values[key] = desired
-        return self.values[key].encode()
+        return super().compare_set(*given)  # type: ignore[no-any-return]
 
 
 class Later:
@@ -166,7 +150,7 @@ def test_all_workers_stop_at_the_same_minibatch(accumulate: int) -> None:
         ((stop, end),) = set(ends)
         assert end == 24 or end % accumulate == 0
         assert stop or end == 24
-        assert STOP_KEY in store.values or not stop
+        assert store.check([STOP_KEY]) or not stop
         early += end < 24
     assert early > 50
 
@@ -203,7 +187,7 @@ def test_looking_up_is_rare_and_seldom_holds_up_training() -> None:
         # Minibatch 0 is granted with minibatch 1, and 2 with 3. From then on the step time is known.
         assert held_up[0] == 2
         assert all(late - early >= 5 for early, late in itertools.pairwise(held_up[1:]))
-    assert int(store.values["grant/0"]) == pytest.approx(1000, abs=101)
+    assert int(store.get("grant/0")) == pytest.approx(1000, abs=101)
     assert store.changes < 50
 
 
