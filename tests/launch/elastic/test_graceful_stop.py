@@ -102,24 +102,19 @@ def worker(store: Memory, accumulate: int = 1, clock: Any = None, begin: Any = L
     return made
 
 
-def run_together(
-    seed: int,
-    workers: list[GracefulStop],
-    replicas: list[tuple[int, int]],
-    planned: int,
-    signal_at: int,
-    look_ups: list[Later],
-) -> list[tuple[bool, int]]:
+REPLICAS, PLANNED = [(0, 2), (1, 2), (0, 1), (0, 3), (1, 3), (2, 3)], 24
+
+
+def run_together(seed: int, workers: list[GracefulStop], look_ups: list[Later]) -> set[tuple[bool, int]]:
     """All workers' forwards and look-ups, in a random order; at some moment one is asked to stop. What each is told at
     its end."""
     draw = random.Random(seed)
-    todo = [list(own_minibatches(replica, count, planned)) for replica, count in replicas]
-    ends: list[tuple[bool, int] | None] = [None] * len(workers)
-    begun: set[int] = set()
+    todo = [list(own_minibatches(replica, count, PLANNED)) for replica, count in REPLICAS]
+    begun, ends = set[int](), dict[int, tuple[bool, int]]()
     for moment in itertools.count():
-        if moment == signal_at:
+        if moment == seed % 90:
             draw.choice(workers).request()
-        running = [one for one, end in enumerate(ends) if end is None]
+        running = [one for one in range(len(workers)) if one not in ends]
         if not running:
             break
         if look_ups and draw.random() < 0.3:
@@ -128,15 +123,13 @@ def run_together(
         if todo[one] and workers[one].limit(todo[one][0]) is None:
             begun.add(todo[one].pop(0))
         else:
-            ends[one] = (workers[one].end(), workers[one].reached(planned))
-    found = [end for end in ends if end is not None]
-    assert begun == set(range(found[0][1])), "what has begun is what counts as run, by whoever"
-    return found
+            ends[one] = (workers[one].end(), workers[one].reached(PLANNED))
+    assert begun == set(range(ends[0][1])), "what has begun is what counts as run, by whoever"
+    return set(ends.values())
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_all_workers_stop_at_the_same_minibatch(accumulate: int) -> None:
-    replicas = [(0, 2), (1, 2), (0, 1), (0, 3), (1, 3), (2, 3)]
     early = 0
     for seed in range(300):
         store, look_ups = Memory(), list[Later]()
@@ -145,13 +138,12 @@ def test_all_workers_stop_at_the_same_minibatch(accumulate: int) -> None:
             begun.append(Later(work))
             return begun[-1]
 
-        workers = [worker(store, accumulate, Clock(GRANT_S / (1 + seed % 7)), begin) for _ in replicas]
-        ends = run_together(seed, workers, replicas, 24, seed % 90, look_ups)
-        ((stop, end),) = set(ends)
-        assert end == 24 or end % accumulate == 0
-        assert stop or end == 24
+        workers = [worker(store, accumulate, Clock(GRANT_S / (1 + seed % 7)), begin) for _ in REPLICAS]
+        ((stop, end),) = run_together(seed, workers, look_ups)
+        assert end == PLANNED or end % accumulate == 0
+        assert stop or end == PLANNED
         assert store.check([STOP_KEY]) or not stop
-        early += end < 24
+        early += end < PLANNED
     assert early > 50
 
 
