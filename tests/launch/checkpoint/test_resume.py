@@ -180,11 +180,19 @@ def test_a_plan_may_change_within_a_run(tmp_path: Path) -> None:
     assert [one["epoch"] for one in epochs(tmp_path / "run")] == [1, 2]
 
 
-def test_evaluations_and_checkpoints_as_often_as_asked(tmp_path: Path) -> None:
-    train(tmp_path, TOY, [1, 1], "--epochs", "5", "--evaluate-every", "2", "--checkpoint-every", "4")
-    assert [one["test_accuracy"] is not None for one in epochs(tmp_path / "run")] == [False, True, False, True, True]
-    found = map(checkpoint.find_checkpoint, checkpoint.complete_checkpoints(tmp_path / "run"))
-    assert [one.position.epoch for one in found] == [3, 4]
+def test_weights_alone_begin_a_new_training_that_saves_and_evaluates_as_often_as_asked(
+    tmp_path: Path, whole: Path
+) -> None:
+    """With its own plan, seed, optimiser and epochs."""
+    options = ["--epochs", "5", "--evaluate-every", "2", "--checkpoint-every", "4", "--seed", "5"]
+    train(tmp_path, TOY, [1, 1], *options, "--weights", str(whole))
+    run = tmp_path / "run"
+    assert [one["test_accuracy"] is not None for one in epochs(run)] == [False, True, False, True, True]
+    found = map(checkpoint.find_checkpoint, checkpoint.complete_checkpoints(run))
+    assert [(one.seed, one.position.epoch) for one in found] == [(5, 3), (5, 4)]
+    before, after = model_of(latest(whole)), model_of(latest(run))
+    assert torch.equal(before["two.unused"], after["two.unused"])
+    assert after["two.calls"] == before["two.calls"] + 5 * 20
 
 
 def test_refusals_come_before_anything_is_made(tmp_path: Path, whole: Path) -> None:
@@ -368,13 +376,3 @@ def test_metrics_are_cut_off_where_training_goes_on(tmp_path: Path) -> None:
         path.write_text(text)
         run_folder.reopen_run(tmp_path, 3, 0)
         assert path.read_text() == ""
-
-
-def test_weights_alone_go_to_any_plan(tmp_path: Path, whole: Path) -> None:
-    """A new training from them: its own seed, optimiser and epochs."""
-    train(tmp_path, TOY, [1, 1], "--epochs", "1", "--seed", "5", "--weights", str(whole))
-    manifest = latest(tmp_path / "run")
-    assert (manifest.seed, manifest.position.epoch) == (5, 0)
-    before, after = model_of(latest(whole)), model_of(manifest)
-    assert torch.equal(before["two.unused"], after["two.unused"])
-    assert after["two.calls"] == before["two.calls"] + 20
