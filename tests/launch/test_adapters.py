@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from data_parallel_runs import AdaptedChain
 from beside_one_process import train_beside_one_process
-from data_parallel_runs import MINIBATCH, AdaptedChain, Case, EightBits, reference
+from data_parallel_runs import MINIBATCH
+from data_parallel_runs import Case, reference
 from safetensors.torch import load_file
 from saved import model_of, save
 
@@ -32,15 +34,6 @@ def test_stages_train_adapters_as_one_process_does() -> None:
         for seed in range(2):
             traced = train_beside_one_process(job_of(**options), seed=seed, evaluates="checkpoints" not in options)
             assert traced.tied == traced.together == ()
-
-
-def test_plain_tensors_take_the_place_of_frozen_tensor_subclasses() -> None:
-    torch.manual_seed(0)
-    model, inputs = AdaptedChain(WIDTH, eight_bits=True), torch.randn(2, WIDTH)
-    expected = model(inputs)
-    held = Job(model, inputs=lambda n: torch.randn(n, WIDTH)).model
-    assert torch.equal(held(inputs), expected)
-    assert not any(isinstance(parameter, EightBits) for parameter in held.parameters())
 
 
 def test_a_layer_has_trained_bytes_and_stored_bytes_of_frozen_weights() -> None:

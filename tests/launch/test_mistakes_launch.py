@@ -75,10 +75,8 @@ def typed_in(folder: Path, typed: str, **environment: str) -> subprocess.Complet
     )
 
 
-def test_every_row_on_launch_sh_has_a_test() -> None:
-    assert {"torch is missing for launch.sh", "torch is old for launch.sh", "a full disk for the run", CHANGED} < set(
-        ROWS
-    )
+def test_every_row_on_launch_sh_is_found() -> None:
+    assert {CHANGED, FULL, GPUS} < ROWS.keys()
     assert len(ROWS) == PAGE.read_text(encoding="utf-8").partition("## Running a plan")[2].count("/launch.sh")
 
 

@@ -75,52 +75,44 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-@pytest.mark.parametrize("calls", slow_but_for([13], [13, 31]))
-def test_equals_a_run_that_nothing_interrupted(tmp_path: Path, whole: Path, calls: int) -> None:
-    """Bit by bit, from any checkpoint: a worker is killed at a forward pass of training, or of the evaluation.
+STASHING, EF = ("1f1b-stashing", None), ("--correction", "ef")
+INTERRUPTED: list[Any] = [
+    (*STASHING, [2, 1], (1, 13), "6"),  # in the evaluation
+    ("2bw", 4, [2, 1], (2, 35), "8"),
+    (*STASHING, [2, 1], (1, 31), "6"),
+    ("vertical-sync", None, [2, 1], (2, 35), "8"),
+    ("gpipe", 4, [2, 1], (2, 35), "8"),
+    ("1f1b-flush", 4, [2, 1], (2, 35), "8"),
+    (*STASHING, [2, 1], (2, 35), "8", *EF),
+    ("2bw", 4, [1, 1, 1], (2, 35), "8", *EF),
+]
+"""Schedule, replicas, at which forward pass of which worker it is killed, how often it saves, and options."""
 
-    Rank 1 has 10 forward passes in an epoch's training, and 6 in its evaluation.
-    """
-    statuses, _ = launch(tmp_path, replace(TOY, die=(1, calls)), [2, 1], "--epochs", "2", *EVERY)
-    assert statuses[1] == 9
-    found = latest(tmp_path / "run")
-    assert (found.position.epoch, found.position.minibatch) == (calls // 16, 20)
-    said = train(tmp_path, TOY, [2, 1], "--epochs", "2", *EVERY, "--resume")
-    assert f"resumed from {found.folder}, after {found.position}" in said
-    assert marks(tmp_path / "run") == marks(whole)
-    assert epochs(tmp_path / "run") == epochs(whole)
-    assert lines(tmp_path / "run", 2) == lines(whole, 2), "every minibatch once, with the same loss"
-    losses = [loss for epoch, _, loss in lines(whole, 2) if epoch == 0]
+
+@pytest.mark.parametrize("case", slow_but_for(INTERRUPTED[:2], INTERRUPTED), ids=str)
+def test_equals_a_run_that_nothing_interrupted(tmp_path: Path, case: Any) -> None:
+    """Bit by bit; corrected updates also go on under a plan with other delays, the last steps being in a checkpoint."""
+    schedule, accumulate, replicas, die, every, *options = case
+    plan = {"schedule": schedule, "accumulate": accumulate}
+    arguments, run = ("--epochs", "2", "--checkpoint-minibatches", every, *options), tmp_path / "run"
+    said, whole = train(tmp_path / "whole", TOY, replicas, *arguments, **plan), tmp_path / "whole" / "run"
+    statuses, _ = launch(tmp_path, replace(TOY, die=die), replicas, *arguments, **plan)
+    assert statuses[die[0]] == 9
+    found = latest(run)
+    assert (found.position.epoch, found.position.minibatch) == (int(die[1] == 31), 20)
+    resumed = train(tmp_path, TOY, replicas, *arguments, "--resume", **plan)
+    assert f"resumed from {found.folder}, after {found.position}" in resumed
+    assert marks(run) == marks(whole)
+    assert epochs(run) == epochs(whole)
+    last = sum(replicas) - 1
+    assert lines(run, last) == lines(whole, last), "every minibatch once, with the same loss"
+    losses = [loss for epoch, _, loss in lines(whole, last) if epoch == 0]
     assert len(losses) == 20
     assert epochs(whole)[0]["loss"] == pytest.approx(sum(losses) / 20, rel=1e-6)
-
-
-INTERRUPTED: list[Any] = [
-    ("2bw", 4, [2, 1], ()),
-    ("vertical-sync", None, [2, 1], ()),
-    ("gpipe", 4, [2, 1], ()),
-    ("1f1b-flush", 4, [2, 1], ()),
-    # In the middle of an epoch, the last steps being in the checkpoint; and under a plan with other delays.
-    ("1f1b-stashing", None, [2, 1], ("--correction", "ef")),
-    ("2bw", 4, [1, 1, 1], ("--correction", "ef")),
-]
-
-
-@pytest.mark.parametrize("case", slow_but_for(INTERRUPTED[:1], INTERRUPTED), ids=str)
-def test_equals_it_under_every_schedule_and_with_corrected_updates(tmp_path: Path, case: Any) -> None:
-    schedule, accumulate, replicas, options = case
-    plan = {"schedule": schedule, "accumulate": accumulate}
-    arguments = ("--epochs", "2", "--checkpoint-minibatches", "8", *options)
-    said = train(tmp_path / "whole", TOY, replicas, *arguments, **plan)
-    statuses, _ = launch(tmp_path, replace(TOY, die=(2, 35)), replicas, *arguments, **plan)
-    assert statuses[2] == 9
-    assert "after epoch 1" in train(tmp_path, TOY, replicas, *arguments, "--resume", **plan)
-    ours = marks(tmp_path / "run")
-    assert ours == marks(tmp_path / "whole" / "run")
     assert ("note: updates are corrected for old gradients" in said) == bool(options)
-    assert any(name.startswith("correction.one.weight.") for name in ours["tensors"]) == bool(options)
+    assert any(name.startswith("correction.one.weight.") for name in marks(run)["tensors"]) == bool(options)
     if options:
-        middle = checkpoint.complete_checkpoints(tmp_path / "run")[0]
+        middle = checkpoint.complete_checkpoints(run)[0]
         train(tmp_path / "other", TOY, [1, 2], "--resume-from", str(middle), *options, "--epochs", "2")
 
 
@@ -188,11 +180,19 @@ def test_a_plan_may_change_within_a_run(tmp_path: Path) -> None:
     assert [one["epoch"] for one in epochs(tmp_path / "run")] == [1, 2]
 
 
-def test_evaluations_and_checkpoints_as_often_as_asked(tmp_path: Path) -> None:
-    train(tmp_path, TOY, [1, 1], "--epochs", "5", "--evaluate-every", "2", "--checkpoint-every", "4")
-    assert [one["test_accuracy"] is not None for one in epochs(tmp_path / "run")] == [False, True, False, True, True]
-    found = map(checkpoint.find_checkpoint, checkpoint.complete_checkpoints(tmp_path / "run"))
-    assert [one.position.epoch for one in found] == [3, 4]
+def test_weights_alone_begin_a_new_training_that_saves_and_evaluates_as_often_as_asked(
+    tmp_path: Path, whole: Path
+) -> None:
+    """With its own plan, seed, optimiser and epochs."""
+    options = ["--epochs", "5", "--evaluate-every", "2", "--checkpoint-every", "4", "--seed", "5"]
+    train(tmp_path, TOY, [1, 1], *options, "--weights", str(whole))
+    run = tmp_path / "run"
+    assert [one["test_accuracy"] is not None for one in epochs(run)] == [False, True, False, True, True]
+    found = map(checkpoint.find_checkpoint, checkpoint.complete_checkpoints(run))
+    assert [(one.seed, one.position.epoch) for one in found] == [(5, 3), (5, 4)]
+    before, after = model_of(latest(whole)), model_of(latest(run))
+    assert torch.equal(before["two.unused"], after["two.unused"])
+    assert after["two.calls"] == before["two.calls"] + 5 * 20
 
 
 def test_refusals_come_before_anything_is_made(tmp_path: Path, whole: Path) -> None:
@@ -376,13 +376,3 @@ def test_metrics_are_cut_off_where_training_goes_on(tmp_path: Path) -> None:
         path.write_text(text)
         run_folder.reopen_run(tmp_path, 3, 0)
         assert path.read_text() == ""
-
-
-def test_weights_alone_go_to_any_plan(tmp_path: Path, whole: Path) -> None:
-    """A new training from them: its own seed, optimiser and epochs."""
-    train(tmp_path, TOY, [1, 1], "--epochs", "1", "--seed", "5", "--weights", str(whole))
-    manifest = latest(tmp_path / "run")
-    assert (manifest.seed, manifest.position.epoch) == (5, 0)
-    before, after = model_of(latest(whole)), model_of(manifest)
-    assert torch.equal(before["two.unused"], after["two.unused"])
-    assert after["two.calls"] == before["two.calls"] + 20

@@ -7,12 +7,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from schedule_rules import FORWARD, TRAINING, fitted, least
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from pipeplan_launch.elastic import graceful_stop, signals
 from pipeplan_launch.elastic.graceful_stop import GRANT_S, STOP_KEY, GracefulStop, HangWatch
@@ -52,31 +53,14 @@ def test_no_schedule_deadlocks_wherever_all_stop(schedule: Schedule) -> None:
             replay_schedule(stopped_at(schedule, planned, end), pipeline, end)
 
 
-@dataclass
-class Memory:
-    """The store, in this process; `before_change` may let another worker run first."""
+class Memory(HashStore):
+    """A store in this process, which counts changes."""
 
-    values: dict[str, str] = field(default_factory=dict)
-    changes: int = 0
+    changes = 0
 
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.values[key].encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-    def add(self, key: str, amount: int) -> int:
-        self.values[key] = str(int(self.values.get(key, "0")) + amount)
-        return int(self.values[key])
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+    def compare_set(self, *given: str) -> bytes:
         self.changes += 1
-        if self.values.get(key, "") == expected:
-            self.values[key] = desired
-        return self.values[key].encode()
+        return super().compare_set(*given)  # type: ignore[no-any-return]
 
 
 class Later:
@@ -118,24 +102,19 @@ def worker(store: Memory, accumulate: int = 1, clock: Any = None, begin: Any = L
     return made
 
 
-def run_together(
-    seed: int,
-    workers: list[GracefulStop],
-    replicas: list[tuple[int, int]],
-    planned: int,
-    signal_at: int,
-    look_ups: list[Later],
-) -> list[tuple[bool, int]]:
+REPLICAS, PLANNED = [(0, 2), (1, 2), (0, 1), (0, 3), (1, 3), (2, 3)], 24
+
+
+def run_together(seed: int, workers: list[GracefulStop], look_ups: list[Later]) -> set[tuple[bool, int]]:
     """All workers' forwards and look-ups, in a random order; at some moment one is asked to stop. What each is told at
     its end."""
     draw = random.Random(seed)
-    todo = [list(own_minibatches(replica, count, planned)) for replica, count in replicas]
-    ends: list[tuple[bool, int] | None] = [None] * len(workers)
-    begun: set[int] = set()
+    todo = [list(own_minibatches(replica, count, PLANNED)) for replica, count in REPLICAS]
+    begun, ends = set[int](), dict[int, tuple[bool, int]]()
     for moment in itertools.count():
-        if moment == signal_at:
+        if moment == seed % 90:
             draw.choice(workers).request()
-        running = [one for one, end in enumerate(ends) if end is None]
+        running = [one for one in range(len(workers)) if one not in ends]
         if not running:
             break
         if look_ups and draw.random() < 0.3:
@@ -144,15 +123,13 @@ def run_together(
         if todo[one] and workers[one].limit(todo[one][0]) is None:
             begun.add(todo[one].pop(0))
         else:
-            ends[one] = (workers[one].end(), workers[one].reached(planned))
-    found = [end for end in ends if end is not None]
-    assert begun == set(range(found[0][1])), "what has begun is what counts as run, by whoever"
-    return found
+            ends[one] = (workers[one].end(), workers[one].reached(PLANNED))
+    assert begun == set(range(ends[0][1])), "what has begun is what counts as run, by whoever"
+    return set(ends.values())
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_all_workers_stop_at_the_same_minibatch(accumulate: int) -> None:
-    replicas = [(0, 2), (1, 2), (0, 1), (0, 3), (1, 3), (2, 3)]
     early = 0
     for seed in range(300):
         store, look_ups = Memory(), list[Later]()
@@ -161,13 +138,12 @@ def test_all_workers_stop_at_the_same_minibatch(accumulate: int) -> None:
             begun.append(Later(work))
             return begun[-1]
 
-        workers = [worker(store, accumulate, Clock(GRANT_S / (1 + seed % 7)), begin) for _ in replicas]
-        ends = run_together(seed, workers, replicas, 24, seed % 90, look_ups)
-        ((stop, end),) = set(ends)
-        assert end == 24 or end % accumulate == 0
-        assert stop or end == 24
-        assert STOP_KEY in store.values or not stop
-        early += end < 24
+        workers = [worker(store, accumulate, Clock(GRANT_S / (1 + seed % 7)), begin) for _ in REPLICAS]
+        ((stop, end),) = run_together(seed, workers, look_ups)
+        assert end == PLANNED or end % accumulate == 0
+        assert stop or end == PLANNED
+        assert store.check([STOP_KEY]) or not stop
+        early += end < PLANNED
     assert early > 50
 
 
@@ -203,18 +179,8 @@ def test_looking_up_is_rare_and_seldom_holds_up_training() -> None:
         # Minibatch 0 is granted with minibatch 1, and 2 with 3. From then on the step time is known.
         assert held_up[0] == 2
         assert all(late - early >= 5 for early, late in itertools.pairwise(held_up[1:]))
-    assert int(store.values["grant/0"]) == pytest.approx(1000, abs=101)
+    assert int(store.get("grant/0")) == pytest.approx(1000, abs=101)
     assert store.changes < 50
-
-
-def test_each_minibatch_asks_one_ahead_where_it_takes_longer_than_a_grant() -> None:
-    """A worker of four replicas: its next minibatch is granted before it begins."""
-    store, clock = Memory(), Clock()
-    stopping = worker(store, clock=clock)
-    for index in range(1, 40, 4):
-        assert stopping.limit(index) is None
-        clock.now_s += 10 * GRANT_S
-    assert int(store.values["grant/0"]) == 37 + 1
 
 
 def test_a_request_without_the_secret_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -116,60 +115,29 @@ def come(store: Any, rank: int, world: int, timeout_s: float = 10.0) -> int:
     return rendezvous._join_attempt(store, rank, deadline, own_location_json=HERE)
 
 
-class Arrival(threading.Thread):
-    """A worker that comes to an attempt."""
-
-    def __init__(self, store: Any, rank: int, world: int, timeout_s: float = 10.0) -> None:
-        super().__init__(daemon=True)
-        self.number: int | None = None
-        self.error: Exception | None = None
-        self._given = (store, rank, world, timeout_s)
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.number = come(*self._given)
-        except (PeerLost, LaunchOver) as error:
-            self.error = error
-
-
-def test_workers_of_an_attempt_meet_in_whatever_order_they_come() -> None:
-    world, draw = 4, random.Random(3)
-    clients = stores(world)
-    for number in range(1, 6):
-        arrivals = []
-        for rank in draw.sample(range(world), world):
-            arrivals.append(Arrival(clients[rank], rank, world))
-            time.sleep(draw.choice([0, 0.02]))
-        for arrival in arrivals:
-            arrival.join()
-        assert [arrival.number for arrival in arrivals] == [number] * world
-
-
-def test_a_worker_does_not_join_an_attempt_that_went_without_it() -> None:
+def test_workers_meet_in_any_order_and_join_no_attempt_that_went_without_them() -> None:
     """Or one whose rank 0 is gone, as happens where servers start again at their own step time."""
-    clients = stores(3)
-    launch = clients[0]
-    assert launch.add("attempt", 1) == 1  # rank 0 came, called, and was lost
-    waiting = Arrival(clients[1], 1, 3)
-    time.sleep(0.1)
-    assert launch.check(["1/here/1"])
-    assert waiting.is_alive()
-    assert Arrival(launch, 2, 3, timeout_s=0.05).join() is None
-    others = [Arrival(clients[0], 0, 3), Arrival(clients[2], 2, 3)]
-    for arrival in [waiting, *others]:
-        arrival.join()
-        assert arrival.number == 2
-    late = Arrival(clients[1], 1, 3, timeout_s=0.2)  # the second attempt has gone: wait for a third
-    late.join()
-    assert isinstance(late.error, PeerLost)
+    clients, world = stores(3), 3
+    with ThreadPoolExecutor() as pool:
 
+        def arrive(*ranks: int, timeout_s: float = 10.0) -> list[Future[int]]:
+            return [pool.submit(come, clients[rank], rank, world, timeout_s) for rank in ranks]
 
-def test_who_is_missing_is_said_and_who_is_over_ends() -> None:
-    clients = stores(2)
-    clients[0].set("1/here/2", HERE)
+        assert clients[0].add("attempt", 1) == 1  # rank 0 came, called, and was lost
+        waiting = arrive(1)
+        time.sleep(0.1)
+        assert clients[0].check(["1/here/1"])
+        assert not waiting[0].done()
+        for number, ranks in ((2, (0, 2)), (3, (2, 0, 1)), (4, (1, 2, 0))):
+            assert [one.result() for one in (*waiting, *arrive(*ranks))] == [number] * world
+            waiting = []
+        (late,) = arrive(1, timeout_s=0.2)  # that attempt has gone: wait for another
+        with pytest.raises(PeerLost):
+            late.result()
+    launch = stores(1)[0]
+    launch.set("1/here/2", HERE)
     with pytest.raises(PeerLost, match="workers 1 and 3 did not come"):
-        come(clients[0], 0, 4, timeout_s=0.05)
+        come(launch, 0, 4, timeout_s=0.05)
     clients[0].set(rendezvous.OVER_KEY, "")
     with pytest.raises(LaunchOver):
         come(clients[1], 1, 4)
@@ -194,20 +162,22 @@ def test_the_next_attempt_knows_who_was_lost() -> None:
     assert attempt(2, 0).is_over()
 
 
-def test_what_the_launcher_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+def test_what_the_launcher_remembers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with restart_state.attempts_folder() as folder:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
         assert restart_state.may_restart()
-        restart_state.record_final_status(2)
-        restart_state.record_final_status(1)
-        assert restart_state.final_status() == 1
-        assert not restart_state.may_restart()
+        for status in (2, 1):
+            restart_state.record_final_status(status)
+        assert (restart_state.final_status(), restart_state.may_restart()) == (1, False)
     assert not folder.exists()
-    assert restart_state.final_status() is None
-    assert not restart_state.may_restart()
+    assert (restart_state.final_status(), restart_state.may_restart()) == (None, False)
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere at all")
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("error: no temporary folder can be made: ")
 
 
 def test_a_worker_that_is_not_to_begin_ends_without_torch(tmp_path: Path) -> None:
@@ -216,9 +186,3 @@ def test_a_worker_that_is_not_to_begin_ends_without_torch(tmp_path: Path) -> Non
     environment = os.environ | {restart_state.VARIABLE: str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert (done.stdout, done.stderr) == ("2 False\n", "")
-
-
-def test_no_room_for_it_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/nowhere at all")
-    assert main([]) == 2
-    assert capsys.readouterr().err.startswith("error: no temporary folder can be made: ")

@@ -77,19 +77,6 @@ def test_a_worker_that_is_killed_on_one_starts_again_on_both(start: Start, node:
     assert len(lines) == 3
 
 
-def test_a_server_that_is_lost_may_be_started_again(start: Start) -> None:
-    first, second = start(0), start(1)
-    first.trains()
-    second.process.kill()  # its worker goes with it
-    second.wait()
-    time.sleep(3)  # the first server's workers start again, and wait
-    second = start(1)
-    first.trains()
-    assert second.said("worker 1 was lost")
-    second.process.send_signal(signal.SIGTERM)
-    assert [first.wait(), second.wait()] == [0, 0], [first.lines, second.lines]
-
-
 def test_an_error_on_one_ends_both(start: Start, tmp_path: Path) -> None:
     reads = "def __getitem__(self, index):"
     (tmp_path / "job.py").write_text(SLOW_JOB.replace(reads, f"{reads}\n        [][index]"))

@@ -115,23 +115,10 @@ class Mixed(nn.Module):
         return self.two(x.float())
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.MultiheadAttention(WIDTH, 2, dropout=0.2, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.view(-1, 2, WIDTH // 2).repeat(1, 1, 2)
-        mixed: Tensor = self.inner(rows, rows, rows, need_weights=False)[0]
-        return mixed.mean(1)
-
-
 MIDDLES: dict[str, Callable[[], nn.Module]] = {
-    "chain": lambda: nn.Sequential(*(layer for _ in range(3) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))),
     "batchnorm": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(), Residual()),
     "dropout": lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.4), nn.GELU(), nn.Dropout(0.2)),
     "autocast": Mixed,
-    "attention": Attention,
 }
 
 
@@ -156,44 +143,18 @@ def whole_segment() -> Any:
     return segment(torch.randn(BATCH * MINIBATCHES, WIDTH), torch.randn(BATCH * MINIBATCHES, WIDTH))
 
 
-def state_of(program: Any) -> dict[str, Tensor]:
-    return {**program.parameters_by_name(), **program.buffers_by_name()}
+@pytest.mark.parametrize("middle", MIDDLES)
+def test_a_stage_that_recomputes_gives_the_same_bits_and_holds_the_input_only(tmp_path: Path, middle: str) -> None:
+    """What it sends both ways, its weights, its buffers, and where the random generators end.
 
-
-@pytest.mark.parametrize("middle", [name for name in MIDDLES if name != "chain"])
-def test_a_stage_computes_the_same_bits(tmp_path: Path, middle: str) -> None:
-    """What it sends both ways, its weights, its buffers, and where the random generators end."""
-    ends = []
+    Counted is all memory that operators made, when each forward begins and when each backward has its outputs.
+    """
+    growth, peak, ends = {}, {}, []
     for recompute in (False, True):
         program, job = middle_stage(middle)
-        before = {name: tensor.clone() for name, tensor in state_of(program).items()}
-        training, neighbours = engine(tmp_path, program, job, 1, [5, 3, 1], recompute=recompute)
-        run_stages([training], whole_segment())
-        assert len(neighbours.sent) == 2 * MINIBATCHES
-        assert any(not torch.equal(tensor, before[name]) for name, tensor in state_of(program).items())
-        ends.append((neighbours.sent, state_of(program), {"rng": torch.get_rng_state()}))
-    for ours, theirs in zip(*ends, strict=True):
-        assert_same(ours, theirs)
-
-
-def test_only_what_a_forward_may_write_is_copied() -> None:
-    program, _ = middle_stage("batchnorm")
-    names = {name.rpartition(".")[2] for name in program.changing_state()}
-    assert names == {"running_mean", "running_var", "num_batches_tracked", "figure"}
-    assert "table" in {name.rpartition(".")[2] for name in program.buffers_by_name()}
-    program, _ = middle_stage("autocast")
-    assert {name.rpartition(".")[2] for name in program.changing_state()} >= {"running_mean", "running_var"}
-
-
-@pytest.mark.parametrize("middle", ["chain", "batchnorm", "dropout"])
-def test_a_minibatch_in_flight_holds_the_input_only(tmp_path: Path, middle: str) -> None:
-    """Counted: all memory that operators made, when each forward begins and when each backward has its outputs."""
-    growth, peak = {}, {}
-    for recompute in (False, True):
-        program, job = middle_stage(middle)
+        weights = {name: tensor.clone() for name, tensor in program.parameters_by_name().items()}
         training, neighbours = engine(tmp_path, program, job, 1, [6, 4, 1], recompute=recompute)
-        held = Held()
-        seen: list[tuple[Direction, int]] = []
+        held, seen = Held(), list[tuple[Direction, int]]()
 
         def note(direction: Direction, _minibatch: int, held: Held = held, seen: Any = seen) -> None:
             seen.append((direction, held.bytes))
@@ -201,19 +162,28 @@ def test_a_minibatch_in_flight_holds_the_input_only(tmp_path: Path, middle: str)
         neighbours.before_taking = note
         with held:
             run_stages([training], whole_segment())
+        assert len(neighbours.sent) == 2 * MINIBATCHES
+        assert any(not torch.equal(tensor, weights[name]) for name, tensor in program.parameters_by_name().items())
+        state = {**program.parameters_by_name(), **program.buffers_by_name()}
+        ends.append((neighbours.sent, state, {"rng": torch.get_rng_state()}))
         fill = [count for direction, count in itertools.takewhile(lambda one: one[0] is Direction.ACTIVATIONS, seen)]
         assert len(fill) == 4
         steps = {after - before for before, after in itertools.pairwise(fill)}
         assert len(steps) == 1, "every minibatch in flight holds the same"
         growth[recompute] = steps.pop()
         peak[recompute] = next(count for direction, count in seen if direction is Direction.GRADIENTS) - fill[0]
-        state = sum(tensor.nbytes for tensor in program.changing_state().values())
         assert (neighbours.most_leaving, neighbours.most_awaited) == ((1, 1) if recompute else (4, 4))
-    assert growth[True] == ACTIVATION + state
+    for ours, theirs in zip(*ends, strict=True):
+        assert_same(ours, theirs)
+    assert growth[True] == ACTIVATION + sum(tensor.nbytes for tensor in program.changing_state().values())
     assert growth[False] >= 2 * ACTIVATION
     # In flight 4: the inputs of all, and of one what it saves.
     assert peak[True] <= 4 * growth[True] + growth[False] + ACTIVATION
     assert peak[True] < peak[False]
+    written = {name.rpartition(".")[2] for name in program.changing_state()}
+    statistics = {"running_mean", "running_var", "num_batches_tracked"}
+    expected = {"batchnorm": statistics | {"figure"}, "autocast": statistics}
+    assert written == expected.get(middle, set()), "only what a forward may write is copied"
 
 
 def trained_weight(tmp_path: Path, run: Callable[[Tensor, Tensor], Tensor], loss: Any, recompute: bool) -> Tensor:
@@ -346,16 +316,11 @@ def test_weights_wait_where_they_can() -> None:
     split = SplitBackward([model(x)], [x], model.parameters())
     assert sum(len(one.leaves) for one in split._deferred) == len(list(model.parameters()))
     weights = {name: torch.randn(4, 4, requires_grad=True) for name in "ab"}
-    split = SplitBackward(STAGES["used twice"](weights, torch.randn(3, 4, requires_grad=True)), [], weights.values())
-    assert not split._deferred
-
-
-def test_a_sequence_of_lstm_cells_waits_for_nothing_that_is_shared() -> None:
-    torch.manual_seed(0)
-    lstm = nn.LSTM(4, 4, 2).double()
+    roots = STAGES["used twice"](weights, torch.randn(3, 4, requires_grad=True))
+    assert not SplitBackward(roots, [], weights.values())._deferred
+    lstm = nn.LSTM(4, 4, 2).double()  # its cells share weights
     x = torch.randn(5, 3, 4, dtype=torch.float64, requires_grad=True)
     output = lstm(x)[0]
-    lstm.zero_grad()
     gradient = torch.randn_like(output)
     expected = torch.autograd.grad(output, [x, *lstm.parameters()], gradient, retain_graph=True)
     split = SplitBackward([output], [x], lstm.parameters())

@@ -189,8 +189,9 @@ def test_a_request_to_stop_does_not_end_what_is_read() -> None:
 SIZES = reading.MinibatchSizes(16, 4, dynamic=True, training=True)
 
 
-def test_a_data_set_that_differs_at_each_reading_is_refused() -> None:
-    torchs, count, stored = torch.Generator(), itertools.count(), torch.zeros(16)
+def test_data_that_differs_at_each_reading_is_refused() -> None:
+    """Also a sample that is random now and then, a collate with random numbers of its own, and another process."""
+    own, torchs, count, stored = random.Random(0), torch.Generator(), itertools.count(), torch.zeros(16)
     for value in (
         lambda index: torch.rand((), generator=torchs).item(),
         lambda index: numpy.random.default_rng().random(),
@@ -199,11 +200,30 @@ def test_a_data_set_that_differs_at_each_reading_is_refused() -> None:
     ):
         with pytest.raises(LaunchError, match=r"^training sample 0 differs at each reading: it may depend on its inde"):
             data_fingerprint("training", Samples(value, 16), 0)
+    rare = Samples(lambda index: own.random() if index % 8 == 3 else float(index), 16)
+    data_fingerprint("training", rare, 0)
+    noisy = lambda samples: [default_collate(samples)[0] + own.random(), torch.zeros(4)]  # noqa: E731
+    first = r"^minibatch 0 of the training data differs at each reading"
+    for data, says in (
+        (Data(rare, order=lambda epoch: range(16)), first),
+        (Data(Samples(count=16), collate=noisy), first),
+        (
+            Data(Samples(lambda index: float(os.getpid()), 16), processes=1),
+            "differs between a worker and the processes",
+        ),
+    ):
+        with pytest.raises(LaunchError, match=says):
+            minibatch_fingerprint("training", data.train, SIZES, data, 0)
+    for order in (None, lambda epoch: random.sample(range(10), 10)):
+        reading.check_order(Data(Samples(), order=order), 0)
+    with pytest.raises(LaunchError, match="`order` differs each time for epoch 0: let it depend on the epoch alone"):
+        reading.check_order(Data(Samples(), order=lambda epoch: own.sample(range(10), 10)), 0)
 
 
 def test_random_numbers_of_the_global_generators_are_the_same_at_each_reading() -> None:
     dataset = Samples(lambda index: index + random.random() + numpy.random.rand(), 16)
-    data = Data(dataset, collate=lambda samples: [default_collate(samples)[0] + torch.rand(()), torch.zeros(4)])
+    collate = lambda samples: [default_collate(samples)[0] + torch.rand(()), torch.zeros(4)]  # noqa: E731
+    data = Data(dataset, collate=collate, processes=1)
     first, second = (
         [data_fingerprint("training", dataset, 0), minibatch_fingerprint("training", dataset, SIZES, data, 0)]
         for _ in range(2)
@@ -212,46 +232,12 @@ def test_random_numbers_of_the_global_generators_are_the_same_at_each_reading() 
     assert [len(marks) for marks in first] == [4, 1]
 
 
-def test_what_differs_rarely_is_found_in_the_first_minibatch() -> None:
-    """A sample that is random now and then, and a collate with random numbers of its own."""
-    generator = random.Random(0)
-    rare = Samples(lambda index: generator.random() if index % 8 == 3 else float(index), 16)
-    data_fingerprint("training", rare, 0)
-
-    def noisy(samples: list[Any]) -> Any:
-        inputs, targets = default_collate(samples)
-        return inputs + generator.random(), targets
-
-    for data in (Data(rare, order=lambda epoch: range(16)), Data(Samples(count=16), collate=noisy)):
-        with pytest.raises(LaunchError, match=r"^minibatch 0 of the training data differs at each reading"):
-            minibatch_fingerprint("training", data.train, SIZES, data, 0)
-
-
 def test_a_data_set_whose_length_changes_is_refused() -> None:
     dataset = Samples(lambda index: setattr(dataset, "count", 12) or float(index), 16)  # type: ignore[func-returns-value]
     with pytest.raises(LaunchError, match="has 16 samples at first and 12 after some were read: its length must stay"):
         data_fingerprint("training", dataset, 0)
     with pytest.raises(LaunchError, match="has 12 samples in epoch 3, and had 16 at the start"):
         Batches(dataset, SIZES, 0, 3)
-
-
-def test_an_order_that_differs_each_time_is_refused() -> None:
-    own = random.Random(0)
-    reading.check_order(Data(Samples()), 0)
-    reading.check_order(Data(Samples(), order=lambda epoch: random.sample(range(10), 10)), 0)
-    with pytest.raises(LaunchError, match="`order` differs each time for epoch 0: let it depend on the epoch alone"):
-        reading.check_order(Data(Samples(), order=lambda epoch: own.sample(range(10), 10)), 0)
-
-
-def test_processes_that_prefetch_read_the_same() -> None:
-    for value in (float, lambda index: float(os.getpid())):
-        data = Data(Samples(value, 16), processes=1)
-        check = partial(minibatch_fingerprint, "training", data.train, SIZES, data, 0)
-        if value is float:
-            assert len(check()) == 1
-        else:
-            with pytest.raises(LaunchError, match="differs between a worker and the processes that prefetch for it"):
-                check()
 
 
 def test_workers_that_kept_other_random_samples_do_not_start() -> None:

@@ -1,39 +1,34 @@
-"""The self-check passes what trains alike, and names what does not; it leaves the job as it was."""
+"""The self-check passes what trains alike, and names what does not; runs and profiles begin with it."""
 
 from __future__ import annotations
 
 import copy
 import random
+import re
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
-import checked_models
+import checked_models as models
 import numpy
 import pytest
 import torch
-from checked_models import (
-    ALIKE,
-    CountsCalls,
-    CountsInClass,
-    CountsSteps,
-    FollowsTheSystem,
-    Frozen,
-    Inside,
-    StepFails,
-    WholeNorm,
-    WritesUnread,
-    job,
-    lose_writes,
-    plain,
-    reads_weights_in_loss,
-    with_hook,
-)
+from checked_models import ALIKE, job, lose_writes, plain
+from launch_scripts import render
+from repository import ROOT
 from torch import Tensor, nn
+from toy_workers import stage_contents, write_plan
 
+from pipeplan.errors import InputError
+from pipeplan.profile_data.profile import Profile
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.profiler import profile_model
 from pipeplan_launch import Data, Job
 from pipeplan_launch.runtime.self_check import check, passes
 from pipeplan_launch.runtime.self_check.check import DifferenceFound, NotDeterministic
-from pipeplan_launch.runtime.self_check.passes import PipelineModel, Sample, Trained
+from pipeplan_launch.runtime.self_check.passes import PipelineModel, Trained
 from pipeplan_launch.runtime.self_check.self_check import SelfCheck, even_stages, read_samples, self_check
 from pipeplan_launch.tracing import export_fallback
 from pipeplan_launch.tracing.forward_state import CarriedState
@@ -57,7 +52,7 @@ def test_what_trains_alike_passes(name: str) -> None:
     assert checked(ALIKE[name]) == SelfCheck()
 
 
-class Slow(WritesUnread):
+class Slow(models.WritesUnread):
     """A moving average with a long memory, which changes its buffer by less than rounding does."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -82,10 +77,6 @@ class Stale(passes.WeightVersions):
 Plant = Callable[[pytest.MonkeyPatch], None]
 
 
-def nothing(patch: pytest.MonkeyPatch) -> None:
-    CountsInClass.made = 0
-
-
 def missed_state(patch: pytest.MonkeyPatch) -> None:
     """Have the tracer find no Python state, so that numbers keep the value that they have while it traces."""
     patch.setattr(export_fallback, "carry_python_state", lambda job, minibatch: CarriedState((), ()))
@@ -101,13 +92,30 @@ def planted(method: str, change: Callable[[PipelineModel, Any], Any]) -> Plant:
     return replaced(PipelineModel, method, lambda self, sample: change(self, right(self, sample)))
 
 
-def scaled(_: PipelineModel, found: Trained) -> Trained:
-    name = "model.twice.bias"
-    return Trained(found.loss, {**found.gradients, name: found.gradients[name] * 1.01})
+def refused(made: Callable[[], Job], says: str, plant: Plant = lambda patch: None) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        plant(patch)
+        with pytest.raises(DifferenceFound, match=says) as caught:
+            checked(made)
+    assert "\n" not in str(caught.value)
+    assert "--no-self-check" in str(caught.value)
 
 
-def lost(_: PipelineModel, found: Trained) -> Trained:
-    return Trained(found.loss, {name: one for name, one in found.gradients.items() if "last" not in name})
+BIAS = "the gradient of the parameter 'bias' of module"
+
+
+def test_what_differs_is_named() -> None:
+    models.CountsInClass.made = 0
+    refused(lambda: job(models.CountsInClass()), "the attribute 'made' of the class CountsInClass changes")
+    refused(models.reads_weights_in_loss, f"{BIAS} '4' .*leave .data")
+    # Models that are traced right or refused, where the tracer or the hooks fail to do so.
+    refused(lambda: job(Slow()), r"buffer 'mean' .* loses the write", lambda patch: lose_writes(patch, "mean", ""))
+    says = r"the attribute 'step' of the model \(CountsSteps, .*checked_models.py:\d+\) changes .* and keeps its value"
+    refused(lambda: job(models.CountsSteps()), says, missed_state)
+    says = r"the gradient of the parameter 'weight' of module '2' \(Linear\) differs by"
+    unhooked = replaced(passes, "hooked_gradients", lambda gradients, _parameters: gradients)
+    refused(lambda: job(models.with_hook()), says, unhooked)
+    refused(lambda: job(plain()), r"the loss is .* in minibatch 1", replaced(passes, "WeightVersions", Stale))
 
 
 def statistics(pipeline: PipelineModel, found: Any) -> Any:
@@ -117,66 +125,23 @@ def statistics(pipeline: PipelineModel, found: Any) -> Any:
     return found
 
 
-BIAS = "the gradient of the parameter 'bias' of module"
-DIFFERENT: dict[str, tuple[Plant, Callable[[], Job], str]] = {
-    "class attribute": (
-        nothing,
-        lambda: job(CountsInClass()),
-        "the attribute 'made' of the class CountsInClass change",
-    ),
-    "weights in the loss": (nothing, reads_weights_in_loss, f"{BIAS} '4' .*leave .data"),
-    # Models that are traced right or refused, where the tracer or the hooks fail to do so.
-    "lost write of a last bit": (
-        lambda patch: lose_writes(patch, "mean", ""),
-        lambda: job(Slow()),
-        r"buffer 'mean' .* loses the write",
-    ),
-    "step counter": (
-        missed_state,
-        lambda: job(CountsSteps()),
-        r"the attribute 'step' of the model \(CountsSteps, .*checked_models.py:\d+\) changes .* and keeps its value",
-    ),
-    "hook on a parameter": (
-        replaced(passes, "hooked_gradients", lambda gradients, parameters: gradients),
-        lambda: job(with_hook()),
-        r"the gradient of the parameter 'weight' of module '2' \(Linear\) differs by",
-    ),
-    "stale parameters": (
-        replaced(passes, "WeightVersions", Stale),
-        lambda: job(plain()),
-        r"the loss is .* in minibatch 1",
-    ),
-} | {
-    name: (planted(method, change), lambda: job(Frozen()), says)
-    for name, method, change, says in (
-        ("gradient", "train", scaled, f"{BIAS} 'twice' .* differs by"),
-        ("no gradient", "train", lost, f"{BIAS} 'last' .* is there in the model alone"),
-        (
-            "loss",
-            "train",
-            lambda _, found: Trained(found.loss * 1.001, found.gradients),
-            "the loss is 1.* in the model",
-        ),
-        ("buffer", "train", statistics, "buffer 'running_var' of module 'norm' .* differs by .* in minibatch 0"),
-        (
-            "evaluation writes",
-            "evaluate",
-            statistics,
-            "'running_var' .* by the pipeline, and not by the model in evalua",
-        ),
-        ("output", "evaluate", lambda _, found: [one + 0.01 for one in found], "in evaluation mode differs by 0.01"),
-    )
-}
+def test_faults_of_the_pipeline_are_named() -> None:
+    frozen, bias = lambda: job(models.Frozen()), "model.twice.bias"
 
+    def change(of: Callable[[Trained], dict[str, Tensor]], loss: float = 1.0) -> Plant:
+        return planted("train", lambda _, found: Trained(found.loss * loss, found.gradients | of(found)))
 
-@pytest.mark.parametrize("name", DIFFERENT)
-def test_what_differs_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    plant, made, says = DIFFERENT[name]
-    plant(monkeypatch)
-    with pytest.raises(DifferenceFound, match=says) as caught:
-        checked(made)
-    assert "\n" not in str(caught.value)
-    assert "--no-self-check" in str(caught.value)
+    def last_lost(_: PipelineModel, found: Trained) -> Trained:
+        return Trained(found.loss, {name: one for name, one in found.gradients.items() if "last" not in name})
+
+    refused(frozen, f"{BIAS} 'twice' .* differs by", change(lambda found: {bias: found.gradients[bias] * 1.01}))
+    refused(frozen, f"{BIAS} 'last' .* is there in the model alone", planted("train", last_lost))
+    refused(frozen, "the loss is 1.* in the model", change(lambda _: {}, 1.001))
+    written = "buffer 'running_var' of module 'norm'"
+    refused(frozen, f"{written} .* differs by .* in minibatch 0", planted("train", statistics))
+    refused(frozen, f"{written} .* by the pipeline, and not by the model in eval", planted("evaluate", statistics))
+    added = planted("evaluate", lambda _, found: [one + 0.01 for one in found])
+    refused(frozen, "output in evaluation mode differs by 0.01", added)
 
 
 def rounded(_: PipelineModel, found: Trained) -> Trained:
@@ -199,32 +164,21 @@ def test_rounding_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_trains_alike_and_is_odd_is_a_remark() -> None:
-    found = checked(lambda: job(CountsCalls()))
+    found = checked(lambda: job(models.CountsCalls()))
     assert found.skipped == ""
     assert "the attribute 'calls' of the model (CountsCalls" in found.remarks[0]
-    (remark,) = checked(lambda: job(plain(), optimizer=WholeNorm)).remarks
+    (remark,) = checked(lambda: job(plain(), optimizer=models.WholeNorm)).remarks
     assert remark.startswith("WholeNorm changes the parameter '0.weight' otherwise as the optimiser of its stage")
 
 
 def test_a_model_that_differs_from_itself() -> None:
     says = r"two results \(loss\) for one minibatch with the same weights and seeds"
     with pytest.raises(NotDeterministic, match=says):
-        checked(lambda: job(FollowsTheSystem()))
-
-
-def test_a_module_is_named_that_can_be_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    lose_writes(monkeypatch, "body.mean", "body")
-    one, traced = traced_of(lambda: job(Inside()))
-    with pytest.raises(DifferenceFound) as caught:
-        self_check(one, traced, seed=0, free=None)
-    assert caught.value.difference.path == "body"
-    whole = trace_job(one, 4, whole=["body"])
-    assert whole.graph_hash != traced.graph_hash
-    assert self_check(one, whole, seed=0, free=None) == SelfCheck()
+        checked(lambda: job(models.FollowsTheSystem()))
 
 
 def test_the_job_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, traced = traced_of(lambda: job(Frozen(), loss=checked_models.Centers()))
+    one, traced = traced_of(lambda: job(models.Frozen(), loss=models.Centers()))
     assert isinstance(one.loss, nn.Module)
     one.model.note = {"seen": [1, torch.ones(2)]}
     one.model.last.weight.grad = torch.ones(3, 4)
@@ -240,7 +194,7 @@ def test_the_job_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.model.note["seen"][0] == 1
     assert torch.equal(one.model.last.weight.grad, torch.ones(3, 4))
     missed_state(monkeypatch)
-    one, traced = traced_of(lambda: job(CountsSteps()))
+    one, traced = traced_of(lambda: job(models.CountsSteps()))
     one.model.step = 7
     with pytest.raises(DifferenceFound):
         self_check(one, traced, seed=0, free=None)
@@ -268,6 +222,10 @@ def test_reading_leaves_the_data_where_it_was() -> None:
     assert [sample.batch.target.tolist() for sample in samples] == [[0, 1, 2, 0], [1, 2, 0, 1]]
     assert data.given == 0
     assert torch.equal(data.generator.get_state(), torch.Generator().manual_seed(3).get_state())
+    (inputs,), target = samples[0].fresh()
+    inputs.zero_(), target.zero_()
+    assert bool(samples[0].batch.inputs[0].any()), "no two passes share a sample"
+    assert bool(samples[0].batch.target.any())
 
 
 def test_what_cannot_be_checked_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +234,7 @@ def test_what_cannot_be_checked_is_left_to_the_run(monkeypatch: pytest.MonkeyPat
     size = sum(parameter.nbytes for parameter in one.model.parameters())
     assert self_check(one, traced, seed=0, free=14 * size) == SelfCheck()
     assert self_check(one, traced, seed=0, free=13 * size).skipped.endswith("that are free")
-    found = checked(lambda: job(plain(), optimizer=StepFails))
+    found = checked(lambda: job(plain(), optimizer=models.StepFails))
     assert found.skipped.startswith("the optimizer's step failed: ValueError: no step")
     monkeypatch.setattr(check, "LONGEST_PASS_S", -1.0)
     assert checked(ALIKE["plain"]).skipped == "one pass over 4 samples takes 0 s"
@@ -300,10 +258,69 @@ def test_stages_keep_together_what_must() -> None:
     assert even_stages(held) == [names]
 
 
-def test_samples_are_not_shared_by_two_passes() -> None:
-    sample = Sample(0, job(plain()).example_batch(4), 4)
-    (inputs,), target = sample.fresh()
-    inputs.zero_()
-    target.zero_()
-    assert bool(sample.batch.inputs[0].any())
-    assert bool(sample.batch.target.any())
+JOB = f"""
+import sys
+sys.path.insert(0, {str(ROOT / "tests" / "support")!r})
+from checked_models import Inside, counts_in_file, job, plain
+
+def good():
+    return job(plain())
+
+def counting():
+    return job(counts_in_file())
+
+def inside():
+    return job(Inside())
+"""
+DIFFERS = "self-check: the attribute 'CALLS' of the file checked_models changes .* in minibatch 0, so .*"
+UNCHECKED = "not self-checked, whether the plan's stages train as the model alone does (--no-self-check)"
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Path:
+    (tmp_path / "jobs.py").write_text(JOB)
+    return tmp_path / "jobs.py"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="starts workers as on Linux")
+def test_a_run_that_would_differ_starts_unchecked_only(jobs: Path) -> None:
+    contents = stage_contents([1, 1], minibatch=4)
+    for content, layers in zip(contents, (["0", "1"], ["2", "3", "4", "loss"]), strict=True):
+        content |= {"model": {"ref": f"{jobs}:counting", "graph_hash": None}, "layers": layers}
+    script = render(write_plan(jobs.parent / "plan", contents))
+    refused, unchecked = (
+        subprocess.run([str(script), "--epochs", "1", *more], capture_output=True, text=True, timeout=120, check=False)
+        for more in ((), ("--no-self-check",))
+    )
+    assert (refused.returncode, unchecked.returncode) == (2, 0), unchecked.stderr
+    (line,) = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
+    assert re.fullmatch(f"error: {DIFFERS}", line), line
+    assert f"note: {UNCHECKED}" in unchecked.stderr.splitlines()
+    assert len(list((jobs.parent / "plan").glob("runs/*/checkpoints/*"))) == 1
+
+
+def profiled(jobs: Path, function: str, **options: Any) -> Profile:
+    """A profile, through its file."""
+    profile_model(f"{jobs}:{function}", ProfilerOptions(repeats=1, warmup=1, **options)).save(
+        jobs.parent / "profile.json"
+    )
+    return Profile.load(jobs.parent / "profile.json")
+
+
+def test_a_profile_that_would_differ_is_made_unchecked_only(jobs: Path) -> None:
+    with pytest.raises(InputError, match=DIFFERS):
+        profiled(jobs, "counting")
+    profile = profiled(jobs, "counting", self_check=False)
+    assert profile.unchecked == "--no-self-check"
+    assert any("not self-checked" in note for note in profile.provenance.notes)
+    profile = profiled(jobs, "good")
+    assert (profile.unchecked, profile.taken_whole) == ("", ())
+    assert "unchecked" not in profile.to_json()["model"]
+
+
+def test_a_module_that_would_differ_is_taken_whole(jobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lose_writes(monkeypatch, "body.mean", "body")
+    profile = profiled(jobs, "inside")
+    assert profile.taken_whole == ("body",)
+    assert profile.provenance.traced == "torch.export; taken whole: body"
+    assert any("taken whole, as their stages" in note for note in profile.provenance.notes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW, lr_scheduler
 
 from pipeplan_launch import Job, StageInfo, nesterov_for_stashing, rate_by_delay
-from pipeplan_launch.checkpoint.optimizer_state import load_optimizer, merge_optimizer_states, optimizer_state
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.run_options import GradientAveraging, check_averaging_options, transport_of
 from pipeplan_launch.runtime import optimizer_shards
@@ -97,22 +95,13 @@ def test_all_stages_have_the_same_rate_for_the_same_minibatch(name: str) -> None
         assert changed <= rates_of_part.keys, "a checkpoint brings nothing that the scheduler decides"
 
 
-def test_per_epoch() -> None:
-    ours, rates = made(job("step", "epoch"))
-    rates.after_update(5)
-    assert rates.current == 0.1
-    for _ in range(4):
-        ours.step()
-        rates.after_epoch(None)
-    assert rates.current == pytest.approx(0.07)
-
-
 def test_plateau_follows_the_test_loss() -> None:
     """Epochs that were not evaluated do not count; neither does a loss that is not a number."""
     plateau = job(lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1), "epoch")
     losses = [1.0, 0.9, None, 0.95, float("nan"), 0.97, 0.99, 0.99]
     (ours, rates), (_, again), seen = made(plateau), made(plateau), []
     ours.step()
+    rates.after_update(5)
     for loss in losses:
         rates.after_epoch(loss)
         seen.append(rates.current)
@@ -122,14 +111,6 @@ def test_plateau_follows_the_test_loss() -> None:
         again.after_epoch(loss)
     assert again.current == rates.current
     assert rates.needs_test_loss
-
-
-def test_a_rate_that_is_a_tensor() -> None:
-    optimizer = AdamW([nn.Parameter(torch.ones(2))], lr=torch.tensor(0.1), fused=True)
-    rates = LearningRates(job("lambda"), optimizer, StageInfo())
-    rates.catch_up(3, [])
-    assert rates.current == pytest.approx(0.025)
-    assert "lr" in rates.keys
 
 
 def test_errors_of_schedulers() -> None:
@@ -148,36 +129,15 @@ def test_errors_of_schedulers() -> None:
             rate_by_delay(steps)  # type: ignore[arg-type]
 
 
-def test_without_a_scheduler_a_checkpoint_decides() -> None:
+def test_what_the_scheduler_decides_and_not_a_checkpoint() -> None:
     assert made(job())[1].keys == frozenset()
     assert made(job(scale_lr="linear"))[1].keys == {"lr"}
     assert made(job(optimizer=lambda parameters, stage: SGD(parameters, lr=1.0)))[1].keys == {"lr"}
-
-
-def test_a_checkpoint_of_two_stages_with_rates_of_their_own() -> None:
-    """Their parameters meet in one group under another plan, with a rate of its own; torch may be given names."""
-    scheduled = job("lambda", "epoch")
-    saved = []
-    for name, rate in (("a", 0.2), ("b", 0.1)):
-        parameter = nn.Parameter(torch.ones(2))
-        optimizer = SGD([(name, parameter)], lr=rate, momentum=0.9)
-        LearningRates(scheduled, optimizer, StageInfo())
-        parameter.grad = torch.full((2,), rate)
-        optimizer.step()
-        saved.append(optimizer_state(optimizer, {name: parameter}))
-    tensors = saved[0][1] | saved[1][1]
-    both = {name: nn.Parameter(torch.ones(2)) for name in "ab"}
-    optimizer = SGD(list(both.items()), lr=0.4, momentum=0.9)
-    rates = LearningRates(scheduled, optimizer, StageInfo())
-    whole = merge_optimizer_states(content for content, _ in saved)
-    load = partial(
-        load_optimizer, optimizer, both, whole, lambda names: {name: tensors[name] for name in names}, "here"
-    )
-    with pytest.raises(LaunchError, match=r"were saved with '(initial_)?lr'"):
-        load(frozenset())
-    load(rates.keys)
-    assert rates.current == 0.4
-    assert [optimizer.state[both[name]]["momentum_buffer"][0].item() for name in "ab"] == pytest.approx([0.2, 0.1])
+    optimizer = AdamW([nn.Parameter(torch.ones(2))], lr=torch.tensor(0.1), fused=True)
+    rates = LearningRates(job("lambda"), optimizer, StageInfo())
+    rates.catch_up(3, [])
+    assert rates.current == pytest.approx(0.025), "also a rate that is a tensor"
+    assert "lr" in rates.keys
 
 
 def clipping(warns: bool = True, where: str = "") -> GradientClipping:
@@ -201,15 +161,16 @@ def test_clipping_equals_torchs_own() -> None:
         clipping().clip([torch.eye(3).to_sparse()])
 
 
-@pytest.mark.parametrize(("bad", "left"), [(math.nan, math.nan), (math.inf, 0.0)])
-def test_a_norm_that_is_not_finite_is_said_once(bad: float, left: float, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_norm_that_is_not_finite_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     """What is left is what torch would leave: training goes on, and its loss tells the rest."""
-    loud, silent = (clipping(warns, "of stage 2 ") for warns in (True, False))
-    for one in (loud, loud, silent):
-        given = [torch.tensor([1.0, bad]), torch.tensor([2.0])]
-        one.clip(given)
-        assert float(given[1]) == pytest.approx(left, nan_ok=True)
-    assert capsys.readouterr().err == f"warning: the norm of the gradients of stage 2 became non-finite ({bad})\n"
+    for bad, left in ((math.nan, math.nan), (math.inf, 0.0)):
+        loud, silent = (clipping(warns, "of stage 2 ") for warns in (True, False))
+        for one in (loud, loud, silent):
+            given = [torch.tensor([1.0, bad]), torch.tensor([2.0])]
+            one.clip(given)
+            assert float(given[1]) == pytest.approx(left, nan_ok=True)
+        said = f"warning: the norm of the gradients of stage 2 became non-finite ({bad})\n"
+        assert capsys.readouterr().err == said
 
 
 def weight() -> nn.Parameter:
@@ -271,15 +232,10 @@ class OwnAdam(optim.Adam):
     """An optimiser that is not torch's own."""
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Makes this process the replica of a number among so many, without a process group."""
-
-    def place(index: int, count: int) -> None:
-        monkeypatch.setattr(dist, "get_rank", lambda _group: index)
-        monkeypatch.setattr(dist, "get_world_size", lambda _group: count)
-
-    return place
+def stand_alone(patch: pytest.MonkeyPatch, index: int, count: int) -> None:
+    """Make this process the replica of a number among so many, without a process group."""
+    patch.setattr(dist, "get_rank", lambda _group: index)
+    patch.setattr(dist, "get_world_size", lambda _group: count)
 
 
 def parameters() -> dict[str, nn.Parameter]:
@@ -290,7 +246,7 @@ def parameters() -> dict[str, nn.Parameter]:
 
 
 @pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
-def test_steps_of_all_parts_are_the_step_of_the_whole(kind: Any, alone: Callable[[int, int], None]) -> None:
+def test_steps_of_all_parts_are_the_step_of_the_whole(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three steps by each of four replicas, whose parts are put together by hand."""
     gradients = [{name: torch.randn_like(one) for name, one in parameters().items()} for _ in range(3)]
     whole = parameters()
@@ -301,7 +257,7 @@ def test_steps_of_all_parts_are_the_step_of_the_whole(kind: Any, alone: Callable
         reference.step()
     parts: list[dict[str, nn.Parameter]] = []
     for index in range(4):
-        alone(index, 4)
+        stand_alone(monkeypatch, index, 4)
         own = parameters()
         optimizer = kind(own.values(), lr=0.1)
         shards = OptimizerShards(own, optimizer, object())  # type: ignore[arg-type]
@@ -322,8 +278,8 @@ def hooked(parameters: Any) -> optim.Optimizer:
     return made
 
 
-def test_what_cannot_be_in_parts_is_refused(alone: Callable[[int, int], None]) -> None:
-    alone(0, 2)
+def test_what_cannot_be_in_parts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_alone(monkeypatch, 0, 2)
     others = (OwnAdam, optim.Adafactor, optim.LBFGS)
     for make, says in (
         (hooked, "which its step hooks would meet in place of whole ones"),
