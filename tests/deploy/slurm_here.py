@@ -88,24 +88,21 @@ class Slurm:
         # SLURM wants a device file for every GPU. Any device will do.
         devices = ("null", "zero", "full", "random")[:GPUS]
         gres.write_text("".join(f"Name=gpu Type=v100 File=/dev/{name}\n" for name in devices))
-        text = CONFIG.format(
-            host=host,
-            ports=ports,
-            node_ports=",".join(map(str, ports[1:])),
-            folder=self.folder,
-            nodes=NODES,
-            cpus=CPUS,
-            gpus=GPUS,
-        )
-        (self.folder / "slurm.conf").write_text(text)
+        numbers = {
+            "ports": ports,
+            "node_ports": ",".join(map(str, ports[1:])),
+            "nodes": NODES,
+            "cpus": CPUS,
+            "gpus": GPUS,
+        }
+        (self.folder / "slurm.conf").write_text(CONFIG.format(host=host, folder=self.folder, **numbers))
         (self.folder / "state").mkdir()
         self._daemon("slurmctld", "-D", "-c")
         for number in range(1, NODES + 1):
             (self.folder / f"n{number}").mkdir()
             self._daemon("slurmd", "-D", "-N", f"n{number}")
-        self.wait_until(
-            lambda: self.output("sinfo", "-h", "-p", "debug", "-o", "%T %D") == f"idle {NODES}", "idle nodes"
-        )
+        idle = ("sinfo", "-h", "-p", "debug", "-o", "%T %D")
+        self.wait_until(lambda: self.output(*idle) == f"idle {NODES}", "idle nodes")
 
     def _daemon(self, name: str, *options: str) -> None:
         with (self.folder / f"{name}-{len(list(self.folder.glob('*.log')))}.log").open("wb") as log:

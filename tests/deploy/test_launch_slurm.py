@@ -29,15 +29,13 @@ class Job:
 
     def __init__(self, slurm: Slurm, plan: Path, *options: str, **environment: str) -> None:
         self.slurm, self.plan = slurm, plan
-        self.number = self._submit(environment, ["sbatch", "--parsable", str(plan / "launch.slurm"), *options])
-
-    def _submit(self, environment: dict[str, str], command: list[str]) -> str:
-        everything = self.slurm.environment | environment
-        done = subprocess.run(
-            command, cwd=self.plan.parent, env=everything, capture_output=True, text=True, check=False
+        command, submitted = (
+            ["sbatch", "--parsable", str(plan / "launch.slurm"), *options],
+            slurm.environment | environment,
         )
+        done = subprocess.run(command, cwd=plan.parent, env=submitted, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        self.number = done.stdout.strip()
 
     @property
     def log(self) -> str:
