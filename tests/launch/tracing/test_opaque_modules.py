@@ -147,15 +147,6 @@ def test_what_cannot_be_one_layer_is_taken_with_what_is_around_it() -> None:
         assert "\n" not in str(caught.value)
 
 
-def test_data_that_decides_in_the_model_itself() -> None:
-    class Decides(nn.Linear):
-        def forward(self, x):
-            return super().forward(x) if x.sum() > 0 else x
-
-    with pytest.raises(LaunchError, match=r"depends on the data .*move it into a submodule of its own, which is then"):
-        trace_job(Job(Decides(2, 2), inputs=lambda n: torch.randn(n, 2)), BATCH)
-
-
 class Grows(nn.Module):
     """Returns another size some time later."""
 
