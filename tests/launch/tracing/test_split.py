@@ -85,16 +85,11 @@ def test_a_smaller_last_minibatch_at_every_cut(name: str) -> None:
     assert cuts > 2
 
 
-def program_of(name: str, *stages: list[str]):
-    traced = trace_job(build(name), BATCH)
-    return [build_stage_program(traced, stages, index) for index in range(len(stages))]
-
-
 MNIST = [["conv1", "relu"], ["conv2", "relu#2", "fc1", "relu#3", "fc2"], ["relu#4", "out", "loss"]]
 
 
 def test_a_stage_holds_its_own_parameters_only() -> None:
-    first, second, third = program_of("mnist", *MNIST)
+    first, second, third = programs(trace_job(build("mnist"), BATCH), MNIST)
     assert list(first.parameters_by_name()) == ["conv1.weight", "conv1.bias"]
     assert list(dict(third.named_parameters())) == ["out.weight", "out.bias"]
     assert set(second.state_dict()) == {
@@ -169,15 +164,6 @@ def test_pipelines_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(LaunchError, match=says):
             build_stage_program(traced, pipeline, 0)
-
-
-def test_inputs_of_another_shape_are_refused() -> None:
-    """The graph has no guards, and the stages after it would wait for tensors of other sizes."""
-    stage, *_ = program_of("mnist", *MNIST)
-    stage([], [torch.ones(3, 1, 28, 28)], 3)
-    for shape, written in (((3, 1, 28, 14), "3×1×28×14"), ((4, 1, 28, 28), "4×1×28×28")):
-        with pytest.raises(LaunchError, match=f"input 0 of the model is {written} for 3 samples, and was 3×1×28×28"):
-            stage([], [torch.ones(shape)], 3)
 
 
 def test_what_crosses_a_cut_is_half_as_large() -> None:

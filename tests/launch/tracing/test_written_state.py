@@ -218,7 +218,6 @@ def changes(change: Callable[[Tensor], object]) -> nn.Module:
 
 def test_a_buffer_of_another_kind_is_refused() -> None:
     for change, says in (
-        (lambda mean: mean[:2], r"the buffer 'part.mean' and changes it from shape \(4,\) to \(2,\): register"),
         (lambda mean: mean.double(), r"'part.mean' and changes it from torch.float32 to torch.float64: register it"),
         (lambda mean: None, r"'part.mean' and changes it from a tensor to None: register it"),
     ):
@@ -396,10 +395,6 @@ class OwnGenerator(Kept):
 
 def test_other_state_is_refused_and_tensors_of_the_model_itself_are_kept() -> None:
     for model, says in (
-        (
-            Anneals(),
-            r"the attribute 'steps' of Anneals \(.*test_written_state.py.*self.steps \+= 1\), and .*regi",
-        ),
         (within(Grows()), r"'seen' of Grows \('1'\) .*, but it grows or changes its structure: keep it in a tensor"),
         (within(FirstMinibatch()), r"'scale' of FirstMinibatch .*, but it holds NoneType and Tensor: keep it in a"),
         (within(OwnGenerator()), r"'generator' of OwnGenerator .*: draw from torch's own generator, which is seeded"),
