@@ -21,7 +21,6 @@ from pipeplan_launch.tracing.export_hazards import _unbound
 from pipeplan_launch.tracing.split import build_stage_program
 from pipeplan_launch.tracing.trace import trace_job
 
-torch.set_num_threads(1)
 BATCH = 6
 HOW = {
     "stochastic-depth": "torch.export; taken whole: blocks.0, blocks.1, blocks.2, blocks.3",

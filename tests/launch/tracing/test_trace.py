@@ -20,7 +20,6 @@ from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
-torch.set_num_threads(1)
 BATCH = 6
 
 
