@@ -30,26 +30,6 @@ class Part(nn.Module):
         self.register_buffer("brief", torch.ones(4), persistent=False)
 
 
-class Codebook(Part):
-    """A codebook with moving averages, which are updated after use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("codes", torch.randn(3, 4, generator=torch.Generator().manual_seed(1)))
-        self.register_buffer("sizes", torch.ones(3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.first(x)
-        nearest = torch.cdist(h, self.codes).argmin(dim=1)
-        chosen = self.codes[nearest]
-        if self.training:
-            with torch.no_grad():
-                hot = nn.functional.one_hot(nearest, 3).float()
-                self.sizes.mul_(0.9).add_(hot.sum(dim=0), alpha=0.1)
-                self.codes.mul_(0.9).add_(0.1 * (hot.T @ h) / self.sizes[:, None])
-        return self.last(h + (chosen - h).detach())
-
-
 class InPlace(Part):
     """Statistics, and writes by index."""
 
@@ -156,13 +136,6 @@ def test_writes_are_kept_and_in_the_hash() -> None:
         traced = train_beside_one_process(job_of(kind()))
         assert traced.how == "torch.export"
         assert traced.graph_hash != without
-
-
-def test_a_codebook_trains() -> None:
-    """Its update depends on the mode, so it cannot be evaluated stage by stage, and says so."""
-    torch.manual_seed(0)
-    traced = train_beside_one_process(job_of(Nested(Codebook())), evaluates=False)
-    assert traced.evaluation_problem is not None
 
 
 class Weighted(Part):
