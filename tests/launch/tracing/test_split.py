@@ -44,9 +44,10 @@ def mixed(name: str) -> Job:
     return replace(zoo.build(name), autocast=torch.bfloat16)
 
 
-@pytest.mark.parametrize(("name", "layers"), slow_but_for(QUICK, CASES))
-def test_split_equals_whole(name: str, layers: str) -> None:
+@pytest.mark.parametrize("case", slow_but_for(QUICK, CASES), ids="-".join)
+def test_split_equals_whole(case: tuple[str, str]) -> None:
     """Training, its gradients, and evaluation, for random cuts and two sizes of a minibatch."""
+    name, layers = case
     job = mixed(name) if layers == "bfloat16" else replace(mixed(name), autocast=None)
     traced = trace_job(job, BATCH, "layer" if layers == "bfloat16" else layers)
     check_graph(traced)

@@ -40,9 +40,10 @@ HOW = {
 EVERY = [(name, granularity) for name in ZOO for granularity in ("module", "layer", "op")]
 
 
-@pytest.mark.parametrize(("name", "granularity"), slow_but_for([("gpt2", "layer")], EVERY))
-def test_split_equals_whole(name: str, granularity: str) -> None:
-    job, count = build(name), 1 if (name, granularity) == ("gpt2", "layer") else 3
+@pytest.mark.parametrize("case", slow_but_for([("gpt2", "layer")], EVERY), ids="-".join)
+def test_split_equals_whole(case: tuple[str, str]) -> None:
+    name, granularity = case
+    job, count = build(name), 1 if case == ("gpt2", "layer") else 3
     traced = trace_job(job, BATCH, granularity)
     assert traced.how == HOW.get(name, HOW["gpt2"])
     assert traced.dynamic_batch
