@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from blocks import shell_blocks
+from launch_scripts import SLOW_JOB
 from repository import ROOT
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
@@ -27,27 +28,7 @@ from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
 from pipeplan.rendering.plan_folder import write_plan
 
-JOB = """
-import os
-import time
-import torch
-from torch.nn import functional
-from torch.utils.data import Dataset
-from pipeplan_launch import Data, Job
-
-class Points(Dataset):
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        time.sleep(float(os.environ.get("SAMPLE_S", "0")))
-        generator = torch.Generator().manual_seed(index)
-        return torch.randn(4, generator=generator), index % 3
-
-def job():
-    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    return Job(net, loss=functional.cross_entropy, data=lambda: Data(Points()))
-"""
+JOB = SLOW_JOB.replace("import time", "import os, time").replace("0.002", "float(os.environ.get('SAMPLE_S', '0'))")
 PATIENCE_S = 120
 
 

@@ -164,10 +164,6 @@ def bf16(group: dist.ProcessGroup, _parameters: object) -> Any:
     return compressed_exchange(group, Compression("bf16"))
 
 
-def powersgd(group: dist.ProcessGroup, _parameters: object) -> Any:
-    return compressed_exchange(group, Compression("powersgd", rank=2, exact=2))
-
-
 def test_bf16_sums_in_bfloat16(tmp_path: Path) -> None:
     given = groups(2, 3)[:2]  # without the short group
     model = Model()
@@ -187,20 +183,28 @@ def like(parameter: Tensor, numbers: Tensor) -> Tensor:
     return torch.view_as_complex(made) if parameter.is_complex() else made
 
 
-def by_ddp(rank: int, given: list[Group], hook_state: dict[str, Any]) -> State:
-    """What torch's own DDP makes of it, with the same hook."""
+def by_powersgd(rank: int, given: list[Group]) -> list[State]:
+    """The weights by torch's own DDP with its hook, and by the reducer."""
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
     from torch.nn.parallel import DistributedDataParallel
 
-    model = plain_model()
-    parallel = DistributedDataParallel(model)
-    parallel.register_comm_hook(PowerSGDState(dist.group.WORLD, **hook_state), powerSGD_hook)
-    for update in given:
+    group: Any = dist.group.WORLD
+    theirs, ours = plain_model(), plain_model()
+    parallel = DistributedDataParallel(theirs)
+    settings = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2, "orthogonalization_epsilon": 1e-8}
+    parallel.register_comm_hook(PowerSGDState(group, **settings, random_seed=2), powerSGD_hook)
+    parameters = dict(ours.named_parameters())
+    reducer = GradientReducer(parameters, group, compressed_exchange(group, Compression("powersgd", rank=2, exact=2)))
+    for number, update in enumerate(given):
         ((inputs, _, _),) = update[rank]
-        model.zero_grad()
+        theirs.zero_grad()
         parallel(inputs).square().mean().backward()
-        step(dict(model.named_parameters()), {n: p.grad for n, p in model.named_parameters() if p.grad is not None})
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+        step(dict(theirs.named_parameters()), {n: p.grad for n, p in theirs.named_parameters() if p.grad is not None})
+        with reducer.backward(parameters, 1.0, UpdateGroup(2.0, number)):
+            ours(inputs).square().mean().backward()
+        reducer.start(UpdateGroup(2.0, number))
+        step(parameters, reducer.finish())
+    return [{name: one.detach() for name, one in model.named_parameters()} for model in (theirs, ours)]
 
 
 def plain_model() -> nn.Module:
@@ -208,34 +212,11 @@ def plain_model() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 7))
 
 
-def by_us(rank: int, given: list[Group]) -> State:
-    model = plain_model()
-    parameters = dict(model.named_parameters())
-    reducer = GradientReducer(parameters, dist.group.WORLD, powersgd(dist.group.WORLD, None))  # type: ignore[arg-type]
-    for number, update in enumerate(given):
-        ((inputs, _, _),) = update[rank]
-        with reducer.backward(parameters, 1.0, UpdateGroup(2.0, number)):
-            model(inputs).square().mean().backward()
-        reducer.start(UpdateGroup(2.0, number))
-        step(parameters, reducer.finish())
-    return {name: parameter.detach() for name, parameter in parameters.items()}
-
-
 def test_powersgd_is_that_of_ddp(tmp_path: Path) -> None:
     """Two exact updates, then four with error feedback and a warm start."""
-    given = groups(2, 7)[:6]
-    settings = {
-        "matrix_approximation_rank": 2,
-        "start_powerSGD_iter": 2,
-        "orthogonalization_epsilon": 1e-8,
-        "random_seed": 2,
-    }
-    for name in ("ddp", "ours"):
-        (tmp_path / name).mkdir()
-    wanted = run(2, by_ddp, tmp_path / "ddp", given, settings)
-    ours = run(2, by_us, tmp_path / "ours", given)
-    assert_agree(ours)
-    assert_close(ours[0], wanted[0])
+    (wanted, ours), (_, others) = run(2, by_powersgd, tmp_path, groups(2, 7)[:6])
+    assert_agree([ours, others])
+    assert_close(ours, wanted)
 
 
 def delivered(rank: int, given: Tensor) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,9 +65,7 @@ def test_errors() -> None:
             lambda: job(inputs=lambda n: broken_data()).example_inputs(2),
             "(?s)^the job's inputs failed: ValueError: non",
         ),
-        (lambda: collate_samples(of_lengths(5, 5, 7)), r"differ in shape, \(5,\) and \(7,\): pad the samples to one"),
         (lambda: collate_samples([([0, 1], 0), ([0], 0)]), "differ in shape: pad the samples"),
-        (lambda: Data(Stream()), r"can only be read from its start.* write train=list\(samples\)"),
         (lambda: Data(iter([])), r"can only be read from its start.* write train=list\(samples\)"),
         (lambda: Data(Endless()), "`train` has no length, as it is of type Endless: give its class a __len__"),
     ):
@@ -79,21 +77,12 @@ def broken_data() -> Data:
     raise ValueError("none")
 
 
-def of_lengths(*lengths: int) -> list[Any]:
-    return [(torch.zeros(length), 0) for length in lengths]
-
-
 class Samples:
     def __len__(self) -> int:
         return 3
 
     def __getitem__(self, index: int):
         return index[0]
-
-
-class Stream(torch.utils.data.IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
 
 
 class Endless:
@@ -174,12 +163,7 @@ def test_settings_that_make_no_sense_are_told_what_to_write() -> None:
         ),
         (lambda: {"data": None}, "needs example inputs or data"),
         (lambda: {"minibatch": 0}, "at least 1, not 0"),
-        (lambda: {"data": Data(SAMPLES)}, "write data=spirals, not data=spirals(); it is of type Data"),
         (lambda: {"data": SAMPLES}, "write data=lambda: Data(train=...); it is of type TensorDataset"),
-        (
-            lambda: {"optimizer": SGD([torch.ones(1)], lr=0.25)},
-            "write optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25); it is of type SGD",
-        ),
         (lambda: {"optimizer": "adam"}, "write optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"),
         (lambda: {"scheduler": 3}, "write scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"),
         (lambda: {"inputs": torch.zeros(8, 3, 5)}, "write inputs=lambda n: torch.randn(n, 3, 5); it is of type Tensor"),
@@ -260,14 +244,9 @@ def hooked(change: Callable[[nn.Sequential], object]) -> Job:
 
 def test_hooks_on_a_backward_pass_of_modules_are_refused() -> None:
     for change, says in (
-        (lambda model: model[2].register_full_backward_hook(lambda *_: None), "the module '2' has a hook on its backw"),
         (lambda model: model[0].register_full_backward_pre_hook(lambda *_: None), "the module '0' has a hook"),
         (lambda model: model[0].register_backward_hook(lambda *_: None), "the module '0' has a hook on its backward"),
         (lambda model: model.register_full_backward_hook(lambda *_: None), "the model has a hook on its backward pass"),
-        (
-            lambda model: model[0].weight.register_post_accumulate_grad_hook(lambda _: None),
-            "the parameter '0.weight' has a hook of register_post_accumulate_grad_hook",
-        ),
     ):
         with pytest.raises(LaunchError, match=says):
             trace_job(hooked(change), 2)

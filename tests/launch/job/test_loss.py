@@ -12,7 +12,8 @@ import pytest
 import state_jobs
 import torch
 from feature_workers import cut_before, run, traced
-from state_jobs import CLASSES, Centres, Net, free_parameter
+from state_jobs import Net
+from state_jobs import CLASSES, Centres
 from torch import Tensor, nn
 
 from pipeplan_launch import Job, load_job
@@ -113,12 +114,6 @@ def test_a_tensor_of_the_same_name_is_refused() -> None:
         loss_state(Centres(), model)
 
 
-def test_a_trained_tensor_in_no_module_is_refused() -> None:
-    job = free_parameter()
-    with pytest.raises(LaunchError, match="uses a tensor that is to be trained, 'scale', and that is in no module"):
-        loss_state(job.loss, job.model)
-
-
 def test_a_call_takes_other_tensors_and_leaves_its_own() -> None:
     centres = Centres()
     state = loss_state(centres, Net())
@@ -147,16 +142,6 @@ def test_a_worker_without_the_loss_frees_its_memory() -> None:
         state.release()
     assert all(one.is_meta for one in (own.centres, own.mean, own.calls))
     assert not any(parameter.is_meta for parameter in around.parameters()), "the model may still be in use"
-
-
-def test_optimisers_that_no_stage_can_step_are_refused() -> None:
-    for make, says in (
-        (torch.optim.LBFGS, "cannot be LBFGS, whose step calls a closure"),
-        (torch.optim.SparseAdam, "cannot be SparseAdam, because gradients between replicas are dense"),
-    ):
-        job = Job(nn.Linear(2, 2), inputs=lambda n: torch.ones(n, 2), optimizer=make)
-        with pytest.raises(LaunchError, match=says):
-            job.make_optimizer([nn.Parameter(torch.ones(2))])
 
 
 def test_losses_are_reported_as_means_over_valid_targets(tmp_path: Path) -> None:

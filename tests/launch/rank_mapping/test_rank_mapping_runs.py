@@ -10,12 +10,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import network_namespaces as requirements
 import pytest
 from launch_scripts import JOB, render
+from launching import Launch
 from network_namespaces import OWN_NAMESPACES
 from toy_workers import stage_contents, write_plan
 
@@ -48,41 +50,23 @@ def plan_of(folder: Path, sizes: Sequence[int], replicas: Sequence[int], **chang
     return plan
 
 
-def launch(plan: Path, environments: Sequence[dict[str, str]], *options: str) -> list[tuple[int, str]]:
-    """(status, what it said) of each run of launch.sh, all at the same time."""
+def launch(plan: Path, run: Path, environments: Sequence[dict[str, str]], *options: str) -> str:
+    """Run launch.sh once for each environment, all at the same time, to a good end. What all of them said."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PIPEPLAN_SECRET": "the same on all servers",
-    }
-    started = [
-        subprocess.Popen(
-            [plan / "launch.sh", "--log-every", "0", *options],
-            env=os.environ | shared | one,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for one in environments
-    ]
-    try:
-        said = [process.communicate(timeout=240)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    shared |= {"GLOO_SOCKET_IFNAME": "lo", "PIPEPLAN_SECRET": "the same on all servers"}
+    with ExitStack() as stack:
+        every = [
+            stack.enter_context(Launch(plan / "launch.sh", run, "--log-every", "0", *options, **shared, **one))
+            for one in environments
+        ]
+        assert [one.wait() for one in every] == [0] * len(every), [one.lines for one in every]
+        return "\n".join(line for one in every for line in one.lines)
 
 
-def node(number: int, workers: int, server: str, **more: str) -> dict[str, str]:
-    return {
-        "NODE_RANK": str(number),
-        "WORKERS": str(workers),
-        SERVER_VARIABLE: server,
-        "WHO": f"{server}/{number}",
-    } | more
+def node(number: int, workers: int, server: str) -> dict[str, str]:
+    place = {"NODE_RANK": str(number), "WORKERS": str(workers)}
+    return place | {SERVER_VARIABLE: server, "WHO": f"{server}/{number}"}
 
 
 def who(folder: Path) -> list[str]:
@@ -97,16 +81,13 @@ def losses(run: Path) -> list[float]:
 
 def test_servers_are_known_by_their_size_whatever_their_numbers(tmp_path: Path) -> None:
     """A server of two and one of one, in both orders; the second goes on from the first's checkpoint."""
-    plan, run = plan_of(tmp_path, [2, 1], [2, 1]), tmp_path / "run"
-    whole = tmp_path / "whole"
-    for numbers, given in (
-        ((0, 1), ["--run-dir", str(whole), "--epochs", "2"]),
-        ((0, 1), ["--run-dir", str(run), "--epochs", "1"]),
-        ((1, 0), ["--run-dir", str(run), "--epochs", "2", "--resume"]),
+    plan, run, whole = plan_of(tmp_path, [2, 1], [2, 1]), tmp_path / "run", tmp_path / "whole"
+    for (large, small), folder, options in (
+        ((0, 1), whole, ["--epochs", "2"]),
+        ((0, 1), run, ["--epochs", "1"]),
+        ((1, 0), run, ["--epochs", "2", "--resume"]),
     ):
-        large, small = numbers
-        ended = launch(plan, [node(large, 2, "large"), node(small, 1, "small")], *given)
-        assert [status for status, _ in ended] == [0, 0], ended
+        launch(plan, folder, [node(large, 2, "large"), node(small, 1, "small")], *options)
         assert who(tmp_path) == [f"large/{large}", f"large/{large}", f"small/{small}"]
     assert losses(run) == losses(whole)
 
@@ -123,10 +104,9 @@ def test_who_is_lost_is_named_by_the_plan_and_training_goes_on(tmp_path: Path, v
         os.kill(os.getpid(), 9)
     data = TensorDataset"""
     job.write_text(job.read_text().replace("\n    data = TensorDataset", dies))
-    ended = launch(plan, [node(0, 1, "small"), node(1, 2, "large")], "--epochs", "1", "--run-dir", str(run))
-    assert [status for status, _ in ended] == [0, 0], ended
+    said = launch(plan, run, [node(0, 1, "small"), node(1, 2, "large")], "--epochs", "1")
     assert who(tmp_path) == ["large/1", "large/1", "small/0"]
-    assert f"worker {victim} was lost; restart 1 of 3" in "".join(text for _, text in ended)
+    assert f"worker {victim} was lost; restart 1 of 3" in said
     assert len(list(tmp_path.glob("run*"))) == 1, "the restart went on in the same run folder"
     assert len(list((run / "metrics").iterdir())) == 3
 

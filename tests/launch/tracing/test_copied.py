@@ -17,7 +17,6 @@ from pipeplan_launch.tracing.shared_copies import shared_copies
 from pipeplan_launch.tracing.subgraph import cut_subgraph
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
-torch.set_num_threads(1)
 BATCH, WORDS, LENGTH, WIDTH = 6, 11, 5, 8
 
 

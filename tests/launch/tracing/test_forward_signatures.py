@@ -51,13 +51,10 @@ class Differentiates(nn.Module):
             return torch.autograd.grad(self.energy(x).sigmoid().sum(), x, create_graph=True)[0]
 
 
-def test_a_module_that_differentiates_is_taken_whole_and_a_model_refused() -> None:
+def test_a_module_that_differentiates_is_taken_whole() -> None:
     torch.manual_seed(0)
     traced = train_beside_one_process(job_of(nn.Sequential(nn.Linear(4, 4), Differentiates(), nn.Linear(4, 2))))
     assert traced.how == "torch.export; taken whole: 1"
-    says = r"\(.*torch.autograd.grad\(self.energy.*\): forward\(\) differentiates inside itself, .*submodule of its own"
-    with pytest.raises(LaunchError, match=says):
-        trace_job(job_of(Differentiates()), BATCH)
 
 
 def layers() -> nn.Module:
@@ -90,8 +87,6 @@ class DistributedDataParallel(nn.Module):
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 def test_other_wrappers_are_refused() -> None:
     for wrap, says in (
-        (AveragedModel, "is an AveragedModel, which does not train: give the model that it averages"),
-        (torch.jit.script, "is a ScriptModule: TorchScript has no Python code to trace: give the module that it was"),
         (lambda model: nn.Sequential(torch.jit.script(model)), "holds a ScriptModule at '0': TorchScript has no"),
         (DistributedDataParallel, "is a DistributedDataParallel: give the module inside it: pipeplan divides the work"),
         (lambda model: nn.Sequential(DistributedDataParallel(model)), "holds a DistributedDataParallel at '0': give"),

@@ -1,7 +1,8 @@
-"""Stages run one after the other are the model, bit by bit, also under autocast."""
+"""Stages run one after the other are the model, bit by bit, also under autocast. Compiled stages are close to it."""
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,13 @@ import traced_zoo
 import traced_zoo_whole
 from extents import slow_but_for
 from stagewise import BATCH, check_evaluation, check_training, programs, random_pipeline
-from torch import nn
+from torch import Tensor, nn
 from traced_zoo import build
 
 from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.tracing.split import build_stage_program
+from pipeplan_launch.tracing import compiled
+from pipeplan_launch.tracing.split import StageProgram, build_stage_program
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 SLOW = {"cells", "translator", "unet", "gpt", "resnet-tiny"}
@@ -42,9 +44,10 @@ def mixed(name: str) -> Job:
     return replace(zoo.build(name), autocast=torch.bfloat16)
 
 
-@pytest.mark.parametrize(("name", "layers"), slow_but_for(QUICK, CASES))
-def test_split_equals_whole(name: str, layers: str) -> None:
+@pytest.mark.parametrize("case", slow_but_for(QUICK, CASES), ids="-".join)
+def test_split_equals_whole(case: tuple[str, str]) -> None:
     """Training, its gradients, and evaluation, for random cuts and two sizes of a minibatch."""
+    name, layers = case
     job = mixed(name) if layers == "bfloat16" else replace(mixed(name), autocast=None)
     traced = trace_job(job, BATCH, "layer" if layers == "bfloat16" else layers)
     check_graph(traced)
@@ -85,16 +88,11 @@ def test_a_smaller_last_minibatch_at_every_cut(name: str) -> None:
     assert cuts > 2
 
 
-def program_of(name: str, *stages: list[str]):
-    traced = trace_job(build(name), BATCH)
-    return [build_stage_program(traced, stages, index) for index in range(len(stages))]
-
-
 MNIST = [["conv1", "relu"], ["conv2", "relu#2", "fc1", "relu#3", "fc2"], ["relu#4", "out", "loss"]]
 
 
 def test_a_stage_holds_its_own_parameters_only() -> None:
-    first, second, third = program_of("mnist", *MNIST)
+    first, second, third = programs(trace_job(build("mnist"), BATCH), MNIST)
     assert list(first.parameters_by_name()) == ["conv1.weight", "conv1.bias"]
     assert list(dict(third.named_parameters())) == ["out.weight", "out.bias"]
     assert set(second.state_dict()) == {
@@ -171,15 +169,6 @@ def test_pipelines_that_do_not_fit_are_refused() -> None:
             build_stage_program(traced, pipeline, 0)
 
 
-def test_inputs_of_another_shape_are_refused() -> None:
-    """The graph has no guards, and the stages after it would wait for tensors of other sizes."""
-    stage, *_ = program_of("mnist", *MNIST)
-    stage([], [torch.ones(3, 1, 28, 28)], 3)
-    for shape, written in (((3, 1, 28, 14), "3×1×28×14"), ((4, 1, 28, 28), "4×1×28×28")):
-        with pytest.raises(LaunchError, match=f"input 0 of the model is {written} for 3 samples, and was 3×1×28×28"):
-            stage([], [torch.ones(shape)], 3)
-
-
 def test_what_crosses_a_cut_is_half_as_large() -> None:
     plain, half = trace_job(build("resnet-tiny"), BATCH), trace_job(mixed("resnet-tiny"), BATCH)
     assert [one.name for one in plain.tensors] == [one.name for one in half.tensors]
@@ -197,3 +186,55 @@ def test_other_precisions_are_refused() -> None:
     ):
         with pytest.raises(LaunchError, match=says):
             Job(nn.Linear(2, 2), inputs=lambda n: torch.ones(n, 2), autocast=dtype)
+
+
+CPU = torch.device("cpu")
+
+
+def _stage() -> StageProgram:
+    """The first of two stages; its BatchNorm writes its buffers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+    traced = trace_job(Job(model, inputs=lambda n: torch.randn(n, 6)), 4, "layer")
+    return build_stage_program(traced, [["0", "1", "2"], ["3", "loss"]], 0)
+
+
+def _step(stage: StageProgram, inputs: Tensor) -> list[Tensor]:
+    (made,) = stage((), [inputs], len(inputs))
+    made.square().sum().backward()
+    gradients = [parameter.grad for parameter in stage.parameters() if parameter.grad is not None]
+    stage.eval()
+    with torch.no_grad():
+        (evaluated,) = stage((), [inputs], len(inputs))
+    stage.train()
+    return [made, evaluated, *gradients, *stage.buffers_by_name().values()]
+
+
+@pytest.mark.parametrize("backend", slow_but_for(["aot_eager"], ["aot_eager", "inductor"]))
+def test_a_compiled_stage_trains_and_evaluates_as_the_stage_does(backend: str) -> None:
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    plain, stage = _stage(), _stage()
+    stage.compile_with(backend)
+    for samples in (4, 3):  # the last minibatch of an epoch is shorter
+        inputs = torch.randn(samples, 6)
+        for ours, theirs in zip(_step(stage, inputs), _step(plain, inputs), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        LaunchError, match=r"--compile-backend: torch.compile has no backend 'inducter' here, only .*in"
+    ):
+        compiled.check_compiler("inducter", CPU)
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", _raises)
+    with pytest.raises(LaunchError, match=r"^--compile needs a C\+\+ compiler .* leave it out"):
+        compiled.check_compiler("inductor", CPU)
+    torch._dynamo.reset()
+    run = compiled.compiled_function(lambda x: x + 1, _raises)  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=r"torch.compile fails on this stage .*leave out --compile"):
+        run(torch.ones(2))
+
+
+def _raises(*_: object) -> str:
+    raise RuntimeError("No working C++ compiler found")

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
+from extents import slow_but_for
 from repository import ROOT
 from stagewise import (
     backward,
@@ -25,7 +25,6 @@ from pipeplan_launch import load_job
 from pipeplan_launch.job.job import collate_samples
 from pipeplan_launch.tracing.trace import trace_job
 
-torch.set_num_threads(1)
 BATCH = 4
 DOCUMENT = ROOT / "docs" / "models.md"
 LEFT_OUT = "left out of what it returns"
@@ -38,8 +37,13 @@ HOW = {
 }
 
 
-def check(name: str, granularity: str, count: int) -> None:
-    job = build(name)
+EVERY = [(name, granularity) for name in ZOO for granularity in ("module", "layer", "op")]
+
+
+@pytest.mark.parametrize("case", slow_but_for([("gpt2", "layer")], EVERY), ids="-".join)
+def test_split_equals_whole(case: tuple[str, str]) -> None:
+    name, granularity = case
+    job, count = build(name), 1 if case == ("gpt2", "layer") else 3
     traced = trace_job(job, BATCH, granularity)
     assert traced.how == HOW.get(name, HOW["gpt2"])
     assert traced.dynamic_batch
@@ -57,10 +61,6 @@ def check(name: str, granularity: str, count: int) -> None:
         check_evaluation(name, job, stages, BATCH, rounds=rounds)
 
 
-def test_split_equals_whole() -> None:
-    check("gpt2", "layer", 1)
-
-
 def test_only_the_hidden_state_of_a_llama_crosses_between_its_blocks() -> None:
     """Not the cosines and sines of the rotary embedding, nor the mask, which every stage computes for itself."""
     job = build("llama-masked")
@@ -72,13 +72,6 @@ def test_only_the_hidden_state_of_a_llama_crosses_between_its_blocks() -> None:
     assert [(spec.shape(BATCH), spec.requires_grad) for spec in stages[1].receives] == [((BATCH, 7, 16), True)]
     assert [traced.input_names[index] for index in stages[1].model_inputs] == ["attention_mask"]
     assert all(spec.requires_grad for spec in traced.tensors)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("granularity", ["module", "layer", "op"])
-@pytest.mark.parametrize("name", ZOO)
-def test_split_equals_whole_for_all(name: str, granularity: str) -> None:
-    check(name, granularity, 3)
 
 
 def test_the_job_file_of_the_documentation(tmp_path: Path) -> None:
