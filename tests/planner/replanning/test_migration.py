@@ -41,9 +41,10 @@ def test_what_is_left_is_what_was_there(draw: Any) -> None:
         lost = frozenset(worker for worker in range(cluster.workers) if rng.random() < 0.3)
         try:
             left = remove_workers(cluster, lost)
-        except InputError as error:  # no cluster can express it
-            assert "nothing is left" in str(error) or "--cluster" in str(error)
-            continue
+        except InputError as error:
+            if "nothing is left" in str(error) or "--cluster" in str(error):
+                continue  # no cluster can express it
+            raise
         reduced += bool(lost)
         assert set(left.workers) == set(range(cluster.workers)) - lost
         assert left.cluster.workers == len(left.workers)
