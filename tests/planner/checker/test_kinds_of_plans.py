@@ -14,7 +14,6 @@ from long_chains import chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
-from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import PlanStage
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
@@ -137,19 +136,3 @@ def test_a_forged_exchange_of_shared_weights_is_refused() -> None:
         forged["prediction"]["minibatch_s"] += exposed_s * (share - 1) / (outcome.plan.accumulate or 1)
         assert fault(forged, profile)
     assert fault(changed(document, lambda d: d["prediction"]["batch"].pop("exposed_s")), profile)
-
-
-def test_an_all_reduce_is_hidden_where_one_stage_has_all_copies() -> None:
-    """Then nothing is exchanged between stages, so that buckets leave during the backward pass."""
-    hidden = 0
-    for seed in range(12):
-        several = _tied(seed, 4)
-        alone = replace(several, options=replace(several.options, stages=1, pins=()))
-        for _, found in solved([alone]):
-            assert fault(written(found), alone.profile) == ""
-            batch, other = found.evaluation.batch, evaluate(found.plan, several).batch
-            assert batch is not None
-            assert other is not None
-            assert batch.exposed_s <= other.exposed_s
-            hidden += batch.exposed_s < other.exposed_s
-    assert hidden

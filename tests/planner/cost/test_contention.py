@@ -132,22 +132,6 @@ def test_loads_are_what_a_count_of_all_messages_gives() -> None:
         _agrees_with_the_count(_random_plan(random.Random(seed), problem, 1, **fields), problem)
 
 
-def test_fifteen_to_one_by_hand() -> None:
-    """15-1 on 4 servers of 4: three servers' senders reach server 3, and the ring passes through it once."""
-    layers = Layer("a", 15.0, 30.0, 300, 0), Layer("b", 1.0, 1.0, 1000, 0)
-    profile = Profile(layers, (Tensor("x", "a", ("b",), 40, 20),), 1)
-    problem = Problem(profile, Cluster("t", DEVICE, (Level("server", 4, 100.0), Level("cluster", 4, 10.0))))
-    plan = Plan((Stage(("a",), tuple(range(15)), 3, 4), Stage(("b",), (15,), 1, 1)))
-    cards = _loads(plan, problem)
-    ring = 2 * 14 / 15 * 300 / 10 / 15
-    assert cards.busy_s[1][IN] == pytest.approx([4 / 15 * 2 + ring] * 3 + [12 / 15 * 4 + ring])
-    assert cards.busy_s[1][OUT] == pytest.approx([4 / 15 * 4 + ring] * 3 + [12 / 15 * 2 + ring])
-    assert cards.busiest()[1] == "network card of server 3, incoming"
-    # All activations enter the last worker's port, one in 15 leaves that of each other worker.
-    assert cards.busy_s[0][IN, 15] == pytest.approx(40 / 100)
-    assert cards.busy_s[0][OUT, 0] == pytest.approx(40 / 100 / 15 + ring / 10)
-
-
 def test_a_shared_card_bounds_the_step_time() -> None:
     problem = Problem(_profile(3, work_s=1e-3), _uniform(1, 4), Options(memory=False))
     # Straight: the middle worker's card has to send activations on and gradients back.

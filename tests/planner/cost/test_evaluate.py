@@ -59,12 +59,6 @@ def test_a_plan_over_two_servers_by_hand() -> None:
     assert last.memory_bytes == pytest.approx(120 * 2 + 70 + (120 + 16 + 40))
 
 
-def test_a_relayed_tensor_crosses_every_cut_once() -> None:
-    score = evaluate(_plan(("a", (0,), 5), ("b", (1,), 3), ("c", (2,), 1)), _problem())
-    assert [stage.boundary_bytes for stage in score.stages] == [40, 48, 0]
-    assert [stage.boundary_level for stage in score.stages] == [1, 2, 0]
-
-
 def test_copies_of_a_pipeline_share_the_step_time_and_synchronise() -> None:
     plan = Plan((Stage(("a",), (0, 2), 4, 5), Stage(("b", "c"), (1, 3), 1, 1)), copies=2)
     score = evaluate(plan, _problem())
@@ -82,14 +76,6 @@ def test_copies_of_a_pipeline_share_the_step_time_and_synchronise() -> None:
     assert score.batch.steady_s == pytest.approx(9)
     assert score.batch.exposed_s == pytest.approx(120 / 10 + 0.5 - 3)
     assert score.step_time_s == pytest.approx(score.batch.total_s / 5)
-
-
-def test_too_small_a_depth_bounds_the_step_time() -> None:
-    score = evaluate(_plan(("ab", (0,), 2), ("c", (3,), 1)), _problem())
-    # Two in flight, one of them at the next stage: none is left for the transfers, which take 2 · (4.8 + 0.25) s.
-    assert score.stages[0].depth_s > 1e6
-    assert score.bound == "minibatches in flight at stage 1"
-    assert evaluate(_plan(("ab", (0,), 3), ("c", (3,), 1)), _problem()).stages[0].depth_s == pytest.approx(10.1)
 
 
 def test_no_overlap_adds_synchronisation_and_inference_costs_the_forward_pass_only() -> None:
@@ -140,31 +126,6 @@ def test_messages_and_all_reduces_may_take_longer_than_any_stage() -> None:
         score = evaluate(_plan(first, second, schedule="1f1b-flush", accumulate=accumulate), problem)
         assert score.batch is not None
         assert (score.batch.bound, score.batch.total_s) == (bound, pytest.approx(total_s))
-
-
-def test_gpipe_takes_no_less_than_other_flushes_and_holds_all_minibatches() -> None:
-    step_times = {}
-    for schedule, depth in (("gpipe", 2), ("1f1b-flush", 2), ("gpipe", 1)):
-        plan = _plan(("a", (0, 1), depth), ("bc", (2, 3), 2), schedule=schedule, accumulate=4)
-        problem = _problem(schedule=schedule, accumulate=4, boundary="parallel")
-        step_times[schedule, depth] = evaluate(plan, problem).step_time_s
-    assert step_times["gpipe", 2] == step_times["1f1b-flush", 2]
-    assert step_times["gpipe", 1] == float("inf")
-
-
-def test_a_stage_covers_what_is_in_flight_behind_it_and_transfers_where_memory_allows() -> None:
-    problem = _problem(schedule="1f1b-flush", accumulate=9, memory=False)
-    plan = _plan(("a", (0,), 1), ("bc", (2,), 1), schedule="1f1b-flush", accumulate=9)
-    # One in flight here and one at the next stage leave none for this one.
-    assert evaluate(plan, problem).step_time_s == float("inf")
-    enough = replace(plan, stages=(replace(plan.stages[0], depth=2), plan.stages[1]))
-    assert evaluate(enough, problem).step_time_s < 10
-    # A second one is on its way while the first stage takes 6 s and transfers 2 · 4.25.
-    assert depths.assign_depths(plan, problem, 1.0).stages[0].depth == 4
-    device = replace(problem.cluster.device, memory_bytes=395 + 2 * 45)
-    tight = replace(problem.options, memory=True)
-    small = replace(problem, options=tight, cluster=replace(problem.cluster, device=device))
-    assert depths.assign_depths(plan, small, 1.0).stages[0].depth == 2
 
 
 def test_two_buffers_synchronise_once_for_all_that_they_accumulate() -> None:

@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from checking import changed, fault, findings, written
+from checking import changed, findings, written
 from long_chains import chain
 
-from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.cluster_data.cluster_toml import cluster_toml, read_cluster
-from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
@@ -64,50 +63,6 @@ def test_three_workers_on_two_cores_take_what_all_compute_on_both() -> None:
     # A stage that takes longer than all do on both cores has one for itself.
     uneven = evaluate(_plan(("0", 1), ("12", 1), depths=(3, 1)), problem)
     assert uneven.step_time_s == uneven.alone_s == pytest.approx(8)
-
-
-def test_all_reduces_keep_the_cores_busy_too() -> None:
-    """2-1: (6 + 5) s of computing, and of one all-reduce, 4 s for two minibatches on each replica, nothing hidden."""
-    profile, plan = _profile((2, 4, 0), (2, 3, 0), size=400), _plan(("0", 2), ("1", 1), depths=(9, 1))
-    for options, step_time_s in (
-        (NO_OVERLAP, (6 + 5 + 2 * 4 / 2) / 2),
-        (Options(overlap=1.0), (6 + 5) / 2),
-        (replace(NO_OVERLAP, contention=False), 5),
-    ):
-        problem = Problem(profile, _cluster(3, 2, 100.0), options)
-        assert evaluate(plan, problem).step_time_s == pytest.approx(step_time_s)
-
-
-def test_servers_have_cores_of_their_own() -> None:
-    """Three workers on two cores, then two on one each: 4 s on each of four workers."""
-    level = Level("server", 3, 1e9)
-    shared, free = Device("small", "cpu", 1 << 30, cores=2), Device("large", "cpu", 1 << 30)
-    machines = [Server(shared, level), Server(free, replace(level, count=2))]
-    cluster = Cluster.of_servers("c", machines, [Level("cluster", 2, 1e9)])
-    problem = Problem(_profile(*[(2, 2, 0)] * 4), cluster, NO_OVERLAP)
-    together = _plan(("0", 1), ("1", 1), ("2", 1), ("3", 1), depths=(7, 5, 3, 1))
-    assert evaluate(together, problem).step_time_s == pytest.approx(3 * 4 / 2)
-    spread = (replace(stage, workers=(worker,)) for stage, worker in zip(together.stages, (0, 1, 3, 4), strict=True))
-    assert evaluate(replace(together, stages=tuple(spread)), problem).step_time_s == pytest.approx(4)
-    assert contention.least_step_time_of_shared_cores_s(problem) == pytest.approx(16 / 4)
-
-
-@pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
-def test_a_worker_updates_once_for_each_of_its_minibatches_or_for_each_group(schedule: str) -> None:
-    accumulate = 4 if schedule in ("2bw", "gpipe", "1f1b-flush") else None
-    profile = _profile((1, 2, 0.5), (1, 2, 1.0))
-    outcome = solve(Problem(profile, _cluster(1, 0), Options(schedule=schedule, accumulate=accumulate)), PLAIN)
-    assert outcome.objective_s == pytest.approx(6 + 1.5 / (accumulate or 1))
-    (stage,) = outcome.evaluation.stages
-    assert stage.backward_s - stage.update_s == pytest.approx(4)
-    assert fault(written(outcome), profile) == ""
-
-
-def test_replicas_share_the_updates_and_inference_has_none() -> None:
-    score = evaluate(_plan(("01", 2), depths=(1,)), Problem(_profile((1, 2, 1), (1, 2, 1), size=0), _cluster(2, 0)))
-    assert score.step_time_s == pytest.approx((6 + 2) / 2)
-    problem = Problem(_profile((1, 2, 5)), _cluster(1, 0), Options(inference=True))
-    assert solve(problem, PLAIN).objective_s == pytest.approx(1)
 
 
 def test_what_keeps_all_cores_busy_is_proven_best() -> None:

@@ -13,7 +13,7 @@ from long_chains import long_chain
 import pipeplan
 from pipeplan.cli import output
 from pipeplan.cli.solving import PHASES, progress_text, solve_line
-from pipeplan.planning.settings import ProgressTracker, SolveProgress
+from pipeplan.planning.settings import SolveProgress
 
 
 def test_a_solve_reports_its_phases_and_bounds_that_hold() -> None:
@@ -30,20 +30,6 @@ def test_a_solve_reports_its_phases_and_bounds_that_hold() -> None:
         assert state.bound_s is None or state.bound_s <= best_s * (1 + 1e-9)
         assert state.gap is None or 0 <= state.gap < 1
     assert states[-1].best_s == pytest.approx(best_s)
-
-
-def test_a_state_that_does_not_change_is_not_reported_again() -> None:
-    states: list[SolveProgress] = []
-    tracker = ProgressTracker(states.append)
-    tracker.phase("DP")
-    for bound_s, best_s in ((1.0, float("inf")), (0.5, float("inf")), (1.0, 2.0), (1.0, 3.0)):
-        tracker.narrowed(bound_s, best_s)
-    assert [(state.bound_s, state.best_s, state.gap) for state in states] == [
-        (None, None, None),
-        (1.0, None, None),
-        (1.0, 2.0, 0.5),
-    ]
-    ProgressTracker().narrowed(1.0, 2.0)  # without anybody who asks, nothing is kept
 
 
 def test_the_line_says_phase_best_bound_gap_and_seconds() -> None:

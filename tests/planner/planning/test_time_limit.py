@@ -54,18 +54,6 @@ def _problem(*, memory: int = 16 * 2**30, layers: int = 6, options: Options | No
     return Problem(long_chain(layers), cluster, options or Options(recompute=False))
 
 
-def test_a_share_is_of_the_time_that_is_left(clock: list[float]) -> None:
-    whole = Deadline.after(60.0)
-    assert (whole.left_s, whole.share(0.5).at, whole.share(0.5, 20.0).at) == (60.0, 130.0, 120.0)
-    clock[0] = 150.0
-    assert (whole.left_s, whole.share(0.5).left_s, whole.passed) == (10.0, 5.0, False)
-    clock[0] = 161.0
-    assert (whole.left_s, whole.share(0.5).left_s, whole.passed) == (0.0, 0.0, True)
-    with pytest.raises(OutOfTime):
-        whole.check()
-    assert (Deadline().share(0.5).left_s, Deadline().passed, Deadline().share(1.0, 20.0).left_s) == (None, False, 20.0)
-
-
 def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:

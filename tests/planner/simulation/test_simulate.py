@@ -238,13 +238,6 @@ def test_every_replica_makes_the_whole_step_of_an_update() -> None:
         assert (stage.computing, stage.synchronising) == (pytest.approx(1.0), pytest.approx(0.0))
 
 
-def test_an_all_reduce_of_two_buffers_hides_behind_a_whole_group() -> None:
-    """6 minibatches per update, 1.5 s each: with 4 in flight 3 of them are left to hide an all-reduce: 4.5 s."""
-    stages = ((2, 2, 1.0, 2.0), (1, 1, 0.5, 1.0))
-    assert _step_time(_accumulating("2bw", 6, *stages, sync=4.5)) == pytest.approx(1.5)
-    assert _step_time(_accumulating("2bw", 6, *stages, sync=12.0)) > 1.9
-
-
 def _peaks(scenario: Scenario, minibatches: int) -> list[int]:
     replayed = simulate_schedule(scenario, minibatches)
     return peak_memory(scenario, memory_over_time(scenario, replayed, minibatches))
@@ -311,15 +304,6 @@ def test_an_impossible_schedule_is_reported() -> None:
         scenario = replace(_scenario((1, 2, 1.0, 1.0), (1, 2, 1.0, 1.0)), schedule=_of(*streams))
         with pytest.raises(InputError, match=rf"deadlock after .* s: worker 0 \(stage 1\) waits forever at {action}"):
             simulate_schedule(scenario, 2)
-
-
-def test_the_hidden_part_of_an_all_reduce_goes_on_behind_what_the_schedule_puts_before_its_update() -> None:
-    """R0 at 2; 3 s of all-reduce end at 5, while F1 and B1 take until 4."""
-    late = _of("F0 B0 R0 F1 B1 U0 R1 U1")
-    scenario = replace(_scenario((2, 1, 1.0, 1.0), sync=3.0), schedule=late)
-    replayed = simulate_schedule(scenario, 2)
-    assert [(done.start_s, done.end_s) for done in replayed.transfers] == [(2.0, 5.0), (5.0, 8.0)]
-    assert summarise_simulation(scenario, replayed, 2).steady is None
 
 
 def test_times_of_zero_do_no_harm() -> None:

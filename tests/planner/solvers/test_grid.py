@@ -137,18 +137,6 @@ def test_the_grid_beside_a_plan_takes_so_much_effort_at_most(schedule: str, monk
     assert again[0].spent == again[1].spent > 0, "the clock has no part in it"
 
 
-def test_a_grid_among_many_cuts_is_among_a_selection_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem(_spread(60, sent=SENT), _cluster())
-    cuts = enumerate_cuts(problem, 10_000)
-    among_all = baselines.uniform_grid(problem, cuts)
-    monkeypatch.setattr(baselines, "MOST_CELLS", 100)
-    selected = baselines.uniform_grid(problem, cuts)
-    assert (among_all.remark, selected.remark) == ("", baselines.ON_SELECTION)
-    assert among_all.step_time_s is not None
-    assert selected.step_time_s is not None
-    assert among_all.step_time_s <= selected.step_time_s <= among_all.step_time_s * 1.2
-
-
 def test_the_check_verifies_that_a_plan_is_a_grid() -> None:
     profile = _spread(8, sent=SENT)
     document = written(solve(Problem(profile, _cluster(), Options(grid=True, stages=2)), PLAIN))

@@ -22,10 +22,7 @@ from instances import (
 from solver_contract import solve_by_dp
 
 from pipeplan.cluster_data.cluster import Cluster
-from pipeplan.cost.evaluate import evaluate
-from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InputError
-from pipeplan.plan.schedules import ACCUMULATING, GPIPE
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 
@@ -157,55 +154,6 @@ def test_more_of_anything_is_never_worse(better: str, count: int) -> None:
     assert gained, "nothing depended on it: the problems show nothing"
 
 
-def _some_layers(problem: Problem) -> tuple[str, ...]:
-    names = [layer.name for layer in problem.profile.layers]
-    return tuple(random.Random(str(names)).sample(names, min(2, len(names))))
-
-
-FORBIDDEN: dict[str, Callable[[Problem], dict[str, Any]]] = {
-    "stages": lambda one: {"max_stages": 2},
-    "replicas": lambda one: {"max_replicas": 1},
-    "workers": lambda one: {"max_workers": 2},
-    "exactly": lambda one: {"stages": min(2, len(one.units), one.cluster.workers)},
-    "together": lambda one: {"together": (_some_layers(one),)},
-    "cut": lambda one: {"no_cut_after": _some_layers(one)[:1]},
-    "pin": lambda one: {"pins": ((_some_layers(one)[0], 1),)},
-    "copies": lambda one: {"allow_copies": False},
-}
-
-
-@pytest.mark.parametrize("what", FORBIDDEN)
-def test_forbidding_something_is_never_better(what: str, count: int) -> None:
-    lost = 0
-    for number, problem in enumerate(_problems(840, MOST)):
-        if number >= count and lost:
-            break
-        free = _free(problem)
-        before, after = _step_time(free), _step_time(_with(free, **FORBIDDEN[what](free)))
-        assert after >= before / SLACK, problem
-        lost += after > before * SLACK
-    assert lost, "nothing depended on it: the problems show nothing"
-
-
-def test_a_limit_that_the_best_plan_keeps_changes_nothing(count: int) -> None:
-    for problem in _problems(480, count):
-        best = solve_by_dp(_free(problem))
-        if (plan := best.plan) is None:
-            continue
-        stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
-        for limit in (
-            {"stages": len(plan.stages)},
-            {"max_stages": len(plan.stages)},
-            {"max_replicas": max(stage.replicas for stage in plan.stages) // plan.copies},
-            {"max_workers": plan.busy},
-            {"pins": tuple(stage_of.items())},
-            {"together": tuple(stage.layers for stage in plan.stages if len(stage.layers) > 1)},
-            {"no_cut_after": plan.stages[-1].layers[:1]},
-            {"recompute": any(stage.recompute for stage in plan.stages)},
-        ):
-            assert _same(_step_time(_with(_free(problem), **limit)), best.objective_s), (limit, problem)
-
-
 # The same problem in other words.
 
 
@@ -279,22 +227,3 @@ def test_levels_that_join_nothing_new_and_memory_that_does_not_bind_change_nothi
 def test_the_same_problem_gives_the_same_plan(count: int) -> None:
     for problem in _problems(660, 2 * count):
         assert len({str(solve_by_dp(problem).plan) for _ in range(2)}) == 1
-
-
-# Plans and schedules that are known to be among those searched.
-
-
-def test_data_parallelism_gpipe_and_frequent_updates_are_never_better(count: int) -> None:
-    counted = 0
-    for seed, problem in enumerate(_problems(600, 2 * count)):
-        free, trained = _free(problem), _with(problem, inference=False)
-        score = evaluate(plain_data_parallel(free, free.cluster.workers), free)
-        if score.fits:
-            assert _step_time(free) <= score.alone_s * SLACK, problem
-            counted += 1
-        flush, gpipe = (_with(trained, schedule=name, accumulate=6) for name in ("1f1b-flush", GPIPE))
-        assert _step_time(flush) <= _step_time(gpipe) * SLACK, problem
-        some = {"schedule": ACCUMULATING[seed % 3], "memory": False}
-        rare, often = (_step_time(_with(trained, **some, accumulate=size)) for size in (8, 4))
-        assert rare <= often * SLACK, problem
-    assert counted

@@ -21,7 +21,7 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.simulate import simulated_update_s
-from pipeplan.solvers.cut_groups import CutGroups, MainUnits
+from pipeplan.solvers.cut_groups import MOST_GROUPS, MainUnits
 from pipeplan.solvers.update_bound import UpdateBound
 from pipeplan.util.deadline import NO_DEADLINE
 
@@ -31,8 +31,12 @@ SERVERS = Cluster("4x1", Device("d", "cuda", 10**9), (Level("server", 1, 1.0), L
 
 @pytest.mark.parametrize("part", first_few(range(20), 4))
 @pytest.mark.parametrize("schedule", [FLUSH, ZERO_BUBBLE])
-def test_no_simulated_update_is_faster_than_the_relaxation_allows(schedule: str, part: range) -> None:
+def test_no_simulated_update_is_faster_than_the_relaxation_allows(
+    schedule: str, part: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where cuts are taken in groups."""
     for number in part:
+        monkeypatch.setattr("pipeplan.solvers.cut_groups.MOST_GROUPS", MOST_GROUPS if number % 2 else 3)
         for seed, plan, problem in drawn_flush_plans(schedule, range(number * AT_ONCE, (number + 1) * AT_ONCE)):
             if len(plan.stages) > 1:
                 simulated_s = simulated_update_s(scenario_of_plan(plan, problem, evaluate(plan, problem)))
@@ -84,16 +88,3 @@ def test_every_cut_has_a_cut_of_the_main_units_with_no_larger_totals(monkeypatch
     )
     near = main.work_s[None] >= every.work_s[:, None] - 9 * 0.03 - 1e-9
     assert (smaller & near).any(axis=1).all()
-
-
-def test_groups_keep_the_order_of_cuts_and_their_extremes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeplan.solvers.cut_groups.MOST_GROUPS", 5)
-    machines = _chain(100, 1)
-    problem = Problem(machines.profile, machines.cluster, Options(schedule=FLUSH, accumulate=8))
-    cuts = enumerate_cuts(problem, 1000)
-    groups = CutGroups.of(cuts)
-    assert 2 < len(groups.crossing) <= 7 < len(cuts.ideals)
-    assert (groups.least["work"][1:] > groups.most["work"][:-1] - 1e-9).all()
-    assert groups.inside("work")[0, -1] == pytest.approx(cuts.work_s[-1])
-    assert UpdateBound(problem, cuts).may_fit(1000.0)
-    assert not UpdateBound(problem, cuts).may_fit(47.9)

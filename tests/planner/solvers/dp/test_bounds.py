@@ -29,7 +29,7 @@ from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
 from pipeplan.solvers.dp.results import least_step_time_s
 from pipeplan.solvers.dp.search.flush_search import FlushSearch, PlacementFlushSearch
 from pipeplan.solvers.dp.spaces import BatchSpaces
-from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult, least_threshold
+from pipeplan.solvers.dp.threshold import BisectionResult
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.solvers.result import Status
 
@@ -224,26 +224,3 @@ def test_servers_that_differ_may_be_as_many_as_can_be_searched() -> None:
     large = problem.within(Cluster.of_servers("large", servers, [Level("cluster", 2, 1e9)]))
     with pytest.raises(InputError, match=r"large has 1025 workers; with servers that differ .* at most 1024"):
         solve_by_dp(large)
-
-
-def test_bisection_comes_to_the_least_and_proves_it() -> None:
-    """With a search that finds the least, or only something within its limit."""
-    for known, least in ((1.05, 1.05), (1.05, 1.045), (1.05, 1.01), (1.0005, 1.0), (1.9, 1.3)):
-
-        def exact(limit: float, least: float = least) -> tuple[float, str] | None:
-            return (least, "least") if limit >= least else None
-
-        result = least_threshold(exact, 1.0, 10.0, (known, "known"), finds_least=True)
-        assert (result.finished, result.high) == (True, least)
-        assert result.low >= least * (1 - 2 * PRECISION)
-        assert result.best == ("least" if least < known else "known")
-    for least, step in itertools.product((1.0, 1.0001, 1.3, 2.9), (0.0, 1e-7, 1e-3, 0.1)):
-
-        def some(limit: float, least: float = least, step: float = step) -> tuple[float, float] | None:
-            found = max(least, limit * (1 - step))
-            return (found, found) if limit >= least else None
-
-        within = least_threshold(some, 1.0, 4.0, (3.5, 3.5))
-        assert within.finished
-        assert within.high == pytest.approx(least, rel=1e-8)
-        assert within.low >= within.high * (1 - 3 * PRECISION)

@@ -22,10 +22,8 @@ from pipeplan.profile_data.layers import Layer
 from pipeplan.solvers.dp import cut_selection, find_pipeline, pipeline_searches
 from pipeplan.solvers.dp.budget import SearchLimits, limits_of
 from pipeplan.solvers.dp.search.cost_terms import AnyInputStage, CostTerms
-from pipeplan.solvers.dp.search.flush_search import PlacementFlushSearch
 from pipeplan.solvers.dp.search.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.dp.search.placement_search import PlacementSearch, SharedLimit
-from pipeplan.solvers.dp.search.replicas import allowed_replicas, may_suffice
 from pipeplan.solvers.dp.search.shared_resources import SharedResources
 from pipeplan.solvers.dp.search.stage_terms import StageTerms
 from pipeplan.solvers.dp.search.states import SearchStates, undominated_rows
@@ -159,21 +157,6 @@ def test_the_bounds_on_workers_change_no_answer(seeds: range) -> None:
     assert differing > 0
 
 
-def test_the_quick_test_rules_out_only_stages_that_no_number_of_replicas_makes_fast_enough() -> None:
-    rng, shape = np.random.default_rng(3), (3, 2000)
-    work_s = np.broadcast_to(rng.uniform(0.0, 20.0, shape[1]), shape)
-    size, most = rng.uniform(0.0, 10.0, shape[1]), rng.integers(-1, 30, shape)
-    bandwidth, latency_s = np.array([[5.0], [1.0], [0.3]]), np.array([[0.0], [0.01], [0.2]])
-    stages = work_s, size, bandwidth, latency_s
-    for overlap, accumulate in itertools.product((0.0, 0.6, 1.0), (None, 8)):
-        least = allowed_replicas(*stages, 1.0, overlap=overlap, accumulate=accumulate).least(np.ones(shape))
-        enough = least <= most
-        likely = may_suffice(*stages, 1.0, most, overlap=overlap, accumulate=accumulate)
-        assert not (enough & ~likely).any()
-        assert enough.sum() > 200
-        assert likely.sum() < 2 * enough.sum()
-
-
 # States.
 
 
@@ -213,26 +196,6 @@ def test_no_state_is_lost_that_no_other_beats_where_everything_is_charged() -> N
         assert set(kept) >= _front({tuple(row) for row in table.tolist()})
 
 
-def test_no_state_of_a_batch_is_lost_that_no_other_of_its_place_beats() -> None:
-    _, problem = drawn(3, lambda one: unequal_instance(one, layers=4, schedule="1f1b-flush"))
-    terms = HeterogeneousTerms(problem, enumerate_cuts(problem, 10_000))
-    search = PlacementFlushSearch(terms, 1.0, SearchLimits(memory=True))
-    rng, thinned = np.random.default_rng(0), 0
-    for _ in range(50):
-        count = int(rng.integers(1, 60))
-        numbers = rng.integers(0, 2, (10, count)).astype(np.intp)
-        criteria = rng.integers(0, 4, (4, count)).astype(float)
-        states = SearchStates(numbers, criteria[0], criteria[1:].T)
-        places = [tuple(column) for column in search._keys(states).T.tolist()]
-        rows: dict[tuple[float, ...], set[tuple[float, ...]]] = {}
-        for row, place in enumerate(places):
-            rows.setdefault(place, set()).add(tuple(criteria[:, row].tolist()))
-        kept = {(places[row], tuple(criteria[:, row].tolist())) for row in search._thinned(states)}
-        assert kept >= {(place, one) for place, found in rows.items() for one in _front(found)}
-        thinned += len(kept) < sum(map(len, rows.values()))
-    assert thinned > 25
-
-
 # Versions under vertical sync.
 
 
@@ -244,16 +207,6 @@ def test_any_input_stage_asks_for_no_more_versions_than_a_real_one() -> None:
             assert least <= schedules.vertical_versions(delay, first, replicas), (copies, depth, first, replicas)
         assert bound.delay_with(first, copies) == delay, "as much as this stage asks for"
         assert AnyInputStage(1, bound.delay - 1).delay_with(first, copies) <= delay
-
-
-@pytest.mark.parametrize("copies", [1, 2])
-def test_vertical_sync_keeps_no_fewer_versions_than_stashing(copies: int) -> None:
-    """So a search with stashing may rule out vertical sync: at the input stage, and at one behind it that it covers."""
-    for first, delay in itertools.product(range(1, 9), range(1, 20)):
-        for replicas, depth in itertools.product(range(1, 9), range(1, 12)):
-            if (first, delay) == (replicas, depth) or delay * first >= first + depth * replicas:
-                lags = [int(schedules.update_lag(count * copies, False)) for count in (first, replicas)]
-                assert schedules.vertical_versions(delay + lags[0], first, replicas) >= depth + lags[1]
 
 
 def test_the_search_with_any_input_stage_is_used_where_memory_binds(monkeypatch: pytest.MonkeyPatch) -> None:

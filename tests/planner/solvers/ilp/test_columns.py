@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from extents import first_few
 from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, tied_instance, to_plan
-from long_chains import chain, long_chain
+from long_chains import long_chain
 from solver_contract import solve_by_dp, solve_by_ilp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
@@ -17,7 +17,6 @@ from pipeplan.cost.stage_table import SUMS
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.layers import Layer
 from pipeplan.solvers.ilp import cut_table
 from pipeplan.solvers.ilp.columns import ColumnFactory, Columns
 from pipeplan.solvers.ilp.cut_table import CutTable
@@ -44,29 +43,6 @@ def test_both_solvers_have_the_same_cuts_with_the_same_figures(monkeypatch: pyte
         assert table.workspaces.between(end, begin).tolist() == between.tolist()
     monkeypatch.setattr(cut_table, "MOST_CUTS", len(problem.units))
     assert CutTable.of(problem) is None, "a model with too many cuts has no table"
-
-
-def _places(*counts: int, contention: bool = False) -> Places:
-    """The places of a model of two layers on levels of so many components."""
-    profile = chain([Layer(name, 1e-3, 2e-3, 4000, 0) for name in "ab"], 1000)
-    levels = tuple(Level(f"n{number}", count, 10.0 ** (9 - number)) for number, count in enumerate(counts))
-    cluster = Cluster("c", Device("d", "cpu", 1 << 40), levels)
-    return Places(Problem(profile, cluster, Options(contention=contention)), None)
-
-
-def test_which_workers_may_be_idle_between_stages() -> None:
-    """The last of a server; whole servers of a rack; where cards are shared, also those before a stage over servers."""
-    for counts, contention, firsts, behind in (
-        ((4, 3), False, [0], {3: [3, 4], 4: [4], 9: [9]}),
-        ((2, 2, 2), False, [0, 2, 4, 6], {3: [3, 4, 6]}),
-        ((4, 3), True, [0, 1, 2, 3], {3: [3, 4, 5, 6, 7]}),
-    ):
-        found = _places(*counts, contention=contention)
-        assert list(found.firsts) == firsts
-        assert {worker: list(found.starts_behind(worker)) for worker in behind} == behind
-    spanning = {(run.start, run.stop) for run, movable in zip(found.runs, found.movable, strict=True) if not movable}
-    assert spanning >= {(1, 5), (4, 6)}
-    assert (1, 4) not in spanning
 
 
 def _chain_problem(layers: int = 24, **options: object) -> Problem:
