@@ -1,4 +1,4 @@
-"""The evaluator on plans worked out by hand, and what it refuses."""
+"""The evaluator on plans worked out by hand, what it refuses, and the reserve of a device's memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import math
 from dataclasses import replace
 
 import pytest
+from long_chains import chain
 
-from pipeplan.cluster_data.cluster import Cluster, Device, Level
+import pipeplan
+from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
 from pipeplan.cost import depths, formulas
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan import schedules
 from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
@@ -110,24 +114,6 @@ def test_a_batch_with_a_flush_by_hand() -> None:
     assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 50 + 3 * (5 + 40))
 
 
-def test_messages_and_all_reduces_may_take_longer_than_any_stage() -> None:
-    """The first stage's 9 · 6 s: the second has 5 · 4.5 after 13.5 s, and 1.2 s for its all-reduce before them.
-
-    Nothing hides the all-reduce of the first stage, over both levels; 18 · 4.5 s of the second follow. One link takes
-    18 messages of 4 s, after the first pass of 6 s and the all-reduce of 0.5 s.
-    """
-    reduced_s = 2 * 2 / 3 * 50 / 10 + 2 * 2 * 0.25
-    for first, second, accumulate, bound, total_s in (
-        (("a", (0,), 9), ("bc", (2, 3), 1), 9, "compute of stage 1", 54),
-        (("a", (0, 1, 2), 6), ("bc", (3,), 1), 18, "compute of stage 2", reduced_s + 6 + 7.5 + 81),
-        (("a", (0, 1), 9), ("bc", (2, 3), 1), 18, "traffic from stage 1 to stage 2", 0.5 + 6 + 72),
-    ):
-        problem = _problem(schedule="1f1b-flush", accumulate=accumulate, overlap=0.0)
-        score = evaluate(_plan(first, second, schedule="1f1b-flush", accumulate=accumulate), problem)
-        assert score.batch is not None
-        assert (score.batch.bound, score.batch.total_s) == (bound, pytest.approx(total_s))
-
-
 def test_two_buffers_synchronise_once_for_all_that_they_accumulate() -> None:
     problem = _problem(schedule="2bw", accumulate=12)
     plan = _plan(("a", (0, 1), 2), ("bc", (2,), 1), schedule="2bw", accumulate=12)
@@ -213,3 +199,43 @@ def test_what_is_no_plan_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=complaint):
             _problem(**options)
+
+
+# The reserve of a device's memory: a device with a reserve is planned for as one with only the rest.
+
+PROFILE = chain([Layer(f"l{i}", 1.0, 2.0, size, size) for i, size in enumerate((100, 300, 250, 200))], 10)
+WHOLE, REST, RESERVE = 3200, 2400, 0.25
+"""Bytes of a device, with and without its reserve: the plans of the two differ."""
+
+
+def _cluster(memory: int, reserve: float, *, differ: bool) -> Cluster:
+    device = Device("chip", "cuda", memory, memory_reserve=reserve)
+    inside, above = Level("server", 2, 1e3), Level("cluster", 2, 1e2)
+    if not differ:
+        return Cluster("small", device, (inside, above))
+    faster = replace(device, name="fast", speed=2.0)
+    return Cluster.of_servers("mixed", [Server(device, inside), Server(faster, inside)], [above])
+
+
+def _solved(cluster: Cluster, solver: str) -> Outcome:
+    settings = Settings(solver=solver, certify=False, simulate=False, time_limit_s=None)
+    return pipeplan.solve(PROFILE, cluster, settings=settings, schedule="1f1b-flush", batch=8, microbatch=1)
+
+
+@pytest.mark.parametrize("solver", ["dp", "ilp"])
+@pytest.mark.parametrize("differ", [False, True])
+def test_a_reserve_leaves_the_rest_to_plan_with(solver: str, differ: bool) -> None:
+    reserved, smaller, whole = (
+        _solved(_cluster(size, reserve, differ=differ), solver)
+        for size, reserve in ((WHOLE, RESERVE), (REST, 0.0), (WHOLE, 0.0))
+    )
+    assert reserved.plan == smaller.plan != whole.plan
+    assert {stage.capacity_bytes for stage in reserved.evaluation.stages} == {REST}
+
+
+def test_the_usual_reserve_and_a_layer_that_needs_it() -> None:
+    for cluster in (pipeplan.cluster("A"), pipeplan.cluster("local")):
+        assert cluster.device.memory_reserve == MEMORY_RESERVE
+        assert cluster.memory_of([0]) == int(cluster.device.memory_bytes * 0.95)
+    with pytest.raises(pipeplan.InfeasibleError, match="more than the 768 B of one chip"):
+        _solved(_cluster(1024, RESERVE, differ=False), "dp")

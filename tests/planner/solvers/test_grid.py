@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checking import changed, findings, solved, written
+from checking import changed, findings, written
 from commandline import Ran, Run
 from extents import slow_but_for
-from instances import crowded_instance, drawn
 from long_chains import chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cluster_data.cluster_toml import cluster_toml
-from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.target import ExportFile
 from pipeplan.from_options import build_problem as building
@@ -89,17 +87,6 @@ def test_many_cuts_change_nothing_and_a_time_that_is_over_leaves_a_bound(
     assert late.bound_s <= quick.objective_s
     monkeypatch.setattr(grids, "MOST_CUTS", 0)
     assert dynamic_program.solve(problem, cuts).objective_s == pytest.approx(quick.objective_s, rel=1e-8)
-
-
-def test_shared_cards_leave_a_grid_a_grid() -> None:
-    """The local search finds no worse than the best of each shape, and nothing else than grids."""
-    draw = (drawn(seed, lambda one: replace(crowded_instance(one, layers=5), grid=True)) for seed in (6, 10, 16, 17))
-    slower = 0
-    for problem, outcome in solved((problem for _, problem in draw), Settings(solver="dp", simulate=False)):
-        assert grid_shape_of(outcome.plan, problem.cluster) is not None
-        assert outcome.evaluation.step_time_s >= outcome.bound_s * (1 - 1e-6)
-        slower += outcome.evaluation.step_time_s > outcome.evaluation.alone_s * (1 + 1e-6)
-    assert slower
 
 
 def test_the_grid_beside_a_plan_is_what_asking_for_it_finds() -> None:

@@ -177,22 +177,6 @@ def test_where_few_plans_fit_a_search_that_ends_early_has_one(monkeypatch: pytes
     assert 0 < len(searches) <= 4, "few searches say that no plan of one stage fits"
 
 
-@pytest.mark.parametrize("seeds", first_few(range(60), 12))
-def test_a_plan_that_fits_is_found_where_there_is_any(seeds: range) -> None:
-    both = set()
-    for seed in seeds:
-        draw = unequal_instance if seed % 2 else mixed_instance
-        _, problem = drawn(seed, lambda number: draw(number, layers=5, schedule="1f1b-flush"))  # noqa: B023
-        cuts = enumerate_cuts(problem, 1000)
-        any_fits = dynamic_program.is_feasible(problem, cuts)
-        assert any_fits == (dynamic_program.solve(problem, cuts).plan is not None), seed
-        if any_fits and problem.options.memory and not problem.options.pins:
-            found = PipelineSearches(problem, cuts).fitting(None)
-            assert found is None or found[1].fits(PipelineSearches(problem, cuts).limited, found[0]), seed
-        both.add(any_fits)
-    assert both == {True, False}
-
-
 @pytest.mark.parametrize("schedule", ["1f1b-stashing", "1f1b-flush"])
 def test_spaces_for_which_there_is_no_time_are_left_out_with_their_bounds(
     schedule: str, monkeypatch: pytest.MonkeyPatch

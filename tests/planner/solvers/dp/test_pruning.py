@@ -26,7 +26,7 @@ from pipeplan.solvers.dp.search.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.dp.search.placement_search import PlacementSearch, SharedLimit
 from pipeplan.solvers.dp.search.shared_resources import SharedResources
 from pipeplan.solvers.dp.search.stage_terms import StageTerms
-from pipeplan.solvers.dp.search.states import SearchStates, undominated_rows
+from pipeplan.solvers.dp.search.states import undominated_rows
 from pipeplan.solvers.dp.search.uniform_search import UniformSearch
 from pipeplan.solvers.plan_space import plan_spaces
 
@@ -172,28 +172,6 @@ def test_no_kept_row_loses_to_another_and_every_lost_row_does(count: int) -> Non
     every = np.arange(count)
     earlier = np.triu(dominates(every, every), 1) if count else np.zeros((0, 0), dtype=bool)
     assert kept.tolist() == np.flatnonzero(~earlier.any(axis=0)).tolist()
-
-
-def _front(rows: set[tuple[float, ...]]) -> set[tuple[float, ...]]:
-    """The rows that no other one is at most as large as in all columns."""
-    return {one for one in rows if not any(other != one and all(map(float.__le__, other, one)) for other in rows)}
-
-
-def test_no_state_is_lost_that_no_other_beats_where_everything_is_charged() -> None:
-    """On two servers of two workers states have two loads: all begin at worker 1."""
-    _, problem = drawn(5, lambda seed: replace(mixed_instance(seed), levels=[(2, 20.0, 0.0), (2, 8.0, 0.0)]))
-    terms = HeterogeneousTerms(problem, enumerate_cuts(problem, 1000))
-    shared = SharedLimit(SharedResources(terms, problem, plan_spaces(problem)[0]), 1e9)
-    search = PlacementSearch(terms, 1e9, limits_of(problem, memory=True, deadline=None), shared)
-    rng, start = np.random.default_rng(1), replace(SearchStates.start(1), loads=np.zeros((1, 2)))
-    # The last of the first states is the least in nothing, and needed.
-    tables = [np.array([(1.0, 1.0, 5.0), (1.5, 5.0, 1.0), (2.0, 3.0, 3.0)])]
-    tables += [rng.integers(0, 4, (number % 12 + 1, 3)).astype(float) for number in range(1, 60)]
-    for table in tables:
-        states = replace(SearchStates.join([start] * len(table)), demand=table[:, 0], loads=table[:, 1:])
-        kept = [tuple(table[row].tolist()) for row in search._thinned(states)]
-        assert len(kept) == len(set(kept))
-        assert set(kept) >= _front({tuple(row) for row in table.tolist()})
 
 
 # Versions under vertical sync.

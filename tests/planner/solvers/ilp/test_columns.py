@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import brute_force
 import numpy as np
 import pytest
 from extents import first_few
-from instances import ALL_SCHEDULES, Instance, crowded_instance, drawn, mixed_instance, tied_instance, to_plan
+from instances import ALL_SCHEDULES, drawn, mixed_instance, tied_instance
 from long_chains import long_chain
 from solver_contract import solve_by_dp, solve_by_ilp
 
@@ -22,7 +21,6 @@ from pipeplan.solvers.ilp.columns import ColumnFactory, Columns
 from pipeplan.solvers.ilp.cut_table import CutTable
 from pipeplan.solvers.ilp.enumeration import ColumnEnumeration
 from pipeplan.solvers.ilp.places import Places
-from pipeplan.solvers.ilp.space_search import CUTOFF_SLACK
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.util.deadline import NO_DEADLINE
 
@@ -62,33 +60,6 @@ def _columns(problem: Problem, step_time_s: float, among: Columns | None = None)
     time_s = space.inner_step_time(problem, step_time_s)
     assert time_s is not None
     return ColumnEnumeration(factory, NO_DEADLINE).within(time_s, step_time_s, among), factory
-
-
-@pytest.mark.parametrize("seeds", first_few(range(60), 12))
-@pytest.mark.parametrize("schedule", ALL_SCHEDULES)
-def test_the_stages_of_the_best_plan_are_among_the_columns(schedule: str, seeds: range) -> None:
-    compared = 0
-    for seed in seeds:
-
-        def made(one: int, draw: object = (mixed_instance, crowded_instance)[seed % 2]) -> Instance:
-            return replace(draw(one, layers=5, schedule=schedule), contention=True)  # type: ignore[operator]
-
-        instance, problem = drawn(seed, made)
-        best = brute_force.best_plan(instance)
-        # Columns have idle workers where brute force may have them elsewhere.
-        busy = [worker for stage in best.stages for worker in range(stage.start, stage.end)]
-        if not best.stages or best.copies > 1 or busy != list(range(len(busy))):
-            continue
-        columns, factory = _columns(problem, best.step_time * (1 + CUTOFF_SLACK))
-        compared += 1
-        found = set()
-        for place, begin, end in zip(columns.place, columns.begin, columns.end, strict=True):
-            layers = {name for unit in factory.cuts.members(begin, end) for name in problem.units[unit].layers}
-            run = factory.places.runs[place]
-            found.add((frozenset(layers), (run.start, len(run))))
-        for stage in to_plan(instance, best).stages:
-            assert (frozenset(stage.layers), (stage.workers[0], len(stage.workers))) in found, seed
-    assert compared
 
 
 def test_no_columns_are_left_below_the_best_step_time_of_a_chain() -> None:
