@@ -75,7 +75,7 @@ def _certified(outcome: Outcome, longer: float = 0.0) -> Document:
     """
     problem = outcome.problem
     made = make_certificate(problem, enumerate_cuts(problem, 10_000), outcome.objective_s * (1 + longer))
-    return json.loads(json.dumps(written(outcome) | {"certificate": made.document}))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(written(outcome) | {"certificate": made.document}))
 
 
 def _confirmed(seeds: Sequence[int], draw: Callable[[int], brute_force.Instance] = _instance) -> tuple[int, int, int]:

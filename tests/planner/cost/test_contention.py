@@ -124,7 +124,7 @@ def _random_plan(rng: random.Random, problem: Problem, copies: int, **fields: ob
         mine = order[ends[index] : ends[index + 1]]
         workers = tuple(copy * size + worker for worker in mine for copy in range(copies))
         stages.append(Stage(tuple(layers[cuts[index] : cuts[index + 1]]), workers, 1, 1))
-    return Plan(tuple(stages), copies, **fields)  # type: ignore[arg-type]
+    return Plan(tuple(stages), copies, **fields)
 
 
 def test_loads_are_what_a_count_of_all_messages_gives() -> None:
@@ -138,7 +138,7 @@ def test_loads_are_what_a_count_of_all_messages_gives() -> None:
         _agrees_with_the_count(_random_plan(rng, problem, copies), problem)
     # Schedules that accumulate reduce less often, and inference sends activations only.
     for seed, fields in ((3, {"schedule": "2bw", "accumulate": 12}), (5, {"inference": True})):
-        problem = Problem(_profile(4), _uniform(2, 3), Options(**fields))  # type: ignore[arg-type]
+        problem = Problem(_profile(4), _uniform(2, 3), Options(**fields))
         _agrees_with_the_count(_random_plan(random.Random(seed), problem, 1, **fields), problem)
 
 
@@ -214,7 +214,6 @@ def _plan(*stages: tuple[str, int], depths: tuple[int, ...]) -> Plan:
 
 def _replayed_s(plan: Plan, problem: Problem) -> float:
     steady = simulate(scenario_of_plan(plan, problem, evaluate(plan, problem))).report.steady
-    assert steady is not None
     return steady.step_time_s
 
 

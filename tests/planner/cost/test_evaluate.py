@@ -33,7 +33,7 @@ def _problem(**options: object) -> Problem:
     )
     levels = (Level("server", 2, 100.0), Level("cluster", 2, 10.0, 0.25))
     options = {"contention": False} | options
-    return Problem(profile, Cluster("t", Device("d", "cpu", 1000), levels), Options(**options))  # type: ignore[arg-type]
+    return Problem(profile, Cluster("t", Device("d", "cpu", 1000), levels), Options(**options))
 
 
 def _plan(*stages: tuple[str, tuple[int, ...], int], schedule: str = "1f1b-stashing", accumulate: int = 0) -> Plan:
@@ -73,13 +73,20 @@ def test_copies_of_a_pipeline_share_the_step_time_and_synchronise() -> None:
     assert (plan.config, plan.copy(1)) == ("2×(1-1)", ((2,), (3,)))
     flush = replace(plan, schedule="1f1b-flush", accumulate=5)
     score = evaluate(flush, _problem(schedule="1f1b-flush", accumulate=5))
-    assert score.batch is not None
     assert score.batch.minibatches == 3
     # The second stage, with two of 4.5 s after the first. All its 120 bytes are reduced between the two
     # copies, in part after its last backward pass.
     assert score.batch.steady_s == pytest.approx(9)
     assert score.batch.exposed_s == pytest.approx(120 / 10 + 0.5 - 3)
     assert score.step_time_s == pytest.approx(score.batch.total_s / 5)
+
+
+def test_too_small_a_depth_bounds_the_step_time() -> None:
+    score = evaluate(_plan(("ab", (0,), 2), ("c", (3,), 1)), _problem())
+    # Two in flight, one of them at the next stage: none is left for the transfers, which take 2 · (4.8 + 0.25) s.
+    assert score.stages[0].depth_s > 1e6
+    assert score.bound == "minibatches in flight at stage 1"
+    assert evaluate(_plan(("ab", (0,), 3), ("c", (3,), 1)), _problem()).stages[0].depth_s == pytest.approx(10.1)
 
 
 def test_no_overlap_adds_synchronisation_and_inference_costs_the_forward_pass_only() -> None:
@@ -100,7 +107,6 @@ def test_a_batch_with_a_flush_by_hand() -> None:
     problem = _problem(schedule="1f1b-flush", accumulate=5)
     plan = _plan(("a", (0, 1), 3), ("bc", (2,), 1), schedule="1f1b-flush", accumulate=5)
     score = evaluate(plan, problem)
-    assert score.batch is not None
     # The second stage has 5 · 4.5 s to do, after the first one's 6 s and the messages.
     assert score.batch.work_s == pytest.approx(6 + 4.5)
     # 40 bytes there and 30 back at 10 bytes/s, and the latency twice.

@@ -11,7 +11,7 @@ from long_chains import chain
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.cost.sharded_data_parallel import EXCHANGING, ShardedPasses, sharded_memory, sharded_passes
+from pipeplan.cost.sharded_data_parallel import ShardedPasses, sharded_memory, sharded_passes
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.explanation.time_breakdown import break_down_time
 from pipeplan.plan.plan import Plan
@@ -40,7 +40,7 @@ def _problem(
     """Three layers of 10 GB activations each, of which each is a unit."""
     times = zip("012", FORWARD, BACKWARD, weights, strict=True)
     own = {"update_s": 0.5, "workspace_bytes": GB, "buffer_bytes": 7}
-    layers = [Layer(f"l{name}", *figures, 10 * GB, **own) for name, *figures in times]  # type: ignore[arg-type]
+    layers = [Layer(f"l{name}", *figures, 10 * GB, **own) for name, *figures in times]
     profile = chain(layers, 3 * GB, optimizer_state_ratio=2.0)
     chosen = {"schedule": "1f1b-flush", "stages": 1, "accumulate": accumulate, "sharding": sharding} | options
     return Problem(profile, cluster, Options(**chosen))
@@ -78,22 +78,6 @@ def test_all_reduces_across_servers_follow_the_scatters_of_their_units() -> None
     assert (found.forward_s, found.backward_s) == (inside.forward_s, inside.backward_s), "exchanges inside a server"
     assert found.backward_s + found.exposed_s == pytest.approx(29.5)
     assert found.across_s == pytest.approx(20)
-
-
-def test_the_update_is_made_of_passes_one_reduction_across_servers_and_a_step_on_the_shard() -> None:
-    """Every microbatch takes 8.5 + 14; the last one of an update is followed by 15.5 across servers."""
-    cases = (
-        (TWO, Sharding.FULL, 2, 8.5 + 14),
-        (TWO, Sharding.FULL, 6, 3 * (8.5 + 14)),
-        (SERVERS, Sharding.HYBRID, 4, 8.5 + 14 + 15.5),
-        (SERVERS, Sharding.HYBRID, 12, 3 * (8.5 + 14) + 15.5),
-    )
-    for cluster, sharding, accumulate, expected in cases:
-        problem = _problem(cluster, sharding, accumulate)
-        score = evaluate(_plan(problem), problem)
-        assert score.step_time_s * accumulate == pytest.approx(expected + 3 * 0.5 / 2)
-    slow = _problem(replace(TWO, levels=(Level("server", 2, 0.1 * GB),)))
-    assert evaluate(_plan(slow), slow).batch.bound == EXCHANGING  # type: ignore[union-attr]
 
 
 def test_memory_of_a_worker() -> None:

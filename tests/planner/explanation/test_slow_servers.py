@@ -93,12 +93,9 @@ def test_the_cause_is_named() -> None:
 def test_throughputs_are_those_of_the_planner_and_the_rate_that_is_needed_is_enough() -> None:
     found = diagnosed(cluster(10), facts())
     assert found.one_per_s is not None
-    assert found.all_per_s is not None
-    assert found.needed_rate is not None
     assert found.all_per_s < found.one_per_s  # two servers are slower than one
     for share, enough in ((1.0, True), (0.9, False)):
         again = diagnosed(cluster(found.needed_rate / GBIT * share), facts())
-        assert again.scaling is not None
         assert (again.scaling >= 0.9) is enough
 
 
@@ -122,7 +119,6 @@ def test_a_slow_server_of_unequal_devices_or_of_islands_is_named() -> None:
     assert {device.speed for device in with_speeds(islands, (1.0, 0.6)).devices} == {0.6}
     for machines in (mixed, islands):
         found = diagnosed(machines, facts(speeds=(1.0, 0.6)))
-        assert found.bottleneck is not None
         assert found.bottleneck.kind == SLOW_SERVER
 
 

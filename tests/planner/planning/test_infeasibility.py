@@ -58,7 +58,6 @@ def test_the_memory_named_is_enough_and_less_is_not(workers: int) -> None:
     problem = _problem(2300, workers)
     assert not _feasible(problem)
     enough = diagnose(problem, CUTS).enough
-    assert enough is not None
     assert _feasible(problem.within(variants.with_memory(problem.cluster, enough.memory_bytes)))
     assert not _feasible(problem.within(variants.with_memory(problem.cluster, int(enough.memory_bytes * 0.998))))
     assert 1 <= enough.stage <= len(enough.plan.stages)
@@ -92,7 +91,6 @@ def test_where_devices_differ_the_smallest_is_spoken_of() -> None:
     assert not _feasible(problem)
     found = diagnose(problem, CUTS)
     assert (found.uniform, found.capacity_bytes) == (False, 2300.0)
-    assert found.enough is not None
     factor = found.enough.memory_bytes / 2300
     assert _feasible(problem.within(variants.with_more_memory(problem.cluster, factor)))
     assert "2.25 KiB each (the smallest; others in proportion)" in found.text
@@ -103,7 +101,6 @@ def test_too_few_minibatches_under_2bw_are_named_and_not_the_stages(constraints:
     options = Options(schedule="2bw", accumulate=1, memory=False, **constraints)
     problem = _problem(1, workers=4, options=options)
     found = diagnose(problem, CUTS)
-    assert found.too_few is not None
     now, enough = found.too_few
     assert now == 1
     assert found.text.endswith(f"one update has, which are 1; --batch {enough * problem.profile.minibatch} would do")

@@ -44,7 +44,6 @@ def _bundled(name: str, cluster: str, **options: object) -> Problem:
 
 def _start(problem: Problem) -> FiguredPlan:
     best, _ = best_in_time(problem, 10_000, NO_DEADLINE)
-    assert best is not None
     return figured(best.plan, evaluate(best.plan, problem), problem, NO_DEADLINE)
 
 
@@ -87,7 +86,7 @@ FOUR = Cluster("four", Device("chip", "cuda", 10**6), (Level("server", 2, 1e3), 
 def _problem(cluster: Cluster = FOUR, **options: object) -> Problem:
     layers = [Layer(f"l{number}", time, 2 * time, 1000, 10) for number, time in enumerate((1.0, 3.0, 2.0, 2.5))]
     fields = {"schedule": FLUSH, "accumulate": 4} | options
-    return Problem(chain(layers, 50), cluster, Options(**fields))  # type: ignore[arg-type]
+    return Problem(chain(layers, 50), cluster, Options(**fields))
 
 
 def test_a_small_problem_has_all_of_its_shapes_and_keeps_its_options() -> None:
@@ -116,7 +115,6 @@ def test_uniform_plans_have_equal_replicas_on_each_kind_of_device() -> None:
 def test_the_search_of_listed_plans_finds_the_best_of_them() -> None:
     problem = _problem(memory=False)
     best = PlanSearch(problem, NO_DEADLINE).listed(math.inf)
-    assert best is not None
     for plan in listed_plans(problem, math.inf):
         deep = depths.assign_depths(plan, problem, 0.0)
         score = evaluate(deep, problem)

@@ -78,7 +78,6 @@ def _with_several_microbatches() -> Outcome:
 def test_a_model_too_large_for_ddp_gets_fsdp_or_hsdp() -> None:
     outcome = _answer()
     choice = outcome.choice
-    assert choice is not None
     assert choice.taken.kind in (FSDP, HSDP)
     assert choice.rival("DDP") is None
     assert outcome.plan.busy == SERVERS.workers
@@ -99,7 +98,6 @@ def test_the_timeline_takes_as_long_as_the_recurrence() -> None:
     outcome = _with_several_microbatches()
     scenario = scenario_of_plan(outcome.plan, outcome.problem, outcome.evaluation)
     steady = simulate(scenario, 20 * (outcome.plan.accumulate or 1)).report.steady
-    assert steady is not None
     assert steady.step_time_s == pytest.approx(outcome.predicted_s, rel=1e-9)
 
 
@@ -114,7 +112,7 @@ def test_stage_files_and_plan_json_name_the_engine() -> None:
         assert stage.get("shard_optimizer", False) is (sharding == Sharding.OPTIMIZER)
     assert list(found.values()) == ["ddp", "zero1", "fsdp", "hsdp"]
     for changes in ({"stages": 2}, {"max_workers": 1}, {"schedule": "1f1b-stashing", "accumulate": None}):
-        outcome = solve(Problem(TINY, SERVERS, replace(options, sharding=Sharding.NONE, **changes)), PLAIN)  # type: ignore[arg-type]
+        outcome = solve(Problem(TINY, SERVERS, replace(options, sharding=Sharding.NONE, **changes)), PLAIN)
         assert {stage["data_parallel"] for stage in plan_json.stage_documents(outcome)} == {""}
 
 
@@ -159,7 +157,7 @@ def test_the_checker_has_the_same_figures(sharding: Sharding, recompute: bool) -
     for overlap, cores, profile, accumulate in cases:
         cluster = replace(SERVERS, device=replace(SERVERS.device, cores=cores))
         changes = {"accumulate": accumulate, "sharding": sharding, "overlap": overlap, "memory": False}
-        outcome = solve(Problem(profile, cluster, replace(ONE_STAGE, **changes)), QUICK)  # type: ignore[arg-type]
+        outcome = solve(Problem(profile, cluster, replace(ONE_STAGE, **changes)), QUICK)
         if recompute:
             plan = replace(outcome.plan, stages=(replace(outcome.plan.stages[0], recompute=True),))
             score = evaluate(plan, outcome.problem)
@@ -205,7 +203,6 @@ def test_exports_divide_the_weights_or_refuse() -> None:
         with pytest.raises(InputError, match="its replicas divide the weights, which this export does not write"):
             export_files(export_target(name), problem, plan)
     hybrid = replace(problem, options=replace(problem.options, sharding=Sharding.HYBRID))
-    assert outcome.choice is not None
     own = (1, 8) if outcome.choice.taken.kind == FSDP else (2, 4)
     for given, (replicate, shard) in ((problem, own), (hybrid, (2, 4))):
         (text,) = (file.text for file in export_files(export_target("torchtitan"), given, plan).values())
@@ -217,7 +214,6 @@ def test_zero_1_is_left_out_where_the_optimiser_needs_whole_parameters() -> None
     muon = replace(TINY, optimizer_name="MuonWithAdamW", optimizer_elementwise=False)
     for profile, expected in ((TINY, True), (muon, False)):
         choice = pipeplan.solve(profile, SERVERS, settings=QUICK, batch=64).choice
-        assert choice is not None
         assert (choice.rival("ZeRO-1") is not None) is expected
     with pytest.raises(InputError, match="--shard-optimizer cuts parameters into parts, but the optimiser Muon"):
         Problem(muon, SERVERS, Options(sharding=Sharding.OPTIMIZER))

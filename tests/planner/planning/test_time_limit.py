@@ -71,20 +71,20 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     def dp(problem: Problem, cuts: object, seconds: float | None = None, *rest: object, **more: object) -> Result:
         if "DP" not in given and not problem.options.grid and problem.options.stages is None:
             given["DP"], clock[0] = seconds, clock[0] + 20.0
-        return solve_by_dp(problem, cuts)  # type: ignore[arg-type]
+        return solve_by_dp(problem, cuts)
 
     def ilp(problem: Problem, limits: integer_program.IlpLimits, *rest: object) -> Result:
         if "ILP" not in given:
             given["ILP"], clock[0] = limits.seconds, clock[0] + 30.0
-        return solve_by_ilp(problem, replace(limits, seconds=None), *rest)  # type: ignore[arg-type]
+        return solve_by_ilp(problem, replace(limits, seconds=None), *rest)
 
     def prove(*arguments: object, **kinds: bool) -> object:
-        given["certificate"], clock[0] = arguments[-1].left_s, clock[0] + 4.0  # type: ignore[attr-defined]
-        return make(*arguments[:-1], **kinds)  # type: ignore[arg-type]
+        given["certificate"], clock[0] = arguments[-1].left_s, clock[0] + 4.0
+        return make(*arguments[:-1], **kinds)
 
     def compare(*arguments: object) -> object:
-        given["baselines"] = arguments[-1].left_s  # type: ignore[attr-defined]
-        return compute(*arguments[:-1])  # type: ignore[arg-type]
+        given["baselines"] = arguments[-1].left_s
+        return compute(*arguments[:-1])
 
     monkeypatch.setattr(dynamic_program, "solve", dp)
     monkeypatch.setattr(integer_program, "solve", ilp)
@@ -148,7 +148,6 @@ def test_a_diagnosis_says_what_it_had_no_time_for(monkeypatch: pytest.MonkeyPatc
     assert untold in late.text
     assert "--time-limit" in late.text
     assert not whole.unfinished
-    assert whole.enough is not None
     assert "no time" not in whole.text
     tiny = diagnose(_problem(memory=2**16), 1000, PASSED)
     assert tiny.oversized, "a layer that fits nowhere takes no search"
@@ -159,12 +158,11 @@ def test_a_diagnosis_says_what_it_had_no_time_for(monkeypatch: pytest.MonkeyPatc
         """Answers until the first memory that suffices is known."""
         if any(tried):
             raise OutOfTime
-        tried.append(feasible(*arguments))  # type: ignore[arg-type]
+        tried.append(feasible(*arguments))
         return tried[-1]
 
     monkeypatch.setattr(dynamic_program, "is_feasible", once)
     found = diagnose(problem, 1000).enough
-    assert found is not None
     assert whole.enough.memory_bytes <= found.memory_bytes <= 2 * whole.enough.memory_bytes
     monkeypatch.setattr(dynamic_program, "is_feasible", _interrupted)
     text = why_infeasible(problem, enumerate_cuts(problem, 1000))

@@ -100,7 +100,6 @@ def test_a_bound_with_everything_charged_is_compared_with_a_plan_charged_alike()
     """A plan whose cards are shared is slower than its objective without sharing, which no charged bound speaks of."""
     problem = Problem(load_profile("gnmt8-v100"), cluster_toml.load_cluster("A"))
     plain = solve_by_dp(replace(problem, options=replace(problem.options, contention=False)))
-    assert plain.plan is not None
     score = evaluate(plain.plan, problem)
     assert score.step_time_s > score.alone_s * 1.1
     charged = replace(plain, solver="DP", objective_s=score.step_time_s, bound_s=score.step_time_s, charged=True)
@@ -113,7 +112,7 @@ def test_a_disagreement_is_raised(problem: Problem, monkeypatch: pytest.MonkeyPa
 
     def pessimist(*arguments: object, **named: object) -> Result:
         """A program that claims as its bound more than it found."""
-        result = honest(*arguments, **named)  # type: ignore[arg-type]
+        result = honest(*arguments, **named)
         return replace(result, bound_s=result.bound_s * 2)
 
     monkeypatch.setattr(dynamic_program, "solve", pessimist)

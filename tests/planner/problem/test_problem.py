@@ -97,7 +97,7 @@ def test_neighbouring_cuts_of_a_chain_are_found_without_a_search() -> None:
     whole = enumerate_cuts(_chain_problem(9), 1000)
     for cuts in (whole, whole.only(np.array([number not in (3, 4) for number in range(10)]))):
         assert cuts.chain
-        for quick, searched in zip(cuts._pairs_in_a_row, Cuts._pairs.fget(cuts), strict=True):  # type: ignore[attr-defined]
+        for quick, searched in zip(cuts._pairs_in_a_row, Cuts._pairs.fget(cuts), strict=True):
             assert quick.tolist() == searched.tolist()
 
 
@@ -204,8 +204,6 @@ def test_a_search_between_blocks_is_near_the_best_plan(memory: int) -> None:
     assert len(cuts.ideals) > MANY_CUTS
     exact = best_plan(problem, cuts)
     found, searched_all = best_in_time(problem, 10_000, NO_DEADLINE, 0.01)
-    assert exact is not None
-    assert found is not None
     assert not searched_all, "the plans between blocks stand for all"
     assert exact.step_time_s <= found.step_time_s * (1 + 1e-9)
     assert found.step_time_s <= exact.step_time_s * 1.02
@@ -232,7 +230,6 @@ def test_the_cause_of_data_parallelism_is_compute_or_the_exchange() -> None:
 def test_screen_report_and_check_name_one_cause(outcome: Outcome) -> None:
     document, profile = written(outcome), outcome.problem.profile
     batch, cause = outcome.evaluation.batch, document["prediction"]["bound_by"]
-    assert batch is not None
     assert batch.steady_s == 0, "the first microbatch is the only one"
     assert cause in ("compute of stage 1", "gradient synchronisation")
     assert read_report_source(Node(document, "plan.json"), profile).bound == cause

@@ -348,7 +348,6 @@ def test_a_step_time_within_the_rounding_of_depths_ends_the_search() -> None:
     problem = to_problem(replace(instance, overlap=0.0))
     result = solve_by_dp(problem)
     assert result.status == Status.OPTIMAL
-    assert result.plan is not None
     assert evaluate(result.plan, problem).alone_s == pytest.approx(result.objective_s, rel=1e-8)
 
 

@@ -84,7 +84,6 @@ def test_every_cut_has_a_cut_of_the_main_units_with_no_larger_totals(monkeypatch
     tensors += [Tensor(f"side{n}", f"s{n}", ("l9",), 2, 2) for n in range(9)]
     problem = Problem(Profile(tuple(layers), tuple(tensors), 1), SERVERS, Options(schedule=FLUSH, accumulate=8))
     every, found = enumerate_cuts(problem, 100_000), MainUnits.of(problem, NO_DEADLINE)
-    assert found is not None
     assert len(found.units) == len(names)
     main = found.cuts(problem)
     assert len(main.ideals) < 100 < len(every.ideals)
@@ -150,5 +149,4 @@ def test_on_many_workers_it_proves_plans_whose_stages_straddle_no_servers(monkey
     best = dynamic_program.solve(problem, cuts, price=lambda plan: evaluate(plan, problem).step_time_s)
     assert best.status == Status.OPTIMAL
     assert best.objective_s == pytest.approx(2.0)
-    assert best.plan is not None
     assert evaluate(best.plan, problem).step_time_s == pytest.approx(2.0)

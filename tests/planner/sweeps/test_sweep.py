@@ -152,7 +152,7 @@ def test_the_pareto_set_is_what_comparing_all_pairs_gives() -> None:
         best, known = pareto_rows(rows), [row for row in rows if row.rate is not None and row.cost is not None]
         for number, row in enumerate(rows):
             beaten = row in known and any(
-                one.rate >= row.rate and one.cost <= row.cost and (one.rate, one.cost) != (row.rate, row.cost)  # type: ignore[operator]
+                one.rate >= row.rate and one.cost <= row.cost and (one.rate, one.cost) != (row.rate, row.cost)
                 for one in known
             )
             assert (number in best) == (row.cost is not None and not beaten)
@@ -364,7 +364,7 @@ def test_every_point_is_answered_as_on_its_own(name: str) -> None:
 def test_the_points_of_a_sweep_cost_less_than_on_their_own() -> None:
     axes = SweepAxes({"cluster": RATES[1:]})
     points = sweep_points(_uneven(5, 1, 30), [_swept(2)], STASHING, axes)
-    alone = sum(calls_of(lambda point=point: solve_point(point, ENDLESS)) for point in points)  # type: ignore[misc]
+    alone = sum(calls_of(lambda point=point: solve_point(point, ENDLESS)) for point in points)
     assert calls_of(lambda: _answers(points, ENDLESS)) < 0.8 * alone
 
 
