@@ -161,13 +161,6 @@ def test_every_order_is_given_once() -> None:
         assert set(sequences) == _all_orders(speeds, inner)
 
 
-def test_names_follow_their_servers() -> None:
-    cluster = _cluster([1.0, 2.0], 2)
-    named = replace(cluster, machines=(replace(cluster.machines[0], name="slow"), cluster.machines[1]))
-    assert in_order(named, (0, 1)) is named
-    assert [server.name for server in in_order(named, (1, 0)).machines] == ["server 1 of the cluster file", "slow"]
-
-
 @pytest.mark.parametrize("seed", slow_but_for(range(6), range(12)))
 def test_the_best_order_is_found(seed: int) -> None:
     instance, problem = drawn(seed, unequal_instance)

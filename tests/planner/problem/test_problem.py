@@ -93,14 +93,6 @@ def test_cuts_with_other_times_are_those_listed_anew() -> None:
         assert not np.array_equal(retimed.work_s, cuts.work_s)
 
 
-def test_neighbouring_cuts_of_a_chain_are_found_without_a_search() -> None:
-    whole = enumerate_cuts(_chain_problem(9), 1000)
-    for cuts in (whole, whole.only(np.array([number not in (3, 4) for number in range(10)]))):
-        assert cuts.chain
-        for quick, searched in zip(cuts._pairs_in_a_row, Cuts._pairs.fget(cuts), strict=True):
-            assert quick.tolist() == searched.tolist()
-
-
 # The largest workspace between two cuts, against the maximum over the layers between them, one pair at a time.
 
 

@@ -251,16 +251,3 @@ def test_no_kept_row_loses_to_another_and_every_lost_row_does(count: int) -> Non
     every = np.arange(count)
     earlier = np.triu(dominates(every, every), 1) if count else np.zeros((0, 0), dtype=bool)
     assert kept.tolist() == np.flatnonzero(~earlier.any(axis=0)).tolist()
-
-
-def test_the_search_with_any_input_stage_is_used_where_memory_binds(monkeypatch: pytest.MonkeyPatch) -> None:
-    searched, inner = [], find_pipeline._with_any_input_stage
-
-    def counted(*arguments: object) -> object:
-        searched.append(arguments)
-        return inner(*arguments)
-
-    monkeypatch.setattr(find_pipeline, "_with_any_input_stage", counted)
-    for seed in range(700, 706):
-        check_dp(*drawn(seed, lambda one: mixed_instance(one, layers=5, schedule="vertical-sync")))
-    assert searched

@@ -10,8 +10,7 @@ import brute_force
 import numpy as np
 import pytest
 from brute_machines import Instance
-from extents import first_few
-from instances import ALL_SCHEDULES, drawn, mixed_instance, tied_instance, to_problem
+from instances import drawn, mixed_instance, tied_instance, to_problem
 from long_chains import chain, long_chain
 from solver_contract import check_ilp, solve_by_dp, solve_by_ilp
 
@@ -252,21 +251,6 @@ def test_no_columns_are_left_below_the_best_step_time_of_a_chain() -> None:
             confirmed = solve_by_ilp(problem, best.objective_s)
             assert confirmed.bound_s == pytest.approx(best.objective_s, rel=1e-6)
             assert confirmed.plan is not None
-
-
-@pytest.mark.parametrize("seeds", first_few(range(8), 4))
-def test_columns_of_a_step_time_are_found_among_those_of_a_slower_one(seeds: range) -> None:
-    for seed in seeds:
-        for schedule in ALL_SCHEDULES:
-            _, problem = drawn(seed, lambda one: mixed_instance(one, layers=5, schedule=schedule))  # noqa: B023
-            best = solve_by_dp(problem)
-            if best.plan is None or best.plan.copies > 1:
-                continue
-            wide, _ = _columns(problem, best.objective_s * 1.5)
-            alone, _ = _columns(problem, best.objective_s * 1.01)
-            among, _ = _columns(problem, best.objective_s * 1.01, wide)
-            assert among.keys.tolist() == alone.keys.tolist()
-            assert len(alone) <= len(wide)
 
 
 def test_a_plan_ends_at_the_last_cut_where_rounding_gives_another_one_more_work() -> None:

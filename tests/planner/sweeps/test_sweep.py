@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from commandline import Run
 from extents import slow_but_for
-from long_chains import calls_of, chain, long_chain
+from long_chains import chain, long_chain
 
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
@@ -209,19 +209,6 @@ def test_a_table_of_80_columns_and_files(run: Run) -> None:
     assert done.err.splitlines()[-1] == "written: out/s.csv"
 
 
-@pytest.mark.slow
-def test_a_table_of_everything_still_has_80_columns(run: Run) -> None:
-    _profile().save(Path("profile.json"))
-    rates = "--bandwidth cluster=10Gbit/s,25Gbit/s --bandwidth server=10GB/s,20GB/s --memory 1GiB,16GiB"
-    done = run(*f"sweep {ROOM} {rates} --microbatch 4,8 --schedule 1f1b-flush,2bw --batch 96 --price 3".split())
-    assert done.code == 0, done.err
-    lines = done.out.splitlines()
-    assert max(map(len, lines)) <= 80
-    row = next(line for line in lines if line.startswith(" 64 ")).split()
-    assert row[1:7] == ["2", "160", "25", "16", "8", "2bw"]
-    assert "…" not in "".join(line for line in lines if line[:3].strip().isdigit()), "nothing is cut off"
-
-
 def test_without_a_schedule_every_point_has_the_plan_of_a_solve(run: Run) -> None:
     ways, swept = ("mnist-v100", "--cluster", "C", "--microbatch", "8"), ("--jobs", "1", "--csv", "made.csv")
     done = run("sweep", *ways, "--servers", "2,4", "--staleness", "any", *swept)
@@ -359,13 +346,6 @@ def test_every_point_is_answered_as_on_its_own(name: str) -> None:
     alone = [solve_point(point, ENDLESS) for point in points]
     assert _answers(points, ENDLESS) == alone
     assert len({answer.step_time_s for answer in alone}) > 1, "a sweep whose points are all alike tests nothing"
-
-
-def test_the_points_of_a_sweep_cost_less_than_on_their_own() -> None:
-    axes = SweepAxes({"cluster": RATES[1:]})
-    points = sweep_points(_uneven(5, 1, 30), [_swept(2)], STASHING, axes)
-    alone = sum(calls_of(lambda point=point: solve_point(point, ENDLESS)) for point in points)
-    assert calls_of(lambda: _answers(points, ENDLESS)) < 0.8 * alone
 
 
 def test_a_bound_holds_on_clusters_that_are_no_better_and_others_do_not_compare() -> None:
