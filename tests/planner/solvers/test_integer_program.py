@@ -198,6 +198,9 @@ def test_a_gap_is_a_promise() -> None:
             assert evaluate(result.plan, problem).step_time_s * (1 - 0.1) <= result.bound_s * (1 + 1e-6)
 
 
+# What it is made of.
+
+
 def test_both_solvers_have_the_same_cuts_with_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They find them in different ways."""
     for seed in range(12):
@@ -223,15 +226,12 @@ def _chain_problem(layers: int = 24, **options: object) -> Problem:
     return Problem(profile, cluster, Options(overlap=1.0, **options))
 
 
-def _columns(problem: Problem, step_time_s: float, among: Columns | None = None) -> tuple[Columns, ColumnFactory]:
+def _columns(problem: Problem, step_time_s: float) -> tuple[Columns, ColumnFactory]:
     """The columns within a step time, in the space of plans without copies."""
     space = next(space for space in plan_spaces(problem) if space.copies == 1)
-    cuts = CutTable.of(problem)
-    assert cuts is not None
-    factory = ColumnFactory(problem, space, cuts, Places(space.inner(problem), None))
+    factory = ColumnFactory(problem, space, CutTable.of(problem), Places(space.inner(problem), None))
     time_s = space.inner_step_time(problem, step_time_s)
-    assert time_s is not None
-    return ColumnEnumeration(factory, NO_DEADLINE).within(time_s, step_time_s, among), factory
+    return ColumnEnumeration(factory, NO_DEADLINE).within(time_s, step_time_s, None), factory
 
 
 def test_no_columns_are_left_below_the_best_step_time_of_a_chain() -> None:
