@@ -17,7 +17,7 @@ from long_chains import calls_of, chain, long_chain
 import pipeplan
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
-from pipeplan.cost.evaluate import evaluate
+from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InputError
 from pipeplan.explanation import sensitivity
@@ -105,6 +105,13 @@ def test_the_shares_of_time_add_up_and_the_first_load_is_the_bound() -> None:
     found = resource_loads(plan, problem, score)
     assert score.step_time_s > score.alone_s
     assert (found[0].name, found[0].seconds) == (score.bound, pytest.approx(score.step_time_s))
+
+
+def test_data_parallelism_that_waits_for_its_update_lists_its_all_reduce_once() -> None:
+    problem = _problem(1, 4, options=Options(stages=1, overlap=1.0))
+    plan = plain_data_parallel(problem, 4)
+    named = [load.name for load in resource_loads(plan, problem, evaluate(plan, problem))]
+    assert [name for name in named if name.startswith("gradient synchronisation of stage 1")] == [WAITS_FOR_UPDATE]
 
 
 def test_what_plans_send() -> None:
