@@ -7,7 +7,6 @@ import math
 import random
 from collections import defaultdict
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,12 +14,9 @@ from checking import changed, findings, written
 from long_chains import chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
-from pipeplan.cluster_data.cluster_document import cluster_from_json
-from pipeplan.cluster_data.cluster_toml import cluster_toml, read_cluster
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -30,7 +26,6 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.simulate import simulate
-from pipeplan.util.files import Node
 
 DEVICE = Device("d", "cpu", 1 << 40)
 OUT, IN = contention.OUTGOING, contention.INCOMING
@@ -253,14 +248,3 @@ def test_the_replay_shares_the_cores() -> None:
         measured = replace(profile, provenance=replace(profile.provenance, processes=busy))
         problem = Problem(measured, _sharing(3, 1.6), NO_OVERLAP)
         assert _replayed_s(_plan(("0", 1), ("1", 1), depths=(3, 1)), problem) == pytest.approx(step_time_s)
-
-
-def test_cores_are_written_and_read(tmp_path: Path) -> None:
-    cluster, path = _sharing(3, 2), tmp_path / "c.toml"
-    path.write_text(cluster_toml(cluster))
-    assert read_cluster(path) == cluster
-    assert cluster_from_json(Node(cluster.to_json(), "c")) == cluster
-    assert "cores" not in _sharing(3, 0).to_json()["device"]
-    path.write_text(cluster_toml(cluster).replace("cores = 2", "cores = 0"))
-    with pytest.raises(InputError, match="cores"):
-        read_cluster(path)
