@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import brute_force
 import pytest
-from checking import QUICK, Document, changed, findings, places, solved, written
+from checking import QUICK, Document, changed, findings, solved, written
 from extents import first_few, slow_but_for
 from instances import crowded_instance, drawn, mixed_instance, tied_instance, unequal_instance
 from long_chains import chain
@@ -76,7 +75,7 @@ def _certified(outcome: Outcome, longer: float = 0.0) -> Document:
     """
     problem = outcome.problem
     made = make_certificate(problem, enumerate_cuts(problem, 10_000), outcome.objective_s * (1 + longer))
-    return json.loads(json.dumps(written(outcome) | {"certificate": made.document}))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(written(outcome) | {"certificate": made.document}))
 
 
 def _confirmed(seeds: Sequence[int], draw: Callable[[int], brute_force.Instance] = _instance) -> tuple[int, int, int]:
@@ -168,18 +167,6 @@ def test_no_state_can_be_left_out_nor_claim_less(binding: list[tuple[Problem, Do
         forgotten += not _optimality(forgetful, problem).holds
     assert raised >= 10
     assert forgotten >= 3, "states without their loads lead to a plan"
-
-
-def test_odd_values_are_complained_about(binding: list[tuple[Problem, Document]]) -> None:
-    odd = [None, True, -1, 1.5, 1e300, 10**400, math.nan, "x", [], {}, [[]], 10**6]
-    rng, complaints = random.Random(3), 0
-    for _ in range(60):
-        problem, document = rng.choice(binding)
-        forged = copy.deepcopy(document)
-        holder, key = rng.choice(list(places(rng.choice(_entries(forged)))))
-        holder[key] = rng.choice(odd)
-        complaints += _optimality(forged, problem).holds is False
-    assert complaints >= 40
 
 
 def test_a_plan_whose_cards_are_shared_is_proven_to_be_the_fastest() -> None:

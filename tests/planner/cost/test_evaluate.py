@@ -1,4 +1,4 @@
-"""The evaluator on plans worked out by hand, and what it refuses."""
+"""The evaluator on plans worked out by hand, what it refuses, and the reserve of a device's memory."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import math
 from dataclasses import replace
 
 import pytest
+from long_chains import chain
 
-from pipeplan.cluster_data.cluster import Cluster, Device, Level
+import pipeplan
+from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
 from pipeplan.cost import depths, formulas
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan import schedules
 from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
@@ -29,7 +33,7 @@ def _problem(**options: object) -> Problem:
     )
     levels = (Level("server", 2, 100.0), Level("cluster", 2, 10.0, 0.25))
     options = {"contention": False} | options
-    return Problem(profile, Cluster("t", Device("d", "cpu", 1000), levels), Options(**options))  # type: ignore[arg-type]
+    return Problem(profile, Cluster("t", Device("d", "cpu", 1000), levels), Options(**options))
 
 
 def _plan(*stages: tuple[str, tuple[int, ...], int], schedule: str = "1f1b-stashing", accumulate: int = 0) -> Plan:
@@ -59,12 +63,6 @@ def test_a_plan_over_two_servers_by_hand() -> None:
     assert last.memory_bytes == pytest.approx(120 * 2 + 70 + (120 + 16 + 40))
 
 
-def test_a_relayed_tensor_crosses_every_cut_once() -> None:
-    score = evaluate(_plan(("a", (0,), 5), ("b", (1,), 3), ("c", (2,), 1)), _problem())
-    assert [stage.boundary_bytes for stage in score.stages] == [40, 48, 0]
-    assert [stage.boundary_level for stage in score.stages] == [1, 2, 0]
-
-
 def test_copies_of_a_pipeline_share_the_step_time_and_synchronise() -> None:
     plan = Plan((Stage(("a",), (0, 2), 4, 5), Stage(("b", "c"), (1, 3), 1, 1)), copies=2)
     score = evaluate(plan, _problem())
@@ -75,7 +73,6 @@ def test_copies_of_a_pipeline_share_the_step_time_and_synchronise() -> None:
     assert (plan.config, plan.copy(1)) == ("2×(1-1)", ((2,), (3,)))
     flush = replace(plan, schedule="1f1b-flush", accumulate=5)
     score = evaluate(flush, _problem(schedule="1f1b-flush", accumulate=5))
-    assert score.batch is not None
     assert score.batch.minibatches == 3
     # The second stage, with two of 4.5 s after the first. All its 120 bytes are reduced between the two
     # copies, in part after its last backward pass.
@@ -110,7 +107,6 @@ def test_a_batch_with_a_flush_by_hand() -> None:
     problem = _problem(schedule="1f1b-flush", accumulate=5)
     plan = _plan(("a", (0, 1), 3), ("bc", (2,), 1), schedule="1f1b-flush", accumulate=5)
     score = evaluate(plan, problem)
-    assert score.batch is not None
     # The second stage has 5 · 4.5 s to do, after the first one's 6 s and the messages.
     assert score.batch.work_s == pytest.approx(6 + 4.5)
     # 40 bytes there and 30 back at 10 bytes/s, and the latency twice.
@@ -122,49 +118,6 @@ def test_a_batch_with_a_flush_by_hand() -> None:
     assert score.batch.exposed_s == 0
     assert score.step_time_s == pytest.approx((10.5 + 7.5 + 18) / 5)
     assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 50 + 3 * (5 + 40))
-
-
-def test_messages_and_all_reduces_may_take_longer_than_any_stage() -> None:
-    """The first stage's 9 · 6 s: the second has 5 · 4.5 after 13.5 s, and 1.2 s for its all-reduce before them.
-
-    Nothing hides the all-reduce of the first stage, over both levels; 18 · 4.5 s of the second follow. One link takes
-    18 messages of 4 s, after the first pass of 6 s and the all-reduce of 0.5 s.
-    """
-    reduced_s = 2 * 2 / 3 * 50 / 10 + 2 * 2 * 0.25
-    for first, second, accumulate, bound, total_s in (
-        (("a", (0,), 9), ("bc", (2, 3), 1), 9, "compute of stage 1", 54),
-        (("a", (0, 1, 2), 6), ("bc", (3,), 1), 18, "compute of stage 2", reduced_s + 6 + 7.5 + 81),
-        (("a", (0, 1), 9), ("bc", (2, 3), 1), 18, "traffic from stage 1 to stage 2", 0.5 + 6 + 72),
-    ):
-        problem = _problem(schedule="1f1b-flush", accumulate=accumulate, overlap=0.0)
-        score = evaluate(_plan(first, second, schedule="1f1b-flush", accumulate=accumulate), problem)
-        assert score.batch is not None
-        assert (score.batch.bound, score.batch.total_s) == (bound, pytest.approx(total_s))
-
-
-def test_gpipe_takes_no_less_than_other_flushes_and_holds_all_minibatches() -> None:
-    step_times = {}
-    for schedule, depth in (("gpipe", 2), ("1f1b-flush", 2), ("gpipe", 1)):
-        plan = _plan(("a", (0, 1), depth), ("bc", (2, 3), 2), schedule=schedule, accumulate=4)
-        problem = _problem(schedule=schedule, accumulate=4, boundary="parallel")
-        step_times[schedule, depth] = evaluate(plan, problem).step_time_s
-    assert step_times["gpipe", 2] == step_times["1f1b-flush", 2]
-    assert step_times["gpipe", 1] == float("inf")
-
-
-def test_a_stage_covers_what_is_in_flight_behind_it_and_transfers_where_memory_allows() -> None:
-    problem = _problem(schedule="1f1b-flush", accumulate=9, memory=False)
-    plan = _plan(("a", (0,), 1), ("bc", (2,), 1), schedule="1f1b-flush", accumulate=9)
-    # One in flight here and one at the next stage leave none for this one.
-    assert evaluate(plan, problem).step_time_s == float("inf")
-    enough = replace(plan, stages=(replace(plan.stages[0], depth=2), plan.stages[1]))
-    assert evaluate(enough, problem).step_time_s < 10
-    # A second one is on its way while the first stage takes 6 s and transfers 2 · 4.25.
-    assert depths.assign_depths(plan, problem, 1.0).stages[0].depth == 4
-    device = replace(problem.cluster.device, memory_bytes=395 + 2 * 45)
-    tight = replace(problem.options, memory=True)
-    small = replace(problem, options=tight, cluster=replace(problem.cluster, device=device))
-    assert depths.assign_depths(plan, small, 1.0).stages[0].depth == 2
 
 
 def test_two_buffers_synchronise_once_for_all_that_they_accumulate() -> None:
@@ -252,3 +205,43 @@ def test_what_is_no_plan_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=complaint):
             _problem(**options)
+
+
+# The reserve of a device's memory: a device with a reserve is planned for as one with only the rest.
+
+PROFILE = chain([Layer(f"l{i}", 1.0, 2.0, size, size) for i, size in enumerate((100, 300, 250, 200))], 10)
+WHOLE, REST, RESERVE = 3200, 2400, 0.25
+"""Bytes of a device, with and without its reserve: the plans of the two differ."""
+
+
+def _cluster(memory: int, reserve: float, *, differ: bool) -> Cluster:
+    device = Device("chip", "cuda", memory, memory_reserve=reserve)
+    inside, above = Level("server", 2, 1e3), Level("cluster", 2, 1e2)
+    if not differ:
+        return Cluster("small", device, (inside, above))
+    faster = replace(device, name="fast", speed=2.0)
+    return Cluster.of_servers("mixed", [Server(device, inside), Server(faster, inside)], [above])
+
+
+def _solved(cluster: Cluster, solver: str) -> Outcome:
+    settings = Settings(solver=solver, certify=False, simulate=False, time_limit_s=None)
+    return pipeplan.solve(PROFILE, cluster, settings=settings, schedule="1f1b-flush", batch=8, microbatch=1)
+
+
+@pytest.mark.parametrize("solver", ["dp", "ilp"])
+@pytest.mark.parametrize("differ", [False, True])
+def test_a_reserve_leaves_the_rest_to_plan_with(solver: str, differ: bool) -> None:
+    reserved, smaller, whole = (
+        _solved(_cluster(size, reserve, differ=differ), solver)
+        for size, reserve in ((WHOLE, RESERVE), (REST, 0.0), (WHOLE, 0.0))
+    )
+    assert reserved.plan == smaller.plan != whole.plan
+    assert {stage.capacity_bytes for stage in reserved.evaluation.stages} == {REST}
+
+
+def test_the_usual_reserve_and_a_layer_that_needs_it() -> None:
+    for cluster in (pipeplan.cluster("A"), pipeplan.cluster("local")):
+        assert cluster.device.memory_reserve == MEMORY_RESERVE
+        assert cluster.memory_of([0]) == int(cluster.device.memory_bytes * 0.95)
+    with pytest.raises(pipeplan.InfeasibleError, match="more than the 768 B of one chip"):
+        _solved(_cluster(1024, RESERVE, differ=False), "dp")

@@ -1,17 +1,21 @@
-"""The choice of a plan: one global batch, one figure, one tolerance, and old gradients only where they are allowed."""
+"""The choice of a plan (one global batch, one figure, one tolerance) and of the order of servers that differ."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from functools import cache
 
 import pytest
+from brute_force import best
 from extents import slow_but_for
+from instances import drawn, random_instance, unequal_instance
 
 import pipeplan
-from pipeplan.errors import InputError
-from pipeplan.from_options.build_problem import Request, build_problem
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.errors import InfeasibleError, InputError
+from pipeplan.from_options.choose_order import choose_order, distinct_orders, in_order
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.planning.candidate_search import DDP, ONE_SERVER, UNIFORM, ZERO_1
 from pipeplan.planning.choose import Choice, choose
@@ -20,6 +24,7 @@ from pipeplan.planning.local_search import PlanSearch
 from pipeplan.planning.question import ANY, Machines, Question, sizes_for
 from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.profile import Size
+from pipeplan.util.deadline import Deadline
 
 
 @cache
@@ -92,16 +97,6 @@ def test_microbatches_divide_the_batch_and_measured_sizes_come_first() -> None:
         pipeplan.solve(profile, pipeplan.cluster("C"), batch=0)
 
 
-def test_a_plan_for_a_trainer_has_the_best_microbatch() -> None:
-    profile, cluster = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("C")
-    size = profile.minibatch // 2
-    layers = tuple(replace(one, forward_s=one.forward_s / 9, backward_s=one.backward_s / 9) for one in profile.layers)
-    measured = replace(profile, sizes=(Size(size, layers, profile.rescaled(size).tensors),))
-    request = Request(measured, cluster, batch=8 * profile.minibatch, target="torch-pipelining")
-    assert build_problem(request).problem.profile.minibatch == size
-    assert build_problem(replace(request, microbatch=2 * size)).problem.profile.minibatch == 2 * size
-
-
 def test_ctrl_c_leaves_the_candidate_that_is_being_improved(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_given: object) -> None:
         raise KeyboardInterrupt
@@ -124,5 +119,100 @@ def test_the_bounds_are_those_of_all_candidates_and_plan_json_has_the_choice() -
     assert all(math.isclose(one["samples_per_s"], one["minibatch"] / one["minibatch_s"]) for one in document["rivals"])
     stale = _choice("mnist-v100", "C", 512, ANY)
     assert stale.to_json()["staleness"] is None
-    assert stale.stale is not None
     assert set(stale.stale.updates.samples) == {512}, "plans with old gradients keep the batch that is given"
+
+
+# The order of servers that differ.
+
+CUTS = 1000
+
+
+def _cluster(speeds: list[float], *counts: int) -> Cluster:
+    """One worker of each speed in a server of its own, joined by levels with these counts, innermost first."""
+    servers = [Server(Device(f"d{speed}", "cpu", 1 << 30, speed), Level("server", 1, 0.0)) for speed in speeds]
+    above = [Level(f"level{number}", count, 1e9) for number, count in enumerate(counts)]
+    return Cluster.of_servers("drawn", servers, above)
+
+
+def _all_orders(speeds: list[float], inner: int) -> set[tuple[float, ...]]:
+    """The sequences of speeds that exchanges inside groups of `inner` servers, and of whole groups, lead to."""
+    groups = [speeds[start : start + inner] for start in range(0, len(speeds), inner)]
+    sequences = set()
+    for permuted in itertools.permutations(groups):
+        for inside in itertools.product(*(list(itertools.permutations(group)) for group in permuted)):
+            sequences.add(tuple(itertools.chain.from_iterable(inside)))
+    return sequences
+
+
+def test_every_order_is_given_once() -> None:
+    for speeds, inner in (
+        ([1.0, 2.0, 3.0], 3),
+        ([1.0, 1.0, 2.0, 2.0, 2.0], 5),
+        ([1.0, 2.0, 2.0, 1.0], 2),
+        ([1.0, 2.0, 3.0, 4.0], 2),
+        ([1.0, 1.0, 1.0, 2.0, 2.0, 2.0], 2),
+    ):
+        counts = (inner,) if inner == len(speeds) else (inner, len(speeds) // inner)
+        orders = list(distinct_orders(_cluster(speeds, *counts)))
+        assert orders[0] == tuple(range(len(speeds)))
+        assert all(sorted(order) == list(range(len(speeds))) for order in orders)
+        sequences = [tuple(speeds[number] for number in order) for order in orders]
+        assert len(sequences) == len(set(sequences))
+        assert set(sequences) == _all_orders(speeds, inner)
+
+
+@pytest.mark.parametrize("seed", slow_but_for(range(6), range(12)))
+def test_the_best_order_is_found(seed: int) -> None:
+    instance, problem = drawn(seed, unequal_instance)
+    inner = int(instance.levels[1][0])
+    orders = list(itertools.permutations(range(len(instance.servers))))
+    if len(instance.levels) > 2:  # two levels of two: only whole pairs, and the servers in them, change places
+        orders = [order for order in orders if {order[0] // inner} == {number // inner for number in order[:inner]}]
+    least = min(
+        best(replace(instance, servers=tuple(instance.servers[number] for number in order))) for order in orders
+    )
+    several = len(list(distinct_orders(problem.cluster))) > 1
+    if least == math.inf and several:
+        with pytest.raises(InfeasibleError, match="no order of the servers"):
+            choose_order(problem, CUTS)
+    elif least < math.inf:
+        chosen, choices = choose_order(problem, CUTS, simulates=False)
+        assert bool(choices) is several
+        if choices:
+            assert choices[0].problem is chosen
+            assert choices[0].step_time_s == pytest.approx(least, rel=1e-9)
+            # Of all orders in which the file may list the servers the same is found.
+            backwards = in_order(problem.cluster, tuple(reversed(range(len(problem.cluster.machines)))))
+            _, others = choose_order(problem.within(backwards), CUTS, simulates=False)
+            step_times = [one.step_time_s for one in others if one.step_time_s is not None]
+            assert min(step_times) == pytest.approx(least, rel=1e-9)
+
+
+def test_without_time_or_with_equal_servers_the_listed_order_stays() -> None:
+    _, uniform = drawn(1, random_instance)
+    assert uniform.cluster.uniform
+    assert choose_order(uniform, CUTS) == (uniform, [])
+    problem = drawn(3, unequal_instance)[1].within(_cluster([1.0, 2.0, 3.0], 3))
+    chosen, choices = choose_order(problem, CUTS, Deadline.after(0.0))
+    assert chosen is problem
+    assert not any(choice.in_time for choice in choices)
+
+
+def test_orders_are_compared_by_their_figures() -> None:
+    """The figure of a plan is at least the time by the formulas, and orders are sorted by it."""
+    for seed in range(40):
+        _, problem = drawn(seed, unequal_instance)
+        if len(list(distinct_orders(problem.cluster))) == 1 or problem.options.inference:
+            continue
+        try:
+            _, choices = choose_order(problem, CUTS)
+            _, by_formula = choose_order(problem, CUTS, simulates=False)
+        except InfeasibleError:
+            continue
+        formula_of = {one.order: one.step_time_s for one in by_formula}
+        figures = [(one.step_time_s, formula_of[one.order] or 0) for one in choices if one.step_time_s]
+        if any(figure_s > formula_s * 1.001 for figure_s, formula_s in figures):
+            step_times = [one.step_time_s for one in choices[1:] if one.step_time_s]
+            assert step_times == sorted(step_times)
+            return
+    pytest.fail("no drawn problem has a plan whose simulation is slower than the formulas")

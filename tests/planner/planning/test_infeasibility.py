@@ -17,7 +17,6 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Size
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.solvers.dp import dynamic_program
-from pipeplan.util.text import did_you_mean
 
 CUTS = 2000
 PROFILE = chain([Layer(f"l{i}", 1.0, 2.0, 100 * (i + 1), 1000) for i in range(4)], 10)
@@ -54,18 +53,11 @@ def test_a_layer_that_fits_nowhere_is_named_with_what_is_missing() -> None:
     assert text.endswith("use a smaller minibatch or fewer workers, which share this machine's memory")
 
 
-def test_of_many_names_some_are_listed() -> None:
-    names = [f"layer{number}" for number in range(300)]
-    assert did_you_mean("x", names) == f"there are: {', '.join(names[:24])} and 276 others"
-    assert did_you_mean("x", names[:24]) == f"there are: {', '.join(names[:24])}"
-
-
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_the_memory_named_is_enough_and_less_is_not(workers: int) -> None:
     problem = _problem(2300, workers)
     assert not _feasible(problem)
     enough = diagnose(problem, CUTS).enough
-    assert enough is not None
     assert _feasible(problem.within(variants.with_memory(problem.cluster, enough.memory_bytes)))
     assert not _feasible(problem.within(variants.with_memory(problem.cluster, int(enough.memory_bytes * 0.998))))
     assert 1 <= enough.stage <= len(enough.plan.stages)
@@ -99,7 +91,6 @@ def test_where_devices_differ_the_smallest_is_spoken_of() -> None:
     assert not _feasible(problem)
     found = diagnose(problem, CUTS)
     assert (found.uniform, found.capacity_bytes) == (False, 2300.0)
-    assert found.enough is not None
     factor = found.enough.memory_bytes / 2300
     assert _feasible(problem.within(variants.with_more_memory(problem.cluster, factor)))
     assert "2.25 KiB each (the smallest; others in proportion)" in found.text
@@ -110,7 +101,6 @@ def test_too_few_minibatches_under_2bw_are_named_and_not_the_stages(constraints:
     options = Options(schedule="2bw", accumulate=1, memory=False, **constraints)
     problem = _problem(1, workers=4, options=options)
     found = diagnose(problem, CUTS)
-    assert found.too_few is not None
     now, enough = found.too_few
     assert now == 1
     assert found.text.endswith(f"one update has, which are 1; --batch {enough * problem.profile.minibatch} would do")

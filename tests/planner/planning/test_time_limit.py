@@ -1,9 +1,12 @@
-"""The time limit and Ctrl-C: every phase ends, and the answer is complete with what was found until then."""
+"""What a solve reports while it runs, and what its answer has where the time limit or Ctrl-C ends it."""
 
 from __future__ import annotations
 
+import io
 import json
 import signal
+import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +17,9 @@ import pytest
 from commandline import Run
 from long_chains import long_chain
 
+import pipeplan
+from pipeplan.cli import output
+from pipeplan.cli.solving import PHASES, progress_text, solve_line
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, NotFoundInTimeError
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan
@@ -22,7 +28,7 @@ from pipeplan.planning.choose import choose
 from pipeplan.planning.infeasibility import diagnose, why_infeasible
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.question import Machines, Question
-from pipeplan.planning.settings import Settings
+from pipeplan.planning.settings import Settings, SolveProgress
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
@@ -54,18 +60,6 @@ def _problem(*, memory: int = 16 * 2**30, layers: int = 6, options: Options | No
     return Problem(long_chain(layers), cluster, options or Options(recompute=False))
 
 
-def test_a_share_is_of_the_time_that_is_left(clock: list[float]) -> None:
-    whole = Deadline.after(60.0)
-    assert (whole.left_s, whole.share(0.5).at, whole.share(0.5, 20.0).at) == (60.0, 130.0, 120.0)
-    clock[0] = 150.0
-    assert (whole.left_s, whole.share(0.5).left_s, whole.passed) == (10.0, 5.0, False)
-    clock[0] = 161.0
-    assert (whole.left_s, whole.share(0.5).left_s, whole.passed) == (0.0, 0.0, True)
-    with pytest.raises(OutOfTime):
-        whole.check()
-    assert (Deadline().share(0.5).left_s, Deadline().passed, Deadline().share(1.0, 20.0).left_s) == (None, False, 20.0)
-
-
 def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,20 +71,20 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     def dp(problem: Problem, cuts: object, seconds: float | None = None, *rest: object, **more: object) -> Result:
         if "DP" not in given and not problem.options.grid and problem.options.stages is None:
             given["DP"], clock[0] = seconds, clock[0] + 20.0
-        return solve_by_dp(problem, cuts)  # type: ignore[arg-type]
+        return solve_by_dp(problem, cuts)
 
     def ilp(problem: Problem, limits: integer_program.IlpLimits, *rest: object) -> Result:
         if "ILP" not in given:
             given["ILP"], clock[0] = limits.seconds, clock[0] + 30.0
-        return solve_by_ilp(problem, replace(limits, seconds=None), *rest)  # type: ignore[arg-type]
+        return solve_by_ilp(problem, replace(limits, seconds=None), *rest)
 
     def prove(*arguments: object, **kinds: bool) -> object:
-        given["certificate"], clock[0] = arguments[-1].left_s, clock[0] + 4.0  # type: ignore[attr-defined]
-        return make(*arguments[:-1], **kinds)  # type: ignore[arg-type]
+        given["certificate"], clock[0] = arguments[-1].left_s, clock[0] + 4.0
+        return make(*arguments[:-1], **kinds)
 
     def compare(*arguments: object) -> object:
-        given["baselines"] = arguments[-1].left_s  # type: ignore[attr-defined]
-        return compute(*arguments[:-1])  # type: ignore[arg-type]
+        given["baselines"] = arguments[-1].left_s
+        return compute(*arguments[:-1])
 
     monkeypatch.setattr(dynamic_program, "solve", dp)
     monkeypatch.setattr(integer_program, "solve", ilp)
@@ -154,7 +148,6 @@ def test_a_diagnosis_says_what_it_had_no_time_for(monkeypatch: pytest.MonkeyPatc
     assert untold in late.text
     assert "--time-limit" in late.text
     assert not whole.unfinished
-    assert whole.enough is not None
     assert "no time" not in whole.text
     tiny = diagnose(_problem(memory=2**16), 1000, PASSED)
     assert tiny.oversized, "a layer that fits nowhere takes no search"
@@ -165,12 +158,11 @@ def test_a_diagnosis_says_what_it_had_no_time_for(monkeypatch: pytest.MonkeyPatc
         """Answers until the first memory that suffices is known."""
         if any(tried):
             raise OutOfTime
-        tried.append(feasible(*arguments))  # type: ignore[arg-type]
+        tried.append(feasible(*arguments))
         return tried[-1]
 
     monkeypatch.setattr(dynamic_program, "is_feasible", once)
     found = diagnose(problem, 1000).enough
-    assert found is not None
     assert whole.enough.memory_bytes <= found.memory_bytes <= 2 * whole.enough.memory_bytes
     monkeypatch.setattr(dynamic_program, "is_feasible", _interrupted)
     text = why_infeasible(problem, enumerate_cuts(problem, 1000))
@@ -257,3 +249,74 @@ def test_ctrl_c_ends_with_130_and_writes_the_plan_if_there_is_one(
         document = json.loads(Path("new/plan.json").read_text())
         assert [one["remark"] for one in document["baselines"]] == ["", baselines.STOPPED]
         assert done.err.endswith("error: interrupted\n")
+
+
+# Progress.
+
+
+def test_a_solve_reports_its_phases_and_bounds_that_hold() -> None:
+    states: list[SolveProgress] = []
+    outcome = pipeplan.solve(
+        long_chain(8), pipeplan.cluster("A"), stages=3, schedule="1f1b-stashing", progress=states.append
+    )
+    phases = list(dict.fromkeys(state.phase for state in states))
+    assert phases == ["cuts", "DP", "ILP", "certificate", "baselines", "simulation"]
+    assert set(phases) <= set(PHASES)
+    best_s = min(result.objective_s for result in outcome.results)
+    for state in states:
+        assert state.best_s is None or state.best_s >= best_s * (1 - 1e-9)
+        assert state.bound_s is None or state.bound_s <= best_s * (1 + 1e-9)
+        assert state.gap is None or 0 <= state.gap < 1
+    assert states[-1].best_s == pytest.approx(best_s)
+
+
+def test_the_line_says_phase_best_bound_gap_and_seconds() -> None:
+    began = SolveProgress.started().began
+    assert progress_text(SolveProgress("cuts", began=began)) == "listing the model's cuts: 0 s"
+    text = progress_text(SolveProgress("DP", 0.3, 0.25, began - 12.2))
+    assert text == "searching with the DP: best 300 ms, bound 250 ms, gap 16.67%, 12 s"
+
+
+def test_outside_of_terminals_a_line_is_printed_now_and_then(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert output.LINE_EVERY_S == 10.0
+    assert "searching" not in run("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write").err
+    monkeypatch.setattr(output, "LINE_EVERY_S", 0.01)
+    asked: list[str] = []
+    printed = threading.Event()
+
+    def text() -> str:
+        if len(asked) == 2:
+            printed.set()  # both lines before this one have been printed
+        asked.append(f"line {len(asked)}")
+        return asked[-1]
+
+    with output.live_line(text):
+        assert printed.wait(60)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[:2] == ["line 0", "line 1"]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_terminal_the_line_is_drawn_on_standard_error_and_goes_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with output.silenced(), solve_line() as report:
+        report(SolveProgress("ILP"))
+    assert terminal.getvalue() == "", "nothing is drawn while silenced"
+    with solve_line() as report:
+        report(SolveProgress("ILP", 0.3, 0.25, SolveProgress.started().began))
+    drawn = terminal.getvalue()
+    assert "confirming with the ILP" in drawn
+    assert "gap 16.67%" in drawn
+    assert drawn.rindex("\x1b[2K") > drawn.rindex("confirming"), "the line is cleared at the end"
+    assert capsys.readouterr().out == ""

@@ -143,7 +143,6 @@ def test_the_plan_is_as_good_as_every_split_by_hand(memory: int) -> None:
         found = pipeplan.solve(MODEL, cluster, batch=8, microbatch=1, recompute=False)
         assert found.predicted_s <= by_hand(cluster) * (1 + TOLERANCE)
         assert found.evaluation.fits
-        assert found.choice is not None
         kinds = {one.kind for one in found.choice.rivals}
         assert ("DDP by speed" in kinds) == (memory == 900)
         assert "pipeline" in kinds
@@ -181,7 +180,7 @@ def test_a_batch_is_divided_by_speed(tmp_path: Path) -> None:
         assert fault(changed(document, lambda d: d["plan"]["stages"][0].update(shares=shares)), MODEL)  # noqa: B023
     for changes in ({"stages": 2}, {"schedule": STASHING, "accumulate": None}, {"sharding": Sharding.OPTIMIZER}):
         with pytest.raises(InputError, match="unequal shares"):
-            replace(options, **changes)  # type: ignore[arg-type]
+            replace(options, **changes)
 
 
 def test_the_executor_gets_names_only_where_devices_of_a_server_differ() -> None:

@@ -1,22 +1,31 @@
-"""The verdict says how much faster another plan could be and who shows that; a contradiction is never passed over."""
+"""The verdict: how much faster another plan could be, who shows that, and why a faster baseline was not taken."""
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from commandline import Run
 from instances import random_instance, to_problem
+from long_chains import chain
 from solver_contract import solve_by_dp, solve_by_ilp
 
+import pipeplan
 from pipeplan.cluster_data import cluster_toml
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import DisagreementError
+from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning import solve
+from pipeplan.planning.baselines import PARALLEL, UNIFORM_GRID, Baseline, not_taken_because
 from pipeplan.planning.outcome import contradiction, gap_of, verdict_of
 from pipeplan.planning.run_solvers import Disagreement
 from pipeplan.planning.settings import Settings
+from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
+from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import load_profile
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.result import Result, Status
@@ -91,7 +100,6 @@ def test_a_bound_with_everything_charged_is_compared_with_a_plan_charged_alike()
     """A plan whose cards are shared is slower than its objective without sharing, which no charged bound speaks of."""
     problem = Problem(load_profile("gnmt8-v100"), cluster_toml.load_cluster("A"))
     plain = solve_by_dp(replace(problem, options=replace(problem.options, contention=False)))
-    assert plain.plan is not None
     score = evaluate(plain.plan, problem)
     assert score.step_time_s > score.alone_s * 1.1
     charged = replace(plain, solver="DP", objective_s=score.step_time_s, bound_s=score.step_time_s, charged=True)
@@ -104,10 +112,59 @@ def test_a_disagreement_is_raised(problem: Problem, monkeypatch: pytest.MonkeyPa
 
     def pessimist(*arguments: object, **named: object) -> Result:
         """A program that claims as its bound more than it found."""
-        result = honest(*arguments, **named)  # type: ignore[arg-type]
+        result = honest(*arguments, **named)
         return replace(result, bound_s=result.bound_s * 2)
 
     monkeypatch.setattr(dynamic_program, "solve", pessimist)
     with pytest.raises(DisagreementError, match="the solvers disagree") as caught:
         solve.solve(problem)
     assert isinstance(caught.value, Disagreement)
+
+
+# Baselines that were not taken.
+
+REASON = "your constraints rule it out"
+PROFILE = chain([Layer(name, 1.0, 2.0, 4, 4) for name in "abcd"], 4, 4, model_name="even")
+"""Four equal layers, of which two stages are half as fast as four."""
+
+
+def plan(stages: int, schedule: str = "1f1b-stashing") -> Plan:
+    """Equal stages, one worker each."""
+    each, flush = 4 // stages, schedule == "1f1b-flush"
+    made = (
+        Stage(tuple("abcd"[n * each : (n + 1) * each]), (n,), stages - n, 1 if flush else stages - n)
+        for n in range(stages)
+    )
+    return Plan(tuple(made), schedule=schedule, accumulate=4 if flush else None)
+
+
+def test_the_reason() -> None:
+    """By the schedule of the plan, the step time of the faster baseline, whether it fits, and the options."""
+    flush = Options(schedule="1f1b-flush", accumulate=4)
+    for schedule, other_s, fits, options, why in (
+        ("1f1b-stashing", 3.0, True, Options(stages=2), REASON),
+        ("1f1b-stashing", 3.0, True, Options(max_workers=2), REASON),
+        ("1f1b-stashing", 3.0, True, Options(), ""),
+        ("1f1b-stashing", 6.0, True, Options(stages=2), ""),
+        ("1f1b-stashing", 3.0, False, Options(stages=2), ""),
+        ("1f1b-flush", 3.0, True, flush, "asynchronous, unlike this plan"),
+    ):
+        other = Baseline(UNIFORM_GRID, other_s, "1-1-1-1", plan=plan(4), fits=fits)
+        problem = Problem(PROFILE, pipeplan.cluster("A", servers=1), options)
+        assert not_taken_because(other, plan(2, schedule), 6.0, problem) == why
+
+
+def test_every_answer_says_it(run: Run) -> None:
+    PROFILE.save("profile.json")
+    asked = ("--cluster", "A", "--servers", "1", "--stages", "2", "--max-replicas", "1", "--schedule", "1f1b-stashing")
+    done = run("solve", *asked, "--solver", "dp")
+    assert done.code == 0, done.err
+    stated = {one["name"]: one for one in json.loads(Path("plan/plan.json").read_text())["baselines"]}
+    assert stated[PARALLEL]["gain"] < 1
+    assert stated[PARALLEL]["not_taken"] == REASON
+    assert [name for name, one in stated.items() if one["gain"] >= 1 and "not_taken" in one] == []
+    assert run("check", "plan").code == 0
+    (row,) = (one for one in json.loads(run("report", "--json").out)["comparisons"] if one["name"] == PARALLEL)
+    assert row["remark"].startswith(REASON)
+    explained = " ".join(run("explain", "plan", "--samples", "0").out.split())
+    assert f"Data parallelism is faster ({REASON}):" in explained

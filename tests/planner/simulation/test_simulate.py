@@ -68,7 +68,6 @@ def _run(scenario: Scenario, minibatches: int | None = None) -> tuple[SimulatedE
 
 def _step_time(scenario: Scenario) -> float:
     steady = _run(scenario)[1].steady
-    assert steady is not None
     return steady.step_time_s
 
 
@@ -129,7 +128,6 @@ def test_no_random_plan_is_faster_than_predicted_or_holds_more_than_its_depth(se
         report = _run(scenario)[1]
         assert all(stage.peak_in_flight <= stage.depth for stage in report.stages), f"seed {seed}"
         if scenario.copies == 1:
-            assert report.ratio is not None
             assert report.ratio > 0.999, f"seed {seed}: {scenario.config}"
 
 
@@ -150,7 +148,6 @@ def test_a_straight_pipeline_by_hand() -> None:
     assert report.fill_s == pytest.approx(1.75)
     assert report.drain_s == pytest.approx(2.75)
     assert report.total_s == pytest.approx(1.75 + 30 * 3.0 + 2.75)
-    assert report.steady is not None
     assert report.steady.step_time_s == pytest.approx(3.0)
     assert [stage.peak_in_flight for stage in report.stages] == [3, 1]
     assert [stage.computing for stage in report.stages] == pytest.approx([1.0, 1.0])
@@ -169,14 +166,12 @@ def test_depths_and_links_that_are_the_slowest_part() -> None:
         (((2, 9, 0.5, 1.0), (2, 1, 0.5, 1.0)), StageBoundary(4.0, 0.0, 4.0, 2), 2.0, 4),
     ):
         report = _run(_scenario(*stages, hop=hop))[1]
-        assert report.steady is not None
         assert report.steady.step_time_s == pytest.approx(step_time_s)
         assert len(report.links) == links
     assert list(report.links) == [f"stage {way}, link {link}" for way in ("1 → 2", "2 → 1") for link in (1, 2)]
     # A link carries one message at a time, whatever the replicas.
     scenario = _scenario((2, 20, 0.1, 0.2), (2, 1, 0.1, 0.2), hop=StageBoundary(1.0, 0.5))
     replayed, report = _run(scenario)
-    assert report.steady is not None
     assert report.steady.step_time_s == pytest.approx(1.0)
     forward = [done for done in replayed.transfers if done.row == "stage 1 → 2"]
     assert all(later.start_s >= earlier.end_s for earlier, later in pairwise(forward))
@@ -238,13 +233,6 @@ def test_every_replica_makes_the_whole_step_of_an_update() -> None:
         assert (stage.computing, stage.synchronising) == (pytest.approx(1.0), pytest.approx(0.0))
 
 
-def test_an_all_reduce_of_two_buffers_hides_behind_a_whole_group() -> None:
-    """6 minibatches per update, 1.5 s each: with 4 in flight 3 of them are left to hide an all-reduce: 4.5 s."""
-    stages = ((2, 2, 1.0, 2.0), (1, 1, 0.5, 1.0))
-    assert _step_time(_accumulating("2bw", 6, *stages, sync=4.5)) == pytest.approx(1.5)
-    assert _step_time(_accumulating("2bw", 6, *stages, sync=12.0)) > 1.9
-
-
 def _peaks(scenario: Scenario, minibatches: int) -> list[int]:
     replayed = simulate_schedule(scenario, minibatches)
     return peak_memory(scenario, memory_over_time(scenario, replayed, minibatches))
@@ -285,7 +273,6 @@ def test_no_worker_holds_more_than_is_planned() -> None:
 def test_inference_runs_at_the_step_time_of_its_slowest_part() -> None:
     scenario = replace(_scenario((1, 1, 1.0, 0.0), (2, 1, 3.0, 0.0)), schedule=SCHEDULES["forward-only"])
     replayed, report = _run(scenario)
-    assert report.steady is not None
     assert report.steady.step_time_s == pytest.approx(1.5)
     assert {done.action.kind for done in replayed.passes} == {ActionKind.FORWARD}
     assert [stage.peak_in_flight for stage in report.stages] == [1, 1]
@@ -311,15 +298,6 @@ def test_an_impossible_schedule_is_reported() -> None:
         scenario = replace(_scenario((1, 2, 1.0, 1.0), (1, 2, 1.0, 1.0)), schedule=_of(*streams))
         with pytest.raises(InputError, match=rf"deadlock after .* s: worker 0 \(stage 1\) waits forever at {action}"):
             simulate_schedule(scenario, 2)
-
-
-def test_the_hidden_part_of_an_all_reduce_goes_on_behind_what_the_schedule_puts_before_its_update() -> None:
-    """R0 at 2; 3 s of all-reduce end at 5, while F1 and B1 take until 4."""
-    late = _of("F0 B0 R0 F1 B1 U0 R1 U1")
-    scenario = replace(_scenario((2, 1, 1.0, 1.0), sync=3.0), schedule=late)
-    replayed = simulate_schedule(scenario, 2)
-    assert [(done.start_s, done.end_s) for done in replayed.transfers] == [(2.0, 5.0), (5.0, 8.0)]
-    assert summarise_simulation(scenario, replayed, 2).steady is None
 
 
 def test_times_of_zero_do_no_harm() -> None:

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checking import changed, findings, solved, written
+from checking import changed, findings, written
 from commandline import Ran, Run
 from extents import slow_but_for
-from instances import crowded_instance, drawn
 from long_chains import chain
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cluster_data.cluster_toml import cluster_toml
-from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.exports.target import ExportFile
 from pipeplan.from_options import build_problem as building
@@ -91,17 +89,6 @@ def test_many_cuts_change_nothing_and_a_time_that_is_over_leaves_a_bound(
     assert dynamic_program.solve(problem, cuts).objective_s == pytest.approx(quick.objective_s, rel=1e-8)
 
 
-def test_shared_cards_leave_a_grid_a_grid() -> None:
-    """The local search finds no worse than the best of each shape, and nothing else than grids."""
-    draw = (drawn(seed, lambda one: replace(crowded_instance(one, layers=5), grid=True)) for seed in (6, 10, 16, 17))
-    slower = 0
-    for problem, outcome in solved((problem for _, problem in draw), Settings(solver="dp", simulate=False)):
-        assert grid_shape_of(outcome.plan, problem.cluster) is not None
-        assert outcome.evaluation.step_time_s >= outcome.bound_s * (1 - 1e-6)
-        slower += outcome.evaluation.step_time_s > outcome.evaluation.alone_s * (1 + 1e-6)
-    assert slower
-
-
 def test_the_grid_beside_a_plan_is_what_asking_for_it_finds() -> None:
     for bandwidth in (1e8, 1e9, 1e10):
         problem = Problem(_spread(8, sent=SENT), _cluster(bandwidth=bandwidth))
@@ -135,18 +122,6 @@ def test_the_grid_beside_a_plan_takes_so_much_effort_at_most(schedule: str, monk
     for effort in again:
         dynamic_program.solve(problem, cuts, effort=effort)
     assert again[0].spent == again[1].spent > 0, "the clock has no part in it"
-
-
-def test_a_grid_among_many_cuts_is_among_a_selection_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem(_spread(60, sent=SENT), _cluster())
-    cuts = enumerate_cuts(problem, 10_000)
-    among_all = baselines.uniform_grid(problem, cuts)
-    monkeypatch.setattr(baselines, "MOST_CELLS", 100)
-    selected = baselines.uniform_grid(problem, cuts)
-    assert (among_all.remark, selected.remark) == ("", baselines.ON_SELECTION)
-    assert among_all.step_time_s is not None
-    assert selected.step_time_s is not None
-    assert among_all.step_time_s <= selected.step_time_s <= among_all.step_time_s * 1.2
 
 
 def test_the_check_verifies_that_a_plan_is_a_grid() -> None:

@@ -43,7 +43,6 @@ def test_ctrl_c_gives_the_best_so_far_with_its_bound() -> None:
     assert answer.found
     assert not answer.proven
     objective = program.objective
-    assert objective is not None
     value = objective.value()
     assert value is not None
     assert 0 <= answer.bound < value

@@ -1,4 +1,4 @@
-"""What a search knows before it ends: plans that fit and bounds that hold, the better the longer it runs."""
+"""What the dynamic program knows before it ends, and that what it leaves out changes no answer."""
 
 from __future__ import annotations
 
@@ -8,28 +8,35 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-from extents import first_few
+from extents import first_few, slow_but_for
 from instances import ALL_SCHEDULES, drawn, mixed_instance, unequal_instance
 from long_chains import chain, long_chain
-from solver_contract import solve_by_dp
+from solver_contract import check_dp, solve_by_dp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
+from pipeplan.plan import schedules
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer
 from pipeplan.solvers.dp import cut_selection, dynamic_program, find_pipeline, pipeline_searches, spaces
-from pipeplan.solvers.dp.budget import OutOfTime, SearchEffort, Step
+from pipeplan.solvers.dp.budget import OutOfTime, SearchEffort, SearchLimits, Step
 from pipeplan.solvers.dp.dynamic_program import first_plan
 from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
 from pipeplan.solvers.dp.results import least_step_time_s
+from pipeplan.solvers.dp.search.cost_terms import CostTerms
 from pipeplan.solvers.dp.search.flush_search import FlushSearch, PlacementFlushSearch
+from pipeplan.solvers.dp.search.heterogeneous_terms import HeterogeneousTerms
+from pipeplan.solvers.dp.search.placement_search import PlacementSearch
+from pipeplan.solvers.dp.search.states import undominated_rows
+from pipeplan.solvers.dp.search.uniform_search import UniformSearch
 from pipeplan.solvers.dp.spaces import BatchSpaces
-from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult, least_threshold
+from pipeplan.solvers.dp.threshold import BisectionResult
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.solvers.result import Status
 
@@ -68,38 +75,12 @@ def test_the_first_plan_is_the_answer_where_nothing_else_is_found(schedule: str)
     problem = _large(schedule, charged=False)
     cuts = enumerate_cuts(problem, 10_000)
     first = first_plan(problem, cuts, None)
-    assert first is not None
     score = evaluate(first.plan, problem)
     assert score.fits
     assert score.step_time_s == pytest.approx(first.step_time_s)
     stopped = dynamic_program.solve(problem, cuts, None, effort=SearchEffort(0))
     assert (stopped.status, stopped.plan) == (Status.FEASIBLE, first.plan)
     assert 0 < stopped.bound_s <= stopped.objective_s == first.step_time_s
-
-
-def test_a_plan_that_is_refined_only_gets_better_until_it_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixty layers on twelve workers, with memory for a part of them."""
-    monkeypatch.setattr(cut_selection, "_PART", 0.6)
-    monkeypatch.setattr(pipeline_searches, "_REFINED_CUTS", 0)
-    rng = random.Random(7)
-    layers = [
-        Layer(f"l{i}", rng.uniform(1, 2), rng.uniform(1, 4), rng.randint(0, 80), rng.randint(0, 60)) for i in range(60)
-    ]
-    whole = sum(layer.parameter_bytes * 4 + layer.saved_bytes for layer in layers)
-    levels = (Level("server", 4, 100.0, 0.0), Level("cluster", 3, 20.0, 0.1))
-    cluster = Cluster("c", Device("d", "cuda", int(0.35 * whole)), levels)
-    profile = chain(layers, [rng.randint(1, 20) for _ in layers[1:]], optimizer_state_ratio=1.0)
-    problem = Problem(profile, cluster, Options(overlap=1.0, contention=False))
-    told: list[tuple[float, float]] = []
-    result = dynamic_program.solve(problem, enumerate_cuts(problem, 1000), report=lambda *state: told.append(state))
-    assert result.status == "optimal"
-    bounds, step_times = [bound for bound, _ in told], [step_time for _, step_time in told]
-    assert step_times == sorted(step_times, reverse=True)
-    assert bounds == sorted(bounds)
-    # A plan is known before it is the best, and a bound before it is the step time.
-    assert len(set(step_times)) > 2
-    assert next(bound for bound, step_time in told if step_time < INF) < bounds[-1]
-    assert bounds[-1] == pytest.approx(step_times[-1], rel=1e-8)
 
 
 def _stop_after(searches: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +143,6 @@ def test_where_few_plans_fit_a_search_that_ends_early_has_one(monkeypatch: pytes
         patch.setattr(BatchSpaces, "_refined", ends_early)
         found = dynamic_program.solve(problem, enumerate_cuts(problem, 1000), seconds=60.0)
     assert found.status == Status.FEASIBLE
-    assert found.plan is not None
     assert len(found.plan.stages) > 8
     assert evaluate(found.plan, problem).fits
     searches, find = [], BatchSpaces._find
@@ -175,22 +155,6 @@ def test_where_few_plans_fit_a_search_that_ends_early_has_one(monkeypatch: pytes
     alone = replace(problem, options=replace(problem.options, stages=1))
     assert solve_by_dp(alone).status == Status.INFEASIBLE
     assert 0 < len(searches) <= 4, "few searches say that no plan of one stage fits"
-
-
-@pytest.mark.parametrize("seeds", first_few(range(60), 12))
-def test_a_plan_that_fits_is_found_where_there_is_any(seeds: range) -> None:
-    both = set()
-    for seed in seeds:
-        draw = unequal_instance if seed % 2 else mixed_instance
-        _, problem = drawn(seed, lambda number: draw(number, layers=5, schedule="1f1b-flush"))  # noqa: B023
-        cuts = enumerate_cuts(problem, 1000)
-        any_fits = dynamic_program.is_feasible(problem, cuts)
-        assert any_fits == (dynamic_program.solve(problem, cuts).plan is not None), seed
-        if any_fits and problem.options.memory and not problem.options.pins:
-            found = PipelineSearches(problem, cuts).fitting(None)
-            assert found is None or found[1].fits(PipelineSearches(problem, cuts).limited, found[0]), seed
-        both.add(any_fits)
-    assert both == {True, False}
 
 
 @pytest.mark.parametrize("schedule", ["1f1b-stashing", "1f1b-flush"])
@@ -226,24 +190,64 @@ def test_servers_that_differ_may_be_as_many_as_can_be_searched() -> None:
         solve_by_dp(large)
 
 
-def test_bisection_comes_to_the_least_and_proves_it() -> None:
-    """With a search that finds the least, or only something within its limit."""
-    for known, least in ((1.05, 1.05), (1.05, 1.045), (1.05, 1.01), (1.0005, 1.0), (1.9, 1.3)):
+@pytest.mark.parametrize("seeds", first_few(range(400), 3))
+@pytest.mark.parametrize("schedule", ALL_SCHEDULES)
+def test_plans_on_few_cuts_first_change_no_answer(schedule: str, seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_selection, "SELECTED_CUTS", 1)
+    if schedule not in schedules.FLUSHING:
+        monkeypatch.setattr(cut_selection, "_PART", 0.75)
+        monkeypatch.setattr(pipeline_searches, "_REFINED_CUTS", 0)
+    for seed in seeds:
+        check_dp(*drawn(seed, lambda n: replace(mixed_instance(n, layers=5, schedule=schedule), recompute=n % 3 > 0)))
 
-        def exact(limit: float, least: float = least) -> tuple[float, str] | None:
-            return (least, "least") if limit >= least else None
 
-        result = least_threshold(exact, 1.0, 10.0, (known, "known"), finds_least=True)
-        assert (result.finished, result.high) == (True, least)
-        assert result.low >= least * (1 - 2 * PRECISION)
-        assert result.best == ("least" if least < known else "known")
-    for least, step in itertools.product((1.0, 1.0001, 1.3, 2.9), (0.0, 1e-7, 1e-3, 0.1)):
+SHAPES = ((24,), (4, 6), (8, 3), (2, 3, 4), (3, 2, 2, 2))
 
-        def some(limit: float, least: float = least, step: float = step) -> tuple[float, float] | None:
-            found = max(least, limit * (1 - step))
-            return (found, found) if limit >= least else None
 
-        within = least_threshold(some, 1.0, 4.0, (3.5, 3.5))
-        assert within.finished
-        assert within.high == pytest.approx(least, rel=1e-8)
-        assert within.low >= within.high * (1 - 3 * PRECISION)
+def _long_problem(seed: int) -> Problem:
+    """A chain of 8 to 16 layers on 24 workers, too long for brute force, with memory for a part of it."""
+    rng = random.Random(seed)
+    layers = [
+        Layer(f"l{i}", rng.uniform(1, 9), rng.uniform(1, 20), rng.randint(0, 80), rng.randint(0, 60))
+        for i in range(rng.randint(8, 16))
+    ]
+    sizes = [rng.randint(1, 20) for _ in layers[1:]]
+    whole = sum(layer.parameter_bytes * 4 + layer.saved_bytes for layer in layers)
+    levels = tuple(
+        Level(f"n{i}", n, rng.choice([5.0, 20.0, 100.0]), rng.choice([0.0, 0.3]))
+        for i, n in enumerate(rng.choice(SHAPES))
+    )
+    cluster = Cluster("c", Device("d", "cuda", int(whole * rng.uniform(0.3, 1.2))), levels)
+    profile = chain(layers, sizes, optimizer_state_ratio=1.0)
+    return Problem(profile, cluster, Options(overlap=rng.choice([1.0, 1.0, 0.5]), contention=False))
+
+
+@pytest.mark.parametrize("seed", slow_but_for(range(4), range(12)))
+def test_the_search_over_undominated_states_answers_as_the_one_that_tries_all_runs(seed: int) -> None:
+    problem = _long_problem(seed)
+    cuts = enumerate_cuts(problem, 1000)
+    one, other = CostTerms(problem, cuts), HeterogeneousTerms(problem, cuts)
+    limits = SearchLimits(memory=True, recompute=seed % 2 == 0)
+    rng, answers = random.Random(seed), set()
+    for _ in range(8):
+        threshold = one.floor * rng.uniform(1.0, 8.0) ** rng.choice([0.5, 1, 2])
+        found = UniformSearch(one, threshold, limits).run() is not None
+        assert found == (PlacementSearch(other, threshold, limits).run() is not None), threshold
+        answers.add(found)
+    free = CostTerms(replace(problem, options=replace(problem.options, memory=False)), cuts)
+    unlimited = UniformSearch(free, one.floor * 64, SearchLimits(memory=False)).run()
+    assert True not in answers or unlimited is not None
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 700])
+def test_no_kept_row_loses_to_another_and_every_lost_row_does(count: int) -> None:
+    points = np.random.default_rng(count).integers(0, 12, (count, 3))
+    points = points[np.lexsort(points.T[::-1])]
+
+    def dominates(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+        return (points[some][:, None] <= points[others][None]).all(axis=2)
+
+    kept = undominated_rows(count, dominates)
+    every = np.arange(count)
+    earlier = np.triu(dominates(every, every), 1) if count else np.zeros((0, 0), dtype=bool)
+    assert kept.tolist() == np.flatnonzero(~earlier.any(axis=0)).tolist()

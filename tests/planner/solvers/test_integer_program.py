@@ -1,4 +1,4 @@
-"""What the integer program charges, where it stops, and numbers that HiGHS has trouble with."""
+"""What the integer program is made of and charges, where it stops, and numbers that HiGHS has trouble with."""
 
 from __future__ import annotations
 
@@ -7,20 +7,29 @@ from dataclasses import replace
 from typing import Any
 
 import brute_force
+import numpy as np
 import pytest
 from brute_machines import Instance
-from instances import drawn, mixed_instance, to_problem
-from long_chains import chain
+from instances import drawn, mixed_instance, tied_instance, to_problem
+from long_chains import chain, long_chain
 from solver_contract import check_ilp, solve_by_dp, solve_by_ilp
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, evaluate
+from pipeplan.cost.stage_table import SUMS
+from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.solvers.ilp import backend, integer_program, space_search
+from pipeplan.solvers.ilp import backend, cut_table, integer_program, space_search
+from pipeplan.solvers.ilp.columns import ColumnFactory, Columns
+from pipeplan.solvers.ilp.cut_table import CutTable
+from pipeplan.solvers.ilp.enumeration import ColumnEnumeration
+from pipeplan.solvers.ilp.places import Places
+from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.solvers.result import Status
+from pipeplan.util.deadline import NO_DEADLINE
 
 
 def uneven(count: int, *, saved: int = 0) -> Profile:
@@ -47,7 +56,7 @@ def _straddling(**changes: Any) -> Instance:
         {"f": 5.0, "b": 1.0, "w": 0.0, "s": 0.0, "u": 0.0},
     ]
     fields = {"levels": [(2, 1000.0, 0.0), (3, 6.0, 0.0)], "stages": 2, "boundary": "parallel", "contention": True}
-    return Instance(layers, [(0, (1,), 40.0, 19.0)], **(fields | {"allow_copies": False} | changes))  # type: ignore[arg-type]
+    return Instance(layers, [(0, (1,), 40.0, 19.0)], **(fields | {"allow_copies": False} | changes))
 
 
 def test_a_boundary_inside_a_server_is_charged_by_the_workers_of_both_stages() -> None:
@@ -66,7 +75,6 @@ def test_plain_data_parallelism_waits_for_its_buckets(max_replicas: int | None) 
     instance = Instance(layers, tensors, levels, max_replicas=max_replicas, contention=True)
     check_ilp(instance, to_problem(instance), ["cold", "bounded"])
     result = solve_by_ilp(to_problem(instance))
-    assert result.plan is not None
     assert evaluate(result.plan, to_problem(instance)).bound == WAITS_FOR_UPDATE
 
 
@@ -103,7 +111,6 @@ def test_the_smallest_layer_counts_beside_a_large_memory() -> None:
     problem = Problem(profile, cluster((2, 1e6), memory=6 << 30), Options())
     result = solve_by_ilp(problem)
     assert result.status == Status.OPTIMAL
-    assert result.plan is not None
     assert evaluate(result.plan, problem).fits
 
 
@@ -114,7 +121,6 @@ def test_work_is_counted_in_what_the_devices_take_for_it() -> None:
     fast = Cluster("fast", Device("d", "cuda", 1 << 26, speed=1e6), levels)
     problem = Problem(chain(layers, [8, 4096], optimizer_state_ratio=1.0), fast, Options(contention=False))
     result = solve_by_ilp(problem)
-    assert result.plan is not None
     assert evaluate(result.plan, problem).step_time_s == pytest.approx(result.objective_s, rel=1e-6)
 
 
@@ -177,7 +183,6 @@ def test_ctrl_c_and_a_failure_leave_data_parallelism_and_a_bound(monkeypatch: py
         assert (result.status, result.note) == (Status.FEASIBLE, note)
         assert result.interrupted is ("Ctrl-C" in note)
         assert len(asked) <= 1 or not result.interrupted
-        assert result.plan is not None
         assert result.plan.config == "4", "plain data parallelism is known without any search"
         assert result.objective_s == pytest.approx(evaluate(result.plan, problem).step_time_s)
         assert problem.work_s / 4 <= result.bound_s <= best.objective_s
@@ -189,6 +194,79 @@ def test_a_gap_is_a_promise() -> None:
         expected = brute_force.best(instance)
         result = integer_program.solve(problem, integer_program.IlpLimits(gap=0.1))
         if not math.isinf(expected):
-            assert result.plan is not None
             assert result.bound_s <= expected * (1 + 1e-6)
             assert evaluate(result.plan, problem).step_time_s * (1 - 0.1) <= result.bound_s * (1 + 1e-6)
+
+
+# What it is made of.
+
+
+def test_both_solvers_have_the_same_cuts_with_the_same_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They find them in different ways."""
+    for seed in range(12):
+        _, problem = drawn(seed, lambda one: (mixed_instance, tied_instance)[one % 2](one, layers=7))
+        theirs, table = enumerate_cuts(problem, 10_000), CutTable.of(problem)
+        members = {tuple(theirs.members(0, cut)): cut for cut in range(len(theirs.ideals))}
+        order = np.array([members[tuple(table.members(0, cut))] for cut in range(len(table))])
+        assert sorted(order) == list(range(len(theirs.ideals)))
+        for name in (*SUMS, "sent", "returned"):
+            assert getattr(table, name) == pytest.approx(getattr(theirs, name)[order]), (seed, name)
+        begin, end = np.nonzero(table.larger)
+        between = theirs.workspaces.between(order[end], order[begin])
+        assert table.workspaces.between(end, begin).tolist() == between.tolist()
+    monkeypatch.setattr(cut_table, "MOST_CUTS", len(problem.units))
+    assert CutTable.of(problem) is None, "a model with too many cuts has no table"
+
+
+def _chain_problem(layers: int = 24, **options: object) -> Problem:
+    """A chain on two servers of four workers, each with a quarter of the memory that a single one would need."""
+    profile = long_chain(layers, scale=10.0)
+    needed = sum(4 * layer.parameter_bytes + layer.saved_bytes for layer in profile.layers)
+    cluster = Cluster("c", Device("d", "cuda", needed // 4), (Level("server", 4, 1e10), Level("cluster", 2, 1e9)))
+    return Problem(profile, cluster, Options(overlap=1.0, **options))
+
+
+def _columns(problem: Problem, step_time_s: float) -> tuple[Columns, ColumnFactory]:
+    """The columns within a step time, in the space of plans without copies."""
+    space = next(space for space in plan_spaces(problem) if space.copies == 1)
+    factory = ColumnFactory(problem, space, CutTable.of(problem), Places(space.inner(problem), None))
+    time_s = space.inner_step_time(problem, step_time_s)
+    return ColumnEnumeration(factory, NO_DEADLINE).within(time_s, step_time_s, None), factory
+
+
+def test_no_columns_are_left_below_the_best_step_time_of_a_chain() -> None:
+    """Where memory binds; where 2bw allows no more in flight than an update has; and under vertical sync."""
+    for problem, share in (
+        (_chain_problem(), 1 - 1e-6),
+        (_chain_problem(schedule="2bw", accumulate=4, memory=False), 1 - 1e-3),
+        (_chain_problem(10, schedule="vertical-sync"), 0.98),
+    ):
+        best = solve_by_dp(problem)
+        assert not len(_columns(problem, best.objective_s * share)[0])
+        if problem.options.schedule == "2bw":
+            # At most four minibatches are in flight, so no more than four workers are busy.
+            assert best.objective_s > problem.work_s / 4 * (1 - 1e-6)
+        elif problem.options.schedule == "1f1b-stashing":
+            assert 0 < len(_columns(problem, best.objective_s * (1 + 1e-6))[0]) < 2_000
+            confirmed = solve_by_ilp(problem, best.objective_s)
+            assert confirmed.bound_s == pytest.approx(best.objective_s, rel=1e-6)
+            assert confirmed.plan is not None
+
+
+def test_a_plan_ends_at_the_last_cut_where_rounding_gives_another_one_more_work() -> None:
+    """A last layer without work, as a loss is, adds to the sum of the work only its rounding."""
+    ended = 0
+    for layers in range(20, 80):
+        profile = long_chain(layers, seed=layers)
+        *others, last = profile.layers
+        profile = replace(profile, layers=(*others, replace(last, forward_s=0.0, backward_s=0.0)))
+        cluster = Cluster("c", Device("d", "cuda", 10**12), (Level("server", 2, 1e10),))
+        problem = Problem(profile, cluster, Options(schedule="1f1b-flush", accumulate=4, stages=1, overlap=1.0))
+        cuts = CutTable.of(problem)
+        if cuts.work_s.argmax() < cuts.last:
+            ended += 1
+            columns, factory = _columns(problem, 1.0)
+            whole = factory.places.stop[columns.place] == factory.places.workers
+            assert whole.any()
+            assert (columns.end[whole] == factory.last).all()
+    assert ended, "no sum of these layers is rounded so"

@@ -1,6 +1,9 @@
-"""No simulated plan is faster than the bound of the relaxation, which is far above the time in which all compute."""
+"""Bounds of relaxations: no plan is faster, and they are far above the time in which all compute."""
 
 from __future__ import annotations
+
+import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +24,10 @@ from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.simulate import simulated_update_s
-from pipeplan.solvers.cut_groups import CutGroups, MainUnits
+from pipeplan.solvers.cut_groups import MOST_GROUPS, MainUnits
+from pipeplan.solvers.dp import charged, dynamic_program
+from pipeplan.solvers.passed_components import passed_levels
+from pipeplan.solvers.result import Status
 from pipeplan.solvers.update_bound import UpdateBound
 from pipeplan.util.deadline import NO_DEADLINE
 
@@ -31,8 +37,12 @@ SERVERS = Cluster("4x1", Device("d", "cuda", 10**9), (Level("server", 1, 1.0), L
 
 @pytest.mark.parametrize("part", first_few(range(20), 4))
 @pytest.mark.parametrize("schedule", [FLUSH, ZERO_BUBBLE])
-def test_no_simulated_update_is_faster_than_the_relaxation_allows(schedule: str, part: range) -> None:
+def test_no_simulated_update_is_faster_than_the_relaxation_allows(
+    schedule: str, part: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where cuts are taken in groups."""
     for number in part:
+        monkeypatch.setattr("pipeplan.solvers.cut_groups.MOST_GROUPS", MOST_GROUPS if number % 2 else 3)
         for seed, plan, problem in drawn_flush_plans(schedule, range(number * AT_ONCE, (number + 1) * AT_ONCE)):
             if len(plan.stages) > 1:
                 simulated_s = simulated_update_s(scenario_of_plan(plan, problem, evaluate(plan, problem)))
@@ -74,7 +84,6 @@ def test_every_cut_has_a_cut_of_the_main_units_with_no_larger_totals(monkeypatch
     tensors += [Tensor(f"side{n}", f"s{n}", ("l9",), 2, 2) for n in range(9)]
     problem = Problem(Profile(tuple(layers), tuple(tensors), 1), SERVERS, Options(schedule=FLUSH, accumulate=8))
     every, found = enumerate_cuts(problem, 100_000), MainUnits.of(problem, NO_DEADLINE)
-    assert found is not None
     assert len(found.units) == len(names)
     main = found.cuts(problem)
     assert len(main.ideals) < 100 < len(every.ideals)
@@ -86,14 +95,58 @@ def test_every_cut_has_a_cut_of_the_main_units_with_no_larger_totals(monkeypatch
     assert (smaller & near).any(axis=1).all()
 
 
-def test_groups_keep_the_order_of_cuts_and_their_extremes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeplan.solvers.cut_groups.MOST_GROUPS", 5)
-    machines = _chain(100, 1)
-    problem = Problem(machines.profile, machines.cluster, Options(schedule=FLUSH, accumulate=8))
+# Pipelines that pass through servers or racks, against searches that charge every card without the bound.
+
+CLUSTERS = (2, 5), (2, 6), (2, 7), (2, 2, 3), (2, 3, 2)
+
+
+def _passing(seed: int, *, schedule: str = "1f1b-stashing") -> Problem:
+    """A chain on servers whose cards are slow, with far more parameters than two servers can train in the time."""
+    rng = random.Random(seed)
+    count, size = rng.randint(7, 10), 10 ** rng.uniform(0.5, 1.5)
+    layers = [
+        Layer(f"l{index}", rng.uniform(0.5, 1.5), rng.uniform(1.0, 3.0), int(1e6 * size * rng.uniform(0.5, 1.5)), 1000)
+        for index in range(count)
+    ]
+    sizes = [rng.randint(800_000, 1_000_000) for _ in layers[1:]]
+    counts = CLUSTERS[seed % len(CLUSTERS)]
+    inside, outside = Level("server", counts[0], 1e9), 10 ** rng.uniform(5.4, 6.1)
+    above = [Level(f"level{place}", number, outside / 2**place) for place, number in enumerate(counts[1:])]
+    cluster = Cluster("drawn", Device("GPU", "cuda", 10**12), (inside, *above))
+    return Problem(chain(layers, sizes), cluster, Options(schedule=schedule, overlap=1.0, allow_copies=False))
+
+
+def _even() -> Problem:
+    """Twelve layers of a second each and much to synchronise, on six servers of two.
+
+    A message keeps a card busy for a second. So a second would be the step time, did the cards of the servers between
+    the first and the last not send an activation and a gradient for every minibatch.
+    """
+    layers = [Layer(f"l{index}", 0.4, 0.6, 10**8, 1000) for index in range(12)]
+    cluster = Cluster("even", Device("GPU", "cuda", 10**12), (Level("server", 2, 1e12), Level("cluster", 6, 1e6)))
+    return Problem(chain(layers, 10**6), cluster, Options(overlap=1.0, allow_copies=False))
+
+
+def test_no_pipeline_is_faster_than_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    higher = 0
+    for problem in (_even(), *map(_passing, range(10))):
+        cuts = enumerate_cuts(problem, 1000)
+        bound_s = max((one.bound_s for one in passed_levels(problem, cuts)), default=0.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(charged, "passed_levels", lambda problem, cuts: [])
+            best = dynamic_program.solve(problem, cuts)
+        assert best.status == Status.OPTIMAL
+        assert best.objective_s >= bound_s * (1 - 1e-9)
+        apart = replace(problem, options=replace(problem.options, contention=False))
+        higher += bound_s > dynamic_program.solve(apart, cuts).bound_s * (1 + 1e-6)
+    assert higher > 1
+
+
+def test_on_many_workers_it_proves_plans_whose_stages_straddle_no_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charged, "MOST_PLACEMENTS", 0)
+    problem = _even()
     cuts = enumerate_cuts(problem, 1000)
-    groups = CutGroups.of(cuts)
-    assert 2 < len(groups.crossing) <= 7 < len(cuts.ideals)
-    assert (groups.least["work"][1:] > groups.most["work"][:-1] - 1e-9).all()
-    assert groups.inside("work")[0, -1] == pytest.approx(cuts.work_s[-1])
-    assert UpdateBound(problem, cuts).may_fit(1000.0)
-    assert not UpdateBound(problem, cuts).may_fit(47.9)
+    best = dynamic_program.solve(problem, cuts, price=lambda plan: evaluate(plan, problem).step_time_s)
+    assert best.status == Status.OPTIMAL
+    assert best.objective_s == pytest.approx(2.0)
+    assert evaluate(best.plan, problem).step_time_s == pytest.approx(2.0)
