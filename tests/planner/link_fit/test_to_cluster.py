@@ -97,21 +97,6 @@ def test_the_rates_of_a_network_of_three_levels(tmp_path: Path) -> None:
             assert "measured today" in cluster.levels[number - 1].source
 
 
-def test_servers_of_one_worker(tmp_path: Path) -> None:
-    network = Network((1, 2, 4), (1.0, 4e8, 1e8), (0.0, 1e-4, 2e-4))
-    rates = {(a, b): network.cards[network.level(a, b)] for a, b in itertools.combinations(range(4), 2)}
-    nesting = find_levels(rates, range(4))
-    flat = Network((2, 4), (4e8, 1e8), (1e-4, 2e-4))
-    series = [
-        LinkSeries(one.kind, one.level + 1, one.ranks, one.way, one.samples)
-        for one in times(flat, find_levels(rates, [0] * 4), 0, lambda ranks: 1.0)
-    ]
-    cluster = read_back(build_cluster("net", nesting, series, [CPU] * 4, "today"), tmp_path)
-    assert [(level.name, level.count) for level in cluster.levels] == [("server", 1), ("group", 2), ("cluster", 2)]
-    assert (cluster.servers, cluster.workers) == (4, 4)
-    assert Links.of(cluster).sendrecv(3, 0)[0] == pytest.approx(1e8, rel=0.06)
-
-
 def test_one_pair_may_not_fill_a_card_and_reductions_may_be_faster_than_messages(tmp_path: Path) -> None:
     network = Network((4, 8), (40e9, 10e9), (5e-6, 20e-6), stream=4e9, ring=0.6)
     above = read_back(surveyed(network, 4), tmp_path).levels[1]

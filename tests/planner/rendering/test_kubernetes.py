@@ -82,19 +82,6 @@ def test_a_pod_for_each_server_gets_its_devices_or_cores() -> None:
     assert [volume["name"] for volume in pod(manifest)["volumes"]] == ["pipeplan"]
 
 
-def test_options_are_in_the_manifest() -> None:
-    given = {"image": "registry:5000/me/image@sha256:1", "claim": "my-claim", "mount": "/data/", "name": "mine"}
-    manifest = job(**given, namespace="team", options="--epochs 90")
-    trainer, spec = manifest["spec"]["trainer"], pod(manifest)
-    assert manifest["metadata"] | {"annotations": 0} == {"name": "mine", "namespace": "team", "annotations": 0}
-    assert trainer["image"] == "registry:5000/me/image@sha256:1"
-    (secret,) = trainer["env"]
-    assert (secret["name"], secret["valueFrom"]["secretKeyRef"]["key"]) == ("PIPEPLAN_SECRET", "secret")
-    assert trainer["args"][1:] == ["pipeplan", "/data/plan", "/data/runs/mine", "--epochs", "90"]
-    assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == "my-claim"
-    assert spec["containers"][0]["volumeMounts"][0] == {"name": "pipeplan", "mountPath": "/data"}
-
-
 def test_servers_of_different_sizes_need_a_pod_for_each_worker() -> None:
     machines = [Server(Device("A100", "cuda", 2**30), Level("server", count, 1e9)) for count in (4, 2)]
     uneven, plan = Cluster.of_servers("lab", machines, (Level("cluster", 2, 1e9),)), grid(PROFILE, ["h.1.ln"], 3)
