@@ -43,16 +43,6 @@ def appends(path: Path) -> Callable[[], None]:
     return call
 
 
-def grown(path: Path, beyond: int) -> bool:
-    """Whether the file gets longer than that, within a time that is plenty."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        if path.stat().st_size > beyond:
-            return True
-        time.sleep(0.005)
-    return False
-
-
 class TwoSpeeds:
     """A load of two processes under which everything takes twice as long; it notes when it is started.
 
@@ -90,35 +80,17 @@ class Numbered(Passes):
             samples.backward["a"].append(4.0 if self._load.running else 2.0)
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [0.0]
-    monkeypatch.setattr(measured_passes, "TURN_S", 0.25)  # sums of it are exact
-    monkeypatch.setattr(measured_passes.time, "perf_counter", lambda: now[0])
-    return now
-
-
-@pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    (tmp_path / "job.py").write_text(JOB)
-    monkeypatch.setattr(profiler, "load_processes", lambda options: 2 if options.load else 0)
-    return f"{tmp_path}/job.py:make"
-
-
-def loses_all(self: BusyCores) -> None:
-    for copy in self._copies:
-        os.kill(copy, signal.SIGKILL)
-
-
 def test_copies_run_between_start_and_stop_and_one_that_ends_is_noticed(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
     with BusyCores(3, nn.Linear(2, 2), appends(log)) as load:
         assert log.stat().st_size == 0, "they wait for the start"
         for _ in range(2):
-            before = log.stat().st_size
+            before, end = log.stat().st_size, time.monotonic() + 60
             load.start()
-            assert grown(log, before)
+            while log.stat().st_size == before:
+                assert time.monotonic() < end
+                time.sleep(0.005)
             load.stop()
             stopped = log.stat().st_size
             time.sleep(0.05)
@@ -135,7 +107,10 @@ def test_copies_run_between_start_and_stop_and_one_that_ends_is_noticed(tmp_path
         assert load.lost
 
 
-def test_passes_alone_and_under_load_take_turns_until_there_are_enough_of_both(clock: list[float]) -> None:
+def test_passes_alone_and_under_load_take_turns_until_there_are_enough_of_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(measured_passes, "TURN_S", 0.25)  # sums of it are exact
+    monkeypatch.setattr(measured_passes.time, "perf_counter", lambda: clock[0])
     load = TwoSpeeds()
     made = Numbered(load, clock)
     alone, loaded = made.measure(5, load=load)
@@ -156,8 +131,11 @@ def test_passes_alone_and_under_load_take_turns_until_there_are_enough_of_both(c
 
 
 def test_a_profile_has_both_or_leaves_out_times_under_less_load_than_wanted(
-    model: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    monkeypatch.setattr(profiler, "load_processes", lambda options: 2 if options.load else 0)
+    model = f"{tmp_path}/job.py:make"
     found = profile_model(model, ProfilerOptions(repeats=3, load=True, halvings=1))
     assert found.provenance.load_processes == 2
     assert "3 passes while 2 processes ran the same" in found.provenance.how
@@ -165,6 +143,11 @@ def test_a_profile_has_both_or_leaves_out_times_under_less_load_than_wanted(
         assert all(layer.loaded_forward_s > 0 for layer in size.layers if "Linear" in layer.op)
     # What a step takes beyond its fixed cost may be too little to be told from none.
     assert all((layer.loaded_update_s > 0) is (layer.update_s > 0) for layer in found.layers)
+
+    def loses_all(self: BusyCores) -> None:
+        for copy in self._copies:
+            os.kill(copy, signal.SIGKILL)
+
     memory = "pipeplan.profiler.busy_cores.free_bytes"
     for target, changed, said in ((memory, lambda: 1 << 20, "1 MiB are free"), (None, loses_all, "has ended")):
         with monkeypatch.context() as patched:
