@@ -1,4 +1,4 @@
-"""The files for every trainer have the stages, sizes and orders of the plan, as a separate parser or torch reads them."""
+"""The files for every trainer have the stages, sizes and orders of the plan, as a separate parser or torch has it."""
 
 from __future__ import annotations
 
