@@ -126,8 +126,6 @@ def test_solve_names_the_next_step(run: Run, planned: Path) -> None:
 
 
 DP = pipeplan.Settings(solver="dp", certify=False)
-
-
 CLUSTER = """
 format = "pipeplan-cluster"
 version = 1
@@ -179,14 +177,8 @@ ODD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"tokens_per_sample": 0}, "tokens-per-sample must be at least 1"),
     ({"epochs": 2, "inference": True}, "epochs is for training"),
 )
-
-
 SOLVE = (*("solve", "mnist-v100", "--cluster", "local", "--workers", "2"), "--solver", "dp", "--stages")
-
-
 FLUSH = ("2", "--schedule", "1f1b-flush", "--batch", "128")
-
-
 FILES = {"pipeline.py", "schedule.csv"}
 
 

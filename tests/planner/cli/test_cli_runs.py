@@ -97,11 +97,7 @@ def test_a_damaged_plan_is_one_line(run: Run, planned: Path) -> None:
 
 FORWARD_S, BACKWARD_S, UPDATE_S, MOVE_S = 1.0, 2.0, 0.5, 0.25
 """Of both stages, but the update of the first alone, and what lies between them."""
-
-
 COUNT = 12
-
-
 Rows = Sequence[tuple[str, int, float, float]]
 
 
@@ -246,8 +242,6 @@ def test_only_so_many_microbatches_and_a_wait_is_named_after_what_follows(run: R
 
 
 TRACED = "simulate --trace trace.json --run latest "
-
-
 TRACES_REFUSED = {
     "simulate --run latest": "give --trace FILE",
     TRACED + "nowhere": "nowhere does not exist",
@@ -255,8 +249,6 @@ TRACES_REFUSED = {
     TRACED + "plan --run elsewhere": "elsewhere does not exist",
     TRACED + "plan --trace .": "is a folder",
 }
-
-
 DAMAGED_RUNS = (
     ("summary.json", '"pipeplan-summary"', '"x"', "summary.json is not a pipeplan-summary file"),
     ("timeline/rank-1.json", "]", "", "rank-1.json is not valid JSON"),
@@ -379,8 +371,6 @@ def test_nothing_is_replaced_unasked(run: Call, plan_folder: Path, tmp_path: Pat
 
 
 UNMEASURED = {"predicted": 1.0, "measured": None, "ratio": None}
-
-
 SUMMARIES: dict[str, dict[str, Any]] = {
     "too few minibatches to measure a step time (3 after the fill": {"steady_minibatches": 3},
     "too few minibatches": {"includes_fill": True},
@@ -390,15 +380,11 @@ SUMMARIES: dict[str, dict[str, Any]] = {
     "is a run of another plan than": {"plan": "sha256:another"},
 }
 """Fields of a summary that cannot be used, by the complaint."""
-
-
 STAGES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
     "measured 1 stages, and": lambda stages: stages.pop(),
     "measured no time at all": lambda stages: stages[1]["backward_s"].update(measured=0.0),
     "of an older version": lambda stages: stages[0]["measured"].pop("cpu_s"),
 }
-
-
 GONE = {
     "has no summary.json": "plan/runs/one/summary.json",
     "name it with --profile": "profile.json",

@@ -1,4 +1,4 @@
-"""`pipeplan solve` as a person meets it: answers on stdout, one line of complaint on stderr, options, servers that differ."""
+"""`pipeplan solve` as a person meets it: its answers, its options, clusters of servers that differ, and mistakes."""
 
 from __future__ import annotations
 
@@ -202,8 +202,6 @@ def test_layers_that_ties_keep_together_are_named(run: Run) -> None:
 
 
 LAYERS = "abcdef"
-
-
 CLUSTER = ("--cluster", "A", "--servers", "1")
 """Four workers: what options do is seen on few as well."""
 
@@ -280,11 +278,7 @@ def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
 
 
 PIN = f"solve {' '.join(CLUSTER)} --solver dp --no-write --schedule 1f1b-stashing --ignore-memory --pin "
-
-
 GIVEN = f"solve {' '.join(CLUSTER)} --solver dp --no-write "
-
-
 OPTIONS_REFUSED = {
     # Without a limit on memory it is the pins alone that leave no plan, whatever time there is to find out.
     f"{PIN} a": "--pin: expected a layer and a stage from 1 on, as in conv1=1, found 'a'",

@@ -1,4 +1,4 @@
-"""What holds for all commands: shared options, examples, exit codes, output, completion, and what earlier versions had."""
+"""What holds for all commands: options, examples, exit codes, output, completion, and what earlier versions had."""
 
 from __future__ import annotations
 
@@ -235,8 +235,6 @@ def test_notes_are_dropped_while_standard_error_is_silenced_and_progress_is_for_
 
 
 COMMANDS = ("solve", "explain", "sweep", "replan")
-
-
 KEPT = {("sweep", "--jobs")}
 """Commands that still have an option of this name."""
 

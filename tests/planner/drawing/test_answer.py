@@ -214,11 +214,7 @@ def test_columns_are_dropped_in_their_order_and_named() -> None:
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*\b(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[0-9;]*m")
-
-
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
 WIDTH = 80
 
 

@@ -264,8 +264,6 @@ def test_a_plan_for_unequal_cards_names_the_card_of_each_rank() -> None:
 
 
 TORCH, TITAN = export_target("torch-pipelining"), export_target("torchtitan")
-
-
 CUTS = ["h.1.ln", "h.3.ln", "h.5.ln"]
 
 

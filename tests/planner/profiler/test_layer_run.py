@@ -114,8 +114,6 @@ def files(root: Path, contents: dict[str, str]) -> Path:
 
 
 MACHINE = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 5000 kB\n"}
-
-
 TIGHT = {
     "proc/self/cgroup": "0::/outer/inner\n",
     "sys/fs/cgroup/outer/inner/memory.max": "4000000\n",
@@ -125,8 +123,6 @@ TIGHT = {
     "sys/fs/cgroup/outer/memory.stat": "anon 7\ninactive_file 500000\n",
 }
 """Version 2: the group's own limit leaves 3 MB, the one around it 2.5 MB with what it cached."""
-
-
 UNLIMITED = {
     "proc/self/cgroup": "4:cpu:/x\n3:memory:/job\n",
     "sys/fs/cgroup/memory/job/memory.limit_in_bytes": "9223372036854771712\n",

@@ -261,8 +261,6 @@ def _trial(name: str, in_use: float, *cpu_s: float, products: int = 0) -> dict[s
 
 
 READ_S = 0.00025
-
-
 TRIALS = [
     _trial("pass", 1.0, 0.001),
     _trial("message", 2.0, 0.0009, 0.0012),

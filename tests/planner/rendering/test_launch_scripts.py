@@ -184,8 +184,6 @@ def test_copying_leaves_runs_behind_and_says_where_it_fails(plan: Path, tmp_path
 
 
 JOB = 70123
-
-
 STAND_INS = {
     # Prints the variables and arguments of srun, each on a line.
     "srun": 'printf "%s\\n" "$MASTER_ADDR" "$NNODES" "$@"',

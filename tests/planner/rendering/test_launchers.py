@@ -203,17 +203,9 @@ def test_export_writes_a_script_beside_the_plan_and_twice(plans: dict[str, Path]
 
 
 PROFILE = decoder(2)
-
-
 PLAN = grid(PROFILE, ["h.1.ln"], replicas=4)
-
-
 SIZES = ("send_bytes", "receive_gradient_bytes", "parameter_bytes", "minibatch_bytes", "memory_bytes")
-
-
 STAGES = [dict.fromkeys(("forward_s", "backward_s", "sync_s", *SIZES), 0)] * 2
-
-
 EVIL = "x: \"'{#}\\&*!|>%@` \u00e9\U0001f600$(HOME) $$1"
 
 
