@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from commandline import Run, check_refusals, refused, run_once
-from commandline import Run as Call
 from runs import GIB, chain, cluster, summary_of, write_run
 
 from pipeplan.cluster_data import cluster_toml
@@ -279,7 +278,7 @@ SOLVED = ("--max-replicas", "1", "--schedule", "1f1b-stashing")
 
 
 @pytest.fixture
-def plan_folder(run: Call, tmp_path: Path) -> Path:
+def plan_folder(run: Run, tmp_path: Path) -> Path:
     """A plan of a small chain on two workers, solved in an empty folder, with its profile above it."""
     profile = chain([(0.1, 0.2, 0.01), (0.1, 0.1, 0.01), (0.1, 0.2, 0.01)])
     replace(profile, provenance=Provenance(notes=("kept",), how="stopwatch")).save(tmp_path / "profile.json")
@@ -297,7 +296,7 @@ def a_run(plan_folder: Path, name: str = "one", step_time_s: float = 0.8, **more
     return write_run(plan_folder, name, summary_of(plan_folder, step_time_s, MEASURED, **more))
 
 
-def test_solving_again_predicts_what_was_measured(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+def test_solving_again_predicts_what_was_measured(run: Run, plan_folder: Path, tmp_path: Path) -> None:
     a_run(plan_folder)
     before = (tmp_path / "profile.json").read_bytes()
     ran = run("calibrate", "plan/runs/one")
@@ -323,7 +322,7 @@ def test_solving_again_predicts_what_was_measured(run: Call, plan_folder: Path, 
     assert "calibrated by runs on" in " ".join(run("profile", "show", "c2.json").out.split())
 
 
-def test_of_several_runs_of_a_plan_the_median_counts(run: Call, plan_folder: Path) -> None:
+def test_of_several_runs_of_a_plan_the_median_counts(run: Run, plan_folder: Path) -> None:
     names = [f"plan/runs/{name}" for name in ("one", "two", "three")]
     for name, step_time_s, factor in zip(names, (0.8, 4.0, 0.9), (1.0, 5.0, 1.1), strict=True):
         stages = [{what: factor * value for what, value in one.items()} for one in MEASURED]
@@ -335,7 +334,7 @@ def test_of_several_runs_of_a_plan_the_median_counts(run: Call, plan_folder: Pat
     assert json.loads(run("calibrate", *names, "--json", "--no-write").out)["slack"] == pytest.approx(alone["slack"])
 
 
-def test_json_has_all_that_was_found_and_nothing_need_be_written(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+def test_json_has_all_that_was_found_and_nothing_need_be_written(run: Run, plan_folder: Path, tmp_path: Path) -> None:
     a_run(plan_folder)
     ran = run("calibrate", "plan", "--json", "--no-write")
     assert (ran.code, (tmp_path / "calibrated.json").exists()) == (0, False)
@@ -354,7 +353,7 @@ def test_json_has_all_that_was_found_and_nothing_need_be_written(run: Call, plan
     assert "note: for 50% of the time no stage was busy" in said
 
 
-def test_nothing_is_replaced_unasked(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+def test_nothing_is_replaced_unasked(run: Run, plan_folder: Path, tmp_path: Path) -> None:
     """And only what was calibrated before, however it is asked for."""
     a_run(plan_folder)
     assert run("calibrate", "plan").code == 0
@@ -392,7 +391,7 @@ GONE = {
 }
 
 
-def test_what_cannot_be_used_is_refused_in_a_line(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_refused_in_a_line(run: Run, plan_folder: Path, tmp_path: Path) -> None:
     assert "nothing does not exist" in refused(run, "calibrate", "nothing")
     for complaint in (*SUMMARIES, *STAGES, *GONE):
         shutil.rmtree(plan_folder / "runs", ignore_errors=True)
@@ -405,7 +404,7 @@ def test_what_cannot_be_used_is_refused_in_a_line(run: Call, plan_folder: Path, 
         assert complaint in refused(run, "calibrate", "plan/runs/one"), complaint
 
 
-def test_runs_of_other_models_and_clusters_are_refused(run: Call, plan_folder: Path, tmp_path: Path) -> None:
+def test_runs_of_other_models_and_clusters_are_refused(run: Run, plan_folder: Path, tmp_path: Path) -> None:
     a_run(plan_folder)
     cluster_toml.write_cluster(cluster(3, bandwidth=1e9), tmp_path / "three.toml")
     assert run("solve", "profile.json", "--cluster", "three.toml", *SOLVED, "-o", "wide").code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
 import json
 from dataclasses import replace
@@ -69,14 +68,6 @@ def test_a_bundled_profile_is_planned_for_by_its_name_and_one_in_this_folder_com
     assert "small (profile.json in this folder)" in done.err
     document = json.loads(done.out)
     assert (document["profile"]["model"], document["verdict"]["proven"]) == ("small", True)
-
-
-def test_a_size_that_was_not_measured_is_planned_for_and_said(run: Run) -> None:
-    _save()
-    done = run("solve", "--cluster", "C", "--microbatch", "8", "--no-write", "--json", *QUICK)
-    assert json.loads(done.out)["profile"]["minibatch"] == 8
-    assert "rescaled linearly from microbatch 4 to 8" in done.err
-    assert "rescaled" not in run("solve", "--cluster", "C", "--microbatch", "4", "--no-write", "--json", *QUICK).err
 
 
 def test_inference_fixed_stages_and_more_levels_than_two(run: Run) -> None:
@@ -265,18 +256,6 @@ def test_schedules_with_a_number_of_minibatches(run: Run) -> None:
     assert solved(run, "--schedule", "2bw")["plan"]["accumulate"] == 4
 
 
-@pytest.mark.slow
-def test_a_plan_under_constraints_is_explained_under_them(run: Run) -> None:
-    _save_six()
-    arguments = ("--pin", "c=1", "--together", "e,f", "--max-workers", "5", "--schedule", "2bw", "--batch", "48")
-    assert run("solve", "--cluster", "A", "--solver", "dp", *arguments).code == 0
-    done = run("explain", "plan", "--profile", "profile.json", "--samples", "0", "--json")
-    assert done.code == 0, done.err
-    document = json.loads(done.out)
-    assert document["behind_best"] == 0
-    assert document["best_config"] == document["plan"]["config"]
-
-
 PIN = f"solve {' '.join(CLUSTER)} --solver dp --no-write --schedule 1f1b-stashing --ignore-memory --pin "
 GIVEN = f"solve {' '.join(CLUSTER)} --solver dp --no-write "
 OPTIONS_REFUSED = {
@@ -377,16 +356,6 @@ def test_servers_are_put_in_the_best_order(run: Run) -> None:
     script = Path("listed/launch.sh").read_text()
     assert "NODE_RANK=0: old: 1 x small" in script
     assert "in any order" not in script
-
-
-def test_a_sweep_says_which_servers_a_row_has(run: Run) -> None:
-    _save_mixed()
-    given = ("--cluster", "mixed.toml", "--servers", "1,2", "--max-replicas", "1", "--schedule", "1f1b-stashing")
-    done = run("sweep", *given, "--csv", "made.csv")
-    assert "Point 1: 1 small." in done.out
-    assert "Point 2: 2 servers: 1 small + 2 big." in done.out
-    rows = list(csv.DictReader(Path("made.csv").read_text().splitlines()))
-    assert [row["devices"] for row in rows] == ["1 small", "2 servers: 1 small + 2 big"]
 
 
 def test_the_first_servers_can_be_had_alone_and_a_file_is_listed_as_it_was_understood(run: Run) -> None:

@@ -59,18 +59,6 @@ def test_the_papers_clusters_are_bundled() -> None:
         assert all(level.source for level in found.levels if level.count > 1)
 
 
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(GOOD)
-    found = load_cluster(str(path))
-    assert (found.workers, found.servers, found.workers_per_server) == (6, 3, 2)
-    level = found.levels[1]
-    assert (level.name, level.count, level.bandwidth, level.allreduce_efficiency) == ("cluster", 3, 1.25e9, 0.5)
-    assert level.latency_s == pytest.approx(20e-6)
-    assert found.device.memory_bytes == 40 * 2**30
-    assert found.device.usable_bytes == (38 * 2**30)
-
-
 RATE, LATENCY, MEMORY, SHARE = (
     'bandwidth = "10 Gbit/s"',
     'latency = "20 us"',
