@@ -17,12 +17,10 @@ from pipeplan.profiler import profiler as module
 from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import (
-    MemoryUse,
     SavedBytes,
     failed_allocation_bytes,
     limited_memory,
     measure_workspaces,
-    memory_use,
 )
 from pipeplan.profiler.options import ProfilerOptions
 from pipeplan.profiler.overhead import measure_overhead, unmeasured
@@ -60,30 +58,36 @@ def test_equals_the_whole(name: str) -> None:
     assert (overhead.forward_s > 0.0, overhead.backward_s > 0.0) == (True, True)
 
 
+def layer_run(model: nn.Module, width: int, minibatch: int) -> LayerRun:
+    """A run over a model that reads so many random numbers a sample, whose loss is the sum of its output."""
+    job = Job(model, inputs=lambda n: torch.randn(n, width))
+    batch = Batch(job.example_inputs(minibatch), None)
+    return LayerRun(trace_job(job, minibatch), batch, lambda output, target: output.sum(), minibatch, CPU)
+
+
+class Writes(nn.Module):
+    """Layers that write in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x) * 2
+        y[:, 0] = 1.0
+        return self.last(y * y.sum())
+
+
 def test_groups_that_write_in_place() -> None:
-    class Writes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.first(x) * 2
-            y[:, 0] = 1.0
-            return self.last(y * y.sum())
-
-    job = Job(Writes(), inputs=lambda n: torch.randn(n, 4))
-    traced = trace_job(job, 3)
-    assert traced.together
-    run = LayerRun(traced, Batch(job.example_inputs(3), None), lambda output, target: output.sum(), 3, CPU)
+    run = layer_run(Writes(), 4, 3)
+    assert run.traced.together
     run.forward(unmeasured)
     run.backward(unmeasured)
 
 
 def saved(model: nn.Module, width: int, minibatch: int) -> dict[str, int]:
-    job = Job(model, inputs=lambda n: torch.randn(n, width))
-    batch = Batch(job.example_inputs(minibatch), None)
-    run = LayerRun(trace_job(job, minibatch), batch, lambda output, target: output.sum(), minibatch, CPU)
-    counted = SavedBytes([*model.parameters(), *batch.inputs])
+    run = layer_run(model, width, minibatch)
+    counted = SavedBytes([*model.parameters(), *run.batch.inputs])
     run.forward(unmeasured, counted.watch)
     return dict(counted.by_layer)
 
@@ -104,13 +108,6 @@ def test_saved_bytes_count_every_storage_once_for_the_first_that_saves() -> None
     # The first linear saves the model's input only; ReLU and Sigmoid save what the next linear saves again.
     assert saved(model, width=3, minibatch=10) == {"1": 10 * 5 * 4, "3": 10 * 7 * 4}
     assert saved(Scales(), width=3, minibatch=8) == {"last": 8 * 4 * 4}
-
-
-def files(root: Path, contents: dict[str, str]) -> Path:
-    for name, text in contents.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
 
 
 MACHINE = {"proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 5000 kB\n"}
@@ -134,7 +131,10 @@ UNLIMITED = {
 def test_the_tightest_group_with_a_limit_counts(tmp_path: Path) -> None:
     cases = ({}, None), (MACHINE, 5000 * 1024), (MACHINE | TIGHT, 2_500_000), (MACHINE | UNLIMITED, 5000 * 1024)
     for number, (contents, free) in enumerate(cases):
-        assert free_bytes(files(tmp_path / str(number), contents)) == free
+        for name, text in contents.items():
+            (tmp_path / str(number) / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / str(number) / name).write_text(text)
+        assert free_bytes(tmp_path / str(number)) == free
 
 
 JOB = """
@@ -190,11 +190,6 @@ def test_a_model_that_does_not_fit_says_what_it_needs(
 MIB = 1 << 20
 
 
-def test_use_of() -> None:
-    for changes, most, left in (([], 0, 0), ([5, 7, -7, 2], 12, 7), ([-4, 3], 0, -1), ([1, -1], 1, 0)):
-        assert memory_use(changes) == MemoryUse(most, left)
-
-
 class Wasteful(nn.Module):
     """A layer that makes three tensors of 1 MiB to give one, and keeps none of them."""
 
@@ -207,9 +202,7 @@ class Wasteful(nn.Module):
 
 
 def test_what_is_dropped_on_the_way_counts() -> None:
-    model = nn.Sequential(nn.Linear(512, 512), Wasteful(), nn.Linear(512, 1))
-    job = Job(model, inputs=lambda n: torch.ones(n, 512))
-    run = LayerRun(trace_job(job, 512), Batch(job.example_inputs(512), None), lambda out, target: out.sum(), 512, CPU)
+    run = layer_run(nn.Sequential(nn.Linear(512, 512), Wasteful(), nn.Linear(512, 1)), 512, 512)
     found = measure_workspaces(run, CPU)
     assert set(found) == {layer.name for layer in run.layers}
     wasteful = max(size for name, size in found.items() if name.startswith("1"))
