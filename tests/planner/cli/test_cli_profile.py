@@ -102,10 +102,7 @@ def test_servers_that_start_their_own_workers(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "line"),
-    [
-        (0, "workers 2 and 3 did not come"),
-        (1, "the workers' common store could not be reached"),
-    ],
+    [(0, "workers 2 and 3 did not come"), (1, "the workers' common store could not be reached")],
     ids=["second", "first"],
 )
 def test_a_server_that_never_comes(tmp_path: Path, number: int, line: str) -> None:

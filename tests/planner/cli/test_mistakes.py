@@ -227,8 +227,7 @@ def slow(mistake: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "mistake",
-    [pytest.param(one, marks=pytest.mark.slow if slow(one) else ()) for one in HERE if one not in ELSEWHERE],
+    "mistake", [pytest.param(one, marks=pytest.mark.slow if slow(one) else ()) for one in HERE if one not in ELSEWHERE]
 )
 def test_a_mistake_gets_its_line_and_leaves_nothing(
     mistake: str, prepared: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

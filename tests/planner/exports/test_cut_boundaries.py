@@ -59,8 +59,7 @@ def test_a_boundary_is_where_a_module_that_is_called_once_begins_or_ends() -> No
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param("mnist", marks=pytest.mark.deploy), pytest.param("resnet-tiny", marks=pytest.mark.slow)],
+    "name", [pytest.param("mnist", marks=pytest.mark.deploy), pytest.param("resnet-tiny", marks=pytest.mark.slow)]
 )
 def test_torch_cuts_where_the_profile_says(name: str) -> None:
     """torch's `pipeline()` puts the modules before each boundary of a traced model into the first stage."""

@@ -16,12 +16,7 @@ from pipeplan.errors import InputError
 from pipeplan.profiler import profiler as module
 from pipeplan.profiler.clock import CPUClock
 from pipeplan.profiler.layer_run import LayerRun
-from pipeplan.profiler.memory import (
-    SavedBytes,
-    failed_allocation_bytes,
-    limited_memory,
-    measure_workspaces,
-)
+from pipeplan.profiler.memory import SavedBytes, failed_allocation_bytes, limited_memory, measure_workspaces
 from pipeplan.profiler.options import ProfilerOptions
 from pipeplan.profiler.overhead import measure_overhead, unmeasured
 from pipeplan.profiler.prepared_layers import DuplicateFinder, graph_signature
