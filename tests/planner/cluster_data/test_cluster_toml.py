@@ -265,30 +265,13 @@ def test_efficiencies_and_single_devices_count_as_elsewhere_and_cards_make_bandw
     assert (links.sendrecv(2, 0)[0], links.card(1, 0)[0]) == (5e9 / 8, 20e9 / 8)
 
 
-PLAIN = """
-format = "pipeplan-cluster"
-version = 1
-name = "mixed"
-price_per_hour = 10
-device = {name = "big", kind = "cuda", memory = "16 GiB"}
-[[level]]
-name = "server"
-count = 4
-bandwidth = "12 GB/s"
-[[level]]
-name = "cluster"
-count = 2
-bandwidth = "10 Gbit/s"
-latency = "50 us"
-allreduce_efficiency = 0.5
-"""
-
-
 def test_a_file_of_equal_servers_is_the_plain_cluster(tmp_path: Path) -> None:
     equal = MIXED.replace('device = "small"\ndevices = 2\nbandwidth = "6 GB/s"\ncard = "5 Gbit/s"', "")
     equal = equal.replace("[[server]]\n\nprice_per_hour = 1.5\n", "")
-    cluster, other = (load_cluster(_saved(tmp_path, text)) for text in (equal, PLAIN))
-    assert (cluster, cluster.digest(), cluster.uniform) == (other, other.digest(), True)
+    levels = (Level("server", 4, 12e9), Level("cluster", 2, 1.25e9, 50e-6, 0.5))
+    plain = Cluster("mixed", Device("big", "cuda", 16 * 2**30), levels, server_price=10)
+    cluster = load_cluster(_saved(tmp_path, equal))
+    assert (cluster, cluster.digest(), cluster.uniform) == (plain, plain.digest(), True)
     assert cluster.price_per_hour == 20
 
 
