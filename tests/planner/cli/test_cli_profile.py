@@ -249,65 +249,6 @@ def test_of_many_blocks_that_are_alike_one_is_drawn() -> None:
         assert ["●" in line for line in many] == [False] * (len(many) - 1) + [True]
 
 
-def full() -> Profile:
-    """A profile that says everything."""
-    layers = (
-        Layer("h.0", 0.001, 0.002, 4 << 20, 1 << 20, "h.0", "Block", 1e-4, 1e-4, 4096, 0.0005, 2 << 20),
-        Layer("h.1", 0.001, 0.002, 4 << 20, 1 << 20, "h.1", "Block", 1e-4, 1e-4, 4096, 0.0005, 2 << 20, "h.0"),
-        Layer("loss", 0.0, 0.0, 0, 0, "", "loss"),
-    )
-    tensors = (Tensor("h.0", "h.0", ("h.1",), 1 << 20, 1 << 20), Tensor("h.1", "h.1", ("loss",), 1 << 20, 1 << 20))
-    double = tuple(replace(layer, forward_s=layer.forward_s * 1.5) for layer in layers)
-    return Profile(
-        layers,
-        tensors,
-        8,
-        model_ref="gpt.py:build",
-        model_name="gpt",
-        graph_hash="sha256:1f6c",
-        provenance=Provenance(
-            *("measured", "cpu", "AMD EPYC", "2026-01-31T12:00:00Z", "monotonic clock", "2.13.0", "0.1.0"),
-            *(2, 3, 30, "torch.export", 1, ("the machine was noisy",)),
-        ),
-        together=(("h.0", "loss"),),
-        whole_forward_s=0.002,
-        whole_backward_s=0.005,
-        peak_bytes=3 << 30,
-        sizes=(Size(16, double, tensors, 0.003, 0.005),),
-    )
-
-
-def test_all_that_a_profile_says_is_shown(run: Run) -> None:
-    full().save(Path("gpt.json"))
-    shown = run("profile", "show", "gpt.json")
-    assert shown.code == 0, shown.err
-    text = " ".join(shown.out.split())
-    for said in (
-        "gpt, microbatch 8: 3 layers (layer), 6 ms forward and backward",
-        "measured on AMD EPYC (cpu), 2 threads, 30 passes after 3",
-        "2026-01-31T12:00:00Z",
-        "monotonic clock",
-        "traced by torch.export",
-        "torch 2.13.0, pipeplan 0.1.0",
-        "model gpt.py:build, graph sha256:1f6c",
-        "note: the machine was noisy",
-        full().digest(),
-        "layers that stay together: h.0, loss",
-        "Block = h.0 1.000 2.000 7 50.0 0.500 1.00 4.00 1.00 2.00",
-        "sum 3 layers 2.000 4.000 100.0 1.000 2.00 8.00 2.00 2.00",
-        "Sum / whole: 1.00, 0.80",
-        "Layers that have the times of an identical layer (= its name): 1.",
-        "The optimiser's step: 1 ms",
-        "Peak memory of a pass and update of the whole model: 3 GiB",
-        "Buffers (state that is not a weight): 8 KiB",
-        "8: forward 2 ms, backward 4 ms, 750 µs a sample",
-        "16: forward 3 ms, backward 4 ms, 438 µs a sample",
-        "● h.0",
-    ):
-        assert said in text, said
-    assert "\x1b" not in shown.out
-
-
 def test_the_most_expensive_come_first_and_slow_reading_is_said_to_be_worth_processes(run: Run) -> None:
     profile = profile_of("ab bc cd", {"c": 0.003, "a": 0.002, "b": 0.0, "d": 0.005})
     for read_s, says in ((2e-4, False), (0.004, True), (0.0, False)):
@@ -327,3 +268,34 @@ def test_the_most_expensive_come_first_and_slow_reading_is_said_to_be_worth_proc
     assert "modelled, not measured, for V100" in run("profile", "show", "vgg16-v100", "--top", "3").out
     for name, said in (("vgg16-v10", "did you mean 'vgg16-v100'"), ("missing.json", ""), (".", "")):
         assert said in refused(run, "profile", "show", name)
+
+
+def test_what_a_measured_profile_says_beside_its_table_is_shown(run: Run) -> None:
+    """The table itself is in docs/profile.md."""
+    measured = Provenance(
+        *("measured", "cpu", "AMD EPYC", "2026-01-31T12:00:00Z", "monotonic clock", "2.13.0", "0.1.0"),
+        *(2, 3, 30, "torch.export", 1, ("the machine was noisy",)),
+    )
+    plain = profile_of("ab", {"a": 0.003, "b": 0.001})
+    layers = tuple(replace(one, buffer_bytes=4096, update_s=0.0005) for one in plain.layers)
+    sizes = (Size(16, tuple(replace(one, forward_s=1.5 * one.forward_s) for one in layers), plain.tensors, 0.006),)
+    known = {"model_ref": "gpt.py:build", "graph_hash": "sha256:1f6c", "peak_bytes": 3 << 30, "whole_forward_s": 0.005}
+    full = replace(plain, layers=layers, provenance=measured, together=(("a", "b"),), sizes=sizes, **known)
+    full.save(Path("gpt.json"))
+    text = " ".join(run("profile", "show", "gpt.json").out.split())
+    for said in (
+        "letters, microbatch 4: 2 layers (layer), 4 ms forward and backward",
+        "measured on AMD EPYC (cpu), 2 threads, 30 passes after 3",
+        "2026-01-31T12:00:00Z",
+        "traced by torch.export",
+        "torch 2.13.0, pipeplan 0.1.0",
+        "model gpt.py:build, graph sha256:1f6c",
+        "note: the machine was noisy",
+        full.digest(),
+        "layers that stay together: a, b",
+        "The optimiser's step: 1 ms",
+        "Peak memory of a pass and update of the whole model: 3 GiB",
+        "Buffers (state that is not a weight): 8 KiB",
+        "16: forward 6 ms",
+    ):
+        assert said in text, said
