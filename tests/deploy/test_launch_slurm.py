@@ -232,7 +232,7 @@ def test_a_time_limit_ends_in_a_checkpoint_and_the_job_is_queued_again(slurm: Sl
 def test_the_queued_job_goes_on_from_the_checkpoint(slurm: Slurm, plan: Path) -> None:
     """SLURM waits for two minutes by default. Without that wait a busy SLURM can mix up the two starts.
 
-    `test_launch_slurm_restarts.py` tests the second start without SLURM.
+    `test_launch_scripts.py` tests the second start without SLURM.
     """
     job, run, reached = _job_at_time_limit(slurm, plan)
     # In those two minutes all processes of the first start end.

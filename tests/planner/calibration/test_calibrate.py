@@ -115,8 +115,6 @@ def ring_s(replicas: int, size: float, rate: float) -> float:
 
 
 Times = list[tuple[float, float, float]]
-
-
 HAND: dict[str, tuple[Times, list[int], float, list[BusyTimes], Times, dict[str, Any]]] = {
     "time in which nobody is busy stretches all layers alike": (
         *([(0.1, 0.2, 0.0), (0.1, 0.1, 0.0)], [1], 0.36, [busy((0.1, 0.2, 0.0)), busy((0.1, 0.1, 0.0))]),

@@ -1,8 +1,9 @@
-"""What holds for all commands: the shared options, examples that work, where to start."""
+"""What holds for all commands: options, examples, exit codes, output, completion, and what earlier versions had."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -15,12 +16,23 @@ from unittest import mock
 
 import click
 import pytest
+from click.shell_completion import CompletionItem, ShellComplete
 from commandline import Run, refused
 from manifests import PIPEDREAM
+from repository import ROOT
+from rich.table import Table
 
 import pipeplan
 from pipeplan import cli as commands
-from pipeplan.cli import options
+from pipeplan.cli import _COMMANDS, cli, options, output
+from pipeplan.cli.commands.doctor import LACKING
+from pipeplan.cli.commands.export import TARGETS
+from pipeplan.cli.usage_errors import GONE, GONE_COMMANDS, GONE_ELSEWHERE
+from pipeplan.errors import DisagreementError, InputError
+from pipeplan.first_steps import init
+from pipeplan.plan.schedules import SCHEDULES
+from pipeplan_launch import supervisor
+from pipeplan_launch.elastic import restart_state
 
 
 @cache
@@ -143,7 +155,7 @@ def test_quiet_prints_nothing_and_json_is_one_document(line: str, run: Run, prep
     assert run(*line.split(), "-q") == (0, "", "")
     written = {path.name for path in tmp_path.rglob("*") if before.get(path) != path.stat().st_mtime_ns}
     assert "-o" not in line or line.partition("-o ")[2].split()[0] in written
-    if "as_json" in options_of(" ".join(line.split()[: 2 if line.startswith(("profile", "export")) else 1])):
+    if line.split()[0] in ("check", "import", "init", "list", "profile", "report", "simulate"):
         again = run(*line.split(), *(["--force"] if "-o" in line or "init" in line else []), "--json", "-q")
         assert (again.code, again.err) == (0, "")
         assert json.loads(again.out)
@@ -153,3 +165,191 @@ def test_quiet_keeps_what_is_asked_for_and_errors(run: Run, prepared: Path) -> N
     script = run("export", "ssh", str(prepared / "plan"), "-o", "-", "-q")
     assert (script.code, script.err, script.out[:2]) == (0, "", "#!")
     refused(run, "solve", "nix.json", "-q")
+
+
+PAGE = ROOT / "docs" / "errors.md"
+
+
+def stated(section: str) -> dict[int, str]:
+    """The codes of a table of docs/errors.md."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"### {section}")[2].partition("\n#")[0]
+    return {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| (.*) \|$", text, re.MULTILINE)}
+
+
+ENDS: tuple[tuple[BaseException | None, int], ...] = (
+    (None, 0),
+    (InputError("x"), 2),
+    (click.UsageError("x"), 2),
+    (DisagreementError("x"), 3),
+    (KeyboardInterrupt(), 130),
+    (OSError(28, "No space left on device"), 2),
+)
+
+
+def test_an_end_has_the_code_that_the_page_says(run: Run) -> None:
+    for raised, code in ENDS:
+        with mock.patch("pipeplan.cli.commands.list_.print_json", side_effect=raised):
+            done = run("list", "--json")
+        assert done.code == code
+        assert code in stated("`pipeplan`")
+        assert bool(done.err) == (raised is not None)
+
+
+def test_the_page_has_all_codes_and_help_ends_with_them(run: Run) -> None:
+    mine = [commands.DONE, commands.FIXABLE, commands.DISAGREED, commands.INTERRUPTED]
+    assert list(stated("`pipeplan`")) == mine == [0, LACKING, 3, 130]
+    assert list(stated("`launch.sh`")) == [0, 1, supervisor.STATUS_REPORTED, supervisor.STATUS_STOPPED]
+    assert list(stated("A worker")) == [0, 1, 2, restart_state.STATUS_PEER_LOST, restart_state.STATUS_INTERRUPTED]
+    last = " ".join(run("--help").out.split()).partition("Exit codes: ")[2]
+    assert [int(code) for code in re.findall(r"(\d+) ", last)] == mine
+
+
+def test_a_closed_standard_output_is_no_error() -> None:
+    command = f"{sys.executable} -m pipeplan list >&-"
+    assert subprocess.run(["bash", "-c", command], capture_output=True).returncode == 0
+
+
+def test_answers_are_folded_only_where_asked_and_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    line, table = "word " * 40, Table("heading", box=None)
+    table.add_row("x" * 200)
+    output.print_answer([line, "[bold]a[/bold] :x: 12"])
+    output.note("[red]b[/red] :x:")
+    assert capsys.readouterr() == (f"{line}\n[bold]a[/bold] :x: 12\n", "[red]b[/red] :x:\n")
+    output.print_answer([line], fold=True, narrow=True)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= output.PIPED_WIDTH
+    output.print_answer([table], wide=True)
+    assert "x" * 200 in capsys.readouterr().out
+
+
+def test_notes_are_dropped_while_standard_error_is_silenced_and_progress_is_for_terminals(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with output.silenced():
+        output.note("unseen")
+        print("unseen", file=sys.stderr)
+    output.note("seen")
+    with output.status("working") as show, output.progress_bar("working") as update:
+        show("still working")
+        update(1, 2, "half done")
+    assert capsys.readouterr() == ("", "seen\n")
+
+
+COMMANDS = ("solve", "explain", "sweep", "replan")
+KEPT = {("sweep", "--jobs")}
+"""Commands that still have an option of this name."""
+
+
+def _options(command: str) -> set[str]:
+    found = cli.get_command(None, command)  # type: ignore[arg-type]
+    assert found is not None
+    return {name for parameter in found.params for name in parameter.opts}
+
+
+def test_a_gone_option_or_command_is_one_line_that_names_its_successor(run: Run) -> None:
+    planning = {(command, gone): advice for command in COMMANDS for gone, advice in GONE.items()}
+    for (command, gone), advice in (planning | GONE_ELSEWHERE).items():
+        if (command, gone) in KEPT:
+            assert gone in _options(command)
+            continue
+        words = ["word"] if command in ("profile", "profile show", "import") else []
+        for value in ([], ["3"]):
+            line = refused(run, *command.split(), *words, gone, *value)
+            assert line == f"pipeplan {command}: there is no option {gone}; {advice}"
+    assert "--max-replicas" not in refused(run, "simulate", "--straight"), "of a command that never had it"
+    for command in ("solve", "sweep"):
+        for advice in GONE.values():
+            named = set() if "launch.sh" in advice else set(re.findall(r"--[\w-]+", advice))
+            assert named <= _options(command), advice
+    for gone, advice in GONE_COMMANDS.items():
+        assert set(re.findall(r"pipeplan (\w+)", advice)) <= set(_COMMANDS)
+        for words in ([gone], [gone, "plan", "--json"], ["help", gone], [gone, "--help"]):
+            assert refused(run, *words) == f"there is no command {gone!r}; {advice}"
+
+
+def test_pages_are_listed_with_their_titles_and_printed_as_they_are(run: Run) -> None:
+    done = run("docs")
+    assert (done.code, str(ROOT / "docs") in done.err) == (0, True)
+    listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.out.splitlines()}
+    pages = ROOT.glob("docs/**/*.md")
+    assert set(listed) == {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in pages}
+    assert (listed["proof"], listed["reference/cli"]) == ("The proof and the bound", "Command line")
+    text = (ROOT / "docs" / "servers.md").read_text(encoding="utf-8")
+    for name in ("servers", "docs/servers.md"):
+        assert run("docs", name).out == text
+    assert refused(run, "docs", "comparson").startswith("there is no page 'comparson'; did you mean 'comparison'")
+    refused(run, "docs", "../README")
+
+
+PROGRAM, VARIABLE = "pipeplan", "_PIPEPLAN_COMPLETE"
+
+
+def completed(line: str) -> list[CompletionItem]:
+    """What a line could go on with, as a shell asks for it; the last word is the one that is begun."""
+    *words, begun = line.split(" ")
+    return ShellComplete(cli, {}, PROGRAM, VARIABLE).get_completions(words[1:], begun)
+
+
+def words(line: str) -> set[str]:
+    return {str(item.value) for item in completed(line) if item.type == "plain"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `pipeplan init` writes, and a profile."""
+    monkeypatch.chdir(tmp_path)
+    init.write_starter_files(tmp_path, init.starter_files())
+    (tmp_path / "mine.json").write_text("{}")
+    return tmp_path
+
+
+VALUES: dict[str, set[str]] = {
+    "pipeplan solve --clu": {"--cluster"},
+    "pipeplan solve --cluster ": {"A", "B", "C", "local", "cluster.toml"},
+    "pipeplan solve --cluster cl": {"cluster.toml"},
+    "pipeplan solve --schedule ": {*SCHEDULES},
+    "pipeplan profile --device ": {"cpu", "cuda", "v100", "a100"},
+    "pipeplan solve --staleness a": {"any"},
+    "pipeplan solve --solver ": {"dp", "ilp", "both"},
+    "pipeplan solve ": {"vgg16-v100", "mine.json"},
+    "pipeplan explain resnet": {"resnet50-v100"},
+    "pipeplan profile ": {"mnist", "vgg16", "show", "diff", "job.py"},
+    "pipeplan profile mnist --gran": {"--granularity"},
+    "pipeplan profile mnist --granularity ": {"module", "layer", "op"},
+    "pipeplan profile --links --dev": {"--device"},
+    "pipeplan profile show gnmt": {"gnmt8-v100", "gnmt16-v100"},
+    "pipeplan profile diff mine.json vgg": {"vgg16-v100"},
+    "pipeplan list ": {"models", "clusters"},
+    "pipeplan list clusters c": {"cluster.toml"},
+    "pipeplan export ": set(TARGETS),
+    "pipeplan docs ser": {"servers"},
+}
+
+
+def test_commands_and_values(folder: Path) -> None:
+    found = {item.value: item.help for item in completed("pipeplan ")}
+    assert {name: help for name, help in found.items() if name in _COMMANDS} == {
+        name: text for name, (_, text) in _COMMANDS.items()
+    }
+    assert words("pipeplan so") == {"solve"}
+    assert words("pipeplan --vers") == {"--version"}
+    assert words("pipeplan sovle --") <= {"--help", "--version"}
+    for line, some in VALUES.items():
+        assert words(line) >= some
+        assert all(word.startswith(line.rpartition(" ")[2]) for word in words(line))
+    for line in ("solve -o ", "simulate ", "report ", "profile job", "solve --cluster x"):
+        assert {item.type for item in completed(f"pipeplan {line}")} & {"file", "dir"}, line
+
+
+def test_in_bash(folder: Path) -> None:
+    """The function that the script defines is called as bash calls it."""
+    script = """
+    eval "$(_PIPEPLAN_COMPLETE=bash_source pipeplan)"
+    registered=$(complete -p pipeplan) || exit 1
+    function=$(sed 's/.*-F \\([^ ]*\\).*/\\1/' <<< "$registered")
+    COMP_WORDS=(pipeplan solve --cluster cl) COMP_CWORD=3
+    "$function" pipeplan cl --cluster 2> /dev/null
+    printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout.split()) == (0, ["cluster.toml"]), done.stderr

@@ -20,8 +20,6 @@ PROFILE = (bundled_folder("profiles") / "mnist-v100.json").read_text(encoding="u
 TERMINAL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 QUICK = ("--solver", "dp", "--schedule", "1f1b-stashing")
 EVIL = "[/x]\x1b[2J\x9b31mA\u202eB\u2066C\rD\x7f"
-
-
 NUMBERS = (
     ("^count = .*", "count = " + "9" * 5000),
     ("^count = .*", "count = 0x" + "f" * 5000),
@@ -94,8 +92,6 @@ def test_names_do_not_reach_the_terminal_as_they_are(run: Run, tmp_path: Path) -
 
 
 LEFT_OUT = "the work of 'experts' (opaque) is not counted"
-
-
 LINE = f"INCOMPLETE, all times are too short and all rates too high: {LEFT_OUT}"
 
 

@@ -119,18 +119,8 @@ FILES = {
         "class Stream(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        return iter([])\n",
         "Stream()",
     ),
-    "script.py": """import torch
-from pipeplan_launch import Job
-
-def build():
-    return Job(torch.jit.script(torch.nn.Linear(2, 2)), inputs=lambda n: torch.rand(n, 2))
-""",
-    "averaged.py": """import torch
-from pipeplan_launch import Job
-
-def build():
-    return Job(torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2)), inputs=lambda n: torch.rand(n, 2))
-""",
+    "script.py": net_job("pass", model="torch.jit.script(torch.nn.Linear(2, 2))"),
+    "averaged.py": net_job("pass", model="torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2))"),
     "steps.py": net_job(
         "steps = 0\ndef forward(self, x):\n    self.steps += 1\n    return super().forward(x) / self.steps"
     ),
@@ -181,6 +171,19 @@ def small_profile(device: str | None = None, name: str = "") -> Profile:
     return Profile(layers, (hidden,), 32, model_name="small", model_ref="job.py:build", provenance=made)
 
 
+CARD = 'kind = "cuda"\nmemory = "16 GiB"\n'
+LEVELS = '[[level]]\nname = "server"\ncount = 1\n[[level]]\nname = "cluster"\ncount = 2\nbandwidth = '
+TWO = "".join(f'[[device]]\nname = "{name}"\n{CARD}' for name in "ab")
+TWO += '[[server]]\ndevices = ["a", "b"]\nbandwidth = "1 GB/s"\n'
+ABOVE = '[[level]]\nname = "cluster"\nbandwidth = "1 GB/s"\n'
+CLUSTERS = {
+    "bare.toml": f'[device]\nname = "V100"\n{CARD}{LEVELS}16\n',
+    "reserve.toml": f'[device]\nname = "V100"\n{CARD}memory_reserve = "60%"\n{LEVELS}"16 GB/s"\n',
+    "both.toml": f'{TWO}device = "a"\n{ABOVE}',
+    "uneven.toml": f'{TWO}[[server]]\ndevice = "a"\ndevices = 1\n{ABOVE}',
+}
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What docs/errors.md says that there is."""
@@ -201,20 +204,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head, _, rest = text.rpartition('"forward_s": 0.001')
     (folder / "edited.json").write_text(f'{head}"forward_s": "fast"{rest}')
     (folder / "cut.json").write_text(text[: len(text) // 2])
-    device = '[device]\nname = "V100"\nkind = "cuda"\nmemory = "16 GiB"\n'
-    levels = '[[level]]\nname = "server"\ncount = 1\n[[level]]\nname = "cluster"\ncount = 2\nbandwidth = 16\n'
-    (folder / "bare.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "bare"\n{device}{levels}')
-    two = '[[server]]\ndevices = ["a", "b"]\nbandwidth = "1 GB/s"\n'
-    boxes = {"both": f'{two}device = "a"\n', "uneven": f'{two}[[server]]\ndevice = "a"\ndevices = 1\n'}
-    for name, servers in boxes.items():
-        text = "".join(f'[[device]]\nname = "{one}"\nkind = "cuda"\nmemory = "16 GiB"\n' for one in "ab")
-        above = '[[level]]\nname = "cluster"\nbandwidth = "1 GB/s"\n'
-        (folder / f"{name}.toml").write_text(
-            f'format = "pipeplan-cluster"\nversion = 1\nname = "{name}"\n{text}{servers}{above}'
-        )
-    carried = levels.replace("16", '"16 GB/s"')
-    reserved = f'{device}memory_reserve = "60%"\n{carried}'
-    (folder / "reserve.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "reserve"\n{reserved}')
+    for name, text in CLUSTERS.items():
+        (folder / name).write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "{Path(name).stem}"\n{text}')
     return folder
 
 
@@ -236,8 +227,7 @@ def slow(mistake: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "mistake",
-    [pytest.param(one, marks=pytest.mark.slow if slow(one) else ()) for one in HERE if one not in ELSEWHERE],
+    "mistake", [pytest.param(one, marks=pytest.mark.slow if slow(one) else ()) for one in HERE if one not in ELSEWHERE]
 )
 def test_a_mistake_gets_its_line_and_leaves_nothing(
     mistake: str, prepared: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

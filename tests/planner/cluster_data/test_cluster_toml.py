@@ -1,21 +1,27 @@
-"""Cluster files: read, refused and written, also of servers that differ, and the links that they give."""
+"""Cluster files: read, refused and written, the links that they give, and levels against a tree of sets of workers."""
 
+import itertools
 import json
+import math
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from instances import drawn, random_instance
 
-from pipeplan.cluster_data import cluster_toml as cluster
 from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
 from pipeplan.cluster_data.cluster_document import cluster_from_json
-from pipeplan.cluster_data.cluster_toml import load_cluster
+from pipeplan.cluster_data.cluster_toml import (
+    bundled_cluster_names,
+    cluster_toml,
+    load_cluster,
+    read_cluster,
+    write_cluster,
+)
 from pipeplan.cluster_data.links import Links
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import InputError
-from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.util.files import Node
 
 GOOD = """
@@ -45,24 +51,12 @@ def three_levels() -> Cluster:
 
 
 def test_the_papers_clusters_are_bundled() -> None:
-    assert cluster.bundled_cluster_names() == ["A", "B", "C"]
+    assert bundled_cluster_names() == ["A", "B", "C"]
     for name, sizes, gbits in (("A", (4, 4), 10), ("B", (2, 8), 25), ("C", (4, 1), 40)):
-        found = cluster.load_cluster(name)
+        found = load_cluster(name)
         assert (found.servers, found.workers_per_server) == sizes
         assert found.levels[-1].bandwidth * 8 / 1e9 == gbits
         assert all(level.source for level in found.levels if level.count > 1)
-
-
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(GOOD)
-    found = cluster.load_cluster(str(path))
-    assert (found.workers, found.servers, found.workers_per_server) == (6, 3, 2)
-    level = found.levels[1]
-    assert (level.name, level.count, level.bandwidth, level.allreduce_efficiency) == ("cluster", 3, 1.25e9, 0.5)
-    assert level.latency_s == pytest.approx(20e-6)
-    assert found.device.memory_bytes == 40 * 2**30
-    assert found.device.usable_bytes == (38 * 2**30)
 
 
 RATE, LATENCY, MEMORY, SHARE = (
@@ -92,18 +86,18 @@ WRONG = (
 
 
 def test_the_numbers_of_servers_and_workers_can_be_changed() -> None:
-    assert cluster.load_cluster("A").with_servers(2).workers == 8
+    assert load_cluster("A").with_servers(2).workers == 8
     assert three_levels().with_servers(5).workers == 30
     assert local_cluster(2).with_servers(1) == local_cluster(2)
     whole = local_cluster(4)
     fewer = whole.with_workers(3)
     assert (fewer.workers, fewer.servers, fewer.device) == (3, 1, whole.device)
     for change, said in (
-        (lambda: cluster.load_cluster("A").with_servers(0), "at least one"),
+        (lambda: load_cluster("A").with_servers(0), "at least one"),
         (lambda: local_cluster(2).with_servers(3), "its only level is the server"),
         (lambda: whole.with_workers(0), "has 4 workers, not 0"),
         (lambda: whole.with_workers(5), "has 4 workers, not 5"),
-        (lambda: cluster.load_cluster("A").with_workers(2), "for others give --servers"),
+        (lambda: load_cluster("A").with_workers(2), "for others give --servers"),
     ):
         with pytest.raises(InputError, match=said):
             change()
@@ -188,19 +182,19 @@ def listed(rng: random.Random) -> Cluster:
 
 def test_clusters_read_back(tmp_path: Path) -> None:
     """Bundled ones, and random ones with awkward names and figures."""
-    bundled = map(cluster.load_cluster, cluster.bundled_cluster_names())
+    bundled = map(load_cluster, bundled_cluster_names())
     drawn = [make(random.Random(seed)) for make in (uniform, listed) for seed in range(30)]
     path = tmp_path / "written.toml"
     for written in (*bundled, *drawn):
-        cluster.write_cluster(written, path, ["two lines\nof remarks", "and another"])
-        assert cluster.read_cluster(path) == written
+        write_cluster(written, path, ["two lines\nof remarks", "and another"])
+        assert read_cluster(path) == written
     levels = (Level("server", 4, 12e9), Level("cluster", 2, 1.25e9, 50e-6, 0.6))
-    text = cluster.cluster_toml(Cluster("lab", Device("V100", "cuda", 16 * 2**30), levels))
+    text = cluster_toml(Cluster("lab", Device("V100", "cuda", 16 * 2**30), levels))
     for line in ('memory = "16 GiB"', 'bandwidth = "96 Gbit/s"', 'bandwidth = "10 Gbit/s"', 'latency = "50 us"'):
         assert line in text.splitlines(), "figures are written as people write them"
     machines = [Server(Device("one", "cpu", memory), Level("server", 2, 1e9)) for memory in (1, 2)]
     with pytest.raises(InputError, match="both called 'one'"):
-        cluster.cluster_toml(Cluster.of_servers("mixed", machines, [Level("all", 2, 1e8)]))
+        cluster_toml(Cluster.of_servers("mixed", machines, [Level("all", 2, 1e8)]))
 
 
 MIXED = """
@@ -242,18 +236,6 @@ def _saved(tmp_path: Path, text: str) -> str:
     return str(path)
 
 
-def _servers(*sizes: int, speeds: tuple[float, ...] = (), cards: tuple[float, ...] = (), rack: int = 0) -> Cluster:
-    """Servers of these sizes with 100 bytes/s inside and 10 between; in racks of `rack`, 5 bytes/s between those."""
-    machines = [
-        Server(Device("d", "cpu", 1000, speed), Level("server", size, 100.0), card)
-        for size, speed, card in zip(sizes, speeds or [1.0] * len(sizes), cards or [0.0] * len(sizes), strict=True)
-    ]
-    if not rack:
-        return Cluster.of_servers("t", machines, [Level("cluster", len(sizes), 10.0, 0.25)])
-    above = [Level("rack", rack, 10.0, 0.25), Level("cluster", len(sizes) // rack, 5.0)]
-    return Cluster.of_servers("t", machines, above)
-
-
 def test_a_file_lists_what_differs(tmp_path: Path) -> None:
     cluster = load_cluster(_saved(tmp_path, MIXED))
     assert not cluster.uniform
@@ -267,27 +249,10 @@ def test_a_file_lists_what_differs(tmp_path: Path) -> None:
     for count, said in ((4, "cannot have 4 servers: it lists 3, which differ"), (0, "at least one")):
         with pytest.raises(InputError, match=said):
             cluster.with_servers(count)
+    sizes = [Server(Device("d", "cpu", 1000), Level("server", size, 100.0)) for size in (2, 3, 2, 3)]
+    above = [Level("rack", 2, 10.0), Level("cluster", 2, 5.0)]
     with pytest.raises(InputError, match="in steps of 2"):
-        _servers(2, 3, 2, 3, rack=2).with_servers(3)
-
-
-def test_a_message_runs_at_the_slowest_card_that_its_component_joins() -> None:
-    links = Links.of(_servers(2, 2, 2, 2, cards=(0.0, 4.0, 0.0, 40.0), rack=2))
-    assert [links.sendrecv(2, worker) for worker in (0, 3, 4)] == [(4.0, 0.25), (4.0, 0.25), (10.0, 0.25)]
-    assert links.sendrecv(3, 7) == (4.0, 0.25)
-    assert links.sendrecv(1, 2) == (100.0, 0.0)
-    assert links.sendrecv_among([4, 7]) == (10.0, 0.25)
-    # A card faster than the level's links changes nothing.
-    assert [links.card(1, worker)[0] for worker in (0, 2, 6)] == [10.0, 4.0, 10.0]
-    assert (links.card(2, 0)[0], links.card(3, 0)[0], links.card(0, 0)[0]) == (5.0, float("inf"), 100.0)
-    # Servers that a message passes by do not slow it down.
-    assert links.sendrecv_among([0, 1, 4]) == (5.0, 0.25)
-    assert links.sendrecv_among([1, 2]) == links.sendrecv_among([0, 3]) == (4.0, 0.25)
-    assert links.sendrecv_among([2, 3]) == (100.0, 0.0)
-    fast = Links.of(_servers(2, 2, 2, cards=(0.0, 0.0, 4.0)))
-    assert fast.sendrecv_among([0, 3]) == fast.allreduce_among([0, 1, 2]) == (10.0, 0.25)
-    assert fast.sendrecv_among([0, 4]) == (4.0, 0.25)
-    assert fast.ways[2].sendrecv.tolist() == [10.0] * 4 + [4.0] * 2
+        Cluster.of_servers("t", sizes, above).with_servers(3)
 
 
 def test_efficiencies_and_single_devices_count_as_elsewhere_and_cards_make_bandwidths_needless(tmp_path: Path) -> None:
@@ -300,51 +265,14 @@ def test_efficiencies_and_single_devices_count_as_elsewhere_and_cards_make_bandw
     assert (links.sendrecv(2, 0)[0], links.card(1, 0)[0]) == (5e9 / 8, 20e9 / 8)
 
 
-PLAIN = """
-format = "pipeplan-cluster"
-version = 1
-name = "mixed"
-price_per_hour = 10
-device = {name = "big", kind = "cuda", memory = "16 GiB"}
-[[level]]
-name = "server"
-count = 4
-bandwidth = "12 GB/s"
-[[level]]
-name = "cluster"
-count = 2
-bandwidth = "10 Gbit/s"
-latency = "50 us"
-allreduce_efficiency = 0.5
-"""
-
-
 def test_a_file_of_equal_servers_is_the_plain_cluster(tmp_path: Path) -> None:
     equal = MIXED.replace('device = "small"\ndevices = 2\nbandwidth = "6 GB/s"\ncard = "5 Gbit/s"', "")
     equal = equal.replace("[[server]]\n\nprice_per_hour = 1.5\n", "")
-    cluster, other = (load_cluster(_saved(tmp_path, text)) for text in (equal, PLAIN))
-    assert (cluster, cluster.digest(), cluster.uniform) == (other, other.digest(), True)
+    levels = (Level("server", 4, 12e9), Level("cluster", 2, 1.25e9, 50e-6, 0.5))
+    plain = Cluster("mixed", Device("big", "cuda", 16 * 2**30), levels, server_price=10)
+    cluster = load_cluster(_saved(tmp_path, equal))
+    assert (cluster, cluster.digest(), cluster.uniform) == (plain, plain.digest(), True)
     assert cluster.price_per_hour == 20
-
-
-def test_copies_need_equal_components() -> None:
-    problem = drawn(3, random_instance)[1]
-    problem = replace(problem, options=replace(problem.options, stages=None, allow_copies=True))
-
-    def spaces(cluster: Cluster) -> list[tuple[int, int, int]]:
-        return [(space.level, space.first, space.copies) for space in plan_spaces(problem.within(cluster))]
-
-    assert spaces(_servers(2, 2)) == [(2, 0, 1), (1, 0, 2)]
-    assert spaces(_servers(2, 3)) == [(2, 0, 1)]
-    assert spaces(_servers(2, 2, speeds=(1.0, 0.5))) == [(2, 0, 1)]
-    assert spaces(_servers(2, 2, 2)) == [(2, 0, 1), (1, 0, 3), (1, 0, 2)]
-    assert spaces(_servers(3, 2, 2, 2, 3)) == [(2, 0, 1), (1, 1, 3), (1, 1, 2)]
-    # The second pair has faster cards than the first; the pair between them is as slow as the first.
-    assert spaces(_servers(2, 2, 2, cards=(1.0, 9.0, 9.0))) == [(2, 0, 1), (1, 0, 3), (1, 0, 2), (1, 1, 2)]
-    # What leads out of a server does not matter to a pipeline inside, but to one that spans two servers of a rack.
-    assert (2, 0, 2) not in spaces(_servers(2, 2, 2, 2, cards=(1.0, 9.0, 2.0, 9.0), rack=2))
-    assert (2, 0, 2) in spaces(_servers(2, 2, 2, 2, cards=(1.0, 9.0, 1.0, 9.0), rack=2))
-    assert spaces(_servers(2, 3, 2, 3, rack=2)) == [(3, 0, 1), (2, 0, 2)]
 
 
 def test_plan_json_holds_all_of_it(tmp_path: Path) -> None:
@@ -382,3 +310,133 @@ def test_a_wrong_file_is_named_with_its_field(tmp_path: Path) -> None:
         assert "mine" in str(caught.value)
     with pytest.raises(InputError, match=r"no cluster file nowhere\.toml"):
         load_cluster("nowhere.toml")
+
+
+Component = tuple[int, ...]
+
+
+def _tree(cluster: Cluster) -> list[list[Component]]:
+    """The components of every level as the workers in them, from single workers up to the whole cluster."""
+    sizes = [machine.inside.count for machine in cluster.machines]
+    total = sum(sizes) if sizes else math.prod(level.count for level in cluster.levels)
+    levels: list[list[Component]] = [[(worker,) for worker in range(total)]]
+    for number, level in enumerate(cluster.levels):
+        below = iter(levels[-1])
+        counts = sizes if sizes and number == 0 else itertools.repeat(level.count)
+        joined = []
+        for count in counts:
+            members = list(itertools.islice(below, count))
+            if not members:
+                break
+            joined.append(tuple(worker for member in members for worker in member))
+        levels.append(joined)
+    return levels
+
+
+def _level_between(tree: list[list[Component]], first: int, last: int) -> int:
+    return next(
+        number for number, level in enumerate(tree) if any({first, last} <= set(component) for component in level)
+    )
+
+
+def _links(rng: random.Random, name: str, count: int) -> Level:
+    rate, latency = float(rng.choice([1e8, 1e9, 3e9, 1e10])), rng.choice([0.0, 1e-6, 5e-6])
+    return Level(name, count, rate, latency, rng.choice([1.0, 0.6]), rng.choice([1.0, 0.9, 0.8]))
+
+
+def _device(rng: random.Random) -> Device:
+    return Device(rng.choice("xyz"), "cuda", rng.choice([8, 16, 32]) * 2**30, rng.choice([0.5, 1.0, 2.0]))
+
+
+def _uniform(rng: random.Random) -> Cluster:
+    levels = [_links(rng, f"level {number}", rng.randint(1, 3)) for number in range(rng.randint(1, 3))]
+    return Cluster("uniform", _device(rng), tuple(levels))
+
+
+def _mixed(rng: random.Random) -> Cluster:
+    above = [_links(rng, f"level {number}", rng.randint(1, 3)) for number in range(1, rng.randint(2, 4))]
+    kinds = [
+        Server(_device(rng), _links(rng, "server", rng.randint(1, 3)), rng.choice([0.0, 5e7, 5e9])) for _ in range(2)
+    ]
+    machines = [rng.choice(kinds) for _ in range(math.prod(level.count for level in above))]
+    return Cluster.of_servers("mixed", machines, above)
+
+
+def _clusters() -> Iterator[Cluster]:
+    rng = random.Random(5)
+    for _ in range(25):
+        yield _uniform(rng)
+        yield _mixed(rng)
+
+
+@pytest.fixture(scope="module")
+def clusters() -> list[Cluster]:
+    """Random clusters of one to three levels, with equal servers and with servers that differ."""
+    return list(_clusters())
+
+
+def test_levels_are_those_of_the_tree(clusters: list[Cluster]) -> None:
+    for cluster in clusters:
+        tree = _tree(cluster)
+        assert cluster.workers == len(tree[0])
+        assert tree[-1] == [tuple(range(cluster.workers))]
+        for number, components in enumerate(tree):
+            assert cluster.span(number) == max(map(len, components))
+            assert list(cluster.starts(number)) == [*(component[0] for component in components), cluster.workers]
+            for worker in range(cluster.workers):
+                assert worker in components[cluster.component(number, worker)]
+        for first, last in itertools.combinations_with_replacement(range(cluster.workers), 2):
+            assert cluster.level_between(first, last) == _level_between(tree, first, last)
+
+
+def test_the_inner_cluster_is_the_first_component(clusters: list[Cluster]) -> None:
+    for cluster in clusters:
+        tree = _tree(cluster)
+        for number in range(1, len(cluster.levels) + 1):
+            first, inner = tree[number][0], cluster.inner(number)
+            assert inner.workers == len(first)
+            assert _tree(inner) == [[one for one in level if set(one) <= set(first)] for level in tree[: number + 1]]
+            assert inner.devices == cluster.devices[: len(first)]
+            whole, part = Links.of(cluster), Links.of(inner)
+            for pair in itertools.combinations(first, 2):
+                assert part.sendrecv_among(pair) == whole.sendrecv_among(pair)
+                assert part.allreduce_among(pair) == whole.allreduce_among(pair)
+
+
+def test_the_rates_among_workers_are_the_slowest_of_all_links_that_join_them() -> None:
+    """On equal servers: by every level up to the one that joins the workers, one link at a time."""
+    rng = random.Random(11)
+    for _ in range(25):
+        cluster = _uniform(rng)
+        tree, links = _tree(cluster), Links.of(cluster)
+        for pair in itertools.combinations(range(cluster.workers), 2):
+            crossed = [level for level in cluster.levels[: _level_between(tree, *pair)] if level.count > 1]
+            slowest = max(level.latency_s for level in crossed)
+            messages = min(level.bandwidth * level.sendrecv_efficiency for level in crossed)
+            reduces = min(level.bandwidth * level.allreduce_efficiency for level in crossed)
+            assert links.sendrecv_among(pair) == pytest.approx((messages, slowest))
+            assert links.allreduce_among(pair) == pytest.approx((reduces, slowest))
+
+
+def test_components_are_alike_where_their_servers_are(clusters: list[Cluster]) -> None:
+    """Compared machine by machine: the devices, the links inside, and above one server also the network cards."""
+    seen = set()
+    for cluster in clusters:
+        tree = _tree(cluster)
+        servers = tree[1]
+        for number in range(1, len(tree)):
+            described = []
+            for component in tree[number]:
+                inside = [index for index, server in enumerate(servers) if set(server) <= set(component)]
+                machines = [cluster.machines[index] for index in inside] if cluster.machines else []
+                described.append(
+                    tuple(
+                        (one.device, replace(one.inside, source=""), one.card if number > 1 else None)
+                        for one in machines
+                    )
+                )
+            for one, other in itertools.combinations(range(len(described)), 2):
+                alike = cluster.alike(number, one, other)
+                assert alike is (described[one] == described[other])
+                seen.add(alike)
+    assert seen == {True, False}

@@ -95,13 +95,9 @@ def test_the_page_says_everything_a_device_can(tmp_path: Path) -> None:
 
 
 COSTS = ExecutorCosts(240e-6, 90e-6, 0.8e-9, 0.1e-9, "measured on this machine at noon", 250 * 2**20, 0.25, 0.5)
-
-
 MEASURED = MachineCosts(
     COSTS, {1: 1.0, 2: 1.6, 3: 1.75}, "2026-01-01T12:00:00Z", alone_pass_s=200e-6, idle=IdleCores(2, 0.2, 0.004)
 )
-
-
 LAB = Cluster("lab", Device("cpu", "cpu", 2**30), (Level("server", 3, 1e9),))
 
 

@@ -6,16 +6,21 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from decoders import chain, decoder, grid, problem
 
 from pipeplan.errors import InputError
-from pipeplan.exports.layer_chains import ModuleBoundaries, ModuleSplit, compatible_places, cut_places
+from pipeplan.exports.layer_chains import ModuleBoundaries, ModuleSplit, chain_of, compatible_places, cut_places
+from pipeplan.exports.megatron import TARGET as MEGATRON
+from pipeplan.exports.module_stacks import stack_of
 from pipeplan.exports.torch_pipelining import TARGET
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.profiler import profile_model
 
 
 def layered(*layers: tuple[str, str]) -> Profile:
@@ -54,8 +59,7 @@ def test_a_boundary_is_where_a_module_that_is_called_once_begins_or_ends() -> No
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param("mnist", marks=pytest.mark.deploy), pytest.param("resnet-tiny", marks=pytest.mark.slow)],
+    "name", [pytest.param("mnist", marks=pytest.mark.deploy), pytest.param("resnet-tiny", marks=pytest.mark.slow)]
 )
 def test_torch_cuts_where_the_profile_says(name: str) -> None:
     """torch's `pipeline()` puts the modules before each boundary of a traced model into the first stage."""
@@ -141,3 +145,26 @@ def test_models_that_cannot_be_cut_by_modules_are_refused() -> None:
     late = replace(late, tensors=(Tensor("b", "b", ("loss",), 8, 8), Tensor("a", "a", ("loss",), 8, 8)))
     with pytest.raises(InputError, match="a tensor would skip a stage"):
         TARGET.restrict(late, Options(accumulate=2))
+
+
+def profiled(folder: Path, model: str, granularity: str) -> Profile:
+    (folder / "jobs.py").write_text(f"from traced_zoo_hf import build\n\ndef job():\n    return build({model!r})\n")
+    return profile_model(f"{folder}/jobs.py:job", ProfilerOptions(repeats=1, batches=(2,), granularity=granularity))
+
+
+@pytest.mark.slow
+def test_language_models_are_stacks_and_chains(tmp_path: Path) -> None:
+    for model, granularity, path, embedding in (
+        ("llama", "layer", "model.layers", "model.embed_tokens"),
+        ("llama", "module", "model.layers", "model.embed_tokens"),
+        ("gpt2", "layer", "transformer.h", "transformer.wte"),
+    ):
+        profile = profiled(tmp_path, model, granularity)
+        stack = stack_of(profile)
+        assert (stack.path, len(stack.blocks), stack.after[-1]) == (path, 2, "loss")
+        assert (embedding in stack.before, "lm_head" in stack.after) == (True, True)
+        labels = [item.label for item in chain_of(profile)]
+        assert labels == [embedding, *labels[1:-1], "lm_head"]
+        assert [label for label in labels if label.startswith(path)] == [f"{path}.{number}" for number in range(2)]
+    with pytest.raises(InputError, match=r"transformer\.wte and lm_head share their weights"):
+        MEGATRON.restrict(profiled(tmp_path, "gpt2-tied", "module"), Options(accumulate=4))

@@ -105,8 +105,6 @@ class Damaged(torch.utils.data.Dataset):
 
 def damaged(): return Job(nn.Linear(4, 4), loss=nn.functional.mse_loss, data=lambda: Data(Damaged()), minibatch=4)
 """
-
-
 Step = tuple[int, int, str]
 
 

@@ -243,12 +243,6 @@ def test_a_run_stands_beside_the_prediction(straight: ReportSource, tmp_path: Pa
     assert any("80% of the predicted throughput" in sentence for sentence in told["words"]["measured"])
 
 
-def test_a_run_without_timelines_still_has_its_table(straight: ReportSource, tmp_path: Path) -> None:
-    told = build_report(straight, runs.read_run(write_run(tmp_path / "run", straight, timelines=False))).to_json()
-    assert told["timeline"]["measured"] is None
-    assert any("recorded no timeline" in sentence for sentence in told["words"]["measured"])
-
-
 def test_how_busy_an_all_reduce_was_is_its_share_of_what_was_recorded(tmp_path: Path) -> None:
     wide = source_of(branching(), small_cluster())
     assert max(stage.replicas for stage in wide.plan.stages) > 1

@@ -114,14 +114,6 @@ def test_links_carry_what_crosses_the_cut_and_what_a_ring_sends(source: ReportSo
         assert card["bytes_per_minibatch"] == pytest.approx(card["rate"] * card["seconds"], rel=1e-4)
 
 
-def test_a_link_of_its_own_is_busy_for_what_it_carries() -> None:
-    alone = source_of(branching(), small_cluster(), Options(contention=False, max_replicas=1, allow_copies=False))
-    links = [load for load in report_of(alone)["loads"] if load["name"].startswith("traffic")]
-    assert len(links) == len(alone.plan.stages) - 1 > 0
-    for link in links:
-        assert link["simulated_busy"] == pytest.approx(link["share"], rel=0.01)
-
-
 def test_memory_over_time_goes_up_and_down_by_minibatches_to_the_peaks_of_the_simulation(
     source: ReportSource, document: Document
 ) -> None:
@@ -163,26 +155,6 @@ def test_every_worker_is_placed_once_and_does_one_thing_at_a_time_for_as_long_as
                     assert end - start == pytest.approx(seconds[kind], abs=2e-5)
                 if kind in (F, B):
                     assert number % len(stage.workers) == stage.workers.index(lanes["worker"][lane])
-
-
-def test_inference_has_no_gradients() -> None:
-    told = report_of(source_of(branching(), small_cluster(), Options(inference=True)))
-    assert told["made"]["mode"] == "inference"
-    assert set(told["timeline"]["predicted"]["kind"]) == {F}
-    assert not [load for load in told["loads"] if load["name"].startswith("gradient synchronisation")]
-    for stage in told["stages"]:
-        assert sum(size for _, size in stage["memory_parts"]) == stage["memory_bytes"]
-
-
-def test_copies_of_a_pipeline_share_the_traffic_of_a_boundary() -> None:
-    found = source_of(branching(), small_cluster(4, 2), Options(stages=2, max_replicas=1))
-    assert found.plan.copies > 1
-    told = report_of(found)
-    (boundary,) = [load for load in told["loads"] if load["name"].startswith("traffic")]
-    first = told["stages"][0]
-    assert boundary["bytes_per_minibatch"] == first["send_bytes"] + first["return_bytes"]
-    assert 0 < boundary["simulated_busy"] < 1
-    assert boundary["simulated_busy"] == pytest.approx(boundary["share"], rel=0.05)
 
 
 DIVIDED = (

@@ -14,7 +14,6 @@ import pytest
 from pipeplan.util import files
 
 pytestmark = pytest.mark.browser
-
 FOLDER = files.bundled_folder("templates") / "report"
 SIGHTS = {
     "typical": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),

@@ -124,8 +124,6 @@ def test_numbers_take_the_types_of_their_fields() -> None:
 
 
 PART = "parts[0] ('x'): "
-
-
 WRONG: tuple[tuple[dict[str, Any], str], ...] = (
     ({"parts": 3}, "parts: expected a list, found 3"),
     ({"parts": [3]}, "parts[0]: expected a mapping, found 3"),

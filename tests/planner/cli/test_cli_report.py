@@ -14,6 +14,7 @@ from commandline import Run, check_refusals, refused
 from reported import branching, small_cluster, write_run
 
 import pipeplan
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.cluster_toml import write_cluster
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -128,28 +129,15 @@ def test_solve_names_the_next_step(run: Run, planned: Path) -> None:
 DP = pipeplan.Settings(solver="dp", certify=False)
 
 
-CLUSTER = """
-format = "pipeplan-cluster"
-version = 1
-name = "paid"
-price_per_hour = 7.2
-[device]
-name = "V100 16 GB"
-kind = "cuda"
-memory = "16 GiB"
-[[level]]
-name = "server"
-count = 2
-bandwidth = "10 GB/s"
-"""
-
-
 @pytest.fixture
 def files(run: Run) -> Run:
     work = SampleWork((SampleFlops("matmul", "float32", 1e9, 2e9),), dataset_size=1000)
     origin = Provenance("modelled", "cuda", "V100 SXM2 16 GB")
     Profile((Layer("a", 0.02, 0.02, 0, 0),), (), 10, "a.py:a", "a", provenance=origin, work=work).save("profile.json")
-    Path("paid.toml").write_text(CLUSTER)
+    levels = (Level("server", 2, 10e9),)
+    write_cluster(
+        Cluster("paid", Device("V100 16 GB", "cuda", 16 * 2**30), levels, server_price=7.2), Path("paid.toml")
+    )
     return run
 
 
@@ -179,14 +167,8 @@ ODD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"tokens_per_sample": 0}, "tokens-per-sample must be at least 1"),
     ({"epochs": 2, "inference": True}, "epochs is for training"),
 )
-
-
 SOLVE = (*("solve", "mnist-v100", "--cluster", "local", "--workers", "2"), "--solver", "dp", "--stages")
-
-
 FLUSH = ("2", "--schedule", "1f1b-flush", "--batch", "128")
-
-
 FILES = {"pipeline.py", "schedule.csv"}
 
 
