@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from data_parallel_runs import AdaptedChain
 from beside_one_process import train_beside_one_process
-from data_parallel_runs import MINIBATCH
-from data_parallel_runs import Case, reference
+from data_parallel_runs import MINIBATCH, AdaptedChain, Case, reference
 from safetensors.torch import load_file
 from saved import model_of, save
 

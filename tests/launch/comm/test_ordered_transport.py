@@ -17,8 +17,7 @@ import torch
 from extents import first_few, slow_but_for
 from order_rules import stuck_devices
 from recorded_transport import Device, plan_of, record
-from schedule_rules import NAMES, pipelines
-from schedule_rules import TRAINING, shapes
+from schedule_rules import NAMES, TRAINING, pipelines, shapes
 from toy_workers import Toy, run_plan, stage_contents, write_plan
 
 from pipeplan_launch.checkpoint import tensor_store

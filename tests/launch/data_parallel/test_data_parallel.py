@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from data_parallel_runs import SLEEP_S
-from data_parallel_runs import Case, assert_equal_to_one_process, reference
+from data_parallel_runs import SLEEP_S, Case, assert_equal_to_one_process, reference
 from feature_workers import trained
 from launching import curve
 from torch import Tensor, nn

@@ -12,8 +12,7 @@ import pytest
 import state_jobs
 import torch
 from feature_workers import cut_before, run, traced
-from state_jobs import Net
-from state_jobs import CLASSES, Centres
+from state_jobs import CLASSES, Centres, Net
 from torch import Tensor, nn
 
 from pipeplan_launch import Job, load_job

@@ -14,14 +14,15 @@ from order_rules import Drained, as_steps, check_nodes, queues_of, random_run, s
 from schedule_rules import (
     NAMES,
     SMALL,
+    VIRTUAL,
     check_links,
     check_stream,
     deadlocked,
+    of_devices,
     pipelines,
     recipe,
     steady,
 )
-from schedule_rules import VIRTUAL, of_devices
 
 from pipeplan_launch.plan.communication_order import (
     Computation,

@@ -16,17 +16,22 @@ import pytest
 from extents import slow_but_for
 from schedule_rules import (
     ACCUMULATING,
+    FORWARD,
     NAMES,
     SMALL,
+    STASHING,
+    TRAINING,
     check,
     deadlocked,
     every_count,
+    fitted,
+    least,
     pipelines,
     recipe,
+    shapes,
     steady,
     streams_of,
 )
-from schedule_rules import FORWARD, STASHING, TRAINING, fitted, least, shapes
 
 from pipeplan_launch.plan.schedule import (
     SCHEDULES,

@@ -15,8 +15,7 @@ import brute_force
 import msgspec
 import pytest
 from brute_force import Instance
-from checking import certificate
-from checking import QUICK, Document, changed, fault, findings, places, solved, written
+from checking import QUICK, Document, certificate, changed, fault, findings, places, solved, written
 from commandline import Run
 from extents import first_few, slow_but_for
 from instances import drawn, mixed_instance, random_instance, to_plan, unequal_instance
