@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from blocks import shell_blocks
-from launch_scripts import SLOW_JOB
+from launching import SLOW_JOB
 from repository import ROOT
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from beside_one_process import train_beside_one_process
 from data_parallel_runs import MINIBATCH, AdaptedChain, Case, reference
 from safetensors.torch import load_file
 from saved import model_of, save
+from stagewise import train_beside_one_process
 
 from pipeplan.profiler.outcome import charged_parameters, layer_fields, tied_weights
 from pipeplan_launch import Job, export, load_job

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from extents import slow_but_for
-from launch_scripts import JOB, SLOW_JOB, render, script_of
-from launching import Launch, curve, left_nothing
+from launching import JOB, SLOW_JOB, Launch, curve, left_nothing, render, script_of
 from listening import Observed, observe, why_impossible
 from toy_workers import stage_contents, write_plan
 

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_scripts import render
-from launching import Launch
+from launching import Launch, render
 from repository import ROOT
 from toy_workers import stage_contents, write_plan
 

@@ -1,22 +1,26 @@
-"""Run stage programs one after the other in one process, with the tensors between them sent by hand."""
+"""Run stage programs one after the other in one process, with the tensors between them sent by hand.
+
+`train_beside_one_process` trains them beside the same model as it is, in plain PyTorch.
+"""
 
 from __future__ import annotations
 
 import copy
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from pipeplan_launch import Job
 from pipeplan_launch.job.job import call_model
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
 from pipeplan_launch.tracing.split import StageProgram, build_stage_program
-from pipeplan_launch.tracing.trace import TracedModel
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 torch.set_num_threads(1)
 BATCH = 6
@@ -176,3 +180,55 @@ def check_evaluation(model, job, stages, batch, *, rounds=False):
     )
     for (name, own), (_, other) in zip(job.model.named_buffers(), whole.named_buffers(), strict=True):
         assert equal(own, other, model), name
+
+
+STEPS = 3
+
+
+def job_of(model: nn.Module, inputs: Callable[[int], Tensor] | None = None) -> Job:
+    return Job(model, inputs=inputs or (lambda n: torch.randn(n, 4)))
+
+
+def train_beside_one_process(job: Job, *, seed: int = 0, evaluates: bool = True) -> TracedModel:
+    """Trace the job, cut it at random, and train and evaluate it for some steps. Fails where anything differs.
+
+    Compares losses, parameters, all buffers, and what an evaluation after each step gives.
+    """
+    whole = copy.deepcopy(job.model)
+    names = [name for name, _ in whole.named_buffers()]
+    traced = trace_job(job, BATCH)
+    assert state(whole, names) == state(job.model, names), "tracing changes the model"
+    stages = programs(traced, random_pipeline(traced, stages=3, seed=seed))
+    optimizers = [torch.optim.SGD(list(one.parameters()), lr=0.1, momentum=0.9) for one in (whole, job.model)]
+    for step in range(STEPS):
+        torch.manual_seed(step)
+        batch = job.example(BATCH)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        torch.manual_seed(100 + step)
+        expected = batch.call(whole.train()).square().mean()
+        expected.backward()
+        for stage in stages:
+            stage.train()
+        torch.manual_seed(100 + step)
+        output, received, made = forward(stages, list(batch.inputs), BATCH)
+        loss = output.square().mean()
+        backward(loss, received, made)
+        assert torch.equal(loss, expected), step
+        for optimizer in optimizers:
+            optimizer.step()
+        assert state(whole, names) == state(job.model, names), step
+        if evaluates:
+            assert traced.evaluation_problem is None
+            with torch.no_grad():
+                expected = batch.call(whole.eval())
+                output, _, _ = forward([stage.eval() for stage in stages], list(batch.inputs), BATCH)
+            assert torch.equal(output, expected), step
+            assert state(whole, names) == state(job.model, names), f"evaluation after step {step}"
+    return traced
+
+
+def state(model: nn.Module, buffers: list[str]) -> dict[str, list]:
+    """Parameters and buffers, comparable bit by bit."""
+    tensors = {**dict(model.named_parameters()), **{name: model.get_buffer(name) for name in buffers}}
+    return {name: tensor.tolist() for name, tensor in tensors.items()}

@@ -278,11 +278,6 @@ class Total(nn.Module):
         return self.total
 
 
-def free_parameter() -> Job:
-    scale = nn.Parameter(torch.ones(CLASSES))
-    return odd(lambda output, target: functional.cross_entropy(output * scale, target))
-
-
 def reads_the_model() -> Job:
     model = Net()
     decay = lambda: sum(one.square().sum() for one in model.parameters())  # noqa: E731

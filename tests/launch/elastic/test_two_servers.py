@@ -17,8 +17,7 @@ from typing import Any
 import attackers
 import pytest
 from flood import flood
-from launch_scripts import SLOW_JOB, script_of
-from launching import Launch, free_port, left_nothing
+from launching import SLOW_JOB, Launch, free_port, left_nothing, script_of
 from listening import why_impossible
 from network_namespaces import OWN_NAMESPACES
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import network_namespaces as requirements
 import pytest
-from launch_scripts import JOB, render
-from launching import Launch
+from launching import JOB, Launch, render
 from network_namespaces import OWN_NAMESPACES
 from toy_workers import stage_contents, write_plan
 

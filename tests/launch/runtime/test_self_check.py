@@ -16,7 +16,7 @@ import numpy
 import pytest
 import torch
 from checked_models import ALIKE, job, lose_writes, plain
-from launch_scripts import render
+from launching import render
 from repository import ROOT
 from torch import Tensor, nn
 from toy_workers import stage_contents, write_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from beside_one_process import BATCH, job_of, train_beside_one_process
+from stagewise import BATCH, job_of, train_beside_one_process
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 

@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from beside_one_process import BATCH, job_of, train_beside_one_process
-from stagewise import backward, forward, programs, random_pipeline
+from stagewise import BATCH, backward, forward, job_of, programs, random_pipeline, train_beside_one_process
 from torch import Tensor, nn
 
 from pipeplan_launch import Job
