@@ -248,39 +248,29 @@ def test_only_some_parts_of_the_planner_use_the_executor() -> None:
         theirs = {name for name in imported(module) if package_of(name).startswith("pipeplan_")}
         if theirs and not module.startswith(PROFILER):
             used.setdefault(part_of(module), set()).update(theirs)
-    files = {"pipeplan.profile_data", "pipeplan.rendering", "pipeplan.run_data", "pipeplan.util"}
-    assert set(used) == {"pipeplan.cli", "pipeplan.cost", "pipeplan.checker", "pipeplan.simulation", *files}
-    recorded = {"pipeplan_launch.job_reference"}
-    assert used["pipeplan.profile_data"] == recorded, "one rule says where the file of a job is"
-    assert used["pipeplan.checker"] == {"pipeplan_launch.plan.virtual_stages", *recorded}, (
-        "it checks the order that runs"
-    )
-    assert used["pipeplan.cost"] == {"pipeplan_launch.plan.virtual_stages"}, "memory follows from the order that runs"
-    assert used["pipeplan.util"] == {"pipeplan_launch.typed_document"}, "both read files by their types"
-    assert used["pipeplan.run_data"] == {
-        "pipeplan_launch.checkpoint.manifest",
-        "pipeplan_launch.errors",
-        "pipeplan_launch.telemetry.run_folder",
-    }, "a run's files are read by the types by which the executor writes them"
-    assert used["pipeplan.rendering"] == {"pipeplan_launch.files", *recorded}, (
-        "the executor checks what is written for it"
-    )
-    assert used["pipeplan.simulation"] == {"pipeplan_launch.plan.schedule"}, "what is simulated is what runs"
-
-
-def test_only_the_profiler_imports_torch() -> None:
-    users = {module for module in of_package("pipeplan") if "torch" in map(package_of, imported(module))}
-    assert not {module for module in users if not module.startswith(PROFILER)}
-
-
-def test_only_two_modules_import_the_profiler() -> None:
-    users = {
-        module
-        for module in of_package("pipeplan")
-        if not module.startswith(PROFILER) and any(name.startswith(PROFILER) for name in imported(module))
+    assert used.pop("pipeplan.cli")
+    recorded, order = "pipeplan_launch.job_reference", "pipeplan_launch.plan.virtual_stages"
+    assert used == {
+        "pipeplan.profile_data": {recorded},  # one rule says where the file of a job is
+        "pipeplan.checker": {order, recorded},  # it checks the order that runs
+        "pipeplan.cost": {order},  # memory follows from the order that runs
+        "pipeplan.util": {"pipeplan_launch.typed_document"},  # both read files by their types
+        # A run's files are read by the types by which the executor writes them.
+        "pipeplan.run_data": {
+            "pipeplan_launch.checkpoint.manifest",
+            "pipeplan_launch.errors",
+            "pipeplan_launch.telemetry.run_folder",
+        },
+        "pipeplan.rendering": {"pipeplan_launch.files", recorded},  # the executor checks what is written for it
+        "pipeplan.simulation": {"pipeplan_launch.plan.schedule"},  # what is simulated is what runs
     }
-    measuring = {"pipeplan.cli.profile.measure", "pipeplan.cli.profile.links"}
-    assert users <= {"pipeplan.api", *measuring}
+
+
+def test_only_the_profiler_imports_torch_and_few_modules_import_the_profiler() -> None:
+    others = [module for module in of_package("pipeplan") if not module.startswith(PROFILER)]
+    assert not [module for module in others if "torch" in map(package_of, imported(module))]
+    users = {module for module in others if any(name.startswith(PROFILER) for name in imported(module))}
+    assert users <= {"pipeplan.api", "pipeplan.cli.profile.measure", "pipeplan.cli.profile.links"}
 
 
 def test_importing_the_package_imports_nothing_but_the_version() -> None:

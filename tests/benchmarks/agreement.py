@@ -1,38 +1,54 @@
-"""Does a plan run at the step time that the formulas promise? Every schedule, replayed in the simulator, against
-`evaluate`.
+"""Does a plan run at the step time that the formulas promise? Replayed in the simulator, and over shaped links.
 
-    python tests/benchmarks/agreement.py [PLANS]
+    python tests/benchmarks/agreement.py [--plans 100]
     python tests/benchmarks/agreement.py bundled [MODEL …]
+    python tests/benchmarks/agreement.py drawn [--plans 60] [--seed 1] [--replay FOLDER]
 
-The first form: random plans (PLANS of each kind, else 100) with up to 4 stages of up to 4 replicas, one layer each,
-links that nothing else shares, depths as the planner gives them. Transfers take up to 0.5 of a balanced step time, the
-all-reduce of a stage up to its share of the step time for each minibatch that it is for. The share is replayed over
-predicted, minus 1.
+The first form: random plans, so many of each kind, with up to 4 stages of up to 4 replicas, one layer each, links that
+nothing else shares, depths as the planner gives them. Transfers take up to 0.5 of a balanced step time, the all-reduce
+of a stage up to its share of the step time for each minibatch that it is for. The share is replayed over predicted,
+minus 1.
 
 The second form: the best plans of bundled profiles by the formulas alone, on clusters A and B, for every schedule, with
 32 minibatches per update, and with everything charged; beside each plain data parallelism and the best uniform grid.
 All figures are seconds over the predicted step time of the best plan (two minutes).
+
+The third form draws a bundled model, a cluster, a schedule, minibatches per update and constraints; a plan is the
+answer of `pipeplan solve --solver dp` within them. Constraints make plans that are rarely the best: few replicas, a
+fixed number of stages, copies of the pipeline, slower links. The table has three ratios, less one: the step time of the
+answer over that of the formulas, the replayed one over that of the formulas, and the replayed one over that of the
+answer, which is above 0 where a plan is slower than its answer says. The first part takes some minutes. A replay takes
+about a minute; its results are kept in FOLDER, where the command goes on. It needs
+PYTHONPATH=tests/support:tests/evaluation.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import json
 import math
 import random
+import shutil
 import statistics
-import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from pipeplan.api import cluster, read_profile
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
+from pipeplan.cluster_data.variants import with_faster_links
 from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
+from pipeplan.errors import PipeplanError
 from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING, FLUSHING, SCHEDULES, VIRTUAL
 from pipeplan.planning.baselines import UNIFORM_GRID
+from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
@@ -48,6 +64,8 @@ SINGLE = tuple(name for name in SCHEDULES if name not in VIRTUAL)
 """The schedules with one stage on a worker."""
 ENOUGH = 10**6
 MODELS = ("vgg16", "resnet50", "gnmt8", "awd-lm", "s2vt")
+DRAWN_MODELS = ("vgg16", "resnet50", "alexnet", "gnmt8", "gnmt16", "awd-lm", "s2vt")
+WITHIN = 0.10
 M = 32
 """Minibatches per update of the bundled profiles' plans."""
 
@@ -152,13 +170,111 @@ def print_random(count: int) -> None:
     Console(width=120).print(table)
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A plan that was drawn, with its outcome."""
+
+    number: int
+    model: str
+    place: str
+    outcome: Outcome
+
+    @property
+    def words(self) -> str:
+        """The plan in a few words."""
+        options, plan = self.outcome.problem.options, self.outcome.plan
+        often = f" M={plan.accumulate}" if plan.accumulate else ""
+        return f"{self.model:<9}{self.place:<9}{plan.config:<16}{options.schedule}{often}"
+
+
+def draw(seed: int, number: int) -> Drawn | None:
+    """One plan; None where the constraints allow none."""
+    rng = random.Random(f"{seed} {number}")
+    model, name, schedule = rng.choice(DRAWN_MODELS), rng.choice("AB"), rng.choice(SCHEDULES)
+    factor = rng.choice((1.0, 1.0, 0.5, 0.25))
+    accumulate = rng.choice((8, 16, 32)) if schedule in ACCUMULATING else None
+    constraints = rng.choice(
+        ({}, {"stages": rng.randint(2, 5)}, {"max_replicas": rng.choice((2, 4, 8))}, {"max_stages": 2})
+    )
+    options = options_for("cuda", schedule=schedule, accumulate=accumulate, **constraints)
+    whole = cluster(name)
+    slower = whole if factor == 1 else with_faster_links(whole, len(whole.levels) - 1, factor)
+    problem = Problem(read_profile(f"{model}-v100"), slower, options)
+    try:
+        outcome = solve(problem, Settings(solver="dp", certify=False))
+    except PipeplanError:
+        return None
+    return Drawn(number, model, name if factor == 1 else f"{name}/{1 / factor:.0f}", outcome)
+
+
+def replayed(drawn: Drawn, folder: Path) -> float:
+    """The replayed step time over that of the formulas, less one; kept in the folder, for the same plan and
+    prediction.
+    """
+    from replay import replay_plan
+
+    from pipeplan.rendering import plan_folder
+
+    known, plan = folder / f"{drawn.number}.json", folder / f"plan-{drawn.number}"
+    depths = [stage.depth for stage in drawn.outcome.plan.stages]
+    evaluated = {"plan": drawn.words, "depths": depths, "evaluated_s": drawn.outcome.objective_s}
+    kept = json.loads(known.read_text()) if known.exists() else {}
+    if any(kept.get(key) != value for key, value in evaluated.items()):
+        shutil.rmtree(plan, ignore_errors=True)  # An interrupted replay, or one of another plan, has left it.
+        plan_folder.write_plan(drawn.outcome, plan)
+        result = replay_plan(plan, drawn.outcome.problem.profile)
+        kept = evaluated | {"measured_s": result.measured_s, "predicted_s": result.predicted_s}
+        known.write_text(json.dumps(kept))
+    return float(kept["measured_s"] / kept["evaluated_s"] - 1)
+
+
+def summary(kind: str, errors: Sequence[float]) -> str:
+    """The errors in one line."""
+    sizes = [abs(error) for error in errors]
+    within = sum(size <= WITHIN for size in sizes) / len(sizes)
+    return (
+        f"{kind}: {len(sizes)} plans, median {statistics.median(sizes):.1%}, {within:.0%} within {WITHIN:.0%}, "
+        f"worst {max(errors, key=abs):+.1%}"
+    )
+
+
+def print_drawn(plans: int, seed: int, folder: Path | None) -> None:
+    """Print a row for each drawn plan, and a line for each ratio."""
+    by_simulation, by_replay, off = list[float](), list[float](), list[float]()
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+    drawn = filter(None, (draw(seed, number) for number in itertools.count(1)))
+    for one in itertools.islice(drawn, plans):
+        by_simulation.append(one.outcome.predicted_s / one.outcome.objective_s - 1)
+        line = f"{one.number:>3}  {one.words:<56}{by_simulation[-1]:>+8.1%}"
+        if folder:
+            try:
+                by_replay.append(replayed(one, folder))
+                off.append((1 + by_replay[-1]) / (1 + by_simulation[-1]) - 1)
+                line += f"{by_replay[-1]:>+8.1%}{off[-1]:>+8.1%}"
+            except PipeplanError as error:
+                line += f"  {error}"
+        print(line, flush=True)
+    print(summary("predicted over the formulas", by_simulation))
+    if by_replay:
+        print(summary("replayed over the formulas", by_replay))
+        print(summary("replayed over predicted", off))
+
+
 def main() -> None:
     """Print the table that was asked for."""
-    words = sys.argv[1:]
-    if words[:1] == ["bundled"]:
-        print_bundled(words[1:] or list(MODELS))
-        return
-    print_random(int(words[0]) if words else 100)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", help="nothing, bundled [MODEL …], or drawn")
+    parser.add_argument("--plans", type=int, help="100 of each kind, or 60 drawn ones")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replay", type=Path, metavar="FOLDER", help="also replay drawn plans; keep the results here")
+    given = parser.parse_args()
+    if given.what[:1] == ["bundled"]:
+        print_bundled(given.what[1:] or list(MODELS))
+    elif given.what == ["drawn"]:
+        print_drawn(given.plans or 60, given.seed, given.replay)
+    else:
+        print_random(given.plans or 100)
 
 
 if __name__ == "__main__":

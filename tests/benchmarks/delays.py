@@ -6,8 +6,7 @@ The process applies each schedule's formula: every stage takes its gradients at 
 the schedule says, and drains at the end of an epoch, as the executor does. So delays need no workers. Each optimiser
 has the rate of a small grid at which one process learns fastest (the largest mean accuracy over all epochs, with a seed
 of its own); every way is also run at the other rates of the grid, so that the table also has each way at its own best
-rate. `pipemare` divides the rate of a stage by its delay at first, and raises it in the first quarter of the training.
-Runs are added to FILE, a JSON object a line; runs that FILE has are not repeated. The tables are of all of FILE.
+rate. Runs are added to FILE, a JSON object a line; runs that FILE has are not repeated. The tables are of all of FILE.
 """
 
 from __future__ import annotations
@@ -75,9 +74,7 @@ RATES: Mapping[str, Mapping[str, tuple[float, ...]]] = {
 }
 """The grid of rates by task and optimiser. One process learns fastest at an inner rate of those of digits, ResNet and
 LSTM, and of the text with AdamW."""
-CORRECTIONS = ("none", "ef", "pipemare")
-RISING = 0.25
-"""The share of the training in which the rates of `pipemare` rise."""
+CORRECTIONS = ("none", "ef")
 
 
 @dataclass(frozen=True)
@@ -145,7 +142,6 @@ class Stage:
         self.versions = [self._copy()]
         self.steps: list[list[Tensor]] = []
         self.gathered = 0
-        self._full_rates = [group["lr"] for group in optimizer.param_groups]
 
     def _copy(self) -> list[Tensor]:
         return [parameter.detach().clone() for parameter in self.parameters]
@@ -153,12 +149,6 @@ class Stage:
     def drain(self) -> None:
         """All weights are fresh."""
         self.versions = [self._copy()]
-
-    def set_rate(self, progress: float) -> None:
-        """PipeMare's rate: divided by the delay at first, and full after the first quarter of the training."""
-        share = max(1, self.age) ** (min(progress / RISING, 1.0) - 1.0)
-        for group, rate in zip(self.optimizer.param_groups, self._full_rates, strict=True):
-            group["lr"] = rate * share
 
     def use_stale(self) -> None:
         """Let the model see the weights that the next minibatch is owed: never from before the last drain."""
@@ -218,8 +208,6 @@ def train(name: str, way: Delays, optimizer: str, rate: float, correction: str, 
             loss.backward()
             losses.append(loss.item())
             for stage in stages:
-                if correction == "pipemare":
-                    stage.set_rate((epoch + number / sizes.count) / task.epochs)
                 stage.after_minibatch(number == sizes.count - 1, correction == "ef", fresh)
         run.loss.append(statistics.fmean(losses))
         run.accuracy.append(accuracy(job))
@@ -272,7 +260,6 @@ def wanted(name: str) -> Iterator[tuple[Delays, str]]:
     yield from ((way, "ef") for way in ways if any(way.ages))
     if name == "digits":
         yield from ((way, correction) for way in FLUSHED_FIRST for correction in ("none", "ef"))
-    yield from ((way, "pipemare") for way in ways if max(way.ages) > 1)
 
 
 def measure(results: Results, name: str, optimizers: Sequence[str], seeds: int) -> None:

@@ -1,16 +1,21 @@
-"""How close the solvers come to a proven plan: random transformers, the bundled profiles, and synchronous schedules.
+"""How close the solvers come to a proven plan, and how long they take: random transformers, the bundled profiles,
+synchronous schedules, and large instances.
 
     python tests/benchmarks/proofs.py [dp] [--count 70] [--first 0] [--seconds 20] [--jobs 1]
     python tests/benchmarks/proofs.py ilp [--count 70] [--workers 64] [--seconds 8]
     python tests/benchmarks/proofs.py bundled [--seconds 20]
     python tests/benchmarks/proofs.py schedules [--seconds 40]
+    python tests/benchmarks/proofs.py scale [--only NAME] [--seconds 60]
 
 `dp`: random transformers of 24 to 200 blocks on 16 to 512 GPUs, on two or three levels of links, under all schedules
 but those with several stages on a worker. A GPU has 12 to 70% of the memory that one worker would need for everything.
 A row has what is asked, the plan, its gap with everything charged, CPU seconds, and at the end how many had an answer
 after one second. `ilp`: the same with up to so many workers, by the integer program, below the step time of the plan
 that the dynamic program finds in 20 s. `bundled`: the answers for the bundled profiles on clusters A, B and C.
-`schedules`: the candidates for two transformers on A100s, with simulated throughput and memory.
+`schedules`: the candidates for two transformers on A100s, with simulated throughput and memory. `scale`: the dynamic
+program on large instances, each in a process of its own. A row has the CPU seconds of the whole process, the wall-clock
+seconds of the solver, the largest resident memory, the gap (with every shared resource to itself), and after how many
+seconds there was a first plan, a first bound, and a gap of at most 1%.
 
 Limits of `dp` and `ilp` are CPU seconds; HiGHS alone goes by the clock.
 """
@@ -20,7 +25,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import random
+import resource
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -245,11 +253,111 @@ def by_schedules(given: argparse.Namespace) -> None:
     Console(width=150).print(table)
 
 
+RATES = ((100e9, 1e-6), (12.5e9, 2e-6), (6e9, 3e-6))
+"""Bandwidth in bytes/s and latency in seconds, by level."""
+
+
+def chain(layers: int, seed: int = 0) -> Profile:
+    """Layers in a row: 1.5 to 4.5 ms, 2 to 20 MB of parameters, 25 to 100 MB saved, 1 to 4 MB across."""
+    rng = random.Random(seed)
+    made = tuple(
+        Layer(
+            f"l{i}",
+            rng.uniform(0.5, 1.5) * 1e-3,
+            rng.uniform(1, 3) * 1e-3,
+            int(rng.uniform(2e6, 20e6)),
+            int(rng.uniform(25e6, 100e6)),
+        )
+        for i in range(layers)
+    )
+    tensors = tuple(
+        Tensor(f"t{i}", f"l{i}", (f"l{i + 1}",), int(rng.uniform(1e6, 4e6)), 2_000_000) for i in range(layers - 1)
+    )
+    return Profile(layers=made, tensors=tensors, minibatch=1, optimizer_state_ratio=2.0)
+
+
+def even_cluster(*counts: int, memory_gib: float = 80.0) -> Cluster:
+    """Equal devices joined by levels of so many components, innermost first."""
+    levels = tuple(Level(f"level{i}", count, *RATES[i]) for i, count in enumerate(counts))
+    return Cluster("benchmark", Device("device", "cuda", int(memory_gib * 2**30)), levels)
+
+
+PLAIN, KEEPING = Options(contention=False), Options(contention=False, recompute=False)
+FLUSH = Options(contention=False, schedule="1f1b-flush", accumulate=64)
+INSTANCES: dict[str, tuple[Callable[[], Problem], float]] = {
+    "1,000 x 4,096": (lambda: Problem(chain(1000), even_cluster(8, 512, memory_gib=110), KEEPING), 0.0),
+    "3,000 x 16,384": (lambda: Problem(chain(3000), even_cluster(8, 32, 64, memory_gib=1000), PLAIN), 0.0),
+    "2,000 x 131,072 to 1%": (lambda: Problem(chain(2000), even_cluster(8, 128, 128, memory_gib=110), KEEPING), 0.01),
+    "203 x 512, flush": (lambda: Problem(chain(203), even_cluster(8, 64), FLUSH), 0.01),
+    "403 x 16, tight": (lambda: Problem(chain(403), even_cluster(8, 2, memory_gib=12), PLAIN), 0.0),
+    "403 x 16, vertical": (
+        lambda: Problem(chain(403), even_cluster(8, 2, memory_gib=20), _asynchronous("vertical-sync")),
+        0.01,
+    ),
+}
+"""By name: the layers times the workers, and the gap that is enough. The memory binds, except on 16,384 workers."""
+
+
+def _asynchronous(schedule: str, accumulate: int | None = None) -> Options:
+    return Options(contention=False, schedule=schedule, accumulate=accumulate)
+
+
+def print_scale(name: str, seconds: float) -> None:
+    """Solve an instance, and print its row."""
+    make, gap = INSTANCES[name]
+    problem = make()
+    began, told = time.perf_counter(), list[tuple[float, float, float]]()
+    cuts = enumerate_cuts(problem, MAXIMUM_CUTS)
+
+    def report(bound_s: float, best_s: float) -> None:
+        told.append((time.perf_counter() - began, bound_s, best_s))
+
+    result = dynamic_program.solve(problem, cuts, seconds, gap, report)
+    took = time.perf_counter() - began
+    told.append((took, result.bound_s, result.objective_s))
+    moments = (
+        _first(told, lambda bound, best: best < float("inf")),
+        _first(told, lambda bound, best: bound > 0),
+        _first(told, lambda bound, best: bound >= 0.99 * best),
+    )
+    gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    stages = f"{len(result.plan.stages)} stages" if result.plan else "no plan"
+    print(
+        f"{name:<23} {time.process_time():>7.1f} {took:>7.1f} {gib:>6.2f}  {result.gap:>8.3%}  "
+        + " ".join(f"{moment:>8}" for moment in moments)
+        + f"  {result.status}, {stages}",
+        flush=True,
+    )
+
+
+def _first(told: list[tuple[float, float, float]], known: Callable[[float, float], bool]) -> str:
+    """When the best so far first was as asked, in seconds."""
+    bound, best = 0.0, float("inf")
+    for at, low, high in told:
+        bound, best = max(bound, low), min(best, high)
+        if known(bound, best):
+            return f"{at:.1f}"
+    return "-"
+
+
+def by_scale(given: argparse.Namespace) -> None:
+    """Print a row for every large instance."""
+    if given.only:
+        print_scale(given.only, given.seconds)
+        return
+    headings = f"{'CPU s':>7} {'wall s':>7} {'GiB':>6}  {'gap':>8}  {'plan':>8} {'bound':>8} {'1%':>8}"
+    print(f"{'layers x workers':<23} {headings}", flush=True)
+    for name in INSTANCES:
+        command = [sys.executable, __file__, "scale", "--only", name, "--seconds", str(given.seconds)]
+        subprocess.run(command, check=True)
+
+
 KINDS: Mapping[str, tuple[Callable[[argparse.Namespace], None], float]] = {
     "dp": (by_dp, 20.0),
     "ilp": (by_ilp, 8.0),
     "bundled": (by_bundled, 20.0),
     "schedules": (by_schedules, 40.0),
+    "scale": (by_scale, 60.0),
 }
 """What prints each kind of table, and the seconds of each solve."""
 
@@ -261,6 +369,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=70, help="of random transformers")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--workers", type=int, default=64, help="the most workers of a chain for `ilp`")
+    parser.add_argument("--only", choices=tuple(INSTANCES), help="the instance of `scale`")
     parser.add_argument("--seconds", type=float, help="limit of each solve")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
     given = parser.parse_args()

@@ -1,16 +1,20 @@
-"""A small plan for two servers whose model trains in a moment, and helpers for its runs."""
+"""A small plan for two servers whose model trains in a moment, helpers for its runs, and what tests here need."""
 
 from __future__ import annotations
 
 import itertools
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from importlib import metadata
 from pathlib import Path
 
+import pytest
 from blocks import shell_blocks
+from launching import SLOW_JOB
 from repository import ROOT
 
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
@@ -24,27 +28,7 @@ from pipeplan.rendering import plan_folder
 from pipeplan.rendering.launchers import launcher_by_name
 from pipeplan.rendering.plan_folder import write_plan
 
-JOB = """
-import os
-import time
-import torch
-from torch.nn import functional
-from torch.utils.data import Dataset
-from pipeplan_launch import Data, Job
-
-class Points(Dataset):
-    def __len__(self):
-        return 24
-
-    def __getitem__(self, index):
-        time.sleep(float(os.environ.get("SAMPLE_S", "0")))
-        generator = torch.Generator().manual_seed(index)
-        return torch.randn(4, generator=generator), index % 3
-
-def job():
-    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
-    return Job(net, loss=functional.cross_entropy, data=lambda: Data(Points()))
-"""
+JOB = SLOW_JOB.replace("import time", "import os, time").replace("0.002", "float(os.environ.get('SAMPLE_S', '0'))")
 PATIENCE_S = 120
 
 
@@ -66,6 +50,22 @@ def small_plan(folder: Path, job: Path, sizes: Sequence[int] = (1, 1), device: s
         cluster = Cluster.of_servers("pair", machines, [Level("pair", len(sizes), 1e9)])
     write_plan(solve(Problem(profile, cluster, Options(stages=len(sizes))), Settings()), folder)
     return folder
+
+
+def need(package: str, version: str) -> None:
+    """Skip the test unless this version of another trainer is installed."""
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        pytest.skip(f"{package} is not installed (pip install -e '.[deploy]')")
+    if found != version:
+        pytest.skip(f"the export is for {package} {version}, and {found} is installed")
+
+
+def free_ports(count: int = 1) -> list[int]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 def rendered(plan: Path, kind: str, **settings: object) -> Path:

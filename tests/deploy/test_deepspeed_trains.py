@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from decoders import chain, grid, problem
+from deployed import free_ports, need
 
 from pipeplan.exports.deepspeed import CONFIG, HOSTS, MODULE, TARGET
 from pipeplan.exports.target import export_files, write_export
@@ -86,33 +86,18 @@ if __name__ == "__main__":
 """
 
 
-def _port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        found: int = free.getsockname()[1]
-        return found
+@pytest.fixture(autouse=True)
+def _deepspeed() -> None:
+    need("deepspeed", "0.19.8")
 
 
-@pytest.fixture(scope="module")
-def version() -> str:
-    from importlib import metadata
-
-    try:
-        found = metadata.version("deepspeed")
-    except metadata.PackageNotFoundError:
-        pytest.skip("deepspeed is not installed (pip install -e '.[deploy]')")
-    if found != "0.19.8":
-        pytest.skip(f"the export is for DeepSpeed 0.19.8, and {found} is installed")
-    return found
-
-
-def test_two_stages_with_two_replicas_train_as_one_process_does(version: str, tmp_path: Path) -> None:
+def test_two_stages_with_two_replicas_train_as_one_process_does(tmp_path: Path) -> None:
     profile = chain(["0", "1", "2", "3", "4", "5", "loss"])
     plan = grid(profile, ["4"], replicas=2, accumulate=6)
     plan = replace(plan, stages=(replace(plan.stages[0], recompute=True), plan.stages[1]))
     write_export(tmp_path, export_files(TARGET, problem(profile), plan))
     (tmp_path / "train.py").write_text(WORKER)
-    command = [sys.executable, "train.py", str(_port())]
+    command = [sys.executable, "train.py", str(*free_ports())]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(4)]
@@ -127,7 +112,7 @@ def test_two_stages_with_two_replicas_train_as_one_process_does(version: str, tm
             assert ours == pytest.approx(theirs, rel=1e-4, abs=1e-6)
 
 
-def test_deepspeed_reads_the_host_file(version: str, tmp_path: Path) -> None:
+def test_deepspeed_reads_the_host_file(tmp_path: Path) -> None:
     from deepspeed.launcher.runner import fetch_hostfile
 
     profile = chain(["0", "1", "loss"])

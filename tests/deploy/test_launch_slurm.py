@@ -1,20 +1,160 @@
-"""launch.slurm in a real SLURM, whose nodes are all this machine."""
+"""launch.slurm in a real SLURM: a controller, and daemons that stand in for nodes, all on this machine."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import pytest
-from deployed import checkpoints, page_blocks, rendered, runs, small_plan, summary
-from slurm_here import Slurm
+from deployed import checkpoints, free_ports, page_blocks, rendered, runs, small_plan, summary
+
+NODES, CPUS, GPUS = 3, 64, 4
+NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol")
+PATIENCE_S = 30
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1
+MpiDefault=none
+ReturnToService=2
+SlurmdParameters=config_overrides
+GresTypes=gpu
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={node_ports} CPUs={cpus} Gres=gpu:v100:{gpus} \
+Feature=fast
+PartitionName=debug Nodes=n[1-{nodes}] Default=YES MaxTime=INFINITE
+PartitionName=gpu Nodes=n[1-{nodes}] MaxTime=INFINITE
+"""
+
+
+class Slurm:
+    """A SLURM cluster with its files in `folder`. Its commands need the variables in `environment`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._search_path = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+        missing = [name for name in NEEDED if shutil.which(name, path=self._search_path) is None]
+        if missing:
+            pytest.skip(f"needs SLURM: {', '.join(missing)} not found (slurmctld, slurmd, slurm-client and munge)")
+        if os.geteuid() != 0:
+            pytest.skip("the daemons of SLURM need root")
+        self.folder = folder
+        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": self._search_path}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._stack = stack
+            self._start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        subprocess.run(["scancel", "--user=root"], env=self.environment, check=False, capture_output=True)
+        self.wait_until(lambda: not self.output("squeue", "-h"), "end of the jobs")
+        self._stack.close()
+
+    def _start(self) -> None:
+        munge, gres = self.folder / "munge", self.folder / "gres.conf"
+        munge.mkdir(parents=True, mode=0o700)
+        (munge / "key").write_bytes(os.urandom(128))
+        (munge / "key").chmod(0o400)
+        places = (f"--{name}-file={munge}/{name}" for name in ("key", "pid", "log", "seed"))
+        self._daemon("munged", "--foreground", "--force", f"--socket={munge}/socket", *places)
+        self.wait_until(lambda: (munge / "socket").exists(), "munge")
+        host, ports = socket.gethostname(), free_ports(NODES + 1)
+        # SLURM wants a device file for every GPU. Any device will do.
+        devices = ("null", "zero", "full", "random")[:GPUS]
+        gres.write_text("".join(f"Name=gpu Type=v100 File=/dev/{name}\n" for name in devices))
+        numbers = {
+            "ports": ports,
+            "node_ports": ",".join(map(str, ports[1:])),
+            "nodes": NODES,
+            "cpus": CPUS,
+            "gpus": GPUS,
+        }
+        (self.folder / "slurm.conf").write_text(CONFIG.format(host=host, folder=self.folder, **numbers))
+        (self.folder / "state").mkdir()
+        self._daemon("slurmctld", "-D", "-c")
+        for number in range(1, NODES + 1):
+            (self.folder / f"n{number}").mkdir()
+            self._daemon("slurmd", "-D", "-N", f"n{number}")
+        idle = ("sinfo", "-h", "-p", "debug", "-o", "%T %D")
+        self.wait_until(lambda: self.output(*idle) == f"idle {NODES}", "idle nodes")
+
+    def _daemon(self, name: str, *options: str) -> None:
+        with (self.folder / f"{name}-{len(list(self.folder.glob('*.log')))}.log").open("wb") as log:
+            process = subprocess.Popen(
+                ["nice", shutil.which(name, path=self._search_path) or name, *options],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._stack.callback(_end, process)
+
+    def output(self, *command: str | Path) -> str:
+        """The output of a command of SLURM; empty if it fails."""
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else ""
+
+    def wait_until(self, condition: Callable[[], object], awaited: str, patience_s: float = PATIENCE_S) -> None:
+        deadline = time.monotonic() + patience_s
+        while not condition():
+            if time.monotonic() > deadline:
+                logs = "\n".join(path.read_text(errors="replace")[-1000:] for path in self.folder.glob("*.log"))
+                pytest.fail(f"no {awaited}:\n{logs}")
+            time.sleep(0.05)
+
+    def state(self, job: str) -> str:
+        """State of a job: PENDING, RUNNING, COMPLETED, …; empty if SLURM has forgotten it."""
+        words = self.output("scontrol", "show", "job", job).split()
+        return next((word.removeprefix("JobState=") for word in words if word.startswith("JobState=")), "")
+
+    def has_step(self, job: str) -> bool:
+        """Whether a daemon still runs a step of the job."""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                if path.read_bytes().startswith(f"slurmstepd: [{job}.".encode()):
+                    return True
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
 
 pytestmark = pytest.mark.deploy
-PATIENCE_S = 150
+JOB_PATIENCE_S = 150
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
@@ -29,15 +169,13 @@ class Job:
 
     def __init__(self, slurm: Slurm, plan: Path, *options: str, **environment: str) -> None:
         self.slurm, self.plan = slurm, plan
-        self.number = self._submit(environment, ["sbatch", "--parsable", str(plan / "launch.slurm"), *options])
-
-    def _submit(self, environment: dict[str, str], command: list[str]) -> str:
-        everything = self.slurm.environment | environment
-        done = subprocess.run(
-            command, cwd=self.plan.parent, env=everything, capture_output=True, text=True, check=False
+        command, submitted = (
+            ["sbatch", "--parsable", str(plan / "launch.slurm"), *options],
+            slurm.environment | environment,
         )
+        done = subprocess.run(command, cwd=plan.parent, env=submitted, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        self.number = done.stdout.strip()
 
     @property
     def log(self) -> str:
@@ -51,11 +189,11 @@ class Job:
             assert self.slurm.state(self.number) not in ENDED or text in self.log, self.log
             return text in self.log
 
-        self.slurm.wait_until(logged, f"{text!r} in {self.log}", PATIENCE_S)
+        self.slurm.wait_until(logged, f"{text!r} in {self.log}", JOB_PATIENCE_S)
 
     def end(self) -> str:
         """Wait for the end of the job; its state then."""
-        self.slurm.wait_until(lambda: self.slurm.state(self.number) in ENDED, "end of the job", PATIENCE_S)
+        self.slurm.wait_until(lambda: self.slurm.state(self.number) in ENDED, "end of the job", JOB_PATIENCE_S)
         return self.slurm.state(self.number)
 
 
@@ -74,7 +212,7 @@ def test_the_page_of_slurm(slurm: Slurm, plan: Path) -> None:
             ["bash", "-euc", script], cwd=plan.parent, env=environment, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-    slurm.wait_until(lambda: not slurm.output("squeue", "-h"), "end of the job", PATIENCE_S)
+    slurm.wait_until(lambda: not slurm.output("squeue", "-h"), "end of the job", JOB_PATIENCE_S)
     (path,) = plan.parent.glob("pipeplan-small-*.log")
     log, (run,) = path.read_text(), runs(plan)
     assert summary(run)["stopped"] is None, log
@@ -94,7 +232,7 @@ def test_a_time_limit_ends_in_a_checkpoint_and_the_job_is_queued_again(slurm: Sl
 def test_the_queued_job_goes_on_from_the_checkpoint(slurm: Slurm, plan: Path) -> None:
     """SLURM waits for two minutes by default. Without that wait a busy SLURM can mix up the two starts.
 
-    `test_launch_slurm_restarts.py` tests the second start without SLURM.
+    `test_launch_scripts.py` tests the second start without SLURM.
     """
     job, run, reached = _job_at_time_limit(slurm, plan)
     # In those two minutes all processes of the first start end.

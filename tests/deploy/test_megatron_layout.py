@@ -8,22 +8,29 @@ from typing import Any
 
 import pytest
 from decoders import decoder, grid, problem
+from deployed import need
 
 from pipeplan.exports.megatron import FILE, TARGET
 from pipeplan.exports.target import export_files
+from pipeplan.plan.plan import Plan
+from pipeplan.profile_data.profile import Profile
 
 pytestmark = pytest.mark.deploy
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def megatron() -> Any:
     """Megatron Core's class of configurations, which checks a layout."""
-    core = pytest.importorskip("megatron.core", reason="megatron-core is not installed (pip install -e '.[deploy]')")
-    if core.__version__ != "0.16.1":
-        pytest.skip(f"the export is for Megatron Core 0.16.1, and {core.__version__} is installed")
+    need("megatron-core", "0.16.1")
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     return TransformerConfig
+
+
+def options(profile: Profile, plan: Plan) -> dict[str, str]:
+    """The values of the exported options."""
+    words = shlex.split(export_files(TARGET, problem(profile), plan)[FILE].text, comments=True)
+    return dict(itertools.pairwise(words))
 
 
 @pytest.mark.parametrize(
@@ -40,8 +47,7 @@ def test_every_rank_builds_the_layers_of_its_stage(cuts: list[str], blocks: list
     from megatron.core.transformer.enums import LayerType
 
     profile = decoder(12)
-    words = shlex.split(export_files(TARGET, problem(profile), grid(profile, cuts))[FILE].text, comments=True)
-    given = dict(itertools.pairwise(words))
+    given = options(profile, grid(profile, cuts))
     stages = int(given["--pipeline-model-parallel-size"])
     config = megatron(
         num_layers=int(given["--num-layers"]),
@@ -67,9 +73,7 @@ def test_the_batch_has_the_microbatches_of_the_plan(megatron: Any) -> None:
     from megatron.core.num_microbatches_calculator import ConstantNumMicroBatchesCalculator
 
     profile = decoder(4)
-    plan = grid(profile, ["h.2.ln"], replicas=2, accumulate=24)
-    words = shlex.split(export_files(TARGET, problem(profile), plan)[FILE].text, comments=True)
-    given = dict(itertools.pairwise(words))
+    given = options(profile, grid(profile, ["h.2.ln"], replicas=2, accumulate=24))
     sizes = int(given["--global-batch-size"]), int(given["--micro-batch-size"])
     count = ConstantNumMicroBatchesCalculator(*sizes, data_parallel_size=2, decrease_batch_size_if_needed=False, rank=0)
     assert count.get() == 12

@@ -1,21 +1,24 @@
-"""The export to torch.distributed.pipelining trains as one process does on the same batches."""
+"""The export to torch.distributed.pipelining trains as one process does on the same batches, or refuses the model."""
 
 from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from decoders import decoder, folded, grid, problem
+from decoders import chain, decoder, folded, grid, problem
 
 from pipeplan.exports.target import ExportFile, export_files, write_export
 from pipeplan.exports.torch_pipelining import TARGET
 from pipeplan.plan.plan import Plan
+from pipeplan.plan.schedules import FLUSH
 from pipeplan.profile_data.profile import Profile
 
 pytestmark = pytest.mark.deploy
@@ -29,20 +32,10 @@ from torch.utils.data import TensorDataset
 from pipeplan_launch import Data, Job
 
 
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
-
-    def forward(self, x):
-        q, k, v = (part.unsqueeze(1) for part in self.qkv(x).chunk(3, dim=-1))
-        return self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1))
-
-
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.ln, self.attn = nn.LayerNorm(16), Attention()
+        self.ln, self.attn = nn.LayerNorm(16), nn.Linear(16, 16)
 
     def forward(self, x):
         return x + self.attn(self.ln(x))
@@ -123,24 +116,26 @@ def test_a_grid_of_four_workers_trains_as_one_process_does(tmp_path: Path) -> No
     assert written["schedule.csv"].text == "0F0,0F1,0F2,0B0,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"
 
 
-def test_fewer_microbatches_than_stages_train_too(tmp_path: Path) -> None:
-    """torch's own 1F1B refuses them. The schedule that loads its order from a file runs them."""
-    profile = decoder(4, minibatch=SAMPLES // 2)
-    plan = grid(profile, ["h.1.ln", "h.2.ln", "h.3.ln"], accumulate=2)
-    plan = replace(plan, stages=tuple(replace(stage, depth=min(stage.depth, 2)) for stage in plan.stages))
-    check_against_one_process(tmp_path, profile, plan)
-
-
 @pytest.mark.parametrize(
     ("schedule", "samples", "replicas"),
-    [("zb-v", 4, 2), ("interleaved-1f1b", 6, 2), ("interleaved-1f1b", 8, 1), ("zb-v", 8, 1)],
-    ids=["zb-v", "interleaved", "interleaved by the plan's order", "zb-v, one replica"],
+    [("1f1b-flush", 12, 1), ("zb-v", 4, 2), ("interleaved-1f1b", 6, 2), ("interleaved-1f1b", 8, 1), ("zb-v", 8, 1)],
+    ids=[
+        "fewer microbatches than stages",
+        "zb-v",
+        "interleaved",
+        "interleaved by the plan's order",
+        "zb-v, one replica",
+    ],
 )
-def test_two_stages_for_each_process_train_as_one_process_does(
-    schedule: str, samples: int, replicas: int, tmp_path: Path
-) -> None:
-    profile = decoder(4, minibatch=samples)
-    plan = folded(profile, ["h.1.ln", "h.2.ln", "h.3.ln"], schedule, SAMPLES // samples, replicas)
+def test_four_stages_train_as_one_process_does(schedule: str, samples: int, replicas: int, tmp_path: Path) -> None:
+    """Each on a process of its own, or two on each. torch's own 1F1B refuses fewer microbatches than stages; the
+    schedule that loads its order from a file runs them."""
+    profile, cuts = decoder(4, minibatch=samples), ["h.1.ln", "h.2.ln", "h.3.ln"]
+    if schedule == FLUSH:
+        plan = grid(profile, cuts, accumulate=SAMPLES // samples)
+        plan = replace(plan, stages=tuple(replace(stage, depth=min(stage.depth, 2)) for stage in plan.stages))
+    else:
+        plan = folded(profile, cuts, schedule, SAMPLES // samples, replicas)
     check_against_one_process(tmp_path, profile, plan)
 
 
@@ -193,3 +188,50 @@ def train_in_one_process(ref: str) -> tuple[list[float], dict[str, object]]:
         optimizer.step()
         losses.append(loss.item())
     return losses, dict(job.model.state_dict())
+
+
+def test_models_that_torch_cuts_but_cannot_run_end_in_one_line(tmp_path: Path) -> None:
+    """Before training, for three stages, which begin before `b` and before `c`."""
+    torch = pytest.importorskip("torch")
+    from torch.distributed.pipelining import pipeline
+
+    profile = chain(["a", "b", "c", "loss"])
+    write_export(tmp_path, export_files(TARGET, problem(profile), grid(profile, ["b", "c"])))
+    exported = runpy.run_path(str(tmp_path / "pipeline.py"))
+    for forward, words in (
+        (lambda m, x: m.c(m.b(m.a(x)).relu()), None),
+        (masked, "stage 3 reads what stage 1 makes"),
+        (lambda m, x: m.c(m.b(early := m.a(x)).relu()) + early, "stage 3 reads what stage 1 makes"),
+        (lambda m, x: m.c(m.b(m.a(x)).relu() + x), r"stage \d reads the model's input 'x'"),
+        (lambda m, x: m.c(m.b(m.b(m.a(x)))), "cut into 4 stages, not 3"),
+        (lambda m, x: ((found := m.c(m.b(m.a(x)))), found.sum()), "more than one tensor"),
+    ):
+        pipe = pipeline(three_layers(forward), (torch.zeros(2, 4),), split_spec=exported["SPLIT_SPEC"])
+        if words is None:
+            exported["check"](pipe)
+            continue
+        with pytest.raises(SystemExit, match=words) as ended:
+            exported["check"](pipe)
+        assert "\n" not in str(ended.value)
+
+
+def three_layers(forward: Callable[[Any, Any], Any]) -> Any:
+    """A model of three layers, a, b and c, with this forward()."""
+    from torch import nn
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+
+        def forward(self, x: Any) -> Any:
+            return forward(self, x)
+
+    return Model()
+
+
+def masked(model: Any, x: Any) -> Any:
+    import torch
+
+    mask = torch.arange(4) % 2
+    return model.c(model.b(model.a(x) * mask) * mask) * mask

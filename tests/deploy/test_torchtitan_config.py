@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from decoders import decoder, grid, problem
+from deployed import need
 
 from pipeplan.exports.target import export_files, write_export
 from pipeplan.exports.torchtitan import TARGET
-from pipeplan.plan.plan import Plan
-from pipeplan.profile_data.profile import Profile
 
 # torchtitan imports triton, which needs a GPU and a gigabyte of disk, but does not use it to read a configuration. The
 # parts of torch that look for triton are imported first, and find none.
@@ -46,22 +43,9 @@ print(json.dumps({"modules": modules, "recompute": config.activation_checkpoint,
 pytestmark = pytest.mark.deploy
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _torchtitan() -> None:
-    try:
-        installed = importlib.metadata.version("torchtitan")
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip("torchtitan is not installed: pip install -e '.[deploy]'")
-    if TARGET.title != f"torchtitan {installed}":
-        pytest.skip(f"the export is for {TARGET.title}, and {installed} is installed")
-
-
-def read_config(folder: Path, profile: Profile, plan: Plan) -> dict[str, Any]:
-    write_export(folder, export_files(TARGET, problem(profile), plan))
-    done = subprocess.run([sys.executable, "-c", READ], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    config: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return config
+    need("torchtitan", TARGET.title.removeprefix("torchtitan "))
 
 
 def test_torchtitan_reads_stages_degrees_and_batches(tmp_path: Path) -> None:
@@ -69,7 +53,10 @@ def test_torchtitan_reads_stages_degrees_and_batches(tmp_path: Path) -> None:
     plan = grid(profile, ["h.2.ln"], replicas=2, accumulate=12)
     # The first stage has one more microbatch in flight than in torch's schedule.
     plan = replace(plan, stages=(replace(plan.stages[0], depth=3), plan.stages[1]))
-    config = read_config(tmp_path, profile, plan)
+    write_export(tmp_path, export_files(TARGET, problem(profile), plan))
+    done = subprocess.run([sys.executable, "-c", READ], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    config = json.loads(done.stdout.splitlines()[-1])
     stages = config["module_fqns_per_model_part"]
     assert stages[0] == ["tok_embeddings", "layers.0", "layers.1"]
     # Every module of torchtitan's model is in exactly one stage.

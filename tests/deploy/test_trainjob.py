@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import copy
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from deployed import checkpoints, rendered, small_plan
-
-VERSION = "2.3.0"
+from deployed import checkpoints, free_ports, need, rendered, small_plan
 
 VARIANTS: dict[str, dict[str, object]] = {
     "plain": {},
@@ -24,15 +20,10 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def train_job() -> Any:
     """The model of a TrainJob that Kubeflow Trainer generates from its CustomResourceDefinition."""
-    try:
-        installed = metadata.version("kubeflow-trainer-api")
-    except metadata.PackageNotFoundError:
-        pytest.skip("kubeflow-trainer-api is not installed (pip install -e '.[deploy]')")
-    if installed != VERSION:
-        pytest.skip(f"TrainJobs are written for the API of Kubeflow Trainer {VERSION}, and {installed} is installed")
+    need("kubeflow-trainer-api", "2.3.0")
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
     return TrainerV1alpha1TrainJob
@@ -85,29 +76,19 @@ def test_the_api_knows_every_field_and_its_type(variant: str, plan: Path, train_
     wrong = copy.deepcopy(manifest)
     wrong["spec"]["trainer"]["numProcPerNode"] = "one"
     assert not fits(train_job, wrong)
-    wrong = copy.deepcopy(manifest)
-    del wrong["spec"]["runtimeRef"]
-    assert not fits(train_job, wrong)
-
-
-def _port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
+    del manifest["spec"]["runtimeRef"]
+    assert not fits(train_job, manifest)
 
 
 def pods(manifest: dict[str, Any], tmp_path: Path, count: int) -> list[tuple[int, str]]:
     """Run the containers of a TrainJob as processes; the status and the output of each."""
-    trainer, port = manifest["spec"]["trainer"], _port()
+    trainer, (port,) = manifest["spec"]["trainer"], free_ports()
     from_manifest = {one["name"]: one.get("value", "node-7 of this cluster") for one in trainer.get("env", [])}
     started = []
     for rank in range(count):
-        variables = (
-            os.environ
-            | from_manifest
-            | {"PYTHON": sys.executable, "PET_NODE_RANK": str(rank), "PET_NPROC_PER_NODE": "1"}
-        )
-        variables |= {"PET_NNODES": str(count), "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": port}
+        variables = os.environ | from_manifest | {"PYTHON": sys.executable, "PET_NODE_RANK": str(rank)}
+        variables |= {"PET_NPROC_PER_NODE": "1", "PET_NNODES": str(count)}
+        variables |= {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
         command = [*trainer["command"], *trainer["args"]]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         started.append(subprocess.Popen(command, env=variables, cwd=tmp_path, **pipes))
@@ -119,22 +100,12 @@ def pods(manifest: dict[str, Any], tmp_path: Path, count: int) -> list[tuple[int
 
 
 @pytest.mark.deploy
-def test_two_pods_train(plan: Path, tmp_path: Path) -> None:
-    claim = plan.parent
-    manifest = document(plan, mount=str(claim), name="small", options="--epochs 1 --probe 0")
-    ended = pods(manifest, tmp_path, 2)
-    assert [status for status, _ in ended] == [0, 0], ended
-    run = claim / "runs" / "small"
-    assert len(checkpoints(run)) == 1
+def test_two_pods_train_and_resume(plan: Path, tmp_path: Path) -> None:
+    settings = {"mount": str(plan.parent), "name": "small"}
+    run = plan.parent / "runs" / "small"
+    for epochs, resumed in ((1, False), (2, True)):
+        ended = pods(document(plan, **settings, options=f"--epochs {epochs} --probe 0"), tmp_path, 2)
+        assert [status for status, _ in ended] == [0, 0], ended
+        assert ("resumed from" in "".join(output for _, output in ended)) is resumed
+        assert len(checkpoints(run)) == epochs
     assert [path.name for path in run.parent.iterdir()] == ["small"]
-
-
-@pytest.mark.slow
-def test_pods_that_start_again_resume(plan: Path, tmp_path: Path) -> None:
-    claim = plan.parent
-    settings = {"mount": str(claim), "name": "again", "options": "--epochs 1 --probe 0"}
-    assert [status for status, _ in pods(document(plan, **settings), tmp_path, 2)] == [0, 0]
-    ended = pods(document(plan, **settings | {"options": "--epochs 2 --probe 0"}), tmp_path, 2)
-    assert [status for status, _ in ended] == [0, 0], ended
-    assert "resumed from" in "".join(output for _, output in ended)
-    assert len(checkpoints(claim / "runs" / "again")) == 2

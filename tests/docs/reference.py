@@ -40,21 +40,6 @@ def command_line() -> str:
     return "\n".join(parts)
 
 
-def commands() -> Iterator[click.Context]:
-    """The context of every command, in the order of `pipeplan --help`, those inside others after them."""
-    yield from _inside(click.Context(cli, info_name="pipeplan", **cli.context_settings))
-
-
-def _inside(context: click.Context) -> Iterator[click.Context]:
-    yield context
-    group = context.command
-    if isinstance(group, click.Group):
-        for name in group.list_commands(context):
-            command = group.get_command(context, name)
-            assert command is not None
-            yield from _inside(click.Context(command, info_name=name, parent=context))
-
-
 def _command(context: click.Context, level: int) -> list[str]:
     command = _measured(context.command)
     parts = [f"{'#' * level} {context.command_path}\n"]
@@ -69,8 +54,14 @@ def _command(context: click.Context, level: int) -> list[str]:
     return [part for part in parts if part]
 
 
-def _children(context: click.Context) -> list[click.Context]:
-    return [one for one in _inside(context) if one.parent is context]
+def _children(context: click.Context) -> Iterator[click.Context]:
+    """The contexts of the commands inside a command, in the order of its help."""
+    group = context.command
+    if isinstance(group, click.Group):
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            yield click.Context(command, info_name=name, parent=context)
 
 
 def _measured(command: click.Command) -> click.Command:

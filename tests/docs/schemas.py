@@ -1,6 +1,6 @@
 """The JSON Schemas of the files that pipeplan reads and of `check --json`: docs/reference/schemas.
 
-`python tests/docs/schemas.py` writes them anew; `test_schemas.py` holds them to the types that the readers use.
+`python tests/docs/schemas.py` writes them anew; `test_reference.py` holds them to the types that the readers use.
 """
 
 from __future__ import annotations

@@ -1,66 +1,101 @@
-"""The reference pages are what the code says: `python tests/docs/reference.py` writes them anew."""
+"""The reference is what the code says: pages, and schemas that are those of the readers' types and describe files.
+
+`python tests/docs/reference.py` and `python tests/docs/schemas.py` write them anew.
+"""
 
 from __future__ import annotations
 
-import re
+import json
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-import click
 import pytest
-from click.testing import CliRunner
-from reference import REFERENCE, _measured, api, command_line, commands
+from manifests import write_manifest
+from reference import REFERENCE, api, command_line
+from repository import ROOT
+from schemas import SCHEMAS, schemas, text_of
 
-import pipeplan
-from pipeplan.cli import cli
-from pipeplan.cli.problem_options import GroupedCommand
+from pipeplan_launch.checkpoint.manifest import Position
 
-CONTEXTS = {context.command_path: context for context in commands()}
-STALE = "python tests/docs/reference.py writes it anew"
-
-
-def _section(path: str) -> str:
-    """What the page says of one command, without what it says of those inside it."""
-    parts = re.split(r"^#{2,} (.*)$", (REFERENCE / "cli.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))[path]
+BUNDLED, WRITTEN = ROOT / "profiles", ROOT / "tests" / "goldens" / "data" / "files"
 
 
-def test_the_page_of_commands_is_as_written_now() -> None:
-    assert (REFERENCE / "cli.md").read_text(encoding="utf-8").strip() == command_line().strip(), STALE
+@pytest.mark.parametrize(("page", "written"), [("cli.md", command_line), ("api.md", api)])
+def test_the_page_is_as_written_now(page: str, written: Callable[[], str]) -> None:
+    assert (REFERENCE / page).read_text(encoding="utf-8").strip() == written().strip()
 
 
-def test_the_page_of_the_api_is_as_written_now() -> None:
-    assert (REFERENCE / "api.md").read_text(encoding="utf-8").strip() == api().strip(), STALE
+def test_the_published_schemas_are_those_of_the_types() -> None:
+    for name, schema in schemas().items():
+        assert (SCHEMAS / name).read_text(encoding="utf-8") == text_of(schema), name
 
 
-@pytest.mark.parametrize("path", CONTEXTS)
-def test_the_page_has_all_that_help_says(path: str) -> None:
-    """Word by word, whoever put it together."""
-    shown = CliRunner().invoke(cli, [*path.split()[1:], "--help"], terminal_width=1000, max_content_width=1000).output
-    section = _words(_section(path))
-    command = _measured(CONTEXTS[path].command)
-    headings = command.groups if isinstance(command, GroupedCommand) else ()
-    for line in shown.splitlines()[1:]:
-        if line.strip() not in (
-            "",
-            "Options:",
-            "Commands:",
-            *(f"{heading}:" for heading in headings),
-        ) and not line.strip().startswith(("--help", "-h, --help")):
-            missing = [word for word in _words(line) if word not in section]
-            commands_of_a_group = isinstance(CONTEXTS[path].command, click.Group) and line.split()[0] in _names(path)
-            assert not missing or commands_of_a_group, (line, missing)
+def test_bundled_and_written_files_follow_their_schemas(tmp_path: Path) -> None:
+    write_manifest(tmp_path, Position(2, 1, 9))
+    files = [("profile", path) for path in BUNDLED.glob("*.json")]
+    files += [("cluster", path) for path in BUNDLED.glob("clusters/*.toml")]
+    files += [("device", path) for path in BUNDLED.glob("devices/*.toml")]
+    files += [("plan", path) for path in WRITTEN.glob("*/plan/plan.json.txt")]
+    files += [("stage", path) for path in WRITTEN.glob("*/plan/stages/*.json.txt")]
+    files += [("manifest", tmp_path / "manifest.json")]
+    assert len({name for name, _ in files}) == 6
+    for name, path in files:
+        read = tomllib.loads if path.suffix == ".toml" else json.loads
+        schema = schemas()[f"{name}.schema.json"]
+        assert complaints(read(path.read_text()), schema, schema) == [], path
 
 
-def _names(path: str) -> list[str]:
-    return [other.removeprefix(f"{path} ") for other in CONTEXTS if other.startswith(f"{path} ")]
+def test_a_wrong_profile_does_not_follow_the_schema() -> None:
+    schema, right = schemas()["profile.schema.json"], json.loads((BUNDLED / "mnist-v100.json").read_text())
+    for change, complaint in (
+        ({"minibatch": 0}, "minibatch: below 1"),
+        ({"minibatch": "8"}, "minibatch: not integer"),
+        ({"layers": {}}, "layers: not array"),
+        ({"version": 2}, "version: not one of [1]"),
+    ):
+        assert complaints(right | change, schema, schema) == [complaint]
 
 
-def _words(text: str) -> list[str]:
-    """Without what sets Markdown's words apart."""
-    return re.sub(r"[`|]", " ", text.replace("\\", "")).split()
+TYPES: dict[str, Any] = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "boolean": bool,
+    "null": type(None),
+    "integer": int,
+    "number": (int, float),
+}
 
 
-def test_every_name_of_the_api_is_described() -> None:
-    page = (REFERENCE / "api.md").read_text(encoding="utf-8")
-    module = pipeplan.solve.__globals__
-    for name in module["__all__"]:
-        assert f"### {name}\n" in page or f"**`{name}`**" in page, name
+def complaints(value: Any, schema: dict[str, Any], root: dict[str, Any], place: str = "") -> list[str]:
+    """Where a value does not follow a schema, by the keywords of JSON Schema that ours use."""
+    if reference := schema.get("$ref"):
+        return complaints(value, root["$defs"][reference.rpartition("/")[2]], root, place)
+    if choices := schema.get("anyOf"):
+        tried = [complaints(value, choice, root, place) for choice in choices]
+        return min(tried, key=len)
+    if "enum" in schema and value not in schema["enum"]:
+        return [f"{place}: not one of {schema['enum']}"]
+    kind = schema.get("type")
+    if kind and (not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")):
+        return [f"{place}: not {kind}"]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        low, high = schema.get("minimum", value), schema.get("maximum", value)
+        return [f"{place}: below {low}"] if value < low else [f"{place}: above {high}"] if value > high else []
+    found: list[str] = []
+    if isinstance(value, dict):
+        known = schema.get("properties", {})
+        found += [f"{place}: no {name}" for name in schema.get("required", []) if name not in value]
+        for name, member in value.items():
+            if name in known:
+                found += complaints(member, known[name], root, f"{place}.{name}".removeprefix("."))
+            elif schema.get("additionalProperties") is False:
+                found.append(f"{place}: unknown {name}")
+    if isinstance(value, list) and len(value) < schema.get("minItems", 0):
+        found.append(f"{place}: too short")
+    if isinstance(value, list) and isinstance(schema.get("items"), dict):
+        for index, member in enumerate(value):
+            found += complaints(member, schema["items"], root, f"{place}[{index}]")
+    return found

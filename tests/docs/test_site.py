@@ -156,26 +156,3 @@ def test_the_site_can_be_searched_from_a_disk(site: Path) -> None:
     text = (site / "search" / "search_index.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("var __index = "))
     assert any("Weight versions" in document["title"] for document in index["docs"])
-
-
-@pytest.mark.site
-def test_search_finds_a_page_in_a_browser_without_a_server(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "report_page"))
-    from browsing import launched, missing
-
-    if reason := missing():
-        pytest.skip(reason)
-    with launched() as browser:
-        page = browser.new_page()
-        asked: list[str] = []
-        complaints: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.goto((site / "index.html").as_uri())
-        page.click("input.md-search__input")
-        page.keyboard.type("vertical sync")
-        page.wait_for_selector("li.md-search-result__item a", timeout=20_000)
-        found = page.eval_on_selector_all("a.md-search-result__link", "links => links.map(link => link.href)")
-        assert any("concepts.html" in link for link in found), found
-        assert not complaints
-        assert not [url for url in asked if not url.startswith(("file:", "blob:", "data:"))]

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import resource
+import shutil
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -146,38 +147,31 @@ def solved(question: Question, folder: Path, limit: float, cpu: bool) -> Row:
     """Solve one row in a process of its own, and keep its answer in the folder."""
     place = place_of(question, folder)
     place.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(place / "plan", ignore_errors=True)
     profile = profile_of(question.model, CLUSTERS[question.cluster][1], folder)
     command = f"{CPU_CLOCK if cpu else ''}from pipeplan.cli import main; main()"
     options = ["--cluster", str(cluster_of(question, folder)), "--batch", str(question.batch)]
-    output = ["--time-limit", str(limit), "--force", "-o", str(place / "plan")]
-    began = time.monotonic()
+    output = ["--time-limit", str(limit), "-o", str(place / "plan")]
+    began, used = time.monotonic(), _cpu_s()
     with (place / "answer.txt").open("w") as out, (place / "errors.txt").open("w") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-c", command, "solve", str(profile), *options, *output], stdout=out, stderr=errors
-        )
-        code, cpu_s = _ended(process, PATIENCE * limit)
-    seconds = time.monotonic() - began
-    if code == 0:
+        arguments = [sys.executable, "-c", command, "solve", str(profile), *options, *output]
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(arguments, stdout=out, stderr=errors, timeout=PATIENCE * limit, check=False)
+    seconds, cpu_s = time.monotonic() - began, _cpu_s() - used
+    lines = (place / "errors.txt").read_text().strip().splitlines()
+    if (place / "plan" / "plan.json").exists():
         row = read_row(question, folder, json.loads((place / "plan" / "plan.json").read_text()), seconds, cpu_s)
     else:
-        lines = (place / "errors.txt").read_text().strip().splitlines()
-        why = lines[-1] if code > 0 and lines else f"no answer in {PATIENCE * limit:.0f} s"
+        why = lines[-1] if lines else f"no answer in {PATIENCE * limit:.0f} s"
         row = Row(question, seconds, cpu_s, problem=why.removeprefix("error: "))
     (place / "row.json").write_text(json.dumps(asdict(row)))
     return row
 
 
-def _ended(process: subprocess.Popen[bytes], patience_s: float) -> tuple[int, float]:
-    """(the exit code, or less than 0 if the process was ended, its CPU seconds)."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        pid, status, usage = os.wait4(process.pid, os.WNOHANG)
-        if pid:
-            process.returncode = os.waitstatus_to_exitcode(status)
-            return process.returncode, usage.ru_utime + usage.ru_stime
-        if time.monotonic() > deadline:
-            process.kill()
-        time.sleep(0.1)
+def _cpu_s() -> float:
+    """CPU seconds of all processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def read_row(question: Question, folder: Path, document: dict[str, Any], seconds: float, cpu_s: float) -> Row:
@@ -261,7 +255,6 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="MODEL/CLUSTER/BATCH", help="these rows")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds for each row")
     parser.add_argument("--cpu", action="store_true", help="limit CPU seconds, on a machine that has other work")
-    parser.add_argument("--jobs", type=int, default=1, help="rows at a time")
     parser.add_argument("--show", action="store_true", help="print the rows that the folder has")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
     given = parser.parse_args()
@@ -275,10 +268,9 @@ def main() -> None:
         return
     given.folder.mkdir(parents=True, exist_ok=True)
     rows = []
-    with ThreadPoolExecutor(given.jobs) as pool:
-        for row in pool.map(lambda one: solved(one, given.folder, given.limit, given.cpu), asked):
-            print(f"{row.question.name}: {answer_of(row)}, {row.cpu_s:.0f} CPU s", file=sys.stderr, flush=True)
-            rows.append(row)
+    for one in asked:
+        rows.append(solved(one, given.folder, given.limit, given.cpu))
+        print(f"{one.name}: {answer_of(rows[-1])}, {rows[-1].cpu_s:.0f} CPU s", file=sys.stderr, flush=True)
     print_rows(rows, given.markdown)
 
 

@@ -26,8 +26,10 @@ CPU_CLOCK = "import time; time.perf_counter = time.monotonic = time.process_time
 """Makes deadlines count CPU seconds."""
 COMMAND = CPU_CLOCK + "import sys; from pipeplan.cli import main; sys.argv[0] = 'pipeplan'; main()"
 
-HEADER = 'format = "pipeplan-cluster"\nversion = 1\n'
-GNMT_CLUSTER = f"""{HEADER}name = "16 x 4 V100"
+A100_CLUSTER = (Path(__file__).parent / "expert" / "clusters" / "a100-4x8.toml").read_text(encoding="utf-8")
+GNMT_CLUSTER = """format = "pipeplan-cluster"
+version = 1
+name = "16 x 4 V100"
 [device]
 name = "V100 16 GB"
 kind = "cuda"
@@ -41,25 +43,9 @@ name = "cluster"
 count = 16
 bandwidth = "10 Gbit/s"
 """
-A100_CLUSTER = f"""{HEADER}name = "4 x 8 A100"
-[device]
-name = "A100 80 GB"
-kind = "cuda"
-memory = "80 GB"
-[[level]]
-name = "server"
-count = 8
-bandwidth = "300 GB/s"
-latency = "5 us"
-[[level]]
-name = "cluster"
-count = 4
-bandwidth = "200 Gbit/s"
-latency = "10 us"
-"""
 TIGHT = """
 from dataclasses import replace
-from scale import chain, cluster
+from proofs import chain, even_cluster
 from pipeplan.errors import PipeplanError
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -67,7 +53,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 
 options = Options(schedule="1f1b-flush", accumulate=128, recompute=False)
-problem = Problem(chain(99), cluster(8, 4, 4, memory_gib={gib}), options)
+problem = Problem(chain(99), even_cluster(8, 4, 4, memory_gib={gib}), options)
 try:
     outcome = solve(problem, Settings(solver="dp", time_limit_s=20.0))
     print(f"{{outcome.plan.config[:40]}}, gap {{outcome.gap:.1%}}")
@@ -107,7 +93,7 @@ def chains(count: int) -> str:
 
 def scale(name: str) -> str:
     """One row of the large instances."""
-    text, _ = run([sys.executable, str(BENCHMARKS / "scale.py"), "--only", name, "--seconds", "120"])
+    text, _ = run([sys.executable, str(BENCHMARKS / "proofs.py"), "scale", "--only", name, "--seconds", "120"])
     values = last_line(text).removeprefix(name).split()
     return f"{values[0]} CPU s, {values[2]} GiB, gap {values[3]}" if len(values) > 3 else last_line(text)
 

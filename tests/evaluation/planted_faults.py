@@ -6,6 +6,10 @@ A fault replaces one text of one file, in a copy of the working tree. It is caug
 named beside it fails; with `--all-tests` the whole default suite runs. A fault whose text is not found exactly once is
 an error: the code has changed, and the fault must be written anew. After a refactoring at least as many faults are
 caught as before.
+
+The faults are in `planted_faults.txt`. A line `## FILE: TESTS` names the file of the faults below it, and the folders
+of the tests that should notice. A fault has its name, the text in lines that begin with `-`, and what replaces it in
+lines that begin with `+`.
 """
 
 from __future__ import annotations
@@ -17,11 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from planted_in_executor import EXECUTOR
-from planted_in_planner import PLANNER
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = (
@@ -51,7 +53,19 @@ class Fault:
     """Folders and files of the tests that should notice."""
 
 
-FAULTS = tuple(Fault(*one) for one in (*PLANNER, *EXECUTOR))
+def _read(path: Path) -> Iterator[Fault]:
+    """The faults of a list."""
+    file = tests = ""
+    for block in path.read_text(encoding="utf-8").strip().split("\n\n"):
+        name, *lines = block.split("\n")
+        if name.startswith("## "):
+            file, _, tests = name.removeprefix("## ").partition(": ")
+            continue
+        old, new = ("\n".join(line[2:] for line in lines if line[0] == sign) for sign in "-+")
+        yield Fault(name, file, old, new, tuple(tests.split()))
+
+
+FAULTS = tuple(_read(Path(__file__).with_suffix(".txt")))
 
 
 def problems(tree: Path) -> list[str]:

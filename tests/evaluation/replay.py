@@ -14,10 +14,12 @@ import json
 import math
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -25,11 +27,8 @@ from types import FrameType
 from typing import Any
 
 import emulation
-import replay_measure as measure
 from network_namespaces import OWN_NAMESPACES, check_requirements
-from replay_folder import write_folder
-from replay_measure import ReplayResult
-from replay_network import Rings, Scaling, network_tree, parts_of, scaling_for
+from replay_network import Rings, Scaling, network_tree, parts_of, scaling_for, write_folder
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -40,10 +39,143 @@ from pipeplan.plan.plan import Plan
 from pipeplan.problem import plan_file
 from pipeplan.problem.plan_profile import profile_if_found
 from pipeplan.profile_data.profile import Profile
-from pipeplan.simulation import engine, metrics, scenario
-from pipeplan.simulation.scenario import Scenario
+from pipeplan.simulation import engine, metrics
+from pipeplan.simulation.scenario import Scenario, read_scenario
 from pipeplan.util.files import Node, read_document
 from pipeplan.util.units import show_time
+
+
+@dataclass(frozen=True)
+class ReplayedStage:
+    """Mean times of one stage, in seconds per minibatch of one of its replicas."""
+
+    replicas: int
+    predicted_s: float
+    """Predicted forward and backward pass, and share of the optimiser's step."""
+    forward_s: float
+    backward_s: float
+    update_s: float
+    sync_s: float
+    wait_s: float
+    send_s: float
+
+    @property
+    def computing_s(self) -> float:
+        """Measured forward and backward pass, and share of the optimiser's step."""
+        return self.forward_s + self.backward_s + self.update_s
+
+    def busy(self, step_time_s: float) -> float:
+        """Share of time for which its replicas compute."""
+        return self.computing_s / (self.replicas * step_time_s)
+
+    def predicted_busy(self, step_time_s: float) -> float:
+        """Predicted share of time for which its replicas compute, at the plan's step time."""
+        return self.predicted_s / (self.replicas * step_time_s)
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """The result of a replay. Times are seconds per minibatch."""
+
+    config: str
+    predicted_s: float
+    simulated_s: float | None
+    """Of the simulation of the same schedule; None without a steady state."""
+    measured_s: float
+    spread: float
+    """Relative standard error of the measured time, from parts of the run."""
+    minibatches: int
+    """Number of measured minibatches."""
+    scaling: Scaling
+    stages: tuple[ReplayedStage, ...]
+    seconds: float
+    """Duration of the replay, including its start and end."""
+
+    @property
+    def error(self) -> float:
+        """Measured over predicted time, less 1: above 0 the plan is slower than predicted."""
+        return self.measured_s / self.predicted_s - 1
+
+
+LONGEST_ROUND = 240
+PARTS = 4
+TIMES = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "send_s")
+
+
+@dataclass(frozen=True)
+class Window:
+    """The measured minibatches, from the end of one to the end of another. Times are of the emulation."""
+
+    first: int
+    last: int
+    ends_s: tuple[float, ...]
+    """Times at which minibatches first … last were finished at the last stage, each `step` apart."""
+    step: int
+    """Number of minibatches between two of these times."""
+
+    @property
+    def step_time_s(self) -> float:
+        """Seconds per minibatch, of the emulation."""
+        return (self.ends_s[-1] - self.ends_s[0]) / (self.last - self.first)
+
+    @property
+    def spread(self) -> float:
+        """Relative standard error of the step time, from parts of the window; 0 where there are too few."""
+        count = len(self.ends_s) - 1
+        parts = min(PARTS, count)
+        if parts < 2:
+            return 0.0
+        marks = [self.ends_s[number * count // parts] for number in range(parts + 1)]
+        sizes = [(number + 1) * count // parts - number * count // parts for number in range(parts)]
+        step_times = [(marks[n + 1] - marks[n]) / (sizes[n] * self.step) for n in range(parts)]
+        return statistics.stdev(step_times) / math.sqrt(parts) / self.step_time_s
+
+
+def round_of(scenario: Scenario) -> int:
+    """Number of minibatches after which the turns of all replicas repeat."""
+    length = math.lcm(scenario.accumulate or 1, *(stage.replicas for stage in scenario.stages))
+    last = math.lcm(scenario.accumulate or 1, scenario.stages[-1].replicas)
+    return length if length <= LONGEST_ROUND else last
+
+
+def warm_up(scenario: Scenario) -> int:
+    """Number of minibatches until the first stage no longer runs ahead."""
+    if scenario.drains and scenario.accumulate:
+        return 2 * scenario.accumulate
+    return (3 if len(scenario.stages) > 1 else 1) * scenario.in_flight
+
+
+def window_of(scenario: Scenario, steps: Sequence[dict[str, Any]], minibatches: int) -> Window:
+    """The steady part of a run, from the lines of its metrics. Raises `InputError` where there is none."""
+    last_stage = len(scenario.stages) - 1
+    ends = {step["minibatch"]: step["time_s"] for step in steps if step["stage"] == last_stage}
+    length = round_of(scenario)
+    last = minibatches - 1 - (0 if scenario.drains else min(scenario.in_flight, minibatches // 10))
+    count = (last - warm_up(scenario)) // length
+    if count < 1:
+        raise InputError(f"{minibatches} minibatches are too few for a steady state: give more --seconds")
+    marks = [last - number * length for number in range(count, -1, -1)]
+    return Window(marks[0], marks[-1], tuple(ends[mark] for mark in marks), length)
+
+
+def read_steps(run: Path) -> list[dict[str, Any]]:
+    """The lines of all workers' metrics."""
+    return [
+        json.loads(line) for path in sorted((run / "metrics").glob("*.jsonl")) for line in path.read_text().splitlines()
+    ]
+
+
+def stage_times(
+    scenario: Scenario, steps: Sequence[dict[str, Any]], window: Window, scaling: Scaling
+) -> tuple[ReplayedStage, ...]:
+    """The mean times of each stage."""
+    times = []
+    for index, load in enumerate(scenario.stages):
+        mine = [step for step in steps if step["stage"] == index and window.first < step["minibatch"] <= window.last]
+        means = {name: sum(step[name] for step in mine) / len(mine) / scaling.time_by for name in TIMES}
+        times.append(ReplayedStage(load.replicas, load.busy_s, **means))
+    return tuple(times)
+
 
 WORKERS_A_CORE = 32
 """Most workers per core. With more, their own work dominates the measurement although their stages sleep."""
@@ -88,7 +220,7 @@ def prepare_replay(folder: Path, profile: Profile | None, seconds: float) -> Pre
 
     Raises `InputError` where the folder has no plan, or the plan has too many workers for this machine.
     """
-    plan = scenario.read_scenario(folder)
+    plan = read_scenario(folder)
     root = read_document(folder / "plan.json", plan_file.PLAN_FORMAT, plan_file.PLAN_VERSION)
     plan = replace(plan, predicted_s=plan_file.PlanFile.of(root).step_s)
     cluster = cluster_from_json(root["cluster"])
@@ -106,8 +238,8 @@ def prepare_replay(folder: Path, profile: Profile | None, seconds: float) -> Pre
 
 def _minibatches(plan: Scenario, seconds: float) -> int:
     """The number of minibatches in so many seconds at the predicted step time, but enough for a steady state."""
-    length = measure.round_of(plan)
-    spare = measure.warm_up(plan) + plan.in_flight
+    length = round_of(plan)
+    spare = warm_up(plan) + plan.in_flight
     wanted = max(seconds / plan.predicted_s, (spare + LEAST_ROUNDS * length) * 1.2)
     return min(max(math.ceil(wanted / length) * length, length), MOST_MINIBATCHES)
 
@@ -136,8 +268,8 @@ def replay_plan(folder: Path, profile: Profile | None, seconds: float = SECONDS)
 
 def _measured(ready: PreparedReplay, scratch: Path, began: float) -> ReplayResult:
     plan, scaling = ready.plan, ready.scaling
-    steps = measure.read_steps(scratch / "run")
-    window = measure.window_of(plan, steps, ready.minibatches)
+    steps = read_steps(scratch / "run")
+    window = window_of(plan, steps, ready.minibatches)
     steady = metrics.summarise_simulation(
         plan, engine.simulate_schedule(plan, ready.minibatches), ready.minibatches
     ).steady
@@ -149,7 +281,7 @@ def _measured(ready: PreparedReplay, scratch: Path, began: float) -> ReplayResul
         spread=window.spread,
         minibatches=window.last - window.first,
         scaling=scaling,
-        stages=measure.stage_times(plan, steps, window, scaling),
+        stages=stage_times(plan, steps, window, scaling),
         seconds=time.monotonic() - began,
     )
 

@@ -28,7 +28,7 @@ import torch
 from replay import replay_plan
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from worker_host import launch_environment, run_workers
+from worker_host import start_attempt
 
 from pipeplan import api
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
@@ -147,18 +147,11 @@ def _run_shares(folder: Path, outcome: Outcome, updates: int) -> float:
     content = json.loads(stage.read_text()) | {"model": {"ref": f"{__file__}:sleeping"}, "layers": ["all"]}
     del content["checksum"]
     stage.write_text(json.dumps(content))
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     arguments = [str(folder), "--run-dir", str(folder / "run"), "--threads", "1", "--probe", "0", "--no-self-check"]
     whole_s = sum(FORWARD_MS) / 1e3
-    ended = run_workers(
-        __main__.main,
-        [([*arguments, "--epochs", "1"],)] * 2,
-        folder,
-        environments=[
-            launch_environment(rank, 2, store.port) | {TIMES: f"{whole_s / device.speed} {updates}"}
-            for rank, device in enumerate(outcome.problem.cluster.devices)
-        ],
-    )
+    times = [{TIMES: f"{whole_s / device.speed} {updates}"} for device in outcome.problem.cluster.devices]
+    workers = start_attempt(__main__.main, [([*arguments, "--epochs", "1"],)] * 2, folder, variables=times)
+    ended = workers.finish()
     assert ended.statuses == [0, 0], ended.err
     ends = dict[int, float]()
     for path in (folder / "run" / "metrics").iterdir():

@@ -1,55 +1,184 @@
-"""Random calls of the command line on damaged files. The options come from the commands themselves, so that a new one
-is drawn as soon as it is there."""
+"""Sound files, all small, and random calls of the command line on damaged ones. The options come from the commands
+themselves, so that a new one is drawn as soon as it is there.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import itertools
 import json
 import os
 import random
 import re
 import shutil
+import tomllib
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import bases
 import click
+import runs
+from drive import call
+from manifests import write_manifest
 from mutations import as_json, as_toml, damaged, damaged_text
+from repository import ROOT
 
 from pipeplan.cli import _COMMANDS
-from pipeplan.cluster_data.devices import ARITHMETICS, OPERATOR_KINDS, load_device
+from pipeplan.cluster_data.devices import ARITHMETICS, OPERATOR_KINDS, bundled_device_names, load_device
+from pipeplan.cluster_data.executor_costs import ExecutorCosts
+from pipeplan.cluster_data.machine_costs import IdleCores, MachineCosts
 from pipeplan.errors import InputError
 from pipeplan.plan.schedules import ACCUMULATING, SCHEDULES
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.estimate.work import Work, operator_seconds
 from pipeplan.util.files import LARGEST
-from pipeplan_launch.checkpoint.manifest import read_manifest
+from pipeplan_launch.checkpoint.manifest import Position, SavedTensor, read_manifest
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.stage_files import load_plan
+
+
+def sound_profile(rng: random.Random) -> dict[str, Any]:
+    """A chain or a small DAG."""
+    if rng.random() < 0.5:
+        layers = (Layer("a", 1.0, 2.0, 100, 10), Layer("b", 0.5, 1.0, 0, 4), Layer("c", 0.25, 0.5, 4 << 20, 6))
+        tensors = (Tensor("x", "a", ("b",), 8, 8), Tensor("y", "b", ("c",), 4 << 10, 4))
+    else:
+        layers = tuple(
+            Layer(name, 0.01 * number, 0.02, 1 << 18 + number, 1 << 24, buffer_bytes=64)
+            for number, name in enumerate(("in", "left", "right", "join", "out"), start=1)
+        )
+        tensors = (
+            Tensor("x", "in", ("left", "right", "join"), 1 << 16, 1 << 16),
+            Tensor("l", "left", ("join",), 1 << 12, 0),
+            Tensor("r", "right", ("join",), 1 << 12, 1 << 12),
+            Tensor("j", "join", ("out",), 64, 64),
+        )
+    together = rng.choice([(), (), ((layers[0].name, layers[1].name),)])
+    return Profile(layers, tensors, minibatch=8, model_name="small", together=together).to_json()
+
+
+def sound_cluster(rng: random.Random) -> dict[str, Any]:
+    """Equal servers, or servers that differ."""
+    device = {"name": "V100", "kind": "cuda", "memory": rng.choice(["16 GiB", 64 << 20]), "speed": 1.0}
+    top = {"name": "cluster", "count": 2, "bandwidth": "10 Gbit/s", "latency": "50 us", "allreduce_efficiency": 0.6}
+    document: dict[str, Any] = {"format": "pipeplan-cluster", "version": 1, "name": "lab"}
+    if rng.random() < 0.6:
+        inner = {"name": "server", "count": 2, "bandwidth": "12 GB/s", "source": "measured"}
+        return document | {"device": device, "level": [inner, top]}
+    servers = [
+        {"device": "V100", "devices": 2, "bandwidth": "12 GB/s"},
+        {"device": "slow", "devices": 1, "count": 1, "card": "1 Gbit/s", "price_per_hour": 1.5},
+    ]
+    slow = device | {"name": "slow", "speed": 0.5, "memory": "8 GiB"}
+    return document | {"device": [device, slow], "server": servers, "level": [top]}
+
+
+def sound_graph(rng: random.Random) -> str:
+    """A graph.txt as PipeDream's profiler writes it."""
+    nodes = [
+        f"node{number} -- {what} -- forward_compute_time={rng.randint(1, 90) / 10}, backward_compute_time=2.500, "
+        f"activation_size={'[5.0; 6.0]' if number == 3 else '1024.0'}, parameter_size=4096.000"
+        for number, what in enumerate(("Input0", "Conv2d(3, 4)", "ReLU(inplace)", "__getitem__(0)", "Linear"), start=1)
+    ]
+    return "\n".join([*nodes, "\tnode1 -- node2", "\tnode2 -- node3", "\tnode3 -- node4", "\tnode3 -- node5", ""])
+
+
+def sound_device(rng: random.Random) -> dict[str, Any]:
+    """A bundled device."""
+    path = ROOT / "profiles" / "devices" / f"{rng.choice(bundled_device_names())}.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def sound_costs(rng: random.Random) -> dict[str, Any]:
+    """What the executor costs on this machine."""
+    throughput = {count: count * rng.uniform(0.4, 1.0) for count in range(1, rng.randint(2, 5))}
+    costs = ExecutorCosts(1e-4, 5e-5, 1e-10, 2e-10, source="measured")
+    idle = IdleCores(len(throughput), rng.random(), 1e-3) if rng.random() < 0.5 else None
+    return MachineCosts(costs, throughput, "2026-01-01T00:00:00Z", alone_pass_s=5e-5, idle=idle).to_json()
+
+
+def sound_run(plan: Path, rng: random.Random) -> Path:
+    """A run of a plan folder, with a summary, a timeline and metrics of every worker."""
+    pipeline = json.loads((plan / "stages" / "stage-0.json").read_text(encoding="utf-8"))["pipeline"]
+    times = {name: rng.uniform(0.1, 2.0) for name in (*runs.NAMES, *runs.OWN)}
+    summary = runs.summary_of(plan, 4.0, [times] * len(pipeline), minibatch=4, emulated=False, cause=None)
+    folder = runs.write_run(plan, "20260131T120000Z", summary)
+    for name in ("timeline", "metrics"):
+        (folder / name).mkdir()
+    for stage, entry in enumerate(pipeline):
+        for replica, rank in enumerate(entry["workers"]):
+            _recorded(folder, summary["plan"], rank, stage, replica, len(entry["workers"]))
+    return folder
+
+
+def _recorded(folder: Path, plan: str, rank: int, stage: int, replica: int, replicas: int) -> None:
+    intervals: list[Any] = []
+    lines = []
+    for number in range(replica, 12, replicas):
+        start = float(number + stage)
+        intervals += [["forward", number, start, start + 0.5], ["wait", number, start + 0.5, start + 0.75]]
+        intervals += [["backward", number, start + 0.75, start + 1.5], ["update", number, start + 1.5, start + 1.75]]
+        place = {"rank": rank, "stage": stage, "replica": replica, "epoch": 0, "minibatch": number}
+        lines.append(json.dumps(place | {"sync_s": 0.125, "loss": 0.5, "time_s": 1e9 + start}))
+    head = {"format": "pipeplan-timeline", "version": 1, "plan": plan, "rank": rank, "stage": stage, "replica": replica}
+    head |= {"epoch": 0, "epoch_minibatches": 12, "first": 0, "minibatches": 12, "intervals": intervals}
+    (folder / "timeline" / f"rank-{rank}.json").write_text(json.dumps(head))
+    (folder / "metrics" / f"rank-{rank}.jsonl").write_text("\n".join([*lines, ""]))
+
+
+def sound_checkpoint(run: Path, rng: random.Random) -> Path:
+    """A complete checkpoint in a run folder, with a manifest that is as it should be."""
+    position = Position(rng.randint(0, 3), rng.randint(0, 12), 12)
+    folder = run / "checkpoints" / f"epoch-{position.epoch + 1:04d}-sample-{4 * position.minibatch:08d}"
+    folder.mkdir(parents=True)
+    (folder / "tensors-0.safetensors").write_bytes(bytes(256))
+    tensors = {
+        f"model.{name}.weight": SavedTensor("float32", (4, 4), "tensors-0.safetensors", 0)
+        for index, name in enumerate("ab")
+    }
+    write_manifest(folder, position, files={"tensors-0.safetensors": 256}, tensors=tensors)
+    return folder
+
+
+PLANNED = (
+    [],
+    ["--inference", "--stages", "2"],
+    ["--schedule", "gpipe", "--batch", "32"],
+    ["--schedule", "2bw", "--batch", "64"],
+    ["--schedule", "vertical-sync", "--stages", "2"],
+)
+
+
+def plan_folders() -> list[Path]:
+    """Plan folders in this folder: several stages with replicas, inference, other schedules."""
+    made = []
+    profiles = {
+        "unequal": (Layer("a", 1.0, 2.0, 100, 10), Layer("b", 1.5, 3.0, 10**10, 4)),
+        "copied": tuple(Layer(name, 0.1, 0.2, 10**8, 10) for name in "abcd"),
+    }
+    for name, layers in profiles.items():
+        pairs = itertools.pairwise(layers)
+        tensors = tuple(Tensor(one.name, one.name, (two.name,), 10**6, 10**6) for one, two in pairs)
+        Profile(layers, tensors, minibatch=4, model_name=name).save(Path(f"{name}.json"))
+        for options in PLANNED:
+            folder = Path(name + "-".join(options).replace("-", ""))
+            arguments = ["solve", f"{name}.json", "--cluster", "A", "--servers", "2", "--ignore-memory"]
+            quick = ["--solver", "dp"]
+            ended = call([*arguments, *quick, *options, "-o", str(folder)])
+            assert ended.code == 0, ended
+            made.append(folder)
+    return made
+
 
 INTEGERS = ["1", "2", "2", "3", "4", "0", "-1", "16", "1000000", str(10**24), "x", "", "1.5", "nan"]
 FLOATS = ["0", "1", "0.5", "2", "-1", "nan", "inf", "-inf", "1e300", "1e-300", "x", ""]
 WORDS = [
-    "a",
-    "b",
-    "c",
-    "join",
-    "a=1",
-    "b=2",
-    "a=0",
-    "a,b",
-    "in,out",
-    "=",
-    ",",
-    "",
-    "x",
-    "é",
-    "\x1b[31m",
-    "a=" + "9" * 30,
+    *("a", "b", "c", "join", "a=1", "b=2", "a=0", "a,b", "in,out", "=", ",", "", "x", "é", "\x1b[31m", "a=" + "9" * 30),
+    *("a:1", "b:2", "join=2", "plan", "cluster.toml", "profile.json", "2bw", "1:2", "0.5", "2"),
 ]
-WORDS += ["a:1", "b:2", "join=2", "plan", "cluster.toml", "profile.json", "2bw", "1:2", "0.5", "2"]
 LEFT_ALONE = {"time_limit", "help", "cluster_name", "ilp_solver", "workers"}
 SELDOM = {"pins", "together", "no_cut_after", "stages", "max_stages", "servers"}
 
@@ -129,7 +258,7 @@ def _write(path: Path, document: Any, write: Callable[[Any], str], rng: random.R
 
 def solving(rng: random.Random, harm: str) -> list[str]:
     """Arguments of a command that solves a problem, once its files are written: `harm` says what is damaged."""
-    profile, cluster = bases.profile(rng), bases.cluster(rng)
+    profile, cluster = sound_profile(rng), sound_cluster(rng)
     hit = rng.choice(["profile", "cluster"]) if harm == "files" else harm
     _write(Path("profile.json"), profile, as_json, rng, harm=hit == "profile")
     _write(Path("cluster.toml"), cluster, as_toml, rng, harm=hit == "cluster")
@@ -142,33 +271,28 @@ def solving(rng: random.Random, harm: str) -> list[str]:
     if name == "solve" and "--solver" not in given:
         given += ["--solver", rng.choice(["dp", "both"])]
     where = rng.choice(["cluster.toml"] * 6 + ["A", "C"]) if hit != "cluster" else "cluster.toml"
-    arguments = [part for one in known[name].params if isinstance(one, click.Argument) for part in _argument(one)]
-    return [name, *arguments, "--cluster", where, *given]
+    files = ["profile.json" if one.name == "profile" else "plan" for one in known[name].params if _is_argument(one)]
+    return [name, *files, "--cluster", where, *given]
 
 
-def _argument(argument: click.Argument) -> list[str]:
-    return ["profile.json"] if argument.name == "profile" else ["plan"]
+def _is_argument(parameter: click.Parameter) -> bool:
+    return isinstance(parameter, click.Argument)
 
 
 def importing(rng: random.Random) -> list[str]:
     """Arguments of `import` for a damaged profile of PipeDream."""
-    Path("graph.txt").write_bytes(damaged_text(bases.graph(rng), rng))
+    Path("graph.txt").write_bytes(damaged_text(sound_graph(rng), rng))
     return ["import", "graph.txt", "--microbatch", rng.choice(["4", "4", "4", *INTEGERS]), "-o", "made.json"]
 
 
 def looking(rng: random.Random, planned: list[Path]) -> list[str]:
     """Arguments of `profile show` or `profile diff` for a damaged profile, `planned` or not."""
-    _write(Path("profile.json"), bases.profile(rng), as_json, rng, harm=True)
+    _write(Path("profile.json"), sound_profile(rng), as_json, rng, harm=True)
     if rng.random() < 0.5:
         drawn = [option for option in ("--no-picture", "--json") if rng.random() < 0.4]
-        return [
-            "profile",
-            "show",
-            "profile.json",
-            *drawn,
-            *(["--top", rng.choice(INTEGERS)] if rng.random() < 0.3 else []),
-        ]
-    _write(Path("other.json"), bases.profile(rng), as_json, rng, harm=rng.random() < 0.3)
+        top = ["--top", rng.choice(INTEGERS)] if rng.random() < 0.3 else []
+        return ["profile", "show", "profile.json", *drawn, *top]
+    _write(Path("other.json"), sound_profile(rng), as_json, rng, harm=rng.random() < 0.3)
     files = rng.sample(["profile.json", "other.json"], 2)
     return ["profile", "diff", *files, *(["--json"] if rng.random() < 0.3 else [])]
 
@@ -188,19 +312,9 @@ def replaying(rng: random.Random, folders: list[Path]) -> list[str]:
     return [name, "plan", *options(known[name], rng, 0.15, ["a"])]
 
 
-ODD_FILES = (
-    "folder",
-    "pipe",
-    "/dev/zero",
-    "/dev/null",
-    "/dev/full",
-    "loop",
-    "nowhere",
-    "empty",
-    "sparse",
-    "digits",
-    "\x1b",
-)
+ODD_FILES = [
+    *("folder", "pipe", "/dev/zero", "/dev/null", "/dev/full", "loop", "nowhere", "empty", "sparse", "digits", "\x1b")
+]
 
 
 def odd_files(rng: random.Random, folders: list[Path]) -> list[str]:
@@ -250,7 +364,7 @@ def _one_clear_line(read: Callable[[], object]) -> str:
 
 def estimating(rng: random.Random, folders: list[Path]) -> str:
     """What is wrong with how a damaged device file is read, and with the times that follow from it."""
-    _write(Path("card.toml"), bases.device(rng), as_toml, rng, harm=True)
+    _write(Path("card.toml"), sound_device(rng), as_toml, rng, harm=True)
     return _one_clear_line(_estimate)
 
 
@@ -269,8 +383,8 @@ def charging(rng: random.Random, folders: list[Path]) -> list[str]:
     path = Path("cache/pipeplan/executor-costs.json")
     path.parent.mkdir(parents=True)
     os.environ |= {"XDG_CACHE_HOME": str(Path("cache").absolute()), "PIPEPLAN_EXECUTOR_COSTS": "on"}
-    _write(path, bases.executor_costs(rng), as_json, rng, harm=True)
-    Path("profile.json").write_text(as_json(bases.profile(rng)))
+    _write(path, sound_costs(rng), as_json, rng, harm=True)
+    Path("profile.json").write_text(as_json(sound_profile(rng)))
     workers = ["--cluster", "local", "--workers", rng.choice("1234")]
     return ["solve", "profile.json", *workers, "--ignore-memory", "--solver", rng.choice(["dp", "both"])]
 
@@ -278,7 +392,7 @@ def charging(rng: random.Random, folders: list[Path]) -> list[str]:
 def measuring(rng: random.Random, folders: list[Path]) -> list[str]:
     """Arguments of a command that reads a run, of which one or two files are damaged."""
     shutil.copytree(rng.choice(folders), "plan")
-    run = bases.run_folder(Path("plan"), rng)
+    run = sound_run(Path("plan"), rng)
     for _ in range(rng.choice([1, 1, 1, 2])):
         path = rng.choice([run / "summary.json", rng.choice(sorted(run.glob("*/*")))])
         if path.suffix == ".jsonl":
@@ -316,7 +430,7 @@ def manifest_read(rng: random.Random, folders: list[Path]) -> str:
 
 
 def _damaged_manifest(run: Path, rng: random.Random) -> Path:
-    folder = bases.checkpoint(run, rng)
+    folder = sound_checkpoint(run, rng)
     path = folder / "manifest.json"
     content = damaged(json.loads(path.read_text(encoding="utf-8")), rng)
     if rng.random() < 0.2:

@@ -15,17 +15,8 @@ PLAUSIBLE: list[Any] = [0, 1, 2, 3, 5, 8, 16, 100, 1000, 0.1, 0.5, 1.0, 2.5, 1e-
 TEXTS = [
     *("", " ", "x", "0", "nan", "10 Gbit/s", "12 GB", "5 us", "-5 us", "1e99 TB", "1e400 B", "½", "١٦ GiB", "null"),
     *("a", "b", "c", "server", "\x00", "\x1b[31mred", "\n", "a\tb", "\u202eevil", "\u2028", "é" * 40, "z" * 5000),
-    *(
-        "../../outside",
-        "/etc/passwd",
-        "'; touch owned; '",
-        "$(touch owned)",
-        "{{ 7 * 7 }}",
-        "[bold]x[/bold]",
-        "[/x]",
-        "%s%n",
-    ),
-    *("1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush", "forward-only", "cuda", "cpu"),
+    *("../../outside", "/etc/passwd", "'; touch owned; '", "$(touch owned)", "{{ 7 * 7 }}", "[bold]x[/bold]", "[/x]"),
+    *("%s%n", "1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush", "forward-only", "cuda", "cpu"),
 ]
 OTHERS: list[Any] = [None, True, False, [], {}, [[]], [None], {"a": 1}, "\ud800"]
 DEPTH = 5000
@@ -49,8 +40,29 @@ def _mutate(document: Any, rng: random.Random) -> None:
         return
     holder, key = rng.choice(places)
     # What is a little wrong goes deeper into the program than what is missing.
-    ways = (_replace, _scale, _delete, _rename, _duplicate, _swap, _reorder)
-    rng.choices(ways, weights=(10, 8, 1, 1, 2, 2, 2))[0](holder, key, places, rng)
+    ways = ("replace", "scale", "delete", "rename", "duplicate", "swap", "reorder")
+    match rng.choices(ways, weights=(10, 8, 1, 1, 2, 2, 2))[0]:
+        case "replace":
+            _replace(holder, key, places, rng)
+        case "scale":
+            _scale(places, rng)
+        case "delete":
+            del holder[key]
+        case "rename" if isinstance(holder, dict):
+            holder[rng.choice([*TEXTS, f"{key}s", str(key).upper()])] = holder.pop(key)
+        case "duplicate" if isinstance(holder, dict):
+            holder[f"{key}_"] = copy.deepcopy(holder[key])
+        case "duplicate":
+            for _ in range(rng.choice([1, 1, 3, 20])):
+                holder.insert(rng.randint(0, len(holder)), copy.deepcopy(holder[key]))
+        case "swap":
+            other, place = rng.choice(places)
+            if not (_within(holder[key], other) or _within(other[place], holder)):
+                holder[key], other[place] = other[place], holder[key]
+        case "reorder":
+            lists = [one[at] for one, at in places if isinstance(one[at], list)]
+            if lists:
+                rng.shuffle(rng.choice(lists))
 
 
 def _places(document: Any) -> list[tuple[Any, Any]]:
@@ -66,23 +78,9 @@ def _places(document: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def _delete(holder: Any, key: Any, places: list[Any], rng: random.Random) -> None:
-    del holder[key]
-
-
-def _rename(holder: Any, key: Any, places: list[Any], rng: random.Random) -> None:
-    if isinstance(holder, dict):
-        holder[rng.choice([*TEXTS, f"{key}s", str(key).upper()])] = holder.pop(key)
-    else:
-        holder[key] = holder[rng.randrange(len(holder))]
-
-
-def _duplicate(holder: Any, key: Any, places: list[Any], rng: random.Random) -> None:
-    if isinstance(holder, list):
-        for _ in range(rng.choice([1, 1, 3, 20])):
-            holder.insert(rng.randint(0, len(holder)), copy.deepcopy(holder[key]))
-    else:
-        holder[f"{key}_"] = copy.deepcopy(holder[key])
+def _within(value: Any, holder: Any) -> bool:
+    """Whether a container is part of a value: swapping the two would tie a knot."""
+    return any(inner is holder for inner, _ in _places(value))
 
 
 def _replace(holder: Any, key: Any, places: list[Any], rng: random.Random) -> None:
@@ -94,10 +92,10 @@ def _replace(holder: Any, key: Any, places: list[Any], rng: random.Random) -> No
     elif isinstance(value, str):
         holder[key] = rng.choice(TEXTS)
     else:
-        _scale(holder, key, places, rng)
+        _scale(places, rng)
 
 
-def _scale(holder: Any, key: Any, places: list[Any], rng: random.Random) -> None:
+def _scale(places: list[Any], rng: random.Random) -> None:
     numbers = [place for place in places if isinstance(place[0][place[1]], int | float)]
     if numbers:
         holder, key = rng.choice(numbers)
@@ -107,24 +105,6 @@ def _scale(holder: Any, key: Any, places: list[Any], rng: random.Random) -> None
             scaled = 0
         # A count stays a whole number.
         holder[key] = int(scaled) if isinstance(holder[key], int) and abs(scaled) < 1e300 else scaled
-
-
-def _swap(holder: Any, key: Any, places: list[Any], rng: random.Random) -> None:
-    other, place = rng.choice(places)
-    if not (_within(holder[key], other) or _within(other[place], holder)):
-        holder[key], other[place] = other[place], holder[key]
-
-
-def _within(value: Any, holder: Any) -> bool:
-    """Whether a container is part of a value: swapping the two would tie a knot."""
-    return any(inner is holder for inner, _ in _places(value))
-
-
-def _reorder(holder: Any, key: Any, places: list[Any], rng: random.Random) -> None:
-    lists = [place for place in places if isinstance(place[0][place[1]], list)]
-    if lists:
-        holder, key = rng.choice(lists)
-        rng.shuffle(holder[key])
 
 
 def damaged_text(text: str, rng: random.Random) -> bytes:
@@ -138,15 +118,12 @@ def damaged_text(text: str, rng: random.Random) -> bytes:
         elif kind == 1:
             text = text[:at] + text[at + rng.randint(1, 20) :]
         elif kind == 2:
-            text = (
-                text[:at] + rng.choice(["\x00", '"', "{", "]", ",", "\\", "9" * 30, "é", "\r", "\t", "-"]) + text[at:]
-            )
+            more = rng.choice(["\x00", '"', "{", "]", ",", "\\", "9" * 30, "é", "\r", "\t", "-"])
+            text = text[:at] + more + text[at:]
         elif kind == 3:
-            lines.insert(rng.randint(0, len(lines)), lines[line])
-            text = "\n".join(lines)
+            text = "\n".join([*lines[: line + 1], *lines[line:]])
         elif kind == 4:
-            del lines[line]
-            text = "\n".join(lines)
+            text = "\n".join([*lines[:line], *lines[line + 1 :]])
         elif kind == 5:
             numbers = [word for word in text.replace(",", " ").split() if word.strip("-").replace(".", "").isdigit()]
             if numbers:

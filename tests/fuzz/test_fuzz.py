@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
-import bases
 import cases
 import pytest
 from drive import call, complaint, listing
@@ -53,7 +52,7 @@ def planned(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     before = Path.cwd()
     os.chdir(folder)
     try:
-        return [folder / made for made in bases.plan_folders()]
+        return [folder / made for made in cases.plan_folders()]
     finally:
         os.chdir(before)
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import random
 from typing import Any
 
-import entry_points
+from pipeplan_launch.plan.schedule import SCHEDULES, StageShape
 
 PIPELINES = 500
 
 
-def streams() -> dict[str, dict[str, Any]]:
+def streams() -> dict[str, str]:
     """For every pipeline its shape, the digest of all ranks' actions and that of the weight versions they use."""
-    schedules = entry_points.schedules()
     later = {"zb-h1", "interleaved-1f1b", "zb-v"}  # left out, so that older answers stay comparable
-    names = sorted(schedules.keys() - later)
-    return {f"{seed:03}": _pipeline(seed, names[seed % len(names)], schedules) for seed in range(PIPELINES)}
+    names = sorted(SCHEDULES.keys() - later)
+    rows = ({"key": f"{seed:03}"} | _pipeline(seed, names[seed % len(names)]) for seed in range(PIPELINES))
+    return {"pipelines": "".join(json.dumps(row) + "\n" for row in rows)}
 
 
-def _pipeline(seed: int, name: str, schedules: dict[str, Any]) -> dict[str, Any]:
-    chance, schedule = random.Random(f"streams {seed}"), schedules[name]
+def _pipeline(seed: int, name: str) -> dict[str, Any]:
+    chance, schedule = random.Random(f"streams {seed}"), SCHEDULES[name]
     replicas = [chance.randint(1, 8) for _ in range(chance.randint(1, 6))]
     depths: list[int] = []
     behind = 0  # minibatches in flight behind the stage
@@ -35,16 +36,16 @@ def _pipeline(seed: int, name: str, schedules: dict[str, Any]) -> dict[str, Any]
     if name == "gpipe" and accumulate:
         depths = [math.ceil(accumulate / count) for count in replicas]
     minibatches = chance.randint(1, 3 * max(r * d for r, d in zip(replicas, depths, strict=True)))
-    pipeline = [entry_points.stage_shape(r, d, accumulate) for r, d in zip(replicas, depths, strict=True)]
+    pipeline = [StageShape(r, d, accumulate) for r, d in zip(replicas, depths, strict=True)]
     actions = hashlib.sha256()
     versions = hashlib.sha256()
     first = ""
     for stage, count in enumerate(replicas):
         for replica in range(count):
-            line = " ".join(entry_points.stream(schedule, pipeline, stage, replica, minibatches))
+            line = " ".join(map(str, schedule.stream(pipeline, stage, replica, minibatches)))
             first = first or line
             actions.update(f"{stage}.{replica}: {line}\n".encode())
-        used = [entry_points.weight_version(schedule, pipeline, stage, number) for number in range(minibatches)]
+        used = [schedule.version(pipeline, stage, number) for number in range(minibatches)]
         versions.update(f"{stage}: {used}\n".encode())
     shape = " ".join(f"{r}x{d}" for r, d in zip(replicas, depths, strict=True))
     return {

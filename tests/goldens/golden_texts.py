@@ -17,11 +17,13 @@ import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import click
-import entry_points
 
 import pipeplan
+from pipeplan.cli import cli, main
+from pipeplan_launch.command_line import worker_parser
 
 INPUTS = Path(__file__).resolve().parent / "inputs"
 COLUMNS = "100"
@@ -83,12 +85,12 @@ def files(every: int = 1) -> dict[str, str]:
 def help_texts() -> dict[str, str]:
     """`--help` of every command, by its words, and of the executor."""
     found = {}
-    for words in _commands(click.Context(entry_points.command_line(), info_name="pipeplan")):
+    for words in _commands(click.Context(cli, info_name="pipeplan")):
         code, text, complaint = command(*words, "--help")
         found[" ".join(["pipeplan", *words])] = text if code == 0 else f"exit code {code}: {complaint}"
     found["no arguments"] = command()[1]
-    with _environment(COLUMNS=COLUMNS):
-        found["launch.sh"] = entry_points.launch_parser().format_help()
+    with mock.patch.dict(os.environ, COLUMNS=COLUMNS):
+        found["launch.sh"] = worker_parser("launch.sh").format_help()
     return found
 
 
@@ -105,16 +107,18 @@ def api() -> dict[str, str]:
 
 def command(*words: str) -> tuple[int, str, str]:
     """Exit code, standard output and standard error of `pipeplan` with these arguments, in this process."""
-    out, err, before = io.StringIO(), io.StringIO(), sys.argv
-    sys.argv = ["pipeplan", *words]
+    out, err = io.StringIO(), io.StringIO()
     code: object = 0
     try:
-        with _environment(COLUMNS=COLUMNS), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            entry_points.run_command_line()
+        with (
+            mock.patch.object(sys, "argv", ["pipeplan", *words]),
+            mock.patch.dict(os.environ, COLUMNS=COLUMNS),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            main()
     except SystemExit as stopped:
         code = stopped.code or 0
-    finally:
-        sys.argv = before
     return int(str(code)), out.getvalue(), err.getvalue()
 
 
@@ -192,20 +196,6 @@ def _is_own(value: object) -> bool:
         return False
     home = getattr(value, "__module__", "") or ""
     return home.split(".")[0] == "pipeplan"
-
-
-@contextlib.contextmanager
-def _environment(**variables: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from adapters import AdaptedChain, EightBits
-from beside_one_process import train_beside_one_process
-from data_parallel_jobs import MINIBATCH
-from data_parallel_runs import Case, reference
+from data_parallel_runs import MINIBATCH, AdaptedChain, Case, reference
 from safetensors.torch import load_file
 from saved import model_of, save
+from stagewise import train_beside_one_process
 
 from pipeplan.profiler.outcome import charged_parameters, layer_fields, tied_weights
 from pipeplan_launch import Job, export, load_job
@@ -34,15 +32,6 @@ def test_stages_train_adapters_as_one_process_does() -> None:
         for seed in range(2):
             traced = train_beside_one_process(job_of(**options), seed=seed, evaluates="checkpoints" not in options)
             assert traced.tied == traced.together == ()
-
-
-def test_plain_tensors_take_the_place_of_frozen_tensor_subclasses() -> None:
-    torch.manual_seed(0)
-    model, inputs = AdaptedChain(WIDTH, eight_bits=True), torch.randn(2, WIDTH)
-    expected = model(inputs)
-    held = Job(model, inputs=lambda n: torch.randn(n, WIDTH)).model
-    assert torch.equal(held(inputs), expected)
-    assert not any(isinstance(parameter, EightBits) for parameter in held.parameters())
 
 
 def test_a_layer_has_trained_bytes_and_stored_bytes_of_frozen_weights() -> None:
@@ -86,7 +75,7 @@ def test_ddp_and_fsdp_train_adapters_as_one_process_does(tmp_path: Path, name: s
 
 PEFT = """
 import torch
-from adapters import AdaptedChain
+from data_parallel_runs import AdaptedChain
 from pathlib import Path
 from safetensors.torch import save_file
 from pipeplan_launch import Job

@@ -69,46 +69,56 @@ def stages(traced: TracedModel, pipeline: list[list[str]]) -> list[StageProgram]
     return [build_stage_program(traced, pipeline, stage) for stage in range(len(pipeline))]
 
 
-def state_of(programs: list[StageProgram]) -> dict[str, Tensor]:
-    return {name: value for program in programs for name, value in stage_checkpoint.model_state(program).items()}
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def trained(name: str) -> tuple[nn.Module, list[StageProgram]]:
-    """A model whose parameters and buffers are those of no fresh one, and its stages."""
+def trained(name: str, run: Path) -> nn.Module:
+    """A model whose parameters and buffers are those of no fresh one; its stages have written a checkpoint."""
     traced = trace_job(job_of(name, 1), 2)
     programs = stages(traced, cuts(traced)[0])
     with torch.no_grad():
         for number, tensor in enumerate(traced.model.state_dict().values()):
             tensor.add_(number + 1)
-    return traced.model, programs
+    state = {name: value for program in programs for name, value in stage_checkpoint.model_state(program).items()}
+    save(run, state, state_dict=programs[-1].naming.state_dict)
+    return traced.model
 
 
-MODELS = ["mnist", "resnet-tiny", "gpt", "keeps-state", "odd"]
+MODELS = ["mnist", "keeps-state", "odd", "resnet-tiny", "gpt"]
 
 
-@pytest.mark.parametrize("name", slow_but_for({*MODELS} - {"gpt", "resnet-tiny"}, MODELS))
-def test_the_users_own_module_takes_it_strictly(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    model, programs = trained(name)
-    save(tmp_path / "run", state_of(programs), state_dict=programs[-1].naming.state_dict)
+@pytest.mark.parametrize("name", slow_but_for(MODELS[:3], MODELS))
+def test_the_users_own_module_and_other_cuts_take_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """The module strictly; and stages, also the one of one process."""
+    model = trained(name, tmp_path / "run")
     assert export.main([str(tmp_path / "run"), "-o", str(tmp_path / "model.pt")]) == 0
     assert f"{len(model.state_dict())} tensors" in capsys.readouterr().out
-    content = torch.load(tmp_path / "model.pt", weights_only=True)
-    expected = model.state_dict()
+    content, expected = torch.load(tmp_path / "model.pt", weights_only=True), model.state_dict()
     assert list(content) == list(expected)
-    assert all(
-        value.dtype == expected[key].dtype and torch.equal(value, expected[key]) for key, value in content.items()
-    )
-    fresh = job_of(name, 2).model
+    for key, value in content.items():
+        assert value.dtype == expected[key].dtype
+        assert torch.equal(value, expected[key])
+    fresh, inputs = job_of(name, 2).model, job_of(name, 3).example_inputs(2)
     fresh.load_state_dict(content, strict=True)
-    inputs = job_of(name, 3).example_inputs(2)
     model.eval(), fresh.eval()
     if name != "odd":  # whose output needs what no state_dict has
         assert torch.equal(model(*inputs), fresh(*inputs))
+    manifest, whole = checkpoint.find_checkpoint(tmp_path / "run"), state_of(model)
+    for alone in (True, False):
+        other = trace_job(job_of(name, 2), 2)
+        pipeline = [[layer.name for layer in other.layers]] if alone else cuts(other)[-1]
+        for program in stages(other, pipeline):
+            stage_checkpoint.load_weights(manifest, program)
+        found = state_of(other.model)
+        assert found.keys() == whole.keys()
+        assert all(torch.equal(value, whole[key]) for key, value in found.items())
 
 
 def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
-    model, programs = trained("gpt")
-    save(tmp_path, state_of(programs), state_dict=programs[0].naming.state_dict)
+    model = trained("gpt", tmp_path)
     manifest = checkpoint.find_checkpoint(tmp_path)
     assert manifest.state_dict["head.weight"] == "tokens.weight"
     assert "model.head.weight" not in manifest.tensors
@@ -117,57 +127,29 @@ def test_tied_tensors_are_written_once(tmp_path: Path) -> None:
     assert content.keys() == model.state_dict().keys()
 
 
-@pytest.mark.parametrize("name", slow_but_for({*MODELS} - {"gpt", "resnet-tiny"}, MODELS))
-def test_the_stages_of_another_cut_take_it(tmp_path: Path, name: str) -> None:
-    """Also those of one process."""
-    model, programs = trained(name)
-    save(tmp_path, state_of(programs))
-    manifest = checkpoint.find_checkpoint(tmp_path)
-    traced = trace_job(job_of(name, 2), 2)
-    whole = [[layer.name for layer in traced.layers]]
-    for pipeline in (whole, cuts(traced)[-1]):
-        other = trace_job(job_of(name, 2), 2)
-        for program in stages(other, pipeline):
-            stage_checkpoint.load_weights(manifest, program)
-        everything = (*other.model.named_parameters(), *other.model.named_buffers())
-        assert dict(everything).keys() == {*dict(model.named_parameters()), *dict(model.named_buffers())}
-        expected = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-        assert all(torch.equal(value, expected[key]) for key, value in everything)
-
-
-@pytest.mark.parametrize(
-    ("source", "output", "message"),
-    [
+def test_what_cannot_be_exported_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is there is replaced only by force."""
+    tensors = {"model.w": torch.ones(2)}
+    for name, names in (("run", {"w": "w"}), ("nameless", {}), ("partial", {"w": "w", "absent": "absent"})):
+        save(tmp_path / name, tensors, state_dict=names)
+    there = tmp_path / "there.pt"
+    there.write_text("before")
+    before = sorted(tmp_path.iterdir())
+    for source, output, says in (
         ("none", "model.pt", "none is neither a checkpoint nor a run folder"),
         ("run", "no/model.pt", r"writing .*no/model\.pt failed: No such file or directory"),
         ("run", "run", "run is a folder: name the file to write"),
         ("nameless", "model.pt", "does not list the names of the model's state_dict: it cannot be exported"),
         ("partial", "model.pt", "has no 'model.absent'"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_exported_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, output: str, message: str
-) -> None:
-    tensors = {"model.w": torch.ones(2)}
-    save(tmp_path / "run", tensors, state_dict={"w": "w"})
-    save(tmp_path / "nameless", tensors)
-    save(tmp_path / "partial", tensors, state_dict={"w": "w", "absent": "absent"})
-    assert export.main([str(tmp_path / source), "-o", str(tmp_path / output)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(f"^error: .*{message}", line)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["nameless", "partial", "run"]
-
-
-def test_an_existing_file_is_replaced_only_by_force(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    save(tmp_path / "run", {"model.w": torch.ones(2)}, state_dict={"w": "w"})
-    output = tmp_path / "model.pt"
-    output.write_text("before")
-    assert export.main([str(tmp_path / "run"), "-o", str(output)]) == 2
-    assert capsys.readouterr().err == f"error: {output} exists; give another path with -o, or --force to replace it\n"
-    assert output.read_text() == "before"
-    assert export.main([str(tmp_path / "run"), "-o", str(output), "--force"]) == 0
-    assert torch.load(output, weights_only=True)["w"].tolist() == [1.0, 1.0]
+        ("run", "there.pt", r"there\.pt exists; give another path with -o, or --force to replace it"),
+    ):
+        assert export.main([str(tmp_path / source), "-o", str(tmp_path / output)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert re.search(f"^error: .*{says}", line)
+    assert sorted(tmp_path.iterdir()) == before
+    assert there.read_text() == "before"
+    assert export.main([str(tmp_path / "run"), "-o", str(there), "--force"]) == 0
+    assert torch.load(there, weights_only=True)["w"].tolist() == [1.0, 1.0]
 
 
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path) -> None:

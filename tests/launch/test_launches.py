@@ -1,4 +1,4 @@
-"""launch.sh, rendered and run: hostile names, several launches of a run, and a model trained by real workers."""
+"""launch.sh, rendered and run: hostile names, kills and requests, a model trained by real workers, and no open door."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from extents import slow_but_for
-from launch_scripts import JOB, SLOW_JOB, render
-from launching import Launch, curve, left_nothing
+from launching import JOB, SLOW_JOB, Launch, curve, left_nothing, render, script_of
+from listening import Observed, observe, why_impossible
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
@@ -28,24 +29,27 @@ LOOPBACK = "0100007F"
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     """launch.sh of a plan 1-1 for a small model whose samples take their time."""
-    (tmp_path / "job.py").write_text(SLOW_JOB)
-    contents = stage_contents([1, 1], minibatch=4)
-    for content in contents:
-        content["model"] = {"ref": f"{tmp_path / 'job.py'}:job", "graph_hash": None}
-        content["layers"] = [["0", "1"], ["2", "loss"]][content["stage"]]
-    return render(write_plan(tmp_path / "plan", contents))
+    return script_of(tmp_path, SLOW_JOB)
 
 
-def test_goes_on_after_a_kill_and_stops_when_asked(script: Path, tmp_path: Path) -> None:
+def begin(script: Path, *options: str, **environment: str) -> Launch:
+    """A launch that goes on until it is stopped."""
+    given = ("--epochs", "100000", "--log-every", "0", *options)
+    return Launch(script, script.parents[1] / "run", *given, **environment)
+
+
+def test_goes_on_after_a_kill_and_stops_when_its_terminal_closes(script: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    options = ("--epochs", "100000", "--checkpoint-minibatches", "7", "--log-every", "0")
     (tmp_path / "temporary").mkdir()
-    with Launch(script, run, *options, TMPDIR=str(tmp_path / "temporary")) as launch:
+    # Under nohup these tests, and a run that inherits it, would ignore the signal.
+    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with begin(script, "--checkpoint-minibatches", "7", TMPDIR=str(tmp_path / "temporary")) as launch:
+        signal.signal(signal.SIGHUP, inherited)
         launch.until(lambda: bool(list(run.glob("checkpoints/*/manifest.json"))), "checkpoint")
         assert set(launch.listening()) == {LOOPBACK}
         launch.kill(rank=1)
         launch.trains()
-        launch.process.send_signal(signal.SIGTERM)
+        launch.process.send_signal(signal.SIGHUP)
         assert launch.wait() == 0, launch.lines
         assert left_nothing(launch)
     said = [line for line in launch.lines if not line.startswith(("note", "plan", "epoch", "Asynchronous"))]
@@ -61,16 +65,6 @@ def test_goes_on_after_a_kill_and_stops_when_asked(script: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_launcher_that_is_killed(script: Path, tmp_path: Path) -> None:
-    with Launch(script, tmp_path / "run", "--epochs", "100000", "--log-every", "0") as launch:
-        launch.trains()
-        assert len(launch.workers()) == 2
-        launch.process.kill()
-        launch.wait()
-        assert left_nothing(launch)
-
-
-@pytest.mark.slow
 def test_a_request_before_training_ends_at_once(script: Path, tmp_path: Path) -> None:
     with Launch(script, tmp_path / "run") as launch:
         launch.until(lambda: len(launch.workers()) == 2, "workers")
@@ -82,34 +76,9 @@ def test_a_request_before_training_ends_at_once(script: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_goes_on_after_a_worker_was_frozen(script: Path, tmp_path: Path, rank: int) -> None:
-    with Launch(script, tmp_path / "run", "--epochs", "100000", "--log-every", "0", "--timeout", "8") as launch:
-        launch.trains()
-        launch.kill(rank, signal.SIGSTOP)
-        launch.until(lambda: launch.said("restart 1 of 3"), "restart")
-        launch.trains()
-        launch.process.send_signal(signal.SIGTERM)
-        assert launch.wait() == 0, launch.lines
-        assert left_nothing(launch)
-    assert launch.said(f"worker {rank} was lost")
-
-
-@pytest.mark.slow
-def test_no_more_restarts_than_asked_for(script: Path, tmp_path: Path) -> None:
-    with Launch(script, tmp_path / "run", "--epochs", "100000", "--log-every", "0", "--restarts", "1") as launch:
-        for _ in range(2):
-            launch.trains()
-            launch.kill(rank=0)
-        assert launch.wait() == 1
-        assert left_nothing(launch)
-    assert launch.lines[-1] == "error: worker 0 was ended by SIGKILL (out of memory is the usual reason for SIGKILL)"
-
-
-@pytest.mark.slow
 def test_a_worker_that_is_busy_when_another_is_lost_is_not_taken_for_lost(script: Path, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(SLOW_JOB.replace("time.sleep(0.002)", "time.sleep(0.4)"))
-    with Launch(script, tmp_path / "run", "--log-every", "0") as launch:
+    with begin(script) as launch:
         launch.until(lambda: launch.said("plan 1-1"), "start")
         time.sleep(1)
         launch.kill(rank=1)
@@ -117,26 +86,10 @@ def test_a_worker_that_is_busy_when_another_is_lost_is_not_taken_for_lost(script
     assert launch.said("worker 1 was lost; restart 1 of 3: training begins anew")
 
 
-def test_a_terminal_that_closes_leaves_a_checkpoint(script: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    # Under nohup these tests, and a run that inherits it, would ignore the signal.
-    inherited = signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    with Launch(script, run, "--epochs", "100000", "--log-every", "0") as launch:
-        signal.signal(signal.SIGHUP, inherited)
-        launch.trains()
-        launch.process.send_signal(signal.SIGHUP)
-        assert launch.wait() == 0, launch.lines
-        assert left_nothing(launch)
-    assert launch.lines[-1].startswith("stopped after ")
-    assert latest_checkpoint(run) is not None
-
-
 @pytest.mark.parametrize("delay_s", slow_but_for([0.0], [0.0, 0.02, 0.1, 0.3, 1.0]))
-def test_no_orphan_outlives_a_launcher_that_is_killed_at_the_start(
-    script: Path, tmp_path: Path, delay_s: float
-) -> None:
+def test_no_orphan_outlives_a_launcher_that_is_killed_at_the_start(script: Path, delay_s: float) -> None:
     """Also not a worker that has not yet asked the kernel to die with it."""
-    with Launch(script, tmp_path / "run", "--epochs", "100000", "--log-every", "0") as launch:
+    with begin(script) as launch:
         launch.until(lambda: bool(launch.started()), "first worker")
         time.sleep(delay_s)
         launch.process.kill()
@@ -157,14 +110,17 @@ def run(script: Path, *arguments: str, **environment: str) -> subprocess.Complet
     )
 
 
-@pytest.mark.parametrize("servers", [1, 2])
-@pytest.mark.parametrize("title", ["a plan", HOSTILE])
-def test_is_clean_for_shellcheck(tmp_path: Path, servers: int, title: str) -> None:
-    script = render(tmp_path, servers=servers, title=title, python=f"/no/{title}", device=title)
-    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
-    if shutil.which("shellcheck"):
-        done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout
+def test_is_clean_for_shellcheck(tmp_path: Path) -> None:
+    variables: list[dict[str, Any]] = [{"servers": 2, "server_sizes": (2, 1), "uneven": True}]
+    for title in ("a plan", HOSTILE):
+        named = {"title": title, "python": f"/no/{title}", "device": title}
+        variables += [named | {"servers": servers} for servers in (1, 2)]
+    for one in variables:
+        script = render(tmp_path, **one)
+        assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+        if shutil.which("shellcheck"):
+            done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout
 
 
 def test_hostile_names_run_nothing(tmp_path: Path) -> None:
@@ -179,37 +135,99 @@ def test_hostile_names_run_nothing(tmp_path: Path) -> None:
 
 def test_the_missing_prerequisite_is_named(tmp_path: Path) -> None:
     script = render(tmp_path)
-    done = run(script)
-    assert done.returncode == 2
-    assert "is not a plan folder" in done.stderr
-    done = run(script, PYTHON="/bin/false")
-    assert done.returncode == 2
-    assert "set PYTHON to an interpreter" in done.stderr
+    assert run(script, "--help").stdout.count("usage: launch.sh") == 1
     contents = [content | {"servers": 2} for content in stage_contents([1, 1])]
-    done = run(render(write_plan(tmp_path, contents), servers=2))
-    assert done.returncode == 2
-    assert "the plan spans 2 servers" in done.stderr
+    on_two = render(write_plan(tmp_path / "two", contents), servers=2)
+    for chosen, says in ((script, "is not a plan folder"), (on_two, "the plan spans 2 servers")):
+        done = run(chosen)
+        assert done.returncode == 2
+        assert says in done.stderr
     assert done.stderr.count("\n") == 1
-
-
-def test_help_is_printed_once(tmp_path: Path) -> None:
-    done = run(render(tmp_path), "--help")
-    assert done.returncode == 0
-    assert done.stdout.count("usage: launch.sh") == 1
 
 
 def test_trains_a_users_model_in_worker_processes(tmp_path: Path) -> None:
     """torchrun, tracing, splitting, training, evaluation and the checkpoint, without anything of the test's own."""
-    job = tmp_path / "my job $x.py"
-    job.write_text(JOB)
-    contents = stage_contents([1, 1], minibatch=4)
-    layers = [["0", "1"], ["2", "loss"]]
-    for content in contents:
-        content["model"] = {"ref": f"{job}:job", "graph_hash": None}
-        content["layers"] = layers[content["stage"]]
-    script = render(write_plan(tmp_path / "plan", contents))
-    done = run(script, "--epochs", "2", "--run-dir", str(tmp_path / "run"))
+    folder = tmp_path / "my job $x"
+    folder.mkdir()
+    done = run(script_of(folder, JOB), "--epochs", "2", "--run-dir", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert len(summary["epochs"]) == 2
     assert "predicted -> measured" in done.stdout
+    assert "not self-checked" not in done.stderr
+
+
+# Commands of one machine listen on the loopback interface only, whatever the environment says.
+
+in_a_namespace = pytest.mark.skipif(bool(why_impossible()), reason=why_impossible() or "possible")
+PIPEPLAN = [sys.executable, "-m", "pipeplan"]
+FAILS_ONCE = """
+    import os, signal
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def assert_closed(observed: Observed, *, listens: bool = True) -> None:
+    """It did what it should, and nobody else could have reached it."""
+    assert observed.status == 0, observed.output
+    assert observed.doors == []
+    assert ("127.0.0.1" in observed.listening) == listens
+
+
+def launch(script: Path, *options: str) -> Observed:
+    folder = script.parents[1]
+    return observe([str(script), "--run-dir", str(folder / "run"), "--log-every", "0", *options], folder)
+
+
+@in_a_namespace
+def test_a_launch_with_a_restart_opens_no_door(tmp_path: Path) -> None:
+    job = JOB.replace("def job():", f"def job():{FAILS_ONCE}")
+    observed = launch(script_of(tmp_path, job), "--epochs", "1", "--restarts", "1")
+    assert_closed(observed)
+    assert "restart 1 of 1" in observed.output
+
+
+@in_a_namespace
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["gloo", "nccl", "inference"])
+def test_no_launch_opens_a_door(tmp_path: Path, transport: str) -> None:
+    if transport == "inference":
+        assert_closed(launch(script_of(tmp_path, JOB, mode="inference")))
+        return
+    job = JOB.replace("Data(data, data)", "Data(data, data, processes=2)")
+    for replicas in ([1], [2], [1, 1, 1]):
+        folder = tmp_path / "-".join(map(str, replicas))
+        folder.mkdir()
+        assert_closed(launch(script_of(folder, job, replicas), "--epochs", "2", "--transport", transport))
+
+
+@in_a_namespace
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_workers_that_are_started_by_hand_open_no_door(tmp_path: Path, world: int) -> None:
+    folder = script_of(tmp_path, JOB, [1] * world).parent
+    worker = f"{sys.executable} -m pipeplan_launch {folder} --epochs 1 --run-dir run"
+    started = " & ".join(f"RANK={rank} LOCAL_RANK={rank} {worker}" for rank in range(world))
+    sizes = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    assert_closed(observe(["bash", "-c", f"{started}; wait"], tmp_path, **sizes))
+
+
+@in_a_namespace
+@pytest.mark.slow
+def test_no_command_of_the_planner_opens_a_door(tmp_path: Path) -> None:
+    """But for those that measure with workers, they do not listen at all."""
+    profiled = [*PIPEPLAN, "profile", "mnist", "--repeats", "2", "--halvings", "0"]
+    solved = [*PIPEPLAN, "solve", "profile.json", "--cluster", "local", "--workers", "2", "--force"]
+    links = [*PIPEPLAN, "profile", "--links", "--workers", "2", "--device", "cpu", "--budget", "0.5", "-o", "made.toml"]
+    for command in (profiled, solved, [*PIPEPLAN, "export", "ssh", "plan"]):
+        assert_closed(observe(command, tmp_path), listens=False)
+    assert_closed(observe([*PIPEPLAN, "doctor", "plan"], tmp_path))
+    assert_closed(observe(profiled, tmp_path, PIPEPLAN_EXECUTOR_COSTS="on", XDG_CACHE_HOME=str(tmp_path)))
+    assert_closed(observe(links, tmp_path))
+    (tmp_path / "made.toml").unlink()
+    assert_closed(observe([*links, "--servers", "1"], tmp_path, NODE_RANK="0"))
+    observed = observe([*PIPEPLAN, "doctor", "--selftest"], tmp_path, XDG_CACHE_HOME=str(tmp_path))
+    assert "messages, host" in observed.output
+    assert "MISSING" not in observed.output, observed.output
+    assert_closed(observed)

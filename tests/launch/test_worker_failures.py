@@ -1,4 +1,4 @@
-"""What goes wrong comes out as one line from one worker, with status 2, and nobody hangs."""
+"""What goes wrong in workers comes out as one line with its status, nobody hangs, and nothing is restarted in vain."""
 
 from __future__ import annotations
 
@@ -6,17 +6,33 @@ import json
 import multiprocessing
 import os
 import platform
+import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from extents import slow_but_for
 from launching import curve
-from saved import rewrite
 from toy_workers import Toy, run_plan, stage_contents, write_plan
+from worker_host import Ended
 
+from pipeplan_launch import child_processes, supervisor
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.command_line import worker_parser
+from pipeplan_launch.elastic import restart_state
+from pipeplan_launch.elastic.servers import ServerPlace
+from pipeplan_launch.worker_monitor import NoFurtherAttempt, _HealthCheckHandler
+
+
+def run(folder: Path, replicas: list[int], toy: Toy, *options: str, **plan: Any) -> Ended:
+    write_plan(folder, stage_contents(replicas, **plan))
+    given = ["--run-dir", str(folder / "run"), "--log-every", "0", *options]
+    return run_plan(folder, given, toy, sum(replicas) + plan.get("idle", 0))
 
 
 def errors(text: str) -> list[str]:
@@ -24,81 +40,52 @@ def errors(text: str) -> list[str]:
 
 
 def test_an_error_of_one_worker_is_said_once(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([2, 1], idle=1))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run")], Toy(fail_rank=2), 4)
+    ended = run(tmp_path, [2, 1], Toy(fail_rank=2), idle=1)
     assert ended.statuses == [2, 2, 2, 2]
     assert ended.err.splitlines() == ["error: rank 2 cannot load"]
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def failed(folder: Path, replicas: list[int], toy: Toy, *options: str, statuses: list[int] | None = None) -> str:
-    """The one line of a run that fails, by default with status 2 in all workers."""
-    write_plan(folder, stage_contents(replicas))
-    ended = run_plan(folder, ["--run-dir", str(folder / "run"), *options], toy, sum(replicas))
-    assert ended.statuses == (statuses or [2] * sum(replicas))
+AT = r"at stage {0} \(rank {0}\), minibatch {1}, failed: ValueError: bad"
+EACH = r"the job's loss \(lambda of .*must return a tensor with one number, the mean over the minibatch"
+FAILURES: list[tuple[list[int], Toy, str]] = [
+    ([1, 1, 1], Toy(die=(0, 3)), ".* minibatch .*(from|to) rank 0"),
+    ([1, 1, 1], Toy(die=(2, 0)), ".* minibatch .*(from|to) rank 2"),
+    ([2], Toy(die=(1, 3)), r"stage 0 \(rank 0\) could not average the gradients of group 3 with ranks \[1\]"),
+    (
+        [1, 1],
+        Toy(loss="broken"),
+        r"the job's loss \(broken_loss\) at stage 1 .*minibatch 0, .*RuntimeError: .*reshape\(3",
+    ),
+    ([1], Toy(loss="each-trained"), EACH),
+    ([1], Toy(loss="each-judged"), EACH),
+    ([1, 1], Toy(loss="detached"), ".*does not depend on any parameter that can be trained$"),
+    ([1, 1], Toy(fault=("forward", 0, 3)), "the model's forward " + AT.format(0, 3)),
+    ([1, 1], Toy(fault=("backward", 1, 2)), "the model's backward " + AT.format(1, 2)),
+    ([1, 1], Toy(fault=("step", 0, 0)), "the optimizer's step " + AT.format(0, 0)),
+    ([1, 1], Toy(fault=("metric", 1, 0)), "the job's metric " + AT.format(1, 0)),
+    ([1, 1], Toy(fault=("vector", 1, 0)), "the job's metric must return one number"),
+]
+
+
+@pytest.mark.parametrize("case", FAILURES, ids=lambda case: f"{case[1].die or case[1].fault or case[1].loss}")
+def test_a_failure_is_one_line_that_names_it(tmp_path: Path, case: tuple[list[int], Toy, str]) -> None:
+    """Faults of the user's code name stage and minibatch."""
+    replicas, toy, says = case
+    ended = run(tmp_path, replicas, toy, "--epochs", "1", "--timeout", "20")
+    dead = None if toy.die is None else toy.die[0]
+    assert ended.statuses == [9 if rank == dead else 2 for rank in range(sum(replicas))]
     assert "Traceback" not in ended.err
     (line,) = errors(ended.err)
-    return line.removeprefix("error: ")
-
-
-ONE_EPOCH = ("--epochs", "1")
-
-
-@pytest.mark.parametrize("die", [(0, 3), (2, 0), (1, 1)], ids=str)
-def test_a_dead_peer_is_named(tmp_path: Path, die: tuple[int, int]) -> None:
-    statuses = [9 if rank == die[0] else 2 for rank in range(3)]
-    line = failed(tmp_path, [1, 1, 1], Toy(die=die), *ONE_EPOCH, statuses=statuses)
-    assert "minibatch" in line
-    assert "from rank" in line or "to rank" in line
-    assert (tmp_path / "run" / "error.txt").read_text().strip() == line
-
-
-def test_the_users_mistake_is_quoted(tmp_path: Path) -> None:
-    line = failed(tmp_path, [1, 1], Toy(loss="broken"))
-    where = "the job's loss (broken_loss) at stage 1 (rank 1), minibatch 0, failed: RuntimeError: shape"
-    assert line.startswith(where)
-    assert "toy_faults.py:" in line
-    assert "return output + target.reshape(3, 7)" in line
-
-
-@pytest.mark.parametrize("loss", ["each-trained", "each-judged"])
-def test_a_loss_for_each_sample_is_named(tmp_path: Path, loss: str) -> None:
-    """In training, and in the evaluation after an epoch."""
-    line = failed(tmp_path, [1], Toy(loss=loss), *ONE_EPOCH)
-    assert line.startswith("the job's loss (lambda of ")
-    assert "must return a tensor with one number, the mean over the minibatch, not one of shape (" in line
-
-
-def test_a_loss_that_trains_nothing_is_refused(tmp_path: Path) -> None:
-    line = failed(tmp_path, [1, 1], Toy(loss="detached"), *ONE_EPOCH)
-    assert line.endswith("does not depend on any parameter that can be trained")
+    assert re.match("error: " + says, line), line
+    assert (tmp_path / "run" / "error.txt").read_text().strip() == line.removeprefix("error: ")
 
 
 def test_a_frozen_peer_is_given_up_on(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--timeout", "1"], Toy(die=(0, 3), freeze=True), 2)
+    ended = run(tmp_path, [1, 1], Toy(die=(0, 3), freeze=True), "--timeout", "1")
     assert ended.statuses[1] == 2
     (line,) = errors(ended.err)
     assert "stage 1 (rank 1) waited for the activations of minibatch 3 from rank 0, which did not come" in line
-
-
-def test_a_lost_replica_is_named(tmp_path: Path) -> None:
-    line = failed(tmp_path, [2], Toy(die=(1, 3)), "--timeout", "20", statuses=[2, 9])
-    assert "stage 0 (rank 0) could not average the gradients of group 3 with ranks [1]" in line
-
-
-def test_refusals_before_anything_runs(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    run = str(tmp_path / "run")
-    for arguments, message in (
-        (["--resume"], "no run with a complete checkpoint"),
-        (["--resume", "--run-dir", run], "no complete checkpoint to resume from"),
-        (["--weights", str(tmp_path)], "neither a checkpoint nor a run folder"),
-    ):
-        ended = run_plan(tmp_path, arguments, Toy(), 2)
-        assert ended.statuses == [2, 2]
-        (line,) = errors(ended.err)
-        assert message in line
 
 
 def test_a_wrong_number_of_workers_is_refused(tmp_path: Path) -> None:
@@ -109,65 +96,33 @@ def test_a_wrong_number_of_workers_is_refused(tmp_path: Path) -> None:
     assert line.startswith(f"error: the plan has 3 workers, and 2 were started, 2 on {platform.node()}: run its launch")
 
 
-def test_a_run_folder_is_not_run_into_twice(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1]))
-    arguments = ["--run-dir", str(tmp_path / "run"), "--epochs", "1"]
-    assert run_plan(tmp_path, arguments, Toy(), 1).statuses == [0]
-    ended = run_plan(tmp_path, arguments, Toy(), 1)
-    assert ended.statuses == [2]
-    assert "already holds a run" in ended.err
-    ended = run_plan(tmp_path, [*arguments, "--resume", "--seed", "3"], Toy(), 1)
-    assert "has --seed 0: resume with the same" in ended.err
-
-
-def test_another_model_is_refused_on_resume(tmp_path: Path) -> None:
-    contents = stage_contents([1, 1])
-    write_plan(tmp_path, contents)
-    run = tmp_path / "run"
-    assert run_plan(tmp_path, ["--run-dir", str(run), "--epochs", "1"], Toy(), 2).statuses == [0, 0]
-    (path,) = run.glob("checkpoints/*/manifest.json")
-    manifest = json.loads(path.read_text())
-    manifest["model"]["graph_hash"] = "sha256:another"
-    rewrite(path, manifest)
-    ended = run_plan(tmp_path, ["--run-dir", str(run), "--resume", "--epochs", "2"], Toy(), 2)
-    assert ended.statuses == [2, 2]
-    (line,) = errors(ended.err)
-    assert "is of another model" in line
-
-
 @pytest.mark.parametrize(
-    ("replicas", "signalled"),
-    [
-        ([2, 1], [1]),
-        pytest.param([1, 1], [0, 1], marks=pytest.mark.slow),
-        pytest.param([1, 1], [0], marks=pytest.mark.slow),
-        pytest.param([1], [0], marks=pytest.mark.slow),
-    ],
-    ids=str,
+    "case", slow_but_for([([2, 1], [1])], [([2, 1], [1]), ([1, 1], [0, 1]), ([1, 1], [0]), ([1], [0])]), ids=str
 )
-def test_a_signal_to_some_stops_all_at_a_checkpoint(tmp_path: Path, replicas: list[int], signalled: list[int]) -> None:
+def test_a_signal_to_some_stops_all_at_a_checkpoint(tmp_path: Path, case: tuple[list[int], list[int]]) -> None:
     """Worker 0 is idle. One line says where training stopped, and --resume goes on from there."""
-    folder = write_plan(tmp_path, stage_contents(replicas, idle=1))
-    run, world = tmp_path / "run", 1 + sum(replicas)
-    arguments = ["--run-dir", str(run), "--checkpoint-minibatches", "3", "--log-every", "0", "--epochs"]
-    context = multiprocessing.get_context("fork")
-    watcher = context.Process(target=_interrupt, args=(str(run), signalled))
+    (replicas, signalled), folder = case, tmp_path / "run"
+    options = ["--checkpoint-minibatches", "3", "--epochs"]
+    watcher = multiprocessing.get_context("fork").Process(target=_interrupt, args=(str(folder), signalled))
     watcher.start()
-    ended = run_plan(folder, [*arguments, "1000000"], Toy(), world)
+    ended = run(tmp_path, replicas, Toy(), *options, "1000000", idle=1)
     watcher.join()
-    assert ended.statuses == [0] * world, ended.err
+    assert {*ended.statuses} == {0}, ended.err
     (line,) = [line for line in ended.err.splitlines() if "--resume" in line]
-    last = latest_checkpoint(run)
+    last = latest_checkpoint(folder)
     assert last is not None
-    assert line == f"stopped after {last.position}: --resume goes on from there"
+    at = last.position
+    assert line == f"stopped after {at}: --resume goes on from there"
     assert "Traceback" not in ended.err
     assert not errors(ended.err)
-    before = curve(run)
-    assert len(before) == 20 * last.position.epoch + last.position.minibatch
-    ended = run_plan(folder, [*arguments, str(last.position.epoch + 2), "--resume"], Toy(), world)
-    assert ended.statuses == [0] * world, ended.err
-    after = curve(run)
-    assert len(after) == 20 * (last.position.epoch + 2)
+    stopped = json.loads((folder / "summary.json").read_text())["stopped"]
+    assert stopped == {"epoch": at.epoch, "minibatch": at.minibatch}
+    before = curve(folder)
+    assert len(before) == 20 * at.epoch + at.minibatch
+    ended = run(tmp_path, replicas, Toy(), *options, str(at.epoch + 2), "--resume", idle=1)
+    assert {*ended.statuses} == {0}, ended.err
+    after = curve(folder)
+    assert len(after) == 20 * (at.epoch + 2)
     assert after | before == after
 
 
@@ -179,59 +134,153 @@ def _interrupt(run: str, signalled: list[int]) -> None:
         os.kill(int((Path(run).parent / f"worker-{rank}.pid").read_text()), signal.SIGINT)
 
 
-def test_a_loss_that_is_lost_is_said_once_and_leaves_a_summary(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 2]))
-    run = tmp_path / "run"
-    ended = run_plan(tmp_path, ["--run-dir", str(run), "--epochs", "2", "--on-nan", "warn"], Toy(loss="nan"), 3)
-    assert ended.statuses == [0, 0, 0], ended.err
-    assert ended.err.count("the loss became non-finite (nan) in epoch 1/2, minibatch 1/20") == 1
-    assert ended.err.count("non-finite") == 1
-    summary = json.loads((run / "summary.json").read_text())
-    assert [epoch["loss"] for epoch in summary["epochs"]] == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("toy", "says"),
-    [
-        (Toy(fault=("forward", 0, 3)), "the model's forward at stage 0 (rank 0), minibatch 3, failed: ValueError: bad"),
-        (Toy(fault=("backward", 1, 2)), "the model's backward at stage 1 (rank 1), minibatch 2, failed: ValueError:"),
-        (Toy(fault=("step", 0, 0)), "the optimizer's step at stage 0 (rank 0), minibatch 0, failed: ValueError: bad"),
-        (Toy(fault=("metric", 1, 0)), "the job's metric at stage 1 (rank 1), minibatch 0, failed: ValueError: bad"),
-        (Toy(fault=("vector", 1, 0)), "the job's metric must return one number"),
-    ],
-    ids=lambda value: value.fault[0] if isinstance(value, Toy) else "",
-)
-def test_faults_of_the_users_code_name_stage_and_minibatch(tmp_path: Path, toy: Toy, says: str) -> None:
-    assert failed(tmp_path, [1, 1], toy, *ONE_EPOCH).startswith(says)
-
-
 def test_what_nobody_foresaw_is_one_line_and_a_traceback_in_the_run_folder(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    run = tmp_path / "run"
-    ended = run_plan(tmp_path, ["--run-dir", str(run)], Toy(fault=("load", 1, 0)), 2)
+    ended = run(tmp_path, [1, 1], Toy(fault=("load", 1, 0)))
     assert ended.statuses == [2, 1]
     (line,) = ended.err.splitlines()
     assert line.startswith("error: something failed unexpectedly (rank 1, stage 1): ValueError: bad ")
-    assert "Traceback" in (run / "errors" / "rank-1.txt").read_text()
+    assert "Traceback" in (tmp_path / "run" / "errors" / "rank-1.txt").read_text()
 
 
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [(["--seed", str(2**63)], f"more than {2**63 - 1}"), (["--threads", "4097"], "more than 4096")],
-)
-def test_options_are_bounded(option: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        worker_parser("prog").parse_args(["plan", *option])
-    assert message in capsys.readouterr().err
+def test_options_are_bounded(capsys: pytest.CaptureFixture[str]) -> None:
+    for option, value, says in (("--seed", 2**63, f"more than {2**63 - 1}"), ("--threads", 4097, "more than 4096")):
+        with pytest.raises(SystemExit):
+            worker_parser("prog").parse_args(["plan", option, str(value)])
+        assert says in capsys.readouterr().err
     assert worker_parser("prog").parse_args(["plan", "--seed", str(2**63 - 1)]).seed == 2**63 - 1
 
 
 def test_an_empty_test_set_is_none_in_training(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    write_plan(tmp_path, stage_contents([1, 1]))
-    ended = run_plan(tmp_path, ["--run-dir", str(run), "--epochs", "1"], Toy(test_samples=0), 2)
+    ended = run(tmp_path, [1, 1], Toy(test_samples=0), "--epochs", "1")
     assert ended.statuses == [0, 0], ended.err
-    assert json.loads((run / "summary.json").read_text())["epochs"][0]["test_accuracy"] is None
-    folder = write_plan(tmp_path / "inference", stage_contents([1], mode="inference"))
-    ended = run_plan(folder, [], Toy(test_samples=0), 1)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["epochs"][0]["test_accuracy"] is None
+    ended = run(tmp_path / "inference", [1], Toy(test_samples=0), mode="inference")
     assert errors(ended.err) == ["error: the job's test data is empty"]
+
+
+KILLED = "was ended by SIGKILL (out of memory is the usual reason for SIGKILL)"
+
+
+def failures(statuses: dict[int, int], order: tuple[int, ...] = ()) -> Any:
+    """By rank, as torchrun has them; `order`: which failed first."""
+    return {
+        rank: SimpleNamespace(exitcode=code, timestamp=order.index(rank) if order else 0)
+        for rank, code in statuses.items()
+    }
+
+
+def test_only_the_first_worker_at_fault_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for statuses, order, status, said in (
+        ({0: 2, 1: 2}, (), 2, ""),
+        ({0: 130, 2: 2}, (), 2, ""),
+        ({0: 130, 2: -9}, (), 1, f"error: worker 2 {KILLED}\n"),
+        ({0: 2, 2: -11}, (), 1, "error: worker 2 was ended by SIGSEGV\n"),
+        ({0: -15, 1: -15, 2: 1}, (), 1, "error: worker 2 ended with status 1\n"),
+        ({0: -15, 1: 2}, (), 2, ""),
+        ({1: -15}, (), 1, "error: worker 1 was ended by SIGTERM\n"),
+        ({0: -6, 1: -15, 2: -9}, (1, 2, 0), 1, f"error: worker 2 {KILLED}\n"),
+    ):
+        error: Any = SimpleNamespace(failures=failures(statuses, order))
+        assert supervisor._report_failure(error) == status
+        assert capsys.readouterr().err == said
+
+
+def test_a_restart_before_the_first_minibatch_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    for statuses, noticed, cause in (
+        ({1: -9}, "", f"worker 1 {KILLED}"),
+        ({0: 3, 1: 7}, "0 rank 0 lost another worker", "worker 1 ended with status 7"),
+        ({0: 3, 1: 3}, "0 rank 0 could not connect", "rank 0 could not connect"),
+        ({0: 3}, "", "a worker on another server was lost"),
+    ):
+        with restart_state.attempts_folder() as folder:
+            if noticed:
+                (folder / "fault").write_text(noticed)
+            supervisor._report_restart(failures(statuses), 1, 3)
+            assert capsys.readouterr().err == f"{cause}; restart 1 of 3: no minibatch had been run\n"
+            restart_state.record_begun()
+            supervisor._report_restart(failures(statuses), 1, 3)  # the next attempt says it, with its checkpoint
+            assert capsys.readouterr().err == ""
+
+
+def test_the_first_fault_of_an_attempt_is_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    with restart_state.attempts_folder():
+        for number in (0, 1):
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(number))
+            assert restart_state.fault_of(number) is None
+            restart_state.record_fault(f"first of {number}")
+            restart_state.record_fault("later")
+            assert restart_state.fault_of(number) == f"first of {number}"
+        assert restart_state.only_start_ups()
+        restart_state.record_begun()
+        assert (restart_state.has_begun(0), restart_state.has_begun(1)) == (False, True)
+        assert not restart_state.only_start_ups()
+
+
+def test_what_torchrun_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its own variables do not reach it, nor do options that would leave the store to it."""
+    environment = {"PET_STANDALONE": "1", "PET_RDZV_BACKEND": "c10d", "PETS": "2"}
+    supervisor._ignore_torchrun_variables(environment)
+    assert environment == {"PETS": "2"}
+    assert supervisor.main(["--nnodes", "2", "-m", "pipeplan_measure.selftest"]) == 2
+    assert capsys.readouterr().err.startswith("error: several servers need --nnodes, --node-rank, --master-addr")
+    assert ServerPlace.of({}) == ServerPlace.of({"--nnodes": "1"}) == ServerPlace(0, 1)
+    ours = "--standalone -m pipeplan_launch plan --epochs 2"
+    for given, restarts in ((ours, 3), (f"{ours} --restarts=0", 0), ("--standalone else.py --restarts 7", 0)):
+        options = supervisor._worker_options(given.split())
+        assert (options is None) == ("else.py" in given)
+        assert f"--max-restarts={restarts}" in supervisor._torchrun_options(options, tmp_path)
+
+
+UNPICKLES_NOTHING = """
+import sys
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from pipeplan_launch.supervisor import main
+
+dynamic_rendezvous.pickle = None  # this module reads what torchrun's own rendezvous keeps in the store
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_the_store_of_one_machine_is_read_without_unpickling() -> None:
+    command = [sys.executable, "-c", UNPICKLES_NOTHING, "--standalone", "--nproc-per-node=1", "--no-python"]
+    ended = subprocess.run([*command, "echo", "started"], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "started\n", "")
+
+
+@pytest.mark.parametrize("why", ["an error", "a stop"])
+def test_nothing_is_started_again_in_vain(why: str) -> None:
+    with restart_state.attempts_folder():
+        overseer = _HealthCheckHandler(None)
+
+        def tell(left: int, state: str) -> None:
+            """As torchrun's metrics do in every round."""
+            overseer.emit(SimpleNamespace(name="workers.default.remaining_restarts", value=left))
+            overseer.emit(SimpleNamespace(name=f"workers.default.{state}", value=1))
+
+        tell(2, "failed")  # a fault
+        if why == "an error":
+            restart_state.record_final_status(2)
+        else:
+            restart_state.record_stop_signal(signal.SIGTERM)
+        tell(2, "healthy")
+        tell(0, "failed")  # torchrun then ends by itself, and names the worker
+        with pytest.raises(NoFurtherAttempt):
+            tell(1, "failed")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
+def test_children_that_are_stopped_for_long_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_processes, "EVERY_S", 0.0)
+    stopped, other = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
+    watch, pids = child_processes.StoppedChildren(patience_s=0.2), {stopped.pid, other.pid}
+    assert pids <= set(child_processes.child_pids())
+    os.kill(stopped.pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 30
+    while stopped.poll() is None and time.monotonic() < deadline:
+        watch.end_those_stopped_too_long()
+        time.sleep(0.02)
+    assert stopped.wait() == -signal.SIGKILL
+    assert other.poll() is None
+    child_processes.signal_all([other.pid, stopped.pid], signal.SIGTERM)  # the second is gone: that is no error
+    assert other.wait() == -signal.SIGTERM
+    assert not pids & set(child_processes.child_pids())

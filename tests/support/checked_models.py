@@ -18,7 +18,6 @@ from pipeplan_launch.tracing.split import StageProgram
 from pipeplan_launch.tracing.trace import TracedModel
 
 CALLS = [0]
-OWN = torch.Generator().manual_seed(5)
 
 
 def job(model: nn.Module, **more: Any) -> Job:
@@ -108,12 +107,6 @@ class CountsInClass(TwoLinear):
         return self.last(self.first(x) / (1 + 0.1 * CountsInClass.made))
 
 
-class CountsInFile(TwoLinear):
-    def forward(self, x: Tensor) -> Tensor:
-        CALLS[0] += 1
-        return self.last(self.first(x) / (1 + 0.1 * CALLS[0]))
-
-
 class DividesByCalls(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         CALLS[0] += 1
@@ -125,21 +118,6 @@ def counts_in_file() -> nn.Sequential:
     model = plain()
     model[3] = DividesByCalls()
     return model
-
-
-class Meter:
-    def __init__(self) -> None:
-        self.total = 0.0
-
-
-class HasHelper(TwoLinear):
-    def __init__(self) -> None:
-        super().__init__()
-        self.meter = Meter()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.meter.total += 0.5
-        return self.last(self.first(x) * (1 + self.meter.total))
 
 
 class FillsCache(TwoLinear):
@@ -165,12 +143,6 @@ class FollowsTheSystem(TwoLinear):
 def with_hook() -> nn.Sequential:
     model = plain()
     model[2].weight.register_hook(lambda gradient: gradient * 2)
-    return model
-
-
-def with_backward_hook() -> nn.Sequential:
-    model = plain()
-    model[4].register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 2,))
     return model
 
 

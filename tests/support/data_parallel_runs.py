@@ -1,29 +1,267 @@
-"""Runs of the data-parallel engine by real workers, and one plain PyTorch process that trains as they should."""
+"""Jobs in 64-bit numbers for the data-parallel engine, their runs by real workers, and one plain PyTorch process.
+
+The jobs have much of what a mean over replicas must cope with. `AdaptedChain` has frozen weights, in 32 or in 8 bits,
+with small trained adapters beside them (LoRA). The one process trains as the workers should.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import data_parallel_jobs
 import pytest
 import torch
-from data_parallel_jobs import MINIBATCH, SAMPLES, TEST_SAMPLES
 from feature_workers import trained
-from torch import Tensor
+from literal import State, agree
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.utils._pytree import tree_map_only
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
-from worker_host import Ended, launch_environment, run_workers
+from worker_host import Ended, start_attempt
 
-from pipeplan_launch import __main__, load_job
+from pipeplan_launch import Data, Job, __main__, load_job
 from pipeplan_launch.job.pass_conditions import mix_seed, seed_forward
 
-State = dict[str, Tensor]
+
+class EightBits(Tensor):
+    """A matrix of 8 bits with a scale for each row, as libraries of quantisation hold it."""
+
+    @staticmethod
+    def __new__(cls, codes: Tensor, scales: Tensor) -> EightBits:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scales.dtype)  # type: ignore[attr-defined]
+
+    def __init__(self, codes: Tensor, scales: Tensor) -> None:
+        self.codes, self.scales = codes, scales
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scales"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: dict[str, Tensor], _meta: None, _size: Any, _stride: Any) -> EightBits:
+        return EightBits(inner["codes"], inner["scales"])
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return EightBits(args[0].codes, args[0].scales)
+        plain = tree_map_only(EightBits, lambda one: one.codes * one.scales, (args, kwargs or {}))
+        return function(*plain[0], **plain[1])
+
+
+def quantised(weight: Tensor) -> nn.Parameter:
+    """The weight in 8 bits, frozen."""
+    scales = weight.detach().abs().amax(dim=1, keepdim=True) / 127
+    return nn.Parameter(EightBits((weight.detach() / scales).round().to(torch.int8), scales), requires_grad=False)
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with a trained adapter of rank 2."""
+
+    def __init__(self, width: int, *, eight_bits: bool) -> None:
+        super().__init__()
+        self.base = nn.Linear(width, width).requires_grad_(False)
+        if eight_bits:
+            self.base.weight = quantised(self.base.weight)
+        self.down, self.up = nn.Linear(width, 2, bias=False), nn.Linear(2, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.base(x) + 2.0 * self.up(self.down(x)))
+
+
+class AdaptedChain(nn.Module):
+    """A frozen layer, adapted blocks, and an output that has the frozen layer's weights."""
+
+    def __init__(self, width: int = 8, blocks: int = 3, *, eight_bits: bool = False, checkpoints: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width, bias=False).requires_grad_(False)
+        self.blocks = nn.ModuleList(Adapted(width, eight_bits=eight_bits) for _ in range(blocks))
+        self.checkpoints = checkpoints
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpoints and self.training else block(x)
+        return functional.linear(x, self.first.weight)
+
+
+WORDS, WIDTH, LENGTH = 11, 6, 5
+SAMPLES, TEST_SAMPLES, MINIBATCH = 26, 7, 2
+"""13 minibatches: the last group of an update is short for 2 and 3 replicas."""
+
+
+class Block(nn.Module):
+    """A repeated block, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.drop = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop(torch.tanh(self.inner(self.norm(x))))
+
+
+class Tagger(nn.Module):
+    """Tied words, repeated blocks, a frozen and an unused parameter, and BatchNorm over the words of a minibatch."""
+
+    def __init__(self, batch_norm: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.norm = nn.BatchNorm1d(WIDTH) if batch_norm else None
+        self.shift = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.head.weight = self.words.weight
+        self.register_buffer("factor", torch.tensor(0.5), persistent=False)
+        self.register_buffer("unread", torch.ones(2), persistent=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words) * self.factor
+        for block in self.blocks:
+            x = block(x)
+        if self.norm is not None:
+            x = self.norm(x.transpose(1, 2)).transpose(1, 2)
+        return self.head(self.shift(x) + x)
+
+
+class Loss(nn.Module):
+    """A loss with a weight to train and a running mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(WORDS))
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        loss = functional.cross_entropy((output * self.scale).flatten(0, 1), target.flatten())
+        if self.training:
+            with torch.no_grad():
+                self.mean += 0.1 * (loss.detach().nan_to_num() - self.mean)
+        return loss
+
+
+def tagged() -> Data:
+    words = torch.randint(WORDS, (SAMPLES + TEST_SAMPLES, LENGTH))
+    classes = (words + torch.randint(2, words.shape)) % WORDS
+    classes[torch.arange(LENGTH) >= torch.randint(1, LENGTH + 1, (len(words), 1))] = -100  # padding
+    return Data(TensorDataset(words[:SAMPLES], classes[:SAMPLES]), TensorDataset(words[SAMPLES:], classes[SAMPLES:]))
+
+
+def right(output: Tensor, target: Tensor) -> Tensor:
+    return (output.argmax(2) == target).float().mean()
+
+
+def adamw(parameters: list[nn.Parameter]) -> AdamW:
+    return AdamW(parameters, lr=0.03, weight_decay=0.1)
+
+
+def job(batch_norm: bool = False, **more: Any) -> Job:
+    """A job with AdamW, clipping, a scheduler, a stateful loss and evaluation; `more` replaces its fields."""
+    fields: dict[str, Any] = {
+        "loss": Loss().double(),
+        "optimizer": adamw,
+        "scheduler": lambda optimizer: ExponentialLR(optimizer, 0.9),
+        "clip_norm": 0.5,
+        "metrics": {"right": right},
+        "minibatch": MINIBATCH,
+    }
+    return Job(Tagger(batch_norm).double(), data=tagged, **fields | more)
+
+
+def plain() -> Job:
+    return job()
+
+
+def valid_targets() -> Job:
+    return job(loss_weight=lambda target: (target != -100).sum())
+
+
+def normalised() -> Job:
+    return job(batch_norm=True, scheduler_interval="minibatch")
+
+
+def hooked() -> Job:
+    """A hook on a parameter that sees and changes the mean gradient of an update."""
+    made = job(optimizer=lambda parameters: SGD(parameters, lr=0.2))
+    made.model.blocks[0].inner.weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+    return made
+
+
+class Mortal(Tagger):
+    """In the first attempts of a launch, one process ends at a call: as `DIES` says, `RANK:CALL` for each attempt."""
+
+    calls = 0
+
+    def forward(self, words: Tensor) -> Tensor:
+        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+        dies = os.environ.get("DIES", "").split()
+        if attempt < len(dies) and dies[attempt] == f"{os.environ['RANK']}:{self.calls}":
+            os._exit(9)
+        self.calls += 1
+        return super().forward(words)
+
+
+def mortal() -> Job:
+    return dataclasses.replace(job(), model=Mortal(batch_norm=True).double())
+
+
+SLEEP_S = 0.05
+
+
+class Slow(Tagger):
+    """Process 1 is late with its gradients."""
+
+    def forward(self, words: Tensor) -> Tensor:
+        output = super().forward(words)
+        if output.requires_grad and os.environ["RANK"] == "1":
+            output.register_hook(lambda _: time.sleep(SLEEP_S))
+        return output
+
+
+def unequal_speeds() -> Job:
+    return dataclasses.replace(job(), model=Slow(batch_norm=False).double())
+
+
+def all_used() -> Job:
+    """A job all of whose parameters have gradients."""
+    made = plain()
+    del made.model.unused
+    return made
+
+
+def points() -> Data:
+    """Points, and rotations of them."""
+    points = torch.randn(24, 8)
+    return Data(TensorDataset(points, points.roll(1, dims=1)))
+
+
+def adapted(eight_bits: bool = False) -> Job:
+    """Frozen weights with trained adapters."""
+    return Job(
+        AdaptedChain(eight_bits=eight_bits),
+        loss=functional.mse_loss,
+        data=points,
+        optimizer=lambda parameters: SGD(parameters, lr=0.1),
+        minibatch=MINIBATCH,
+    )
+
+
+def adapted_in_eight_bits() -> Job:
+    """The same with frozen weights in 8 bits."""
+    return adapted(eight_bits=True)
 
 
 def reference(name: str) -> str:
-    return f"{data_parallel_jobs.__file__}:{name}"
+    return f"{__file__}:{name}"
 
 
 @dataclass(frozen=True)
@@ -57,17 +295,9 @@ class Case:
         self, folder: Path, *options: str, run: str = "run", store: Any = None, name: str = "worker", **variables: str
     ) -> Ended:
         """The workers of a run of a plan folder, to their end. `variables`: of their environment."""
-        store = store or torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         arguments = [str(folder), "--run-dir", str(folder / run), "--threads", "1", "--probe", "0", *options]
-        return run_workers(
-            __main__.main,
-            [(arguments,)] * self.replicas,
-            folder,
-            environments=[
-                launch_environment(rank, self.replicas, store.port) | variables for rank in range(self.replicas)
-            ],
-            name=name,
-        )
+        given, more = [(arguments,)] * self.replicas, [variables] * self.replicas
+        return start_attempt(__main__.main, given, folder, store=store, variables=more, name=name).finish()
 
     def train(self, folder: Path, *options: str, run: str = "run", **shared: Any) -> Path:
         """The run folder of a run that ends well."""
@@ -115,7 +345,8 @@ class Literal:
             losses = []
             for start in range(0, len(numbered), self.case.accumulate):
                 losses += self.update(epoch, numbered[start : start + self.case.accumulate])
-            self.agree()
+            agree(self.buffers)
+            self.use(self.buffers[0])
             total = sum(weight for _, weight in losses)
             self.epochs.append({"loss": sum(loss * weight for loss, weight in losses) / total} | self.evaluate())
             if self.job.scheduler_interval == "epoch":
@@ -149,14 +380,6 @@ class Literal:
             for _ in group:
                 self.scheduler.step()
         return losses
-
-    def agree(self) -> None:
-        for name in self.buffers[0]:
-            values = torch.stack([one[name] for one in self.buffers])
-            together = values.mean(0) if values.is_floating_point() else values.amax(0)
-            for one in self.buffers:
-                one[name] = together.clone()
-        self.use(self.buffers[0])
 
     def evaluate(self) -> dict[str, float]:
         self.model.eval(), self.loss.eval()

@@ -42,8 +42,7 @@ class _Recurrent(nn.Module):
         self.second = nn.GRU(64, 16, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.second(self.first(x)[0])[0]
-        return made
+        return self.second(self.first(x)[0])[0]
 
 
 def recurrent() -> Job:
@@ -71,15 +70,19 @@ def enormous() -> Job:
     return Job(nn.Sequential(nn.Linear(200_000, 200_000)), inputs=lambda n: torch.zeros(n, 200_000), minibatch=8)
 
 
-class _Insists(nn.Module):
+class _Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+
+class _Insists(_Small):
     def __init__(self) -> None:
         super().__init__()
         self.rates = [rate.item() for rate in torch.linspace(0, 1, 3)]
-        self.layer = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.layer(x) * self.rates[1]
-        return made
+        return self.layer(x) * self.rates[1]
 
 
 def insists() -> Job:
@@ -87,16 +90,11 @@ def insists() -> Job:
     return Job(_Insists(), inputs=lambda n: torch.zeros(n, 4), minibatch=2)
 
 
-class _Looks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
+class _Looks(_Small):
     def forward(self, x: Tensor) -> Tensor:
         if x.sum() > 0:
             x = x + 1
-        made: Tensor = self.layer(x)
-        return made
+        return self.layer(x)
 
 
 def looks() -> Job:
@@ -106,9 +104,7 @@ def looks() -> Job:
 
 def residual() -> Job:
     """Batch norm, a skip connection, pooling, a loss and a frozen layer."""
-    return Job(
-        _Residual(), inputs=lambda n: torch.zeros(n, 3, 8, 8), loss=None, minibatch=4,
-    )  # fmt: skip
+    return Job(_Residual(), inputs=lambda n: torch.zeros(n, 3, 8, 8), loss=None, minibatch=4)
 
 
 class _Residual(nn.Module):
@@ -123,18 +119,12 @@ class _Residual(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         x = x + self.norm(self.conv(x)).relu()
-        made: Tensor = self.out(self.pool(x).flatten(1))
-        return made
+        return self.out(self.pool(x).flatten(1))
 
 
-class _Alone(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
+class _Alone(_Small):
     def forward(self, x: Tensor) -> Tensor:
-        made: Tensor = self.layer(x) if float(x.sum()) > 0 else x
-        return made
+        return self.layer(x) if float(x.sum()) > 0 else x
 
 
 def alone() -> Job:

@@ -207,7 +207,7 @@ def train(
                 whole,
             )
         for stage in stages:
-            _agree(stage.buffers)
+            agree(stage.buffers)
     return Trained(
         [stage.copy() for stage in stages],
         [stage.buffers[0] for stage in stages],
@@ -359,7 +359,7 @@ def _stage(
     return stage
 
 
-def _agree(replicas: list[State]) -> None:
+def agree(replicas: list[State]) -> None:
     """When a segment has ended, running statistics are averaged over a stage's replicas; counters take the largest."""
     for name in replicas[0]:
         values = torch.stack([buffers[name] for buffers in replicas])

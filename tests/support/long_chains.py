@@ -1,11 +1,13 @@
-"""Long chains of layers, for tests of what takes long, and the count of calls that stands in for a clock."""
+"""Chains of layers, and counts that stand in for a clock."""
 
 from __future__ import annotations
 
 import cProfile
+import itertools
 import pstats
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
@@ -35,3 +37,31 @@ def calls_of(work: Callable[[], object]) -> int:
     profile = cProfile.Profile()
     profile.runcall(work)
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
+
+
+def chain(layers: Iterable[Layer], sent: int | Sequence[int], minibatch: int = 1, **more: Any) -> Profile:
+    """A profile of layers in a row, with the bytes of each activation between two, which are those of its gradient."""
+    made = tuple(layers)
+    sizes = [sent] * (len(made) - 1) if isinstance(sent, int) else sent
+    ends = zip(itertools.pairwise(made), sizes, strict=True)
+    tensors = (Tensor(f"t{n}", one.name, (two.name,), size, size) for n, ((one, two), size) in enumerate(ends))
+    return Profile(made, tuple(tensors), minibatch, **more)
+
+
+class Ticks:
+    """Times calls by `now`, a counter that what is timed advances."""
+
+    how = "ticks"
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.now = now
+
+    def measure(self, call: Callable[[], None]) -> Callable[[], float]:
+        """Run the call; the returned function gives how far the counter grew."""
+        before = self.now()
+        call()
+        taken = float(self.now() - before)
+        return lambda: taken
+
+    def settle(self) -> None:
+        """Nothing is under way."""

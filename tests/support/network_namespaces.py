@@ -12,7 +12,7 @@ import ctypes
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -94,21 +94,14 @@ class Network:
         The processes are forked, so modules that they need should be imported before.
         """
         world = sum(workers for _, workers in self.servers)
-        found = []
-        for rank, (name, local, here) in enumerate(self._ranks()):
-            variables: dict[str, object] = {
-                "RANK": rank,
-                "WORLD_SIZE": world,
-                "LOCAL_RANK": local,
-                "LOCAL_WORLD_SIZE": here,
-            }
-            variables |= {"MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": False}  # worker 0 serves the store
-            found.append((start_in_namespace(name, work, variables), rank))
-        return found
-
-    def _ranks(self) -> Iterator[tuple[str, int, int]]:
+        shared: dict[str, object] = {"WORLD_SIZE": world, "MASTER_PORT": port}
+        shared |= {"TORCHELASTIC_USE_AGENT_STORE": False}  # worker 0 serves the store
+        found: list[tuple[int, int]] = []
         for name, workers in self.servers:
-            yield from ((name, local, workers) for local in range(workers))
+            for local in range(workers):
+                variables = {"RANK": len(found), "LOCAL_RANK": local, "LOCAL_WORLD_SIZE": workers, **shared}
+                found.append((start_in_namespace(name, work, variables), len(found)))
+        return found
 
 
 def slow_down(network: Network, server: int, rate: str) -> None:
@@ -121,18 +114,13 @@ def start_in_namespace(name: str, work: Callable[[], object], variables: Mapping
     """Call `work` in a new process in a namespace; returns the process id."""
 
     def enter_and_work() -> None:
-        enter_namespace(name)
+        with (NAMES / name).open() as place:
+            if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
+                raise OSError(ctypes.get_errno(), "setns")
         work()
 
     network = {"MASTER_ADDR": "10.0.0.1", "GLOO_SOCKET_IFNAME": CABLE_INTERFACE}
     return fork_worker(enter_and_work, {**(variables or {}), **network})
-
-
-def enter_namespace(name: str) -> None:
-    """Move this thread into a network namespace."""
-    with (NAMES / name).open() as place:
-        if ctypes.CDLL(None, use_errno=True).setns(place.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), "setns")
 
 
 def _run(command: str) -> None:

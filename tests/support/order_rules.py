@@ -1,17 +1,63 @@
-"""Random segments, and rules for the one order of their nodes, worked out anew from the schedules' streams."""
+"""Random segments, and rules for the one order of their nodes, worked out anew from the schedules' streams.
+
+Devices do one thing at a time, and transfers need both ends. Every device has one queue. A step is (label, devices): a
+computation has one device, a transfer two, an all-reduce all replicas of a stage. A step happens when it is at the head
+of the queues of all its devices, and then leaves them.
+"""
 
 from __future__ import annotations
 
 import random
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rendezvous import Device, Step
 from schedule_rules import NAMES, check_stream, pipelines, recipe, streams_of
 
 from pipeplan_launch.plan.communication_order import Collective, Computation, Crossing, Direction, Node, Transfer
-from pipeplan_launch.plan.schedule import SCHEDULES, ActionKind, Schedule, StageShape
+from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
+
+Device = Hashable
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something that one or more devices do together."""
+
+    label: str
+    devices: tuple[Device, ...]
+
+    @property
+    def is_shared(self) -> bool:
+        return len(self.devices) > 1
+
+
+Queues = dict[Device, list[Step]]
+
+
+def queues_of(order: Iterable[Step]) -> Queues:
+    """What each device is handed: its own steps, in the common order."""
+    queues: Queues = {}
+    for step in order:
+        for device in step.devices:
+            queues.setdefault(device, []).append(step)
+    return queues
+
+
+def stuck_devices(queues: Mapping[Device, Sequence[Step]]) -> dict[Device, Step]:
+    """The devices that wait for ever, and the step at the head of their queues; {} if all finish."""
+    left = {device: deque(steps) for device, steps in queues.items()}
+    look_at = deque(left)
+    while look_at:
+        device = look_at.popleft()
+        while left[device]:
+            step = left[device][0]
+            if not all(left[other] and left[other][0] == step for other in step.devices):
+                break
+            for other in step.devices:
+                left[other].popleft()
+            look_at.extend(other for other in step.devices if other != device)
+    return {device: steps[0] for device, steps in left.items() if steps}
 
 
 @dataclass(frozen=True)
@@ -142,36 +188,3 @@ def _check_complete(nodes: Sequence[Node], drained: Drained) -> None:
             sets += [stages for stages in drained.shared if stages[0] == stage]
             expected.update(_label(Collective(stages, group)) for stages in sets for group in groups)
     assert Counter(_label(node) for node in nodes if not isinstance(node, Computation)) == expected
-
-
-def by_habit(drained: Drained) -> dict[Device, list[Step]]:
-    """The order that each device would choose by itself: receive just before use, send just after computing."""
-    pipeline, queues = drained.pipeline, {}
-    for (stage, replica), stream in streams_of(drained.schedule, pipeline, drained.end).items():
-        steps: list[Step] = []
-        for action in stream:
-            computing = as_steps([Computation((stage, replica), action)])
-            if action.kind is ActionKind.FORWARD:
-                steps += [*_messages(drained, stage, action.index, 0, True), *computing]
-                steps += _messages(drained, stage, action.index, 0, False)
-            elif action.kind is ActionKind.BACKWARD:
-                steps += [*_messages(drained, stage, action.index, 1, True), *computing]
-                steps += _messages(drained, stage, action.index, 1, False)
-            elif action.kind is ActionKind.REDUCE and pipeline[stage].replicas > 1:
-                steps += [*computing, *as_steps([Collective((stage,), action.index)], drained.replicas)]
-            else:
-                steps += computing
-        queues[stage, replica] = steps
-    return queues
-
-
-def _messages(drained: Drained, stage: int, m: int, direction: int, arriving: bool) -> list[Step]:
-    pipeline, upward = drained.pipeline, (direction == 0) == arriving
-    found = []
-    for one, other in drained.crossings:
-        if stage == (other if upward else one):
-            peer = one if upward else other
-            mine, theirs = (stage, m % pipeline[stage].replicas), (peer, m % pipeline[peer].replicas)
-            ends = (theirs, mine) if arriving else (mine, theirs)
-            found += as_steps([Transfer(Direction(direction), m, *ends)])
-    return found

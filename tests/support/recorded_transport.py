@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from rendezvous import Step
+from order_rules import Step
 from torch import Tensor
+from toy_workers import Cut
 
 from pipeplan_launch.comm import ordered_transport
 from pipeplan_launch.comm.ordered_transport import EdgeGroups, OrderedTransport
@@ -29,23 +30,11 @@ from pipeplan_launch.runtime.data import Batches, MinibatchSizes
 from pipeplan_launch.runtime.engine import Engine, Segment
 
 WIDTHS = (6, 3)
+CUT = [Cut("in", WIDTHS[0], torch.float32), Cut("whole", WIDTHS[1], torch.float32, requires_grad=False)]
 
 
 class Hazard(AssertionError):
     """The transport would corrupt data on a device."""
-
-
-@dataclass
-class Tensors:
-    """A tensor that crosses a cut, as the engine describes one."""
-
-    name: str
-    width: int
-    requires_grad: bool = True
-    dtype: torch.dtype = torch.float32
-
-    def shape(self, batch: int) -> tuple[int, ...]:
-        return (batch, self.width)
 
 
 @dataclass
@@ -132,8 +121,8 @@ class Recorded(Engine):
         last = len(plan.pipeline) - 1
         program = SimpleNamespace(
             model_inputs=(),
-            receives=[Tensors("in", WIDTHS[0]), Tensors("whole", WIDTHS[1], False)] if stage else [],
-            sends=[Tensors("in", WIDTHS[0]), Tensors("whole", WIDTHS[1], False)] if stage < last else [],
+            receives=CUT if stage else [],
+            sends=CUT if stage < last else [],
         )
         place = SimpleNamespace(
             job=SimpleNamespace(loss_weight=None),
@@ -202,7 +191,6 @@ class Stub:
         self.device = Device(-1)
         self.made: list[tuple[int, ...]] = []
         self.counts: dict[tuple[int, int, int], int] = {}
-        self.keeps_tensors = False
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ordered_transport.dist, "new_group", self.new_group)

@@ -6,25 +6,30 @@ there is dropout, and the second layer has buffers as BatchNorm has.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import shutil
+import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from schedule_shapes import depths_for as depths
+from schedule_rules import depths_for as depths
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import TensorDataset
-from toy_faults import LOSSES, Fault, plant
-from toy_features import FEATURES
-from worker_host import Ended, launch_environment, run_workers
+from toy_jobs import FEATURES, LOSSES, Fault, plant
+from worker_host import Ended, start_attempt
 
+from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.job.job import Data, Job
+from pipeplan_launch.rank_mapping.host_identity import SERVER_VARIABLE
 from pipeplan_launch.tracing.split import StateDictNames
 
 WIDTH, CLASSES = 6, 4
@@ -187,6 +192,10 @@ def split_layers(stages: int) -> list[list[int]]:
     return {1: [[0, 1, 2]], 2: [[0, 1], [2]], 3: [[0], [1], [2]]}[stages]
 
 
+STAGE = {"format": "pipeplan-stage", "version": 1, "plan": "sha256:plan", "device": "cpu", "servers": 1}
+"""Part of a stage file."""
+
+
 def stage_contents(
     replicas: Sequence[int],
     depth: Sequence[int] | None = None,
@@ -208,15 +217,10 @@ def stage_contents(
         first += count
     for placement, again in zip(pipeline, recompute, strict=False):
         placement["recompute"] = again
-    shared = {
-        "format": "pipeplan-stage",
-        "version": 1,
-        "plan": "sha256:plan",
+    shared = STAGE | {
         "mode": mode,
         "model": {"ref": "toy", "graph_hash": HASH},
         "minibatch": minibatch,
-        "device": "cpu",
-        "servers": 1,
         "workers_per_server": first,
         "schedule": {"name": schedule if mode == "training" else "forward-only", "accumulate": accumulate},
         "pipeline": pipeline,
@@ -236,14 +240,9 @@ def write_plan(folder: Path, contents: Sequence[dict[str, Any]]) -> Path:
 
 def run_plan(folder: Path, arguments: Sequence[str], toy: Toy, world: int) -> Ended:
     """Run a plan's workers to their end, as torchrun would."""
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    return run_workers(
-        toy_worker,
-        [(rank, [str(folder), *arguments], toy) for rank in range(world)],
-        folder,
-        environments=[launch_environment(rank, world, store.port) for rank in range(world)],
-        unawaited=[toy.die[0]] if toy.die is not None and toy.freeze else [],
-    )
+    given = [(rank, [str(folder), *arguments], toy) for rank in range(world)]
+    unawaited = [toy.die[0]] if toy.die is not None and toy.freeze else []
+    return start_attempt(toy_worker, given, folder, unawaited=unawaited).finish()
 
 
 def toy_worker(rank: int, arguments: list[str], toy: Toy) -> int:
@@ -267,3 +266,64 @@ def toy_worker(rank: int, arguments: list[str], toy: Toy) -> int:
 
     stage_setup.load_stages = load_stages  # type: ignore[assignment]
     return __main__.main([*arguments, "--threads", "1"])
+
+
+def run_attempts(
+    folder: Path,
+    arguments: Sequence[str],
+    toys: Sequence[Toy],
+    world: int,
+    cut_off: tuple[int, int] | None = None,
+    servers: Sequence[Sequence[str]] = (),
+) -> list[Ended]:
+    """One attempt of a launch for each toy, each with all workers of the plan in `folder`: what torchrun does, faster.
+
+    The workers of all attempts share one store, and a folder that stands for the launcher's.
+
+    `cut_off`: (rank, at which call of its stage) in the first attempt all connections of that worker are cut.
+    `servers`: for each attempt, the name of the server that each process is on, if not all are on this machine.
+    """
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    launcher = folder / "launcher"
+    shutil.rmtree(launcher, ignore_errors=True)
+    launcher.mkdir()
+    ended = []
+    for attempt, toy in enumerate(toys):
+        environment = {
+            restart_state.VARIABLE: str(launcher),
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(len(toys) - 1),
+        }
+        apart: Sequence[dict[str, str]] = [{}] * world
+        if servers:
+            apart = [{SERVER_VARIABLE: server, "GLOO_SOCKET_IFNAME": "lo"} for server in servers[attempt]]
+        cuts = dict([cut_off] if cut_off and attempt == 0 else [])
+        workers = start_attempt(
+            _worker,
+            [(cuts.get(rank), rank, [str(folder), *arguments], toy) for rank in range(world)],
+            folder,
+            store=store,
+            variables=[environment | one for one in apart],
+            name=f"attempt-{attempt}-worker",
+        )
+        ended.append(workers.finish())
+    return ended
+
+
+def _worker(cut_at: int | None, rank: int, arguments: list[str], toy: Toy) -> int:
+    inner, calls = ToyStage.call, itertools.count()
+
+    def call(*given: Any) -> Any:
+        if next(calls) == cut_at:
+            _cut_connections()
+        return inner(*given)
+
+    ToyStage.call = call  # type: ignore[method-assign]
+    return toy_worker(rank, arguments, toy)
+
+
+def _cut_connections() -> None:
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(number))) as connection:
+            connection.getpeername()  # OSError for one that listens
+            connection.shutdown(socket.SHUT_RDWR)

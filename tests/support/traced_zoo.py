@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from traced_zoo_nets import Cells, Experts, Reparametrised, UNet
 
 from pipeplan_launch import Job, load_job
 
@@ -104,21 +103,24 @@ class WritesIntoViews(nn.Module):
         return self.third(functional.relu_(y + before))
 
 
-class RoundsInPlace(nn.Module):
-    """In-place operators whose out-of-place counterparts would have another dtype, or round elsewhere."""
+class WritesInPlace(nn.Module):
+    """In-place operators whose out-of-place counterparts would have another dtype, or round elsewhere; and writes into
+    the minibatch itself, through a view, which is read again afterwards."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 5)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.first(x)
+        y = self.first(x * 1)
         narrow = y.to(torch.bfloat16)
         narrow += x.mean()
         narrow *= y
+        x[:, 0] = 1.0
+        x *= 2
         count = torch.ones(5, dtype=torch.int64)
         count += 3
-        return functional.elu_(self.last(functional.leaky_relu_(narrow.float(), 0.1))) * count
+        return functional.elu_(self.last(functional.leaky_relu_(narrow.float(), 0.1)) + x) * count
 
 
 class Routes(nn.Module):
@@ -213,36 +215,6 @@ class OneSize(nn.Module):
         return self.last(torch.relu(self.first(x) * self.each))
 
 
-class FrozenRegion(nn.Module):
-    """State that is written inside a region without gradients: a norm's statistics and a running average."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.backbone = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(inplace=True), nn.Dropout(0.2))
-        self.head = nn.Linear(4, 3)
-        self.register_buffer("average", torch.zeros(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            y = self.backbone(x)
-            self.average.lerp_(y.mean(dim=0), 0.1)
-        return self.head(y - self.average)
-
-
-class WritesItsInput(nn.Module):
-    """Writes into the minibatch itself, through a view, and reads it again afterwards."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = torch.relu(self.first(x * 1))
-        x[:, 0] = 1.0
-        x *= 2
-        return self.last(y + x)
-
-
 class Wraps(nn.Module):
     """Sizes computed with, outputs that are numbers, tensors of several members, transposed tensors that cross."""
 
@@ -259,6 +231,79 @@ class Wraps(nn.Module):
         return y, index, top.mT, 3
 
 
+def _block(channels: int, width: int) -> nn.Module:
+    return nn.Sequential(nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(2, width), nn.SiLU(inplace=True))
+
+
+class UNet(nn.Module):
+    """Two levels down and up, with the skips across."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down1, self.down2, self.bottom = _block(3, 4), _block(4, 8), _block(8, 8)
+        self.up2, self.up1, self.out = _block(16, 4), _block(8, 4), nn.Conv2d(4, 2, 1)
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fine = self.down1(x)
+        coarse = self.down2(self.pool(fine))
+        x = functional.interpolate(self.bottom(self.pool(coarse)), scale_factor=2)
+        x = functional.interpolate(self.up2(torch.cat([x, coarse], dim=1)), scale_factor=2)
+        return self.out(self.up1(torch.cat([x, fine], dim=1)))
+
+
+class Experts(nn.Module):
+    """Three experts of which two count for each token, summed up in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.norm = nn.Linear(6, 3), nn.LayerNorm(6)
+        self.experts = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight, chosen = self.gate(x).softmax(dim=-1).topk(2, dim=-1)
+        total = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            total += (weight * (chosen == index)).sum(dim=-1, keepdim=True) * expert(x)
+        return self.norm(total + x)
+
+
+class Cells(nn.Module):
+    """A GRU over time-major inputs, a cell called by hand, and every kind of dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(4, 4, num_layers=2, dropout=0.3)
+        self.cell, self.last = nn.LSTMCell(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, last = self.gru(x)
+        state = (last[0], last[1])
+        for step in range(3):
+            state = self.cell(y[step], state)
+        z = self.last(state[0])
+        z.clamp_(min=-0.5)
+        z.add_(1).mul_(2)
+        z = functional.rrelu(z, training=self.training)
+        z = functional.alpha_dropout(z, 0.2, self.training)
+        return functional.feature_alpha_dropout(z, 0.2, self.training)
+
+
+class Reparametrised(nn.Module):
+    """Weight norm, norms with and without running statistics, a parameter read in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.linear, self.own = nn.Linear(4, 4), nn.Parameter(torch.randn(4, 4))
+        self.batch = nn.BatchNorm1d(4, track_running_stats=False)
+        self.instance = nn.InstanceNorm1d(4, track_running_stats=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.batch(self.linear(functional.elu(self.normed(x), inplace=True)) @ self.own.t())
+        return self.instance(y.unsqueeze(-1).expand(-1, -1, 3) * self.own[0].view(1, 4, 1)).sum(dim=-1)
+
+
 def _tokens(high: int) -> Any:
     return lambda n: torch.randint(0, high, (n, 5))
 
@@ -269,7 +314,7 @@ ZOO = {
     "gpt": lambda: _job(TinyGPT(), _tokens(11)),
     "translator": lambda: _job(Translator(), lambda n: (torch.randint(0, 9, (n, 5)), torch.randint(0, 7, (n, 4)))),
     "writes-into-views": lambda: _job(WritesIntoViews(), lambda n: torch.randn(n, 6)),
-    "rounds-in-place": lambda: _job(RoundsInPlace(), lambda n: torch.randn(n, 5)),
+    "writes-in-place": lambda: _job(WritesInPlace(), lambda n: torch.randn(n, 5)),
     "routes": lambda: _job(Routes(), lambda n: torch.randn(n, 6)),
     "two-towers": lambda: _job(
         TwoTowers(),
@@ -279,8 +324,6 @@ ZOO = {
     "regions": lambda: _job(Regions(), lambda n: torch.randn(n, 6)),
     "keeps-state": lambda: _job(KeepsState(), lambda n: torch.randn(n, 4)),
     "shared": lambda: _job(Shared(), lambda n: torch.randn(n, 4)),
-    "frozen-region": lambda: _job(FrozenRegion(), lambda n: torch.randn(n, 4)),
-    "writes-its-input": lambda: _job(WritesItsInput(), lambda n: torch.randn(n, 4)),
     "wraps": lambda: _job(Wraps(), lambda n: torch.randn(n, 6), lambda output, target: _sum_of(output[:1], target)),
     "unet": lambda: _job(UNet(), lambda n: torch.randn(n, 3, 8, 8)),
     "experts": lambda: _job(Experts(), lambda n: torch.randn(n, 4, 6)),

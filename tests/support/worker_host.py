@@ -65,6 +65,8 @@ class WorkerGroup:
 
     def __init__(self, host: _Host, request: _Request) -> None:
         self._host, self._request = host, request
+        self.store: Any = None
+        """Kept as long as the group, because its workers ask it."""
 
     def finish(self) -> Ended:
         """Wait for their end; fails where one hangs, after all of them were killed."""
@@ -74,13 +76,6 @@ class WorkerGroup:
         hung = [rank for rank, status in enumerate(statuses) if status is None]
         assert not hung, f"workers {hung} hang; {out}{err}"
         return Ended([status or 0 for status in statuses], out, err)
-
-
-def launch_environment(rank: int, world: int, port: int) -> dict[str, str]:
-    """The variables that torchrun gives a worker whose store listens on a port of this machine."""
-    ranks = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": world, "MASTER_PORT": port}
-    variables = {name: str(value) for name, value in ranks.items()}
-    return variables | {"MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
 def start_workers(
@@ -118,6 +113,34 @@ def run_workers(
 ) -> Ended:
     """Start workers as `start_workers` does, and wait for their end."""
     return start_workers(target, arguments, folder, **options).finish()
+
+
+def start_attempt(
+    target: Callable[..., int | None],
+    arguments: Sequence[tuple[Any, ...]],
+    folder: Path,
+    *,
+    store: Any = None,
+    variables: Sequence[dict[str, str]] = (),
+    **options: Any,
+) -> WorkerGroup:
+    """Start the workers of one attempt, as torchrun would. `store`: theirs, made for them by default.
+
+    `variables` are added to the environment of each worker.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    store = store or TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    world = str(len(arguments))
+    shared = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1"}
+    shared |= {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environments = [
+        {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank), **more}
+        for rank, more in enumerate(variables or [{}] * len(arguments))
+    ]
+    group = start_workers(target, arguments, folder, environments=environments, **options)
+    group.store = store
+    return group
 
 
 class _Host:

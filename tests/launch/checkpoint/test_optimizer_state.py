@@ -11,7 +11,7 @@ import pytest
 import torch
 from saved import save
 from torch import Tensor, nn
-from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop, Rprop, SparseAdam
+from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop, Rprop
 
 from pipeplan_launch.checkpoint import checkpoint, optimizer_state, tensor_store
 from pipeplan_launch.errors import LaunchError
@@ -20,7 +20,23 @@ Parameters = dict[str, nn.Parameter]
 Make = Callable[[Iterable[Any]], Optimizer]
 SIZES = {"a": 2, "b": 3, "c": 4, "a.b": 2}
 
+
+class HighPrecision(SGD):
+    """Keeps a moment in more digits than the parameter has, and other things that are no tensors."""
+
+    def step(self, _closure: Any = None) -> Any:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("moment", torch.zeros_like(parameter, dtype=torch.float64)).add_(parameter.grad)
+                steps, _ = state.get("note", (0, None))
+                state["note"] = (steps + 1, {"infinite": float("inf"), "last": [torch.tensor([1, 2])]})
+                with torch.no_grad():
+                    parameter.sub_(0.01 * state["moment"] / (steps + 1))
+
+
 MAKE: dict[str, Make] = {
+    "own": lambda p: HighPrecision(p, lr=0.1),
     "sgd": lambda p: SGD(p, lr=0.1, momentum=0.9, nesterov=True),
     "adamw": lambda p: AdamW(p, lr=0.1, fused=True),
     "amsgrad": lambda p: Adam(p, lr=torch.tensor(0.1), amsgrad=True),
@@ -62,54 +78,46 @@ def through_disk(
     return manifest.optimizer, lambda names: tensor_store.load_tensors(manifest, list(names))
 
 
-def assert_goes_on_alike(
-    ours: Sequence[tuple[Optimizer, Parameters]], theirs: Sequence[tuple[Optimizer, Parameters]]
-) -> None:
-    for optimizer, parameters in (*ours, *theirs):
-        step(optimizer, parameters, 2)
-    expected = {name: one for _, parameters in ours for name, one in parameters.items()}
-    found = {name: one for _, parameters in theirs for name, one in parameters.items()}
-    assert expected.keys() == found.keys()
-    assert all(torch.equal(one, found[name]) for name, one in expected.items())
+def loaded(optimizer: Optimizer | None, parameters: Parameters, saved: Any, **own: Any) -> Any:
+    optimizer_state.load_optimizer(optimizer, parameters, *saved, "there", **own)
+    return optimizer
+
+
+ALL = ["a", "b", "c", "a.b"]
 
 
 @pytest.mark.parametrize("kind", MAKE)
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ([["a", "b", "c", "a.b"]], [["a", "b", "c", "a.b"]]),
+def test_it_goes_on_bit_by_bit_under_any_cut(tmp_path: Path, kind: str) -> None:
+    cuts = (
+        ([ALL], [ALL]),
         ([["a", "b"], ["c", "a.b"]], [["a"], ["b", "c", "a.b"]]),
         ([["a"], ["b"], ["c"], ["a.b"]], [["a.b", "c", "b", "a"]]),
-        ([["a", "b", "c", "a.b"]], [["a"], ["b", "c"], ["a.b"]]),
-    ],
-    ids=["same", "other cut", "joined", "parted"],
-)
-def test_it_goes_on_bit_by_bit_under_any_cut(
-    tmp_path: Path, kind: str, before: list[list[str]], after: list[list[str]]
-) -> None:
-    ours = [(MAKE[kind](parameters.values()), parameters) for parameters in map(weights, before)]
-    for optimizer, parameters in ours:
-        step(optimizer, parameters)
-    saved, load = through_disk(tmp_path, ours)
-    theirs = [(MAKE[kind](parameters.values()), parameters) for parameters in map(weights, after)]
-    trained = {name: one for _, parameters in ours for name, one in parameters.items()}
-    for optimizer, parameters in theirs:
+        ([ALL], [["a"], ["b", "c"], ["a.b"]]),
+    )
+    for number, sides in enumerate(cuts):
+        ours, theirs = (
+            [(MAKE[kind](parameters.values()), parameters) for parameters in map(weights, side)] for side in sides
+        )
+        for optimizer, parameters in ours:
+            step(optimizer, parameters)
+        saved = through_disk(tmp_path / str(number), ours)
+        trained = {name: one for _, parameters in ours for name, one in parameters.items()}
+        found = {name: one for _, parameters in theirs for name, one in parameters.items()}
         with torch.no_grad():
-            for name, parameter in parameters.items():
+            for name, parameter in found.items():
                 parameter.copy_(trained[name])
-        optimizer_state.load_optimizer(optimizer, parameters, saved, load, "there")
-    assert_goes_on_alike(ours, theirs)
+        for optimizer, parameters in theirs:
+            loaded(optimizer, parameters, saved)
+        for optimizer, parameters in (*ours, *theirs):
+            step(optimizer, parameters, 2)
+        assert trained.keys() == found.keys()
+        assert all(torch.equal(one, found[name]) for name, one in trained.items())
 
 
 def two_rates(parameters: Parameters) -> Optimizer:
-    return SGD(
-        [
-            {"params": [one for name, one in parameters.items() if name != "a"]},
-            *([{"params": [parameters["a"]], "lr": 0.5, "momentum": 0.0}] if "a" in parameters else []),
-        ],
-        lr=0.1,
-        momentum=0.9,
-    )
+    own = [{"params": [parameters["a"]], "lr": 0.5, "momentum": 0.0}] if "a" in parameters else []
+    rest = [one for name, one in parameters.items() if name != "a"]
+    return SGD([{"params": rest}, *own], lr=0.1, momentum=0.9)
 
 
 def test_groups_take_the_settings_of_their_members(tmp_path: Path) -> None:
@@ -118,93 +126,55 @@ def test_groups_take_the_settings_of_their_members(tmp_path: Path) -> None:
     for optimizer, parameters in ours:
         step(optimizer, parameters)
     ours[0][0].param_groups[1]["lr"] = 0.25
-    saved, load = through_disk(tmp_path, ours)
-    parameters = weights("abc")
-    other = two_rates(parameters)
-    optimizer_state.load_optimizer(other, parameters, saved, load, "there")
+    saved, parameters = through_disk(tmp_path, ours), weights("abc")
+    other = loaded(two_rates(parameters), parameters, saved)
+    kept = loaded(two_rates(parameters), parameters, saved, own={"lr"})
     assert [group["lr"] for group in other.param_groups] == [0.1, 0.25]
     assert [len(group["params"]) for group in other.param_groups] == [2, 1]
-    kept = two_rates(parameters)
-    optimizer_state.load_optimizer(kept, parameters, saved, load, "there", own={"lr"})
     assert [group["lr"] for group in kept.param_groups] == [0.1, 0.5]
 
 
 def test_members_with_different_settings_make_no_group(tmp_path: Path) -> None:
-    ours = [
-        (SGD(parameters.values(), lr=rate), parameters)
-        for parameters, rate in ((weights("a"), 1.0), (weights("b"), 2.0))
-    ]
-    saved, load = through_disk(tmp_path, ours)
-    parameters = weights("ab")
+    ours = [(SGD((own := weights(name)).values(), lr=rate), own) for name, rate in (("a", 1.0), ("b", 2.0))]
+    saved, parameters = through_disk(tmp_path, ours), weights("ab")
     with pytest.raises(LaunchError, match=r"'a' and 'b' into one group, and they were saved with 'lr' 1\.0 and 2\.0"):
-        optimizer_state.load_optimizer(SGD(parameters.values(), lr=1.0), parameters, saved, load, "there")
-    optimizer_state.load_optimizer(SGD(parameters.values(), lr=1.0), parameters, saved, load, "there", own={"lr"})
+        loaded(SGD(parameters.values(), lr=1.0), parameters, saved)
+    loaded(SGD(parameters.values(), lr=1.0), parameters, saved, own={"lr"})
 
 
-def test_another_optimiser_or_parameter_is_refused(tmp_path: Path) -> None:
+class Picky(SGD):
+    def load_state_dict(self, state_dict: Any) -> None:
+        raise KeyError(f"no {len(state_dict['state'])}")
+
+
+def test_another_optimiser_or_parameter_or_damage_is_refused(tmp_path: Path) -> None:
     ours = weights("a")
-    saved, load = through_disk(tmp_path, [(SGD(ours.values(), lr=0.1), ours)])
-    for make, names, message in (
-        (MAKE["adamw"], "a", "saved with the optimiser SGD, and the job's is AdamW now"),
-        (MAKE["sgd"], "ab", "no optimiser settings for 'b', which its run did not train"),
-    ):
+    saved = through_disk(tmp_path / "sgd", [(SGD(ours.values(), lr=0.1), ours)])
+    picky = through_disk(tmp_path / "picky", [(Picky(ours.values(), lr=0.1), ours)])
+    loaded(None, {}, saved)
+    adamw = MAKE["adamw"](ours.values())
+    step(adamw, ours)
+    whole, load = through_disk(tmp_path / "adamw", [(adamw, ours)])
+    cases: list[Any] = [
+        (MAKE["adamw"], "a", saved, "saved with the optimiser SGD, and the job's is AdamW now"),
+        (MAKE["sgd"], "ab", saved, "no optimiser settings for 'b', which its run did not train"),
+        (Picky, "a", picky, "the job's optimizer, which takes its saved state, failed: KeyError: 'no 0'"),
+    ]
+    for bad in ({"tensor": "absent"}, {"tuple": 3}, {"float": "1"}, {"x": 1}, {}, {"tuple": [], "dict": {}}):
+        changed = json.loads(json.dumps(whole))
+        changed["state"]["a"]["step"] = bad
+        cases.append((MAKE["adamw"], "a", (changed, load), r"has no 'absent'|the optimiser's state is damaged"))
+    for make, names, given, says in cases:
         parameters = weights(names)
-        with pytest.raises(LaunchError, match=message):
-            optimizer_state.load_optimizer(make(parameters.values()), parameters, saved, load, "there")
-    optimizer_state.load_optimizer(None, {}, saved, load, "there")
-
-
-class HighPrecision(SGD):
-    """Keeps a moment in more digits than the parameter has, and other things that are no tensors."""
-
-    def step(self, _closure: Any = None) -> Any:  # type: ignore[override]
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                state = self.state[parameter]
-                state.setdefault("moment", torch.zeros_like(parameter, dtype=torch.float64)).add_(parameter.grad)
-                state["steps"] = state.get("steps", 0) + 1
-                state["note"] = {"seen": (1, float("inf"), None), "last": [torch.tensor([1, 2])]}
-                with torch.no_grad():
-                    parameter.sub_(0.01 * state["moment"])
-
-
-def test_state_keeps_its_dtype_and_what_is_no_tensor(tmp_path: Path) -> None:
-    ours = weights(dtype=torch.bfloat16)
-    optimizer = HighPrecision(ours.values())
-    step(optimizer, ours)
-    saved, load = through_disk(tmp_path, [(optimizer, ours)])
-    theirs = weights(dtype=torch.bfloat16)
-    other = HighPrecision(theirs.values())
-    optimizer_state.load_optimizer(other, theirs, saved, load, "there")
-    for name, parameter in theirs.items():
-        state, expected = other.state[parameter], optimizer.state[ours[name]]
-        assert state["moment"].dtype == torch.float64
-        assert torch.equal(state["moment"], expected["moment"])
-        assert state["steps"] == 3
-        assert state["note"]["seen"] == (1, float("inf"), None)
-        assert torch.equal(state["note"]["last"][0], torch.tensor([1, 2]))
-
-
-def test_a_count_of_steps_that_is_no_tensor(tmp_path: Path) -> None:
-    ours = weights("a")
-    optimizer = SparseAdam(ours.values(), lr=0.1)
-    ours["a"].grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.tensor([0.5]), (2,), check_invariants=True)
-    optimizer.step()
-    saved, load = through_disk(tmp_path, [(optimizer, ours)])
-    theirs = weights("a")
-    other = SparseAdam(theirs.values(), lr=0.1)
-    optimizer_state.load_optimizer(other, theirs, saved, load, "there")
-    assert other.state[theirs["a"]]["step"] == 1
+        with pytest.raises(LaunchError, match=says):
+            loaded(make(parameters.values()), parameters, given)
 
 
 def test_a_parameter_without_state_has_none(tmp_path: Path) -> None:
-    ours = weights("ab")
+    ours, theirs = weights("ab"), weights("ab")
     optimizer = MAKE["adamw"](ours.values())
     step(optimizer, {"a": ours["a"]})
-    saved, load = through_disk(tmp_path, [(optimizer, ours)])
-    theirs = weights("ab")
-    other = MAKE["adamw"](theirs.values())
-    optimizer_state.load_optimizer(other, theirs, saved, load, "there")
+    other = loaded(MAKE["adamw"](theirs.values()), theirs, through_disk(tmp_path, [(optimizer, ours)]))
     assert set(other.state) == {theirs["a"]}
     assert other.state[theirs["a"]]["step"].dtype == torch.float32
 
@@ -221,41 +191,12 @@ def test_what_a_checkpoint_cannot_hold_is_refused() -> None:
         optimizer_state.optimizer_state(optimizer, parameters)
 
 
-def test_damaged_settings_are_one_line(tmp_path: Path) -> None:
-    ours = weights("a")
-    optimizer = MAKE["adamw"](ours.values())
-    step(optimizer, ours)
-    saved, load = through_disk(tmp_path, [(optimizer, ours)])
-    for bad in ({"tensor": "absent"}, {"tuple": 3}, {"float": "1"}, {"x": 1}, {}, {"tuple": [], "dict": {}}):
-        changed = json.loads(json.dumps(saved))
-        changed["state"]["a"]["step"] = bad
-        theirs = weights("a")
-        with pytest.raises(LaunchError, match=r"has no 'absent'|the optimiser's state is damaged"):
-            optimizer_state.load_optimizer(MAKE["adamw"](theirs.values()), theirs, changed, load, "there")
-
-
-class Picky(SGD):
-    def load_state_dict(self, state_dict: Any) -> None:
-        raise KeyError(f"no {len(state_dict['state'])}")
-
-
-def test_an_optimiser_that_does_not_take_its_state_is_one_line(tmp_path: Path) -> None:
-    ours = weights("a")
-    saved, load = through_disk(tmp_path, [(Picky(ours.values(), lr=0.1), ours)])
-    with pytest.raises(LaunchError, match="the job's optimizer, which takes its saved state, failed: KeyError: 'no 0'"):
-        optimizer_state.load_optimizer(Picky(ours.values(), lr=0.1), ours, saved, load, "there")
-
-
-VALUES: list[Any] = [None, True, 0, -1.5, float("-inf"), "x", (1, (2, [3])), [], (), {"a": {"b": (None,)}}]
-
-
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_values_come_back_as_they_were(value: Any) -> None:
-    tensors: dict[str, Tensor] = {}
-    encoded = optimizer_state.encode_value({"value": value, "tensor": torch.ones(2)}, "name", tensors)
-    encoded = json.loads(json.dumps(encoded, allow_nan=False))
-    assert list(optimizer_state.tensor_names_in(encoded)) == ["name.tensor"] == list(tensors)
-    decoded = optimizer_state.decode_value(encoded, tensors)
-    assert decoded["value"] == value
-    assert type(decoded["value"]) is type(value)
-    assert torch.equal(decoded["tensor"], torch.ones(2))
+def test_values_come_back_as_they_were() -> None:
+    for value in (None, True, 0, -1.5, float("-inf"), "x", (1, (2, [3])), [], (), {"a": {"b": (None,)}}):
+        tensors: dict[str, Tensor] = {}
+        encoded = optimizer_state.encode_value({"value": value, "tensor": torch.ones(2)}, "name", tensors)
+        encoded = json.loads(json.dumps(encoded, allow_nan=False))
+        assert list(optimizer_state.tensor_names_in(encoded)) == ["name.tensor"] == list(tensors)
+        decoded = optimizer_state.decode_value(encoded, tensors)
+        assert (decoded["value"], type(decoded["value"])) == (value, type(value))
+        assert torch.equal(decoded["tensor"], torch.ones(2))

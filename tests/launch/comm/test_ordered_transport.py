@@ -1,25 +1,41 @@
-"""What the ordered transport hands to torch.distributed, recorded: without NCCL, a GPU, or another process."""
+"""Messages in the one order: what the transport hands to torch.distributed, recorded without NCCL, a GPU, or another
+process; and runs over Gloo on the CPU, which train the same as in any other order, bit by bit.
+"""
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
-from extents import first_few
-from recorded_transport import Device, Hazard, plan_of, record
-from rendezvous import stuck_devices
-from schedule_rules import NAMES, pipelines
-from schedule_shapes import shapes
+import torch
+from extents import first_few, slow_but_for
+from order_rules import stuck_devices
+from recorded_transport import Device, plan_of, record
+from schedule_rules import NAMES, TRAINING, pipelines, shapes
+from toy_workers import Toy, run_plan, stage_contents, write_plan
 
+from pipeplan_launch.checkpoint import tensor_store
+from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
-from pipeplan_launch.comm.p2p import MessageTensor
+from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.communication_order import Direction
 from pipeplan_launch.plan.launch_plan import Prediction
-from pipeplan_launch.plan.run_options import memory_beyond_plan, memory_note
+from pipeplan_launch.plan.run_options import (
+    Compression,
+    GradientAveraging,
+    memory_beyond_plan,
+    memory_note,
+    transport_of,
+)
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
+from pipeplan_launch.plan.stage_files import load_plan
 
 STASHING = SCHEDULES["1f1b-stashing"]
 
@@ -62,85 +78,6 @@ def test_there_is_a_group_for_every_pair_and_direction(monkeypatch: pytest.Monke
     assert made == [[(0, 2), (1, 2), (0, 2), (1, 2)]] * 3  # edges 0→2, 1→2, 2→0, 2→1
 
 
-def test_slots_are_used_again_and_never_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices, _ = record(monkeypatch, STASHING, shapes((1, 1, 1)), [30, 7])
-    received = {begin for device in devices for begin, _, _ in device.readers}
-    # Two tensors of a message, and slots of the rings: depths 3, 2, 1 and one more, and two for gradients.
-    assert len(received) <= 2 * (3 + 2) + (2 + 2) + 2
-
-
-class NeverMarks(OrderedTransport):
-    """Forgets to wait for the last reader of a slot."""
-
-    def release(self, direction: Direction, minibatch: int) -> None:
-        super().release(direction, minibatch)
-        for ring in self._rings.values():
-            for slot in ring._slots.values():
-                slot.free = []
-
-
-class ReleasesEarly(OrderedTransport):
-    """Takes a slot for free as soon as its message is handed out."""
-
-    def take(self, direction: Direction, minibatch: int) -> Any:
-        tensors = super().take(direction, minibatch)
-        self.release(direction, minibatch)
-        return tensors
-
-
-class TakesUnwaited(OrderedTransport):
-    """Hands out messages that may not have come."""
-
-    def take(self, direction: Direction, minibatch: int) -> Any:
-        received = self._receiving.pop((direction, minibatch))
-        return [tensor.data for tensor in received.slot.tensors(received.layout)]
-
-
-class ForgetsSent(OrderedTransport):
-    """Keeps no tensor that is on its way."""
-
-    def start_send(self, direction: Direction, minibatch: int, destination: int) -> None:
-        super().start_send(direction, minibatch, destination)
-        self._sent[direction, destination][-1].tensors = ()
-
-
-class OneSlot(OrderedTransport):
-    """Has one slot in place of a ring."""
-
-    def start_receive(
-        self,
-        direction: Direction,
-        minibatch: int,
-        source: int,
-        layout: Sequence[MessageTensor],
-        position: int,
-        slots: int,
-    ) -> None:
-        super().start_receive(direction, minibatch, source, layout, 0, 1)
-
-
-class SendsOnCarelessly(OrderedTransport):
-    """Writes over what is being sent on."""
-
-    def _settle_passed_on(self, slot: object) -> None:
-        pass
-
-
-def test_a_slot_is_not_written_while_it_is_sent_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    forward = SCHEDULES["forward-only"]
-    record(monkeypatch, forward, shapes((1, 1, 1)), [30])
-    with pytest.raises(Hazard, match="is being sent on"):
-        record(monkeypatch, forward, shapes((1, 1, 1)), [30], kind=SendsOnCarelessly)
-
-
-@pytest.mark.parametrize("wrong", [NeverMarks, ReleasesEarly, TakesUnwaited, ForgetsSent, OneSlot])
-def test_a_transport_that_corrupts_data_is_caught(
-    monkeypatch: pytest.MonkeyPatch, wrong: type[OrderedTransport]
-) -> None:
-    with pytest.raises((Hazard, AssertionError)):
-        record(monkeypatch, STASHING, shapes((2, 2, 1)), [30], kind=wrong)
-
-
 def test_rings_have_the_slots_that_the_plan_and_the_note_account_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """One slot more than minibatches in flight for activations, and two for gradients, however long a segment is."""
     transports: list[OrderedTransport] = []
@@ -165,3 +102,70 @@ def test_the_note_on_memory_counts_a_second_gradient_each_way() -> None:
         "note: messages by --transport nccl take up to 5 MiB on a worker of stage 1 beyond the memory of the plan"
     )
     assert memory_note(replace(plan, predictions=(Prediction(),) * 3)) is None
+
+
+Trained = tuple[list[Any], dict[str, torch.Tensor]]
+
+
+def trained(folder: Path, transport: str, replicas: list[int], toy: Toy, arguments: list[str], **plan: Any) -> Trained:
+    """(losses of training and evaluation, weights and buffers) of a run."""
+    write_plan(folder, stage_contents(replicas, **plan))
+    run = folder / "run"
+    arguments = ["--run-dir", str(run), "--transport", transport, "--timeout", "20", *arguments]
+    ended = run_plan(folder, arguments, toy, sum(replicas))
+    assert ended.statuses == [0] * sum(replicas), ended.err
+    manifest = latest_checkpoint(run)
+    assert manifest is not None
+    names = [name for name in manifest.tensors if name.startswith(MODEL_PREFIX)]
+    epochs = json.loads((run / "summary.json").read_text())["epochs"]
+    return [(one["loss"], one["test_loss"]) for one in epochs], tensor_store.load_tensors(manifest, names)
+
+
+def check_equal(tmp_path: Path, replicas: list[int], toy: Toy, arguments: list[str], **plan: Any) -> None:
+    free = trained(tmp_path / "gloo", "gloo", replicas, toy, arguments, **plan)
+    ordered = trained(tmp_path / "nccl", "nccl", replicas, toy, arguments, **plan)
+    assert free[0] == ordered[0]
+    assert free[1].keys() == ordered[1].keys()
+    assert all(torch.equal(free[1][name], ordered[1][name]) for name in free[1])
+
+
+def test_the_order_does_not_change_what_is_trained(tmp_path: Path) -> None:
+    """With a short last minibatch, tensors that skip a stage, whole numbers, dropout, buffers, evaluation, and a stage
+    that recomputes."""
+    options = ["--epochs", "2", "--checkpoint-minibatches", "8"]
+    check_equal(tmp_path, [1, 1, 1], Toy(samples=41), options, recompute=[False, True, False])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replicas", [[1, 1], [2, 1], [1, 3]], ids=str)
+@pytest.mark.parametrize("recompute", [[False, False], [True, True]], ids=str)
+def test_neither_do_replicas_nor_recomputation(tmp_path: Path, replicas: list[int], recompute: list[bool]) -> None:
+    check_equal(tmp_path, replicas, Toy(samples=41), ["--epochs", "2"], recompute=recompute)
+
+
+OTHER_SCHEDULES = [one.name for one in TRAINING if one.name != "1f1b-stashing"]
+
+
+@pytest.mark.parametrize("name", slow_but_for(["2bw"], OTHER_SCHEDULES))
+@pytest.mark.parametrize("replicas", slow_but_for([[1, 2]], [[1, 2], [2, 1]]), ids=str)
+def test_every_schedule_runs_in_the_order(tmp_path: Path, name: str, replicas: list[int]) -> None:
+    accumulate = 6 if name in ("2bw", "gpipe", "1f1b-flush", "zb-h1") else None
+    plan: dict[str, Any] = {"schedule": name, "accumulate": accumulate}
+    check_equal(tmp_path, replicas, Toy(samples=41), ["--epochs", "2"], **plan)
+
+
+def test_a_lost_peer_is_named(tmp_path: Path) -> None:
+    write_plan(tmp_path, stage_contents([1, 1]))
+    arguments = ["--run-dir", str(tmp_path / "run"), "--timeout", "5", "--transport", "nccl"]
+    ended = run_plan(tmp_path, arguments, Toy(die=(0, 3)), 2)
+    assert ended.statuses[1] == 2
+    waited = r"waited for the activations of minibatch \d from rank 0, which did not come"
+    undelivered = r"could not deliver the gradients of minibatch \d to rank 0"
+    assert re.search(rf"^error: stage 1 \(rank 1\) ({waited}|{undelivered}): ", ended.err, re.MULTILINE), ended.err
+
+
+def test_what_has_no_place_in_the_order_is_refused(tmp_path: Path) -> None:
+    plan = load_plan(write_plan(tmp_path, stage_contents([2, 1])))
+    for averaging in (GradientAveraging(Compression("bf16")), GradientAveraging(significance=0.1)):
+        with pytest.raises(LaunchError, match="--transport nccl starts everything from one thread"):
+            transport_of("nccl", plan, averaging)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ from pipeplan_launch.devices.backend import CUDAStreams, Lane, backend_of, cuda_
 from pipeplan_launch.errors import LaunchError
 
 
-@pytest.mark.parametrize("kind", ["xpu", "hpu", "mps", "meta"])
-def test_other_kinds_are_refused_by_name(kind: str) -> None:
-    with pytest.raises(LaunchError, match=f"does not run on devices of the kind '{kind}', only on cpu and cuda"):
-        backend_of(kind)
+def test_devices_that_are_not_there_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("xpu", "hpu", "mps", "meta"):
+        with pytest.raises(LaunchError, match=f"does not run on devices of the kind '{kind}', only on cpu and cuda"):
+            backend_of(kind)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(LaunchError, match="torch finds none"):
+        backend_of("cuda").select(0)
 
 
 def test_a_gpu_is_chosen_among_those_that_the_process_sees(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,12 +31,6 @@ def test_a_gpu_is_chosen_among_those_that_the_process_sees(monkeypatch: pytest.M
         assert backend_of("cuda").select(number) == torch.device("cuda", expected) == chosen[-1]
 
 
-def test_without_a_gpu_a_cuda_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(LaunchError, match="torch finds none"):
-        backend_of("cuda").select(0)
-
-
 def test_nccl_needs_a_device_for_each_worker() -> None:
     assert backend_of("cuda").process_groups(own_device_each=True) == "cpu:gloo,cuda:nccl"
     assert backend_of("cuda").process_groups(own_device_each=False) == "gloo"
@@ -41,47 +39,20 @@ def test_nccl_needs_a_device_for_each_worker() -> None:
 
 def test_what_is_posted_beside_waits_for_its_marks_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """On recording streams: the lane waits for the events that it is given, and the computing stream for nothing."""
-    done: list[str] = []
-
-    class Stream:
-        made = 0
-
-        def __init__(self, _: object) -> None:
-            self.name = f"stream {Stream.made}"
-            Stream.made += 1
-
-        def wait_event(self, event: Event) -> None:
-            done.append(f"{self.name} waits for {event.name}")
-
-        def __enter__(self) -> None:
-            done.append(f"{self.name} is current")
-
-        def __exit__(self, *_: object) -> None:
-            done.append("computing is current")
-
-    class Event:
-        def __init__(self) -> None:
-            self.name = f"event {sum(line.startswith('event') for line in done)}"
-
-        def record(self) -> None:
-            done.append(f"{self.name} recorded")
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    calls = MagicMock()
+    made = iter((calls.receives, calls.sends, calls.collectives))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: next(made))
+    monkeypatch.setattr(torch.cuda, "Event", iter((calls.first, calls.second)).__next__)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     streams = CUDAStreams(torch.device("cuda", 0))
     first, second = streams.mark(), streams.mark()
     with streams.beside(Lane.SENDS, second):
-        done.append("posted")
+        calls.posted()
     assert first is not second
-    assert done == [
-        "event 0 recorded",
-        "event 1 recorded",
-        "stream 1 waits for event 1",
-        "stream 1 is current",
-        "posted",
-        "computing is current",
+    assert [name for name, _, _ in calls.mock_calls] == [
+        *("first.record", "second.record", "sends.wait_event", "sends.__enter__", "posted", "sends.__exit__")
     ]
+    calls.sends.wait_event.assert_called_once_with(second)
 
 
 def test_devices_in_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,24 +7,21 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from schedule_shapes import fitted, least
+from schedule_rules import FORWARD, TRAINING, fitted, least
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from pipeplan_launch.elastic import graceful_stop, signals
 from pipeplan_launch.elastic.graceful_stop import GRANT_S, STOP_KEY, GracefulStop, HangWatch
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.schedule import SCHEDULES, Action, Schedule, StageShape, own_minibatches
+from pipeplan_launch.plan.schedule import Action, Schedule, StageShape, own_minibatches
 from pipeplan_launch.plan.schedule_check import replay_schedule
 from pipeplan_launch.runtime.action_stream import worker_actions
 from pipeplan_launch.runtime.engine import Engine
-
-ONE_STAGE_EACH = [schedule for schedule in SCHEDULES.values() if schedule.virtual is None]
-"""The schedules whose workers run one stage each; `test_virtual_stages.py` has the others."""
 
 
 def stopped_at(schedule: Schedule, planned: int, end: int) -> Schedule:
@@ -40,65 +37,30 @@ def stopped_at(schedule: Schedule, planned: int, end: int) -> Schedule:
     return replace(schedule, stream=stream)
 
 
-def replay_all_ends(schedule: Schedule, replicas: tuple[int, ...], accumulate: int, planned: int) -> None:
-    pipeline = fitted(schedule, replicas, accumulate)
-    for end in range(planned + 1):
-        replay_schedule(stopped_at(schedule, planned, end), pipeline, end)
-
-
-@pytest.mark.parametrize("schedule", ONE_STAGE_EACH, ids=lambda schedule: schedule.name)
+@pytest.mark.parametrize("schedule", [*TRAINING, FORWARD], ids=lambda schedule: schedule.name)
 def test_no_schedule_deadlocks_wherever_all_stop(schedule: Schedule) -> None:
-    """The replay checks depths, groups, versions and that every minibatch before the end runs once."""
-    small = [shape for stages in (1, 2, 3) for shape in itertools.product((1, 2, 3), repeat=stages)]
-    for replicas in small:
-        accumulate = max(least(schedule, replicas), 2)
-        replay_all_ends(schedule, replicas, accumulate, 2 * accumulate + max(replicas))
+    """The replay checks depths, groups, versions and that every minibatch before the end runs once.
 
-
-@pytest.mark.parametrize("schedule", ONE_STAGE_EACH, ids=lambda schedule: schedule.name)
-def test_nor_do_samples_of_large_pipelines(schedule: Schedule) -> None:
+    `test_virtual_stages.py` has the schedules whose workers run several stages.
+    """
     draw = random.Random(7)
-    for _ in range(8):
-        replicas = tuple(draw.randint(1, 6) for _ in range(draw.randint(4, 7)))
-        accumulate = least(schedule, replicas) + draw.randint(0, 5)
-        pipeline, planned = fitted(schedule, replicas, accumulate), draw.randint(1, 3 * accumulate)
-        for end in draw.sample(range(planned + 1), k=min(6, planned)):
+    small = [shape for stages in (1, 2, 3) for shape in itertools.product((1, 2, 3), repeat=stages)]
+    for replicas in (*small, *(tuple(draw.choices(range(1, 7), k=draw.randint(4, 7))) for _ in range(8))):
+        accumulate = max(least(schedule, replicas), 2)
+        planned = 2 * accumulate + max(replicas)
+        pipeline, ends = fitted(schedule, replicas, accumulate), range(planned + 1)
+        for end in ends if replicas in small else draw.sample(ends, k=6):
             replay_schedule(stopped_at(schedule, planned, end), pipeline, end)
 
 
-@dataclass
-class Memory:
-    """The store, in this process; `before_change` may let another worker run first."""
+class Memory(HashStore):
+    """A store in this process, which counts changes."""
 
-    values: dict[str, str] = field(default_factory=dict)
-    changes: int = 0
+    changes = 0
 
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.values[key].encode()
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-    def add(self, key: str, amount: int) -> int:
-        self.values[key] = str(int(self.values.get(key, "0")) + amount)
-        return int(self.values[key])
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+    def compare_set(self, *given: str) -> bytes:
         self.changes += 1
-        if self.values.get(key, "") == expected:
-            self.values[key] = desired
-        return self.values[key].encode()
-
-
-@pytest.fixture(autouse=True)
-def requests(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What signals would be handed to."""
-    handed: list[Any] = []
-    monkeypatch.setattr(signals, "handle_requests_with", handed.append)
-    return handed
+        return super().compare_set(*given)  # type: ignore[no-any-return]
 
 
 class Later:
@@ -116,33 +78,43 @@ class Later:
             work()
 
 
-def worker(store: Memory, accumulate: int = 1, seconds: float = 0.0, begin: Any = Later) -> GracefulStop:
-    """One worker's view; every time that it looks at its clock, so many seconds have passed."""
-    ticks = itertools.count()
+@pytest.fixture(autouse=True)
+def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "handle_requests_with", lambda _request: None)
+
+
+class Clock:
+    """A clock that the test moves on, or that moves on by so many seconds whenever it is read."""
+
+    def __init__(self, each_s: float = 0.0) -> None:
+        self.now_s, self._each_s = 0.0, each_s
+
+    def __call__(self) -> float:
+        self.now_s += self._each_s
+        return self.now_s
+
+
+def worker(store: Memory, accumulate: int = 1, clock: Any = None, begin: Any = Later) -> GracefulStop:
+    """One worker's view, in its first segment."""
     plan: Any = SimpleNamespace(accumulate=accumulate, schedule=SimpleNamespace(accumulates=accumulate > 1))
-    return GracefulStop(store, plan, clock=lambda: next(ticks) * seconds, begin_look_up=begin)
+    made = GracefulStop(store, plan, clock=clock or Clock(), begin_look_up=begin)
+    made.begin()
+    return made
 
 
-def run_together(
-    seed: int,
-    workers: list[GracefulStop],
-    replicas: list[tuple[int, int]],
-    planned: int,
-    signal_at: int,
-    look_ups: list[Later],
-) -> list[tuple[bool, int]]:
+REPLICAS, PLANNED = [(0, 2), (1, 2), (0, 1), (0, 3), (1, 3), (2, 3)], 24
+
+
+def run_together(seed: int, workers: list[GracefulStop], look_ups: list[Later]) -> set[tuple[bool, int]]:
     """All workers' forwards and look-ups, in a random order; at some moment one is asked to stop. What each is told at
     its end."""
     draw = random.Random(seed)
-    todo = [list(own_minibatches(replica, count, planned)) for replica, count in replicas]
-    ends: list[tuple[bool, int] | None] = [None] * len(workers)
-    for stopping in workers:
-        stopping.begin()
-    begun: set[int] = set()
+    todo = [list(own_minibatches(replica, count, PLANNED)) for replica, count in REPLICAS]
+    begun, ends = set[int](), dict[int, tuple[bool, int]]()
     for moment in itertools.count():
-        if moment == signal_at:
+        if moment == seed % 90:
             draw.choice(workers).request()
-        running = [one for one, end in enumerate(ends) if end is None]
+        running = [one for one in range(len(workers)) if one not in ends]
         if not running:
             break
         if look_ups and draw.random() < 0.3:
@@ -151,15 +123,13 @@ def run_together(
         if todo[one] and workers[one].limit(todo[one][0]) is None:
             begun.add(todo[one].pop(0))
         else:
-            ends[one] = (workers[one].end(), workers[one].reached(planned))
-    found = [end for end in ends if end is not None]
-    assert begun == set(range(found[0][1])), "what has begun is what counts as run, by whoever"
-    return found
+            ends[one] = (workers[one].end(), workers[one].reached(PLANNED))
+    assert begun == set(range(ends[0][1])), "what has begun is what counts as run, by whoever"
+    return set(ends.values())
 
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_all_workers_stop_at_the_same_minibatch(accumulate: int) -> None:
-    replicas = [(0, 2), (1, 2), (0, 1), (0, 3), (1, 3), (2, 3)]
     early = 0
     for seed in range(300):
         store, look_ups = Memory(), list[Later]()
@@ -168,21 +138,18 @@ def test_all_workers_stop_at_the_same_minibatch(accumulate: int) -> None:
             begun.append(Later(work))
             return begun[-1]
 
-        workers = [worker(store, accumulate, GRANT_S / (1 + seed % 7), begin) for _ in replicas]
-        ends = run_together(seed, workers, replicas, 24, seed % 90, look_ups)
-        ((stop, end),) = set(ends)
-        assert end == 24 or end % accumulate == 0
-        assert stop or end == 24
-        assert STOP_KEY in store.values or not stop
-        early += end < 24
+        workers = [worker(store, accumulate, Clock(GRANT_S / (1 + seed % 7)), begin) for _ in REPLICAS]
+        ((stop, end),) = run_together(seed, workers, look_ups)
+        assert end == PLANNED or end % accumulate == 0
+        assert stop or end == PLANNED
+        assert store.check([STOP_KEY]) or not stop
+        early += end < PLANNED
     assert early > 50
 
 
 def test_a_request_after_a_segment_was_closed_ends_the_next() -> None:
     store = Memory()
     first, second = worker(store), worker(store)
-    for one in (first, second):
-        one.begin()
     assert first.limit(0) is None
     assert not first.end()
     second.request()
@@ -194,116 +161,63 @@ def test_a_request_after_a_segment_was_closed_ends_the_next() -> None:
         assert one.end()
 
 
-def test_asking_is_rare_and_as_far_ahead_as_the_step_time_says() -> None:
-    store = Memory()
-    seconds = [0.0]
-    plan: Any = SimpleNamespace(accumulate=None, schedule=SCHEDULES["1f1b-stashing"])
-    stopping = GracefulStop(store, plan, clock=lambda: seconds[0], begin_look_up=Later)
-    stopping.begin()
-    for index in range(1000):
-        assert stopping.limit(index) is None
-        seconds[0] += GRANT_S / 100
-    assert int(store.values["grant/0"]) == pytest.approx(1000, abs=101)
+def test_looking_up_is_rare_and_seldom_holds_up_training() -> None:
+    """As far ahead as the step time says: a look-up of half a grant's time holds up every fifth minibatch at most."""
+    for minibatches, in_a_grant in ((40, 10), (1000, 100)):
+        store, begun, clock, held_up = Memory(), list[Later](), Clock(), list[int]()
+
+        def begin(work: Callable[[], None], begun: list[Later] = begun) -> Later:
+            begun.append(Later(work))
+            return begun[-1]
+
+        stopping = worker(store, clock=clock, begin=begin)
+        for index in range(minibatches):
+            under_way = [one for one in begun if not one.done()]
+            assert stopping.limit(index) is None
+            held_up += [index] if any(one.done() for one in under_way) else []
+            clock.now_s += GRANT_S / in_a_grant
+        # Minibatch 0 is granted with minibatch 1, and 2 with 3. From then on the step time is known.
+        assert held_up[0] == 2
+        assert all(late - early >= 5 for early, late in itertools.pairwise(held_up[1:]))
+    assert int(store.get("grant/0")) == pytest.approx(1000, abs=101)
     assert store.changes < 50
 
 
-def test_training_goes_on_while_the_grant_is_looked_up() -> None:
-    """A look-up that takes half of a grant's time or longer holds up every fifth minibatch at most."""
-    store, begun, seconds = Memory(), list[Later](), [0.0]
-
-    def begin(work: Callable[[], None]) -> Later:
-        begun.append(Later(work))
-        return begun[-1]
-
-    plan: Any = SimpleNamespace(accumulate=None, schedule=SCHEDULES["1f1b-stashing"])
-    stopping = GracefulStop(store, plan, clock=lambda: seconds[0], begin_look_up=begin)
-    stopping.begin()
-    held_up = []
-    for index in range(40):
-        under_way = [one for one in begun if not one.done()]
-        assert stopping.limit(index) is None
-        held_up += [index] if any(one.done() for one in under_way) else []
-        seconds[0] += GRANT_S / 10
-    # Minibatch 0 is granted with minibatch 1, and 2 with 3. From then on the step time is known: a look-up grants ten
-    # more.
-    assert held_up[0] == 2
-    assert all(late - early >= 5 for early, late in itertools.pairwise(held_up[1:]))
-
-
-def test_each_minibatch_asks_one_ahead_where_it_takes_longer_than_a_grant() -> None:
-    """A worker of four replicas: its next minibatch is granted before it begins."""
-    store, seconds = Memory(), [0.0]
-    plan: Any = SimpleNamespace(accumulate=None, schedule=SCHEDULES["1f1b-stashing"])
-    stopping = GracefulStop(store, plan, clock=lambda: seconds[0], begin_look_up=Later)
-    stopping.begin()
-    for index in range(1, 40, 4):
-        assert stopping.limit(index) is None
-        seconds[0] += 10 * GRANT_S
-    assert int(store.values["grant/0"]) == 37 + 1
-
-
-def test_an_error_of_a_look_up_comes_at_the_next_minibatch() -> None:
-    store = Memory()
-    stopping = worker(store)
-    stopping.begin()
-    assert stopping.limit(0) is None
-    assert stopping.limit(1) is None  # begins a look-up, which finds a wrong value
-    store.values["grant/0"] = "x"
-    with pytest.raises(LaunchError, match="a wrong value"):
-        stopping.limit(2)
-
-
-def test_a_signal_is_a_request(requests: list[Any]) -> None:
-    store = Memory()
-    stopping = worker(store)
-    stopping.begin()
-    assert stopping.limit(0) is None
-    requests[0]()
-    assert stopping.limit(1) is None  # granted with minibatch 0
-    assert stopping.limit(2) == 2
-    assert STOP_KEY in store.values
-
-
-@pytest.mark.parametrize("value", ["", "stop", "0" * 64])
-def test_a_request_without_the_secret_is_no_request(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "handle_requests_with", lambda _request: None)
+def test_a_request_without_the_secret_is_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIPEPLAN_SECRET", "the secret of this launch")
-    store: Any = HashStore()
-    plan: Any = SimpleNamespace(accumulate=None, schedule=SimpleNamespace(accumulates=False))
-    first, second = GracefulStop(store, plan), GracefulStop(store, plan)
-    first.begin()
-    store.set(STOP_KEY, value)
-    assert first.limit(0) is None
-    assert not first.end()
-    second.request()
-    second.begin()
-    first.begin()
-    assert first.end(), "one that knows it is heard"
+    for value in ("", "stop", "0" * 64):
+        store = Memory()
+        first = worker(store)
+        store.set(STOP_KEY, value)
+        assert first.limit(0) is None
+        assert not first.end()
+        second = worker(store)
+        second.request()
+        first.begin()
+        assert first.end(), "one that knows it is heard"
 
 
-@pytest.mark.parametrize("value", ["x", "-1", "9" * 5000, "3 finally", "3 final\n", "\x1b[2J"])
-def test_a_wrong_grant_is_one_line(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "handle_requests_with", lambda _request: None)
-    store: Any = HashStore()
-    plan: Any = SimpleNamespace(accumulate=None, schedule=SimpleNamespace(accumulates=False))
-    stopping = GracefulStop(store, plan)
-    stopping.begin()
-    store.set("grant/0", value)
-    with pytest.raises(LaunchError, match=r"^the workers' common store holds a wrong value") as caught:
-        stopping.limit(0)
-    assert str(caught.value).isprintable()
+def test_a_wrong_grant_is_one_line_at_the_next_minibatch() -> None:
+    for value in ("x", "-1", "9" * 5000, "3 finally", "3 final\n", "\x1b[2J"):
+        store = Memory()
+        stopping = worker(store)
+        assert stopping.limit(0) is None
+        assert stopping.limit(1) is None  # begins a look-up
+        store.set("grant/0", value)
+        with pytest.raises(LaunchError, match=r"^the workers' common store holds a wrong value") as caught:
+            stopping.limit(2)
+        assert str(caught.value).isprintable()
 
 
 def test_only_an_action_that_does_not_end_is_a_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graceful_stop, "GRACE_S", 0.5)
-    ended: list[float] = []
-    hung = threading.Event()
-    watch = HangWatch(0.5, lambda seconds: ended.append(seconds) or hung.set())  # type: ignore[func-returns-value]
-    assert not hung.wait(1.5), "nothing has begun"
+    monkeypatch.setattr(graceful_stop, "GRACE_S", 0.2)
+    ended, hung = list[float](), threading.Event()
+    watch = HangWatch(0.2, lambda seconds: ended.append(seconds) or hung.set())  # type: ignore[func-returns-value]
+    assert not hung.wait(0.6), "nothing has begun"
     watch.progress()
     watch.rest()
-    assert not hung.wait(1.5), "the segment has ended"
+    assert not hung.wait(0.6), "the segment has ended"
     began = time.monotonic()
     watch.progress()
     assert hung.wait(30)
-    assert 1.0 < ended[0] <= time.monotonic() - began
+    assert 0.4 < ended[0] <= time.monotonic() - began

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
-from attempts import run_attempts
 from extents import slow_but_for
 from launching import curve
-from toy_workers import Toy, run_plan, stage_contents, write_plan
+from toy_workers import Toy, run_attempts, run_plan, stage_contents, write_plan
 
 from pipeplan_launch.elastic import rendezvous, restart_state
 from pipeplan_launch.elastic.rendezvous import Attempt, LaunchOver
@@ -38,39 +36,36 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, i
     return curve(folder / "run")
 
 
+def attempts(folder: Path, replicas: list[int], toys: list[Toy], *options: str, sizes: Any = None, **more: Any) -> Any:
+    """How the attempts of one launch end."""
+    write_plan(folder, [content | (sizes or {}) for content in stage_contents(replicas)])
+    given = ["--run-dir", str(folder / "run"), *OPTIONS, *options]
+    return run_attempts(folder, given, toys, sum(replicas), **more)
+
+
+def said(ended: Any) -> list[str]:
+    return [line for line in ended.err.splitlines() if not line.startswith(("epoch", "plan", "Asynchronous"))]
+
+
 def test_the_loss_goes_on_as_if_no_worker_had_been_lost(tmp_path: Path, uninterrupted: Any) -> None:
-    folder = write_plan(tmp_path, stage_contents([2, 1]))
     # In a first epoch before any checkpoint, in the middle of one, and in an evaluation (20 calls an epoch, then 12).
-    toys = [Toy(die=(1, 2)), Toy(die=(2, 9)), Toy(die=(0, 14)), Toy()]
-    ended = run_attempts(folder, ["--run-dir", str(tmp_path / "run"), *OPTIONS], toys, 3)
-    assert ended[0].statuses == [3, 9, 3]
-    assert ended[1].statuses == [3, 3, 9]
-    assert ended[2].statuses == [9, 3, 3]
-    assert ended[3].statuses == [0, 0, 0], ended[3].err
+    ended = attempts(tmp_path, [2, 1], [Toy(die=(1, 2)), Toy(die=(2, 9)), Toy(die=(0, 14)), Toy()])
+    assert [one.statuses for one in ended] == [[3, 9, 3], [3, 3, 9], [9, 3, 3], [0, 0, 0]], ended[3].err
     assert curve(tmp_path / "run") == uninterrupted
-    lines = [
-        [line for line in one.err.splitlines() if not line.startswith(("epoch", "plan", "Asynchronous"))]
-        for one in ended
-    ]
-    assert lines[0] == []
-    assert lines[1] == [
-        "worker 1 was lost; restart 1 of 3: training begins anew, as there is no checkpoint yet",
-    ]
-    (line,) = lines[2]
-    assert line.startswith(f"worker 2 was lost; restart 2 of 3: resumed from {tmp_path}/run/checkpoints/")
-    (line,) = lines[3]
-    assert line.startswith(f"worker 0 was lost; restart 3 of 3: resumed from {tmp_path}/run/checkpoints/")
+    first, second, third, fourth = map(said, ended)
+    assert first == []
+    assert second == ["worker 1 was lost; restart 1 of 3: training begins anew, as there is no checkpoint yet"]
+    for number, worker, (line,) in ((2, 2, third), (3, 0, fourth)):
+        assert line.startswith(f"worker {worker} was lost; restart {number} of 3: resumed from {tmp_path}/run/checkpoi")
 
 
 def test_a_restart_may_number_the_processes_in_another_way(tmp_path: Path, uninterrupted: Any) -> None:
     """A server of two and one of one: which processes are on the first changes from attempt to attempt."""
-    sizes = {"servers": 2, "workers_per_server": 2, "server_sizes": [2, 1]}
-    folder = write_plan(tmp_path, [content | sizes for content in stage_contents([2, 1])])
-    options = ["--run-dir", str(tmp_path / "run"), *OPTIONS]
     # By process: worker 0 is process 1, then 0, then 0 again, but on another server than worker 1 was at first.
     servers = [["small", "large", "large"], ["large", "large", "small"], ["large", "small", "large"]]
+    sizes = {"servers": 2, "workers_per_server": 2, "server_sizes": [2, 1]}
     toys = [Toy(die=(1, 9)), Toy(die=(2, 9)), Toy()]
-    ended = run_attempts(folder, options, toys, 3, servers=servers)
+    ended = attempts(tmp_path, [2, 1], toys, sizes=sizes, servers=servers)
     assert [one.statuses for one in ended] == [[3, 9, 3], [3, 3, 9], [0, 0, 0]], [one.err for one in ended]
     assert curve(tmp_path / "run") == uninterrupted
     assert ended[1].err.startswith("worker 0 was lost; restart 1 of 2: resumed from ")
@@ -81,32 +76,30 @@ def test_a_restart_may_number_the_processes_in_another_way(tmp_path: Path, unint
 @pytest.mark.parametrize("rank", slow_but_for([0], [0, 2]))
 def test_a_worker_that_was_cut_off_comes_back(tmp_path: Path, uninterrupted: Any, rank: int) -> None:
     """Also from the store that all share: it cannot tell anybody that it lives."""
-    folder = write_plan(tmp_path, stage_contents([2, 1]))
-    options = ["--run-dir", str(tmp_path / "run"), *OPTIONS]
-    first, second = run_attempts(folder, options, [Toy(), Toy()], 3, cut_off=(rank, 9))
-    assert first.statuses == [3, 3, 3], first.err
-    assert second.statuses == [0, 0, 0], second.err
+    first, second = attempts(tmp_path, [2, 1], [Toy(), Toy()], cut_off=(rank, 9))
+    assert (first.statuses, second.statuses) == ([3, 3, 3], [0, 0, 0]), first.err + second.err
     assert curve(tmp_path / "run") == uninterrupted
-    (line,) = [line for line in second.err.splitlines() if not line.startswith("epoch")]
+    (line,) = said(second)
     assert line.startswith(f"worker {rank} was lost; restart 1 of 1: resumed from ")
 
 
-def test_the_last_fault_is_an_error(tmp_path: Path) -> None:
-    folder = write_plan(tmp_path, stage_contents([1, 1]))
-    (ended,) = run_attempts(folder, ["--run-dir", str(tmp_path / "run")], [Toy(die=(1, 2))], 2)
-    assert ended.statuses == [2, 9]
-    assert "error: stage 0 (rank 0)" in ended.err
-    assert "rank 1" in ended.err
-
-
 def test_what_no_restart_can_cure_is_not_tried_again(tmp_path: Path) -> None:
-    folder = write_plan(tmp_path, stage_contents([1, 1]))
+    """And the last fault is an error."""
     toy = Toy(fault=("forward", 1, 3))
-    first, second = run_attempts(folder, ["--run-dir", str(tmp_path / "run")], [toy, toy], 2)
-    assert first.statuses == [2, 2]
+    first, second = attempts(tmp_path, [1, 1], [toy, toy])
+    assert first.statuses == second.statuses == [2, 2]
     assert first.err.count("error: ") == 1
-    assert second.statuses == [2, 2]
     assert second.err == ""
+    (ended,) = attempts(tmp_path / "last", [1, 1], [Toy(die=(1, 2))])
+    assert ended.statuses == [2, 9]
+    assert re.search(r"^error: stage 0 \(rank 0\).*rank 1", ended.err, re.MULTILINE)
+
+
+def test_a_worker_that_hangs_at_an_epochs_end_is_noticed(tmp_path: Path) -> None:
+    """In the last backward pass of the epoch, when the other stage has nothing to wait for but the epoch's end."""
+    ended = attempts(tmp_path, [1, 1], [Toy(fault=("hang", 0, 19)), Toy()], "--timeout", "4")
+    assert [one.statuses for one in ended] == [[3, 3], [0, 0]], ended[0].err + ended[1].err
+    assert re.search(r"worker 0 hung for \d+ s in one action; restart 1 of 1: resumed from", ended[1].err)
 
 
 def stores(count: int) -> list[Any]:
@@ -122,60 +115,29 @@ def come(store: Any, rank: int, world: int, timeout_s: float = 10.0) -> int:
     return rendezvous._join_attempt(store, rank, deadline, own_location_json=HERE)
 
 
-class Arrival(threading.Thread):
-    """A worker that comes to an attempt."""
-
-    def __init__(self, store: Any, rank: int, world: int, timeout_s: float = 10.0) -> None:
-        super().__init__(daemon=True)
-        self.number: int | None = None
-        self.error: Exception | None = None
-        self._given = (store, rank, world, timeout_s)
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self.number = come(*self._given)
-        except (PeerLost, LaunchOver) as error:
-            self.error = error
-
-
-def test_workers_of_an_attempt_meet_in_whatever_order_they_come() -> None:
-    world, draw = 4, random.Random(3)
-    clients = stores(world)
-    for number in range(1, 6):
-        arrivals = []
-        for rank in draw.sample(range(world), world):
-            arrivals.append(Arrival(clients[rank], rank, world))
-            time.sleep(draw.choice([0, 0.02]))
-        for arrival in arrivals:
-            arrival.join()
-        assert [arrival.number for arrival in arrivals] == [number] * world
-
-
-def test_a_worker_does_not_join_an_attempt_that_went_without_it() -> None:
+def test_workers_meet_in_any_order_and_join_no_attempt_that_went_without_them() -> None:
     """Or one whose rank 0 is gone, as happens where servers start again at their own step time."""
-    clients = stores(3)
-    launch = clients[0]
-    assert launch.add("attempt", 1) == 1  # rank 0 came, called, and was lost
-    waiting = Arrival(clients[1], 1, 3)
-    time.sleep(0.1)
-    assert launch.check(["1/here/1"])
-    assert waiting.is_alive()
-    assert Arrival(launch, 2, 3, timeout_s=0.05).join() is None
-    others = [Arrival(clients[0], 0, 3), Arrival(clients[2], 2, 3)]
-    for arrival in [waiting, *others]:
-        arrival.join()
-        assert arrival.number == 2
-    late = Arrival(clients[1], 1, 3, timeout_s=0.2)  # the second attempt has gone: wait for a third
-    late.join()
-    assert isinstance(late.error, PeerLost)
+    clients, world = stores(3), 3
+    with ThreadPoolExecutor() as pool:
 
+        def arrive(*ranks: int, timeout_s: float = 10.0) -> list[Future[int]]:
+            return [pool.submit(come, clients[rank], rank, world, timeout_s) for rank in ranks]
 
-def test_who_is_missing_is_said_and_who_is_over_ends() -> None:
-    clients = stores(2)
-    clients[0].set("1/here/2", HERE)
+        assert clients[0].add("attempt", 1) == 1  # rank 0 came, called, and was lost
+        waiting = arrive(1)
+        time.sleep(0.1)
+        assert clients[0].check(["1/here/1"])
+        assert not waiting[0].done()
+        for number, ranks in ((2, (0, 2)), (3, (2, 0, 1)), (4, (1, 2, 0))):
+            assert [one.result() for one in (*waiting, *arrive(*ranks))] == [number] * world
+            waiting = []
+        (late,) = arrive(1, timeout_s=0.2)  # that attempt has gone: wait for another
+        with pytest.raises(PeerLost):
+            late.result()
+    launch = stores(1)[0]
+    launch.set("1/here/2", HERE)
     with pytest.raises(PeerLost, match="workers 1 and 3 did not come"):
-        come(clients[0], 0, 4, timeout_s=0.05)
+        come(launch, 0, 4, timeout_s=0.05)
     clients[0].set(rendezvous.OVER_KEY, "")
     with pytest.raises(LaunchOver):
         come(clients[1], 1, 4)
@@ -200,20 +162,22 @@ def test_the_next_attempt_knows_who_was_lost() -> None:
     assert attempt(2, 0).is_over()
 
 
-def test_what_the_launcher_remembers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
+def test_what_the_launcher_remembers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with restart_state.attempts_folder() as folder:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
         monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "2")
         assert restart_state.may_restart()
-        restart_state.record_final_status(2)
-        restart_state.record_final_status(1)
-        assert restart_state.final_status() == 1
-        assert not restart_state.may_restart()
+        for status in (2, 1):
+            restart_state.record_final_status(status)
+        assert (restart_state.final_status(), restart_state.may_restart()) == (1, False)
     assert not folder.exists()
-    assert restart_state.final_status() is None
-    assert not restart_state.may_restart()
+    assert (restart_state.final_status(), restart_state.may_restart()) == (None, False)
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere at all")
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("error: no temporary folder can be made: ")
 
 
 def test_a_worker_that_is_not_to_begin_ends_without_torch(tmp_path: Path) -> None:
@@ -222,19 +186,3 @@ def test_a_worker_that_is_not_to_begin_ends_without_torch(tmp_path: Path) -> Non
     environment = os.environ | {restart_state.VARIABLE: str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert (done.stdout, done.stderr) == ("2 False\n", "")
-
-
-def test_no_room_for_it_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("tempfile.tempdir", "/nowhere at all")
-    assert main([]) == 2
-    assert capsys.readouterr().err.startswith("error: no temporary folder can be made: ")
-
-
-def test_a_worker_that_hangs_at_an_epochs_end_is_noticed(tmp_path: Path) -> None:
-    """In the last backward pass of the epoch, when the other stage has nothing to wait for but the epoch's end."""
-    folder = write_plan(tmp_path, stage_contents([1, 1]))
-    toys = [Toy(fault=("hang", 0, 19)), Toy()]
-    ended = run_attempts(folder, ["--run-dir", str(tmp_path / "run"), *OPTIONS, "--timeout", "4"], toys, 2)
-    assert ended[0].statuses == [3, 3], ended[0].err
-    assert ended[1].statuses == [0, 0], ended[1].err
-    assert re.search(r"worker 0 hung for \d+ s in one action; restart 1 of 1: resumed from", ended[1].err)

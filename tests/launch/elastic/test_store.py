@@ -6,6 +6,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,25 +55,13 @@ def answered(asked: StoreClient, key: str) -> int:
 
 
 def test_a_store_that_does_not_answer_is_asked_once_until_it_does() -> None:
+    """Who asks meanwhile waits no longer than who asked first."""
     silent = Silent()
-    asked = StoreClient(silent, patience_s=0.05)
-    for _ in range(3):
-        with pytest.raises(StoreTimeout, match=r"did not answer within 0\.05 s"):
-            asked.under("b").add("a", 1)
-    assert silent.asked == ["b/a"]
-    silent.heals.set()
-    assert answered(asked, "c") == 7
-    assert silent.asked == ["b/a", "c"]
-
-
-def test_who_asks_a_silent_store_waits_no_longer_than_who_asked_first() -> None:
-    silent = Silent()
-    asked = StoreClient(silent, patience_s=1.0)
-    ends: list[float] = []
+    asked, ends = StoreClient(silent, patience_s=1.0), list[float]()
 
     def ask() -> None:
-        with pytest.raises(StoreTimeout):
-            asked.add("first", 1)
+        with pytest.raises(StoreTimeout, match=r"did not answer within 1(\.0)? s"):
+            asked.under("b").add("a", 1)
         ends.append(time.monotonic())
 
     first = threading.Thread(target=ask)
@@ -86,30 +75,7 @@ def test_who_asks_a_silent_store_waits_no_longer_than_who_asked_first() -> None:
     assert end - ends[0] < 0.7, "not 0.8 s after it"
     silent.heals.set()
     assert answered(asked, "third") == 7
-    assert silent.asked == ["first", "third"], "nobody waits for the second any more"
-
-
-def test_an_answer_that_comes_in_time_ends_the_silence() -> None:
-    silent = Silent()
-    asked = StoreClient(silent, patience_s=PATIENCE_S)
-    threading.Timer(0.2, silent.heals.set).start()
-    assert [asked.add(key, 3) for key in ("a", "b")] == [3, 3]
-
-
-def test_workers_are_as_patient_as_their_timeout(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    patience: list[float] = []
-
-    class Noted(StoreClient):
-        def __init__(self, base: Any, patience_s: float) -> None:
-            patience.append(patience_s)
-            super().__init__(base, patience_s)
-
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    monkeypatch.setattr(rendezvous, "environment_store", lambda _timeout: store)
-    monkeypatch.setattr(rendezvous, "StoreClient", Noted)
-    assert rendezvous.join_attempt(600.0).number == 1
-    assert patience == [600.0]
+    assert silent.asked == ["b/a", "third"], "nobody waits for the second any more"
 
 
 def test_answers_and_errors_are_those_of_the_store(store: Any) -> None:
@@ -118,26 +84,28 @@ def test_answers_and_errors_are_those_of_the_store(store: Any) -> None:
     assert asked.compare_set("name", "", "first") == b"first"
     asked.set("name", "second")
     assert asked.get("name") == b"second"
-    assert asked.check(["name", "number"])
-    assert not asked.check(["another"])
+    assert (asked.check(["name", "number"]), asked.check(["another"])) == (True, False)
     assert rendezvous._under("b", rendezvous._under("a", store)).get("name") == b"second", "torch's keys are the same"
-
-
-class Broken:
-    """A store whose server is gone."""
-
-    def add(self, key: str, amount: int) -> int:
-        raise RuntimeError("connection closed")
-
-
-def test_what_asking_raises_is_raised() -> None:
-    with pytest.raises(RuntimeError, match="connection closed"):
-        StoreClient(Broken(), PATIENCE_S).add("a", 1)
+    silent = Silent()
+    threading.Timer(0.2, silent.heals.set).start()
+    assert [StoreClient(silent, PATIENCE_S).add(key, 3) for key in ("a", "b")] == [3, 3], "in time ends the silence"
+    broken: Any = SimpleNamespace(add=lambda key, amount: [][0])
+    with pytest.raises(IndexError):
+        StoreClient(broken, PATIENCE_S).add("a", 1)
 
 
 def attempt_of(store: Any, number: int, rank: int) -> Attempt:
     launch = StoreClient(store, PATIENCE_S)
     return Attempt(number, rendezvous._under(str(number), store), launch, rank, 2)
+
+
+def _arrive(store: Any, rank: int) -> None:
+    client = dist.TCPStore("127.0.0.1", store.port)  # type: ignore[attr-defined]
+    with suppress(PeerLost):  # nobody comes to its attempt
+        if rank:
+            rendezvous._join_attempt(client, rank, deadline=0.0, own_location_json="")
+        else:
+            rendezvous._assemble_attempt(client, 2, deadline=0.0, own_location_json="")
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -163,76 +131,57 @@ def test_who_waits_for_a_worker_that_was_started_again_is_told(
     assert reasons == [rendezvous.LOST_MID_MESSAGE]
 
 
-class Succeeded:
-    """An attempt, as its store says at one look after another whether it is over."""
+def watched(*answers: bool | Exception) -> list[str]:
+    """What is told by who watches an attempt of which the store says at one look after another whether it is over."""
+    left, told = list(answers), list[str]()
 
-    def __init__(self, *said: bool | Exception) -> None:
-        self._said = list(said)
+    def is_superseded() -> bool:
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    def is_superseded(self) -> bool:
-        said = self._said.pop(0)
-        if isinstance(said, Exception):
-            raise said
-        return said
-
-    def store_place(self) -> str:
-        return " on server 0 (host alpha)"
-
-    def silence(self) -> str | None:
-        return "server 1 gave no sign of life for 8 s" if not self._said else None
+    attempt: Any = SimpleNamespace(
+        is_superseded=is_superseded,
+        store_place=lambda: " on server 0 (host alpha)",
+        silence=lambda: None if left else "server 1 gave no sign of life for 8 s",
+    )
+    rendezvous._watch(attempt, told.append)
+    return told
 
 
 def test_who_waits_for_a_silent_server_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store's server, and any other whose silence is in the store."""
+    """The store's server, and any other whose silence is in the store; an error the main thread finds out."""
     monkeypatch.setattr(rendezvous, "WATCH_INTERVAL_S", 0.0)
     monkeypatch.setattr(rendezvous, "GRACE_S", 0.0)
-    told: list[str] = []
-    for said in ((False, StoreTimeout("it did not answer within 8 s")), (False, False, True)):
-        attempt: Any = Succeeded(*said)
-        rendezvous._watch(attempt, told.append)
-    assert told == [
-        "the workers' common store on server 0 (host alpha) is silent: it did not answer within 8 s",
-        "server 1 gave no sign of life for 8 s",
-    ]
-    lost: Any = Succeeded(False, RuntimeError("connection closed"))
-    rendezvous._watch(lost, told.append)
-    assert len(told) == 2, "the main thread finds out"
-
-
-def test_a_silent_server_ends_the_attempt(store: Any) -> None:
-    store.add("pipeplan/attempt", 3)
-    rendezvous.end_attempt(store.port, "server 1 gave\x1b[2J no sign")
-    attempt = attempt_of(dist.PrefixStore("pipeplan", store), 3, 0)  # type: ignore[attr-defined]
-    assert attempt.is_superseded()
-    assert attempt.silence() == "server 1 gave [2J no sign"
-    assert attempt_of(dist.PrefixStore("pipeplan", store), 4, 0).last_fault() is not None  # type: ignore[attr-defined]
+    (line,) = watched(False, StoreTimeout("it did not answer within 8 s"))
+    assert line == "the workers' common store on server 0 (host alpha) is silent: it did not answer within 8 s"
+    assert watched(False, False, True) == ["server 1 gave no sign of life for 8 s"]
+    assert watched(False, RuntimeError("connection closed")) == []
 
 
 def test_the_host_and_the_workers_of_a_silent_server_are_named(store: Any) -> None:
-    of_launcher = [Location("m", host, "n", launcher) for host, launcher in (("alpha", "0"), ("beta", "1"))]
-    locations = [of_launcher[0], of_launcher[1], of_launcher[1]]
-    store.add("pipeplan/attempt", 1)
-    store.set("pipeplan/1/go", locations_json([location_json(one) for one in locations]))
+    """Its silence ends the attempt."""
+    ours = dist.PrefixStore("pipeplan", store)  # type: ignore[attr-defined]
+    store.add("pipeplan/attempt", 3)
+    rendezvous.end_attempt(store.port, "server 1 gave\x1b[2J no sign")
+    attempt = attempt_of(ours, 3, 0)
+    assert attempt.is_superseded()
+    assert attempt.silence() == "server 1 gave [2J no sign"
+    assert attempt_of(ours, 4, 0).last_fault() is not None
+    alpha, beta = (Location("m", host, "n", launcher) for host, launcher in (("alpha", "0"), ("beta", "1")))
+    store.set("pipeplan/3/go", locations_json([location_json(one) for one in (alpha, beta, beta)]))
+    store.delete_key("pipeplan/3/silent")
     rendezvous.end_attempt(store.port, "server 1 gave no sign of life for 8 s", 1)
-    attempt = attempt_of(dist.PrefixStore("pipeplan", store), 1, 0)  # type: ignore[attr-defined]
-    assert attempt.silence() == "server 1 gave no sign of life for 8 s (host beta, workers 1 and 2)"
-    launch = attempt.launch_store
     silent = "server 1 gave no sign of life for 8 s (host beta, workers 1 and 2)"
+    assert attempt.silence() == silent
+    launch = attempt.launch_store
     assert rendezvous._absence(launch, 1, [1, 2]) == "workers 1 and 2 did not come"
-    assert rendezvous._absence(launch, 2, [1, 2]) == f"workers 1 and 2 did not come, after {silent}"
-    store.delete_key("pipeplan/1/silent")
-    assert rendezvous._absence(launch, 2, [1, 2]) == "workers 1 and 2 did not come (before on beta)"
-    placed = replace(attempt, locations=tuple(locations))
+    assert rendezvous._absence(launch, 4, [1, 2]) == f"workers 1 and 2 did not come, after {silent}"
+    store.delete_key("pipeplan/3/silent")
+    assert rendezvous._absence(launch, 4, [1, 2]) == "workers 1 and 2 did not come (before on beta)"
+    placed = replace(attempt, locations=(alpha, beta, beta))
     assert (attempt.store_place(), placed.store_place()) == ("", " on server 0 (host alpha)")
-
-
-def _arrive(store: Any, rank: int) -> None:
-    client = dist.TCPStore("127.0.0.1", store.port)  # type: ignore[attr-defined]
-    with suppress(PeerLost):  # nobody comes to its attempt
-        if rank:
-            rendezvous._join_attempt(client, rank, deadline=0.0, own_location_json="")
-        else:
-            rendezvous._assemble_attempt(client, 2, deadline=0.0, own_location_json="")
 
 
 def test_a_launcher_gives_up_on_a_store_that_is_out_of_reach() -> None:

@@ -1,77 +1,66 @@
-"""Two servers, of which each has its own torchrun: what a fault or a request on one of them does to the other."""
+"""Two servers, each with its own torchrun: what a fault, a request, an attacker or a cut link on one does to both."""
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import signal
-import socket
+import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import attackers
 import pytest
 from flood import flood
-from launch_scripts import SLOW_JOB, render
-from launching import Launch, left_nothing
-from toy_workers import stage_contents, write_plan
+from launching import SLOW_JOB, Launch, free_port, left_nothing, script_of
+from listening import why_impossible
+from network_namespaces import OWN_NAMESPACES
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them"),
 ]
-SECRET = "the same on both servers"
 OPTIONS = ("--epochs", "100000", "--checkpoint-minibatches", "7", "--log-every", "0")
-
-
-class Servers:
-    """Two launches of one run."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        (folder / "job.py").write_text(SLOW_JOB)
-        contents = stage_contents([1, 1], minibatch=4)
-        for content in contents:
-            content["model"] = {"ref": f"{folder / 'job.py'}:job", "graph_hash": None}
-            content["layers"] = [["0", "1"], ["2", "loss"]][content["stage"]]
-            content |= {"servers": 2, "workers_per_server": 1}
-        plan = write_plan(folder / "plan", contents)
-        self.script = render(plan, servers=2, workers_per_server=1)
-        self.run = folder / "run"
-        self._stack = stack
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-
-    def start(self, node: int, *options: str) -> Launch:
-        return self._stack.enter_context(
-            Launch(
-                self.script,
-                self.run,
-                *OPTIONS,
-                *options,
-                NODE_RANK=str(node),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(self.port),
-                GLOO_SOCKET_IFNAME="lo",
-                PIPEPLAN_SECRET=SECRET,
-            )
-        )
+Start = Callable[..., Launch]
 
 
 @pytest.fixture
-def servers(tmp_path: Path):  # type: ignore[no-untyped-def]
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def start(tmp_path: Path, port: int) -> Iterator[Start]:
+    """Starts the launch of a server, 0 or 1, of one run."""
+    script = script_of(tmp_path, SLOW_JOB, servers=2, workers_per_server=1)
     with ExitStack() as stack:
-        yield Servers(tmp_path, stack)
+
+        def launch(node: int, *options: str) -> Launch:
+            variables = {
+                "NODE_RANK": str(node),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "GLOO_SOCKET_IFNAME": "lo",
+                "PIPEPLAN_SECRET": "the same on both servers",
+            }
+            return stack.enter_context(Launch(script, tmp_path / "run", *OPTIONS, *options, **variables))
+
+        yield launch
 
 
-def said(launch: Launch) -> list[str]:
-    return [line for line in launch.lines if not line.startswith(("note", "plan", "epoch", "Asynchronous"))]
+def said(*launches: Launch) -> list[str]:
+    lines = [line for launch in launches for line in launch.lines]
+    return [line for line in lines if not line.startswith(("note", "plan", "epoch", "Asynchronous"))]
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_worker_that_is_killed_on_one_starts_again_on_both(servers: Servers, node: int) -> None:
-    both = [servers.start(0), servers.start(1)]
+def test_a_worker_that_is_killed_on_one_starts_again_on_both(start: Start, node: int) -> None:
+    both = [start(0), start(1)]
     both[0].trains()
     for restart in (1, 2):
         both[node].kill(rank=node)
@@ -81,42 +70,26 @@ def test_a_worker_that_is_killed_on_one_starts_again_on_both(servers: Servers, n
     both[node].process.send_signal(signal.SIGTERM)  # one of them is asked, both stop
     assert [launch.wait() for launch in both] == [0, 0], [launch.lines for launch in both]
     assert all(left_nothing(launch) for launch in both)
-    lines = said(both[0]) + said(both[1])
+    lines = said(*both)
     assert sum(f"worker {node} was lost" in line for line in lines) == 2
     assert sum("stopped after" in line for line in lines) == 1
     assert len(lines) == 3
 
 
-def test_a_server_that_is_lost_may_be_started_again(servers: Servers) -> None:
-    first, second = servers.start(0), servers.start(1)
-    first.trains()
-    second.process.kill()  # its worker goes with it
-    second.wait()
-    time.sleep(3)  # the first server's workers start again, and wait
-    second = servers.start(1)
-    first.trains()
-    assert second.said("worker 1 was lost")
-    second.process.send_signal(signal.SIGTERM)
-    assert [first.wait(), second.wait()] == [0, 0], [first.lines, second.lines]
-
-
-def test_an_error_on_one_ends_both(servers: Servers) -> None:
-    script = servers.script.parents[1] / "job.py"
-    script.write_text(
-        SLOW_JOB.replace("def __getitem__(self, index):", "def __getitem__(self, index):\n        [][index]")
-    )
-    both = [servers.start(0), servers.start(1)]
+def test_an_error_on_one_ends_both(start: Start, tmp_path: Path) -> None:
+    reads = "def __getitem__(self, index):"
+    (tmp_path / "job.py").write_text(SLOW_JOB.replace(reads, f"{reads}\n        [][index]"))
+    both = [start(0), start(1)]
     began = time.monotonic()
-    codes = {launch.wait() for launch in both}
     # A worker whose own data fails may be on either server, or on both at once.
-    assert codes in ({2}, {1, 2}), [launch.lines for launch in both]
+    assert {launch.wait() for launch in both} in ({2}, {1, 2}), [launch.lines for launch in both]
     assert time.monotonic() - began < 100
-    (line,) = said(both[0]) + said(both[1])
+    (line,) = said(*both)
     assert line.startswith("error: ")
 
 
-def test_without_the_first_server_the_second_ends(servers: Servers) -> None:
-    first, second = servers.start(0), servers.start(1)
+def test_without_the_first_server_the_second_ends(start: Start) -> None:
+    first, second = start(0), start(1)
     first.trains()
     second.workers()
     first.process.kill()
@@ -126,10 +99,9 @@ def test_without_the_first_server_the_second_ends(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_server_that_is_frozen_as_a_whole_is_noticed(servers: Servers, node: int) -> None:
+def test_a_server_that_is_frozen_as_a_whole_is_noticed(start: Start, node: int) -> None:
     """Launcher and worker: their connections stay open, and nobody answers."""
-    options = ("--timeout", "6", "--restarts", "0")
-    both = [servers.start(0, *options), servers.start(1, *options)]
+    both = [start(server, "--timeout", "6", "--restarts", "0") for server in (0, 1)]
     both[0].trains()
     frozen = [*both[node].workers().values(), both[node].process.pid]
     try:
@@ -154,20 +126,94 @@ def few_files() -> Iterator[None]:
 
 @pytest.mark.usefixtures("few_files")
 @pytest.mark.parametrize("kind", ["idle", "idle-again"])
-def test_a_flood_of_strangers_ends_no_run_and_keeps_no_server_out(servers: Servers, kind: str) -> None:
-    first, second = servers.start(0), servers.start(1)
+def test_a_flood_of_strangers_ends_no_run_and_keeps_no_server_out(start: Start, port: int, kind: str) -> None:
+    first, second = start(0), start(1)
     first.trains()
-    with flood(servers.port, 1200, 100, kind):
+    with flood(port, 1200, 100, kind):
         until = time.monotonic() + 15  # longer than a connection without the secret lasts
         while time.monotonic() < until:
             first.trains()
         second.process.kill()
         second.wait()
-        second = servers.start(1)
+        second = start(1)
         second.until(lambda: second.said("worker 1 was lost"), "restart")
         first.trains()
         second.process.send_signal(signal.SIGTERM)
         assert [first.wait(), second.wait()] == [0, 0], [first.lines, second.lines]
-    lines = said(first) + said(second)
+    lines = said(first, second)
     assert sum("was lost" in line for line in lines) == 1
     assert sum("stopped after" in line for line in lines) == 1
+
+
+# On networks of their own: beside an attacker who reaches them over a cable, and with a link that is cut.
+
+COMMAND = (*OWN_NAMESPACES, "--mount-proc")
+
+
+in_namespaces = pytest.mark.skipif(bool(why_impossible()), reason=why_impossible() or "possible")
+
+
+def run_script(kind: str, folder: Path, *words: str, servers: int = 2) -> Any:
+    """What a script prints that launches a plan of two workers on one or two servers, in namespaces of its own."""
+    script = script_of(folder, SLOW_JOB, servers=servers, workers_per_server=2 // servers)
+    done = subprocess.run(
+        [
+            *COMMAND,
+            sys.executable,
+            attackers.__file__,
+            *kind.split(),
+            str(script),
+            str(folder / "run"),
+            *words,
+            *OPTIONS,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=400,
+        check=False,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def logs_of(folder: Path) -> str:
+    return "".join((folder / f"run.{server}.log").read_text() for server in (0, 1))
+
+
+@in_namespaces
+def test_an_attacker_on_the_network_of_one_machine_finds_no_door(tmp_path: Path) -> None:
+    found = run_script("one-machine", tmp_path, servers=1)
+    # The control port shows that the attacker reaches the machine at all.
+    assert found["open"] == [attackers.CONTROL_PORT]
+    assert (found["attack"], found["status"]) == (0, 0)
+    log = (tmp_path / "run.log").read_text()
+    assert "stopped after " in log
+    assert "was lost" not in log
+
+
+@in_namespaces
+def test_an_attacker_without_the_secret_gets_nowhere(tmp_path: Path) -> None:
+    found = run_script("two-servers", tmp_path)
+    # Server 0's only door before the workers connect to each other is the one that asks for the secret.
+    assert found["early"] == {"open": [attackers.PORT], "doors": {}}
+    assert attackers.PORT in found["late"]["open"]
+    assert found["late"]["doors"] == {}
+    assert found["joined"] == 2
+    assert "the secret of this launch is not the one of server 0" in (tmp_path / "run.x.log").read_text()
+    assert (found["goes_on"], found["owned"], found["statuses"]) == (True, False, [0, 0])
+    assert logs_of(tmp_path).count("stopped after ") == 1
+    assert "was lost" not in logs_of(tmp_path)
+
+
+@in_namespaces
+def test_a_link_that_is_cut_for_a_while_changes_nothing(tmp_path: Path) -> None:
+    assert run_script("cut 2", tmp_path, "--timeout", "12") == [0, 0]
+    assert logs_of(tmp_path).count("stopped after ") == 1
+    assert "was lost" not in logs_of(tmp_path)
+
+
+@in_namespaces
+def test_a_link_that_is_cut_for_good_ends_both_servers(tmp_path: Path) -> None:
+    assert run_script("cut 0", tmp_path, "--timeout", "8", "--restarts", "1") == [2, 2]
+    assert logs_of(tmp_path).count("error: ") == 2

@@ -1,10 +1,10 @@
-"""What a job gives: minibatches, an optimiser, a count of what is right."""
+"""What a job gives: minibatches, an optimiser, a count of what is right, and hooks."""
 
 from __future__ import annotations
 
 import re
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,15 +12,20 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD
+from torch.nn.modules import module as torch_module
+from torch.nn.utils import prune
+from torch.optim import SGD, AdamW, Muon, Optimizer
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, TensorDataset
 
-from pipeplan_launch import Callback, Data, Job, StageInfo
+from pipeplan_launch import Callback, Data, Job, StageInfo, muon
+from pipeplan_launch.checkpoint.optimizer_state import load_optimizer, optimizer_state
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.hooks import hooked_gradients, parameter_hooks, refuse_accumulation_hooks
 from pipeplan_launch.job.job import collate_samples
 from pipeplan_launch.job.nested_tensors import map_tensors
 from pipeplan_launch.runtime.inference import Score
+from pipeplan_launch.tracing.trace import trace_job
 
 SAMPLES = TensorDataset(torch.arange(12.0).view(6, 2), torch.arange(6))
 
@@ -29,36 +34,20 @@ def job(**more) -> Job:
     return Job(nn.Linear(2, 3), **{"data": lambda: Data(SAMPLES), **more})
 
 
-def test_inputs_come_from_the_data() -> None:
-    assert torch.equal(job().example_inputs(4)[0], SAMPLES.tensors[0][:4])
-
-
-def test_batches_repeat_a_small_data_set() -> None:
-    batch = job().example_batch(8)
-    assert batch.target.tolist() == [0, 1, 2, 3, 4, 5, 0, 1]
-
-
-def test_data_sets_are_built_once() -> None:
+def test_minibatches_come_from_the_data_which_is_built_once() -> None:
     built = []
     one = job(data=lambda: built.append(1) or Data(SAMPLES))
-    one.example_inputs(2)
-    one.example_batch(3)
+    assert torch.equal(one.example_inputs(4)[0], SAMPLES.tensors[0][:4])
+    assert one.example_batch(8).target.tolist() == [0, 1, 2, 3, 4, 5, 0, 1], "a small data set repeats"
     assert built == [1]
-
-
-def test_several_inputs() -> None:
+    assert job(data=None, inputs=lambda n: torch.ones(n, 2)).example_batch(3).target is None
     batch = collate_samples([((torch.ones(2), torch.zeros(3)), 1), ((torch.ones(2), torch.zeros(3)), 0)])
     assert [tuple(one.shape) for one in batch.inputs] == [(2, 2), (2, 3)]
     assert batch.target.tolist() == [1, 0]
 
 
-def test_no_targets_without_data() -> None:
-    assert job(data=None, inputs=lambda n: torch.ones(n, 2)).example_batch(3).target is None
-
-
-@pytest.mark.parametrize(
-    ("call", "says"),
-    [
+def test_errors() -> None:
+    for call, says in (
         (lambda: collate_samples([torch.ones(2)]), "must be a pair"),
         (lambda: collate_samples([({"x": "text"}, 1)]), "a dictionary of tensors, not a dictionary with 'x' list"),
         (lambda: collate_samples([({}, 1)]), "a dictionary of tensors, not an empty dictionary"),
@@ -67,11 +56,38 @@ def test_no_targets_without_data() -> None:
         (lambda: job(inputs=lambda n: [n]).example_inputs(1), "the job's `inputs` must be"),
         (lambda: job(optimizer=lambda p: None).make_optimizer([]), "must return a torch optimiser"),
         (lambda: job(data=None, inputs=lambda n: torch.ones(n, 2)).datasets, "has no data"),
-    ],
-)
-def test_errors(call, says: str) -> None:
-    with pytest.raises(LaunchError, match=says):
-        call()
+        (lambda: job(data=lambda: Data(Samples())).example_batch(2), "the job's data failed: TypeError: 'int' object"),
+        (
+            lambda: job(data=broken_data).example_inputs(2),
+            "(?s)^the job's data failed: ValueError: none .*:\\d+: raise",
+        ),
+        (
+            lambda: job(inputs=lambda n: broken_data()).example_inputs(2),
+            "(?s)^the job's inputs failed: ValueError: non",
+        ),
+        (lambda: collate_samples([([0, 1], 0), ([0], 0)]), "differ in shape: pad the samples"),
+        (lambda: Data(iter([])), r"can only be read from its start.* write train=list\(samples\)"),
+        (lambda: Data(Endless()), "`train` has no length, as it is of type Endless: give its class a __len__"),
+    ):
+        with pytest.raises(LaunchError, match=says):
+            call()
+
+
+def broken_data() -> Data:
+    raise ValueError("none")
+
+
+class Samples:
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int):
+        return index[0]
+
+
+class Endless:
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(2), index
 
 
 def test_default_optimizer() -> None:
@@ -80,25 +96,26 @@ def test_default_optimizer() -> None:
     assert (made.defaults["lr"], made.defaults["momentum"]) == (0.01, 0.9)
 
 
-def test_correct() -> None:
+def test_what_counts_as_correct() -> None:
     scores = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.0, 1.0]])
-    assert job().correct(scores, torch.tensor([1, 1, 1])) == 2
-    assert job().correct(scores, torch.tensor([1.0, 1.0, 1.0])) is None
-    assert job().correct((scores, scores), torch.tensor([1, 1, 1])) is None
+    dense, target = torch.zeros(2, 3, 4), torch.ones(2, 4, dtype=torch.int64)
+    dense[:, 1], target[1, 2] = 1.0, 0
+    for output, wanted, right in (
+        (scores, torch.tensor([1, 1, 1]), 2),
+        (scores, torch.tensor([1.0, 1.0, 1.0]), None),
+        ((scores, scores), torch.tensor([1, 1, 1]), None),
+        (dense, target, 1),  # of the samples
+        (torch.zeros(2, 4, 3), torch.zeros(2, 4, dtype=torch.int64), None),  # that do not fit
+        (torch.zeros(3), torch.tensor(1), None),
+        (torch.zeros(4, 1), torch.zeros(4, dtype=torch.long), None),  # a regression: one number for each sample
+        (torch.zeros(4, 1), torch.zeros(4, 1), None),
+        (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), 4),
+    ):
+        assert job().correct(output, wanted) == right
     assert job(metric=lambda output, target: torch.tensor(7)).correct(scores, None) == 7
-
-
-def test_correct_of_dense_targets_counts_samples() -> None:
-    scores = torch.zeros(2, 3, 4)
-    scores[:, 1] = 1.0
-    target = torch.ones(2, 4, dtype=torch.int64)
-    target[1, 2] = 0
-    assert job().correct(scores, target) == 1
-
-
-def test_scores_that_do_not_fit_the_target_are_nobodys_accuracy() -> None:
-    assert job().correct(torch.zeros(2, 4, 3), torch.zeros(2, 4, dtype=torch.int64)) is None
-    assert job().correct(torch.zeros(3), torch.tensor(1)) is None
+    score = Score(samples=4, loss_sum=8)
+    assert [score.text(has_loss=has_loss) for has_loss in (True, False)] == ["loss 2.0000", "4 samples"]
+    assert Score(3, 4, 4).text(has_loss=True) == "accuracy 75.00% (3 of 4)"
 
 
 def test_an_optimiser_is_told_its_stage_if_it_asks() -> None:
@@ -123,40 +140,30 @@ def test_an_optimiser_is_told_its_stage_if_it_asks() -> None:
         assert not job(optimizer=build).rate_depends_on_stage
 
 
-@pytest.mark.parametrize(("rule", "factor"), [("linear", 9.0), ("sqrt", 3.0), (None, 1.0)])
-def test_rates_are_scaled_to_the_effective_batch(rule, factor: float) -> None:
+def test_rates_are_scaled_to_the_effective_batch() -> None:
     info = StageInfo(minibatch=4, minibatches_per_update=9)
     two = [nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(2))]
-    made = job(optimizer=lambda p: SGD([{"params": p[:1]}, {"params": p[1:], "lr": 0.5}], lr=0.1), scale_lr=rule)
-    groups = made.make_optimizer(two, info).param_groups
-    assert [group["lr"] for group in groups] == pytest.approx([0.1 * factor, 0.5 * factor])
+    for rule, factor in (("linear", 9.0), ("sqrt", 3.0), (None, 1.0)):
+        made = job(optimizer=lambda p: SGD([{"params": p[:1]}, {"params": p[1:], "lr": 0.5}], lr=0.1), scale_lr=rule)
+        groups = made.make_optimizer(two, info).param_groups
+        assert [group["lr"] for group in groups] == pytest.approx([0.1 * factor, 0.5 * factor])
     assert info.samples_per_update == 36
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"scale_lr": "cubic"}, "scale_lr must be 'linear', 'sqrt' or None, not 'cubic'"),
-        ({"scheduler_interval": "step"}, "scheduler_interval must be 'epoch' or 'minibatch', not 'step'"),
-        ({"clip_norm": 0.0}, "clip_norm must be above 0, not 0.0"),
-        ({"clip_norm": float("nan")}, "clip_norm must be above 0, not nan"),
-        ({"callbacks": [print]}, "derived from pipeplan_launch.Callback, not builtin_function_or_method"),
-    ],
-)
-def test_settings_that_make_no_sense(more, says: str) -> None:
-    with pytest.raises(LaunchError, match=re.escape(says)):
-        job(**more)
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (lambda: {"data": Data(SAMPLES)}, "write data=spirals, not data=spirals(); it is of type Data"),
-        (lambda: {"data": SAMPLES}, "write data=lambda: Data(train=...); it is of type TensorDataset"),
-        (
-            lambda: {"optimizer": SGD([torch.ones(1)], lr=0.25)},
-            "write optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25); it is of type SGD",
+def test_settings_that_make_no_sense_are_told_what_to_write() -> None:
+    for more, says in (
+        (lambda: {"scale_lr": "cubic"}, "scale_lr must be 'linear', 'sqrt' or None, not 'cubic'"),
+        (lambda: {"scheduler_interval": "step"}, "scheduler_interval must be 'epoch' or 'minibatch', not 'step'"),
+        (lambda: {"clip_norm": 0.0}, "clip_norm must be above 0, not 0.0"),
+        (lambda: {"clip_norm": float("nan")}, "clip_norm must be above 0, not nan"),
+        (lambda: {"callbacks": [print]}, "derived from pipeplan_launch.Callback, not builtin_function_or_method"),
+        *(
+            (lambda wrong=wrong: {"tokens_per_sample": wrong}, "tokens_per_sample must be a whole number of at least 0")
+            for wrong in (-1, 1.5, True, "many")
         ),
+        (lambda: {"data": None}, "needs example inputs or data"),
+        (lambda: {"minibatch": 0}, "at least 1, not 0"),
+        (lambda: {"data": SAMPLES}, "write data=lambda: Data(train=...); it is of type TensorDataset"),
         (lambda: {"optimizer": "adam"}, "write optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"),
         (lambda: {"scheduler": 3}, "write scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 10)"),
         (lambda: {"inputs": torch.zeros(8, 3, 5)}, "write inputs=lambda n: torch.randn(n, 3, 5); it is of type Tensor"),
@@ -172,36 +179,13 @@ def test_settings_that_make_no_sense(more, says: str) -> None:
         (lambda: {"data": Data(DataLoader(SAMPLES))}, "`train` is a DataLoader: give its data set"),
         (lambda: {"data": Data(SAMPLES, test=SAMPLES.tensors)}, "write test=torch.utils.data.TensorDataset("),
         (lambda: {"data": Data(SAMPLES, order=[1, 2])}, "`order` must be a function of the epoch; it is of type list"),
-    ],
-)
-def test_a_thing_in_place_of_what_makes_it_is_told_what_to_write(more, says: str) -> None:
-    with pytest.raises(LaunchError, match=re.escape(says)):
-        Job(**{"model": nn.Linear(2, 3), "data": lambda: Data(SAMPLES), **more()})
+    ):
+        with pytest.raises(LaunchError, match=re.escape(says)):
+            Job(**{"model": nn.Linear(2, 3), "data": lambda: Data(SAMPLES), **more()})
 
 
 def small_model() -> nn.Module:
     return nn.Linear(2, 3)
-
-
-def test_what_a_job_raises_is_one_line_that_quotes_the_place() -> None:
-    def data() -> Data:
-        raise ValueError("no such folder")
-
-    for one in (job(data=data), job(inputs=lambda n: data())):
-        with pytest.raises(
-            LaunchError, match=r"(?s)^the job's (data|inputs) failed: ValueError: no such folder .*:\d+: raise"
-        ):
-            one.example_inputs(2)
-    with pytest.raises(LaunchError, match=r"^the job's data failed: TypeError: 'int' object is not subscriptable"):
-        job(data=lambda: Data(Samples())).example_batch(2)
-
-
-class Samples:
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int):
-        return index[0]
 
 
 Named = namedtuple("Named", "scores more")
@@ -241,57 +225,117 @@ def test_inputs_by_keyword_are_in_the_order_of_their_names() -> None:
     batch = collate_samples([(sample, 1) for sample in WORDS[:2]])
     assert (batch.names, batch.target.tolist()) == (("ids", "labels"), [1, 1])
 
-
-def test_a_model_is_called_by_keyword() -> None:
     class Model(nn.Module):
         def forward(self, *, labels, ids):
             return ids - labels
 
     assert torch.equal(collate_samples(WORDS[:2]).call(Model()), torch.tensor([[0, 1, 2], [0, 1, 2]]))
-
-
-def test_every_minibatch_has_the_same_names() -> None:
     one = job(inputs=None, data=lambda: Data(WORDS))
     one.check_names(collate_samples(WORDS[2:4]))
     with pytest.raises(LaunchError, match="a minibatch has the inputs ids, and the model was traced with ids, labels"):
         one.check_names(collate_samples([{"ids": torch.arange(3)}]))
 
 
-@pytest.mark.parametrize("wrong", [-1, 1.5, True, "many"])
-def test_the_tokens_of_a_sample_are_a_number(wrong: Any) -> None:
-    with pytest.raises(LaunchError, match="tokens_per_sample must be a whole number of at least 0"):
-        Job(nn.Linear(2, 2), inputs=lambda n: torch.zeros(n, 2), tokens_per_sample=wrong)
+def hooked(change: Callable[[nn.Sequential], object]) -> Job:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    change(model)
+    return Job(model, inputs=lambda n: torch.randn(n, 4))
 
 
-def test_samples_of_several_lengths_are_to_be_padded() -> None:
-    samples = [(torch.zeros(length), 0) for length in (5, 5, 7)]
-    with pytest.raises(LaunchError, match=r"differ in shape, \(5,\) and \(7,\): pad the samples to one length, in"):
-        collate_samples(samples)
-    with pytest.raises(LaunchError, match="differ in shape: pad the samples"):
-        collate_samples([([0, 1], 0), ([0], 0)])
+def test_hooks_on_a_backward_pass_of_modules_are_refused() -> None:
+    for change, says in (
+        (lambda model: model[0].register_full_backward_pre_hook(lambda *_: None), "the module '0' has a hook"),
+        (lambda model: model[0].register_backward_hook(lambda *_: None), "the module '0' has a hook on its backward"),
+        (lambda model: model.register_full_backward_hook(lambda *_: None), "the model has a hook on its backward pass"),
+    ):
+        with pytest.raises(LaunchError, match=says):
+            trace_job(hooked(change), 2)
+    handle = torch_module.register_module_full_backward_hook(lambda *_: None)
+    try:
+        with pytest.raises(LaunchError, match="every module has a hook on its backward pass"):
+            trace_job(hooked(lambda _: None), 2)
+    finally:
+        handle.remove()
 
 
-def test_data_sets_that_cannot_be_indexed_are_refused_with_the_remedy() -> None:
-    class Stream(torch.utils.data.IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            return iter(())
-
-    class Endless:
-        def __getitem__(self, index: int) -> Any:
-            return torch.zeros(2), index
-
-    for stream in (Stream(), iter([])):
-        with pytest.raises(LaunchError, match=r"can only be read from its start.* write train=list\(samples\)"):
-            Data(stream)  # type: ignore[arg-type]
-    with pytest.raises(LaunchError, match="`train` has no length, as it is of type Endless: give its class a __len__"):
-        Data(Endless())  # type: ignore[arg-type]
+def test_other_hooks_are_not() -> None:
+    for change in (
+        lambda model: model[0].register_full_backward_hook(lambda *_: None).remove(),
+        lambda model: model[0].register_forward_hook(lambda *_: None),
+        lambda model: model[0].weight.register_hook(lambda gradient: gradient),
+        lambda model: model.register_state_dict_post_hook(lambda *_: None),
+        lambda model: prune.random_unstructured(model[0], "weight", 0.5),
+    ):
+        trace_job(hooked(change), 2)
 
 
-def test_a_regression_has_no_accuracy() -> None:
-    job = Job(nn.Linear(2, 1), inputs=lambda n: torch.zeros(n, 2))
-    assert job.correct(torch.zeros(4, 1), torch.zeros(4, dtype=torch.long)) is None, "one number for each sample"
-    assert job.correct(torch.zeros(4, 1), torch.zeros(4, 1)) is None
-    assert job.correct(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)) == 4
-    score = Score(samples=4, loss_sum=8)
-    assert [score.text(has_loss=has_loss) for has_loss in (True, False)] == ["loss 2.0000", "4 samples"]
-    assert Score(3, 4, 4).text(has_loss=True) == "accuracy 75.00% (3 of 4)"
+def test_hooks_of_a_parameter_change_its_gradient_in_their_order() -> None:
+    parameters = {name: nn.Parameter(torch.ones(2)) for name in ("a", "b", "c")}
+    seen: list[Any] = []
+    parameters["a"].register_hook(lambda gradient: gradient + 1)
+    parameters["a"].register_hook(lambda gradient: gradient * 2)
+    parameters["b"].register_hook(seen.append)
+    found = hooked_gradients({name: torch.ones(2) for name in ("a", "b")}, parameter_hooks(parameters))
+    assert [found[name].tolist() for name in ("a", "b")] == [[4.0, 4.0], [1.0, 1.0]]
+    assert [one.tolist() for one in seen] == [[1.0, 1.0]]
+
+
+def test_a_hook_that_the_optimizer_has_registered_is_refused() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    refuse_accumulation_hooks({"a": parameter})
+    parameter.register_post_accumulate_grad_hook(lambda _: None)
+    with pytest.raises(LaunchError, match="change gradients in register_hook, and weights in the job's optimizer"):
+        refuse_accumulation_hooks({"a": parameter})
+
+
+def muon_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def updates(model: nn.Module, optimizers: list[Optimizer], first: int, count: int) -> list[torch.Tensor]:
+    """The weights after so many updates, of samples that depend on the number of the update."""
+    for number in range(first, first + count):
+        tokens = torch.arange(8).add(number) % 5
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        model(tokens).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_muon_is_torchs_muon_for_matrices_and_adamw_for_the_others() -> None:
+    plain, ours, resumed = muon_model(), muon_model(), muon_model()
+    named = dict(plain.named_parameters())
+    matrices = [named["1.weight"], named["3.weight"]]
+    others = [named[name] for name in ("0.weight", "1.bias", "3.bias")]
+    both = [Muon(matrices, 0.01, 0.1, adjust_lr_fn="match_rms_adamw"), AdamW(others, 0.01, weight_decay=0.1)]
+
+    def made(model: nn.Module) -> tuple[Optimizer, dict[str, nn.Parameter]]:
+        names = dict(model.named_parameters())
+        build = muon(0.01, adamw_names=["0."])
+        return build([*model.parameters()], StageInfo(named_parameters=tuple(names.items()))), names
+
+    optimizer, names = made(ours)
+    expected = updates(plain, both, 0, 6)
+    updates(ours, [optimizer], 0, 3)
+    content, tensors = optimizer_state(optimizer, names)
+    resumed.load_state_dict(ours.state_dict())
+    other, other_names = made(resumed)
+    load_optimizer(other, other_names, content, lambda wanted: {name: tensors[name].clone() for name in wanted}, "here")
+    for model, own in ((ours, optimizer), (resumed, other)):
+        assert all(map(torch.equal, updates(model, [own], 3, 3), expected))
+
+
+def test_muon_where_a_stage_has_no_matrix_or_nothing_else() -> None:
+    for parameter, expected in ((nn.Parameter(torch.ones(2)), "betas"), (nn.Parameter(torch.eye(2)), "ns_steps")):
+        (group,) = muon(0.5)([parameter]).param_groups
+        assert (group["lr"], expected in group) == (0.5, True)
+
+
+def test_muon_refuses_names_that_it_cannot_use() -> None:
+    with pytest.raises(LaunchError, match="adamw_names is a list of parts of names"):
+        muon(adamw_names="embed")
+    with pytest.raises(LaunchError, match="needs the names of parameters"):
+        muon(adamw_names=["embed"])([nn.Parameter(torch.eye(2))])

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from pipeplan_launch import Job, load_job
 from pipeplan_launch.errors import LaunchError
@@ -24,9 +23,6 @@ class Net(nn.Linear):
 
 def make():
     return Job(Net(WIDTH, 2), inputs=lambda n: torch.randn(n, WIDTH))
-
-def bare():
-    return nn.Linear(3, 2)
 
 def with_example():
     model = nn.Linear(3, 2)
@@ -46,8 +42,6 @@ def fails():
 
 def leaves():
     raise SystemExit(3)
-
-constant = 5
 """
 
 
@@ -59,101 +53,69 @@ def job_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_file(job_file: Path) -> None:
+def test_a_function_of_a_file_or_of_a_module_builds_the_job(
+    job_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = load_job(f"{job_file}:make", seed=1)
     assert type(job.model).__name__ == "Net"
     assert job.name == "my jobs:make"
     assert job.example_inputs(4)[0].shape == (4, 3)
-
-
-def test_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again, other = (load_job(f"{job_file}:make", seed).model for seed in (1, 2))
+    assert torch.equal(job.model.weight, again.weight)
+    assert not torch.equal(job.model.weight, other.weight)
     (tmp_path / "package_of_jobs").mkdir()
-    (tmp_path / "package_of_jobs" / "inner.py").write_text(
-        JOB_FILE.replace("from helper_beside_it import", "WIDTH = 3 #")
-    )
+    source = JOB_FILE.replace("from helper_beside_it import", "WIDTH = 3 #")
+    (tmp_path / "package_of_jobs" / "inner.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert isinstance(load_job("package_of_jobs.inner:make", seed=1), Job)
 
 
-def test_same_seed_same_weights(job_file: Path) -> None:
-    one, two, other = (load_job(f"{job_file}:make", seed).model for seed in (1, 1, 2))
-    assert torch.equal(one.weight, two.weight)
-    assert not torch.equal(one.weight, other.weight)
-
-
 def test_bare_module_with_example_inputs(job_file: Path) -> None:
-    job = load_job(f"{job_file}:with_example", seed=0)
-    assert job.example_inputs(5)[0].shape == (5, 3)
-    job = load_job(f"{job_file}:with_keywords", seed=0)
-    assert job.example(5).call(job.model).shape == (5, 2)
+    for name in ("with_example", "with_keywords"):
+        job = load_job(f"{job_file}:{name}", seed=0)
+        assert job.example(5).call(job.model).shape == (5, 2)
 
 
-@pytest.mark.parametrize("example", ["torch.tensor(3.0)", "'x'", "torch.zeros(0, 3)", "(torch.zeros(1, 3), 3)", "()"])
-def test_examples_that_are_none(tmp_path: Path, example: str) -> None:
+def test_examples_that_are_none(tmp_path: Path) -> None:
     path = tmp_path / "job.py"
-    path.write_text(
-        "import torch\ndef make():\n    model = torch.nn.Linear(3, 2)\n"
-        f"    model.example_input_array = {example}\n    return model\n"
-    )
-    with pytest.raises(LaunchError, match="must be a tensor of at least one sample"):
-        load_job(f"{path}:make", seed=0)
+    for example in ("torch.tensor(3.0)", "'x'", "torch.zeros(0, 3)", "(torch.zeros(1, 3), 3)", "()"):
+        path.write_text(
+            "import torch\ndef make():\n    model = torch.nn.Linear(3, 2)\n"
+            f"    model.example_input_array = {example}\n    return model\n"
+        )
+        with pytest.raises(LaunchError, match="must be a tensor of at least one sample"):
+            load_job(f"{path}:make", seed=0)
 
 
-@pytest.mark.parametrize(
-    ("ref", "says"),
-    [
+def test_errors_that_docs_errors_md_does_not_have(job_file: Path) -> None:
+    for ref, says in (
         ("mnits", "did you mean 'mnist'"),
         ("resnet5", "'resnet50'"),
-        ("{file}", "which callable of the file builds the model: write {file}:make"),
-        ("{file}:maek", "did you mean 'make'"),
-        ("{file}:constant", "is of type int: name a function that returns the model or a Job"),
         ("{file}:wrong", "returned dict: it must return a torch.nn.Module or a Job"),
-        ("{file}:bare", "return pipeplan_launch.Job(model, inputs="),
-        ("{file}:fails", 'ValueError: two lines ({file}:30: raise ValueError("two\\nlines"))'),
+        ("{file}:fails", 'ValueError: two lines ({file}:27: raise ValueError("two\\nlines"))'),
         ("{file}:leaves", "SystemExit: 3"),
-        ("{file}.py:make", "there is no file"),
         ("no_such_package.module:make", "there is no module 'no_such_package.module'"),
         ("json:lods", "did you mean 'loads'"),
         (":make", "is not a model"),
         ("", "there is no bundled model ''"),
         ("$(touch owned)", "there is no bundled model '$(touch owned)'"),
         ("a\nb", "there is no bundled model 'a\\nb'"),
-    ],
-)
-def test_errors(job_file: Path, ref: str, says: str) -> None:
-    with pytest.raises(LaunchError) as caught:
-        load_job(ref.replace("{file}", str(job_file)), seed=0)
-    message = str(caught.value)
-    assert says.replace("{file}", str(job_file)) in message
-    assert "\n" not in message
+    ):
+        with pytest.raises(LaunchError) as caught:
+            load_job(ref.replace("{file}", str(job_file)), seed=0)
+        assert says.replace("{file}", str(job_file)) in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_error_while_importing(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("x = 1\nimport no_such_library\n")
-    with pytest.raises(
-        LaunchError, match=r"No module named 'no_such_library' \(.*broken.py:2: import no_such_library\)"
-    ):
-        load_job(f"{broken}:make", seed=0)
-    broken.write_text("def make(:\n")
-    with pytest.raises(LaunchError, match=r"SyntaxError: .*broken.py:1: def make\(:"):
+    says = r"No module named 'no_such_library' \(.*broken.py:2: import no_such_library\)"
+    with pytest.raises(LaunchError, match=says):
         load_job(f"{broken}:make", seed=0)
 
 
 def test_package_root_needs_no_torch() -> None:
     code = "import sys, pipeplan_launch, pipeplan_launch.job.bundled_models; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ({"model": 3, "inputs": lambda n: torch.zeros(n)}, "must be a torch.nn.Module, not int"),
-        ({"model": nn.Linear(1, 1)}, "needs example inputs or data"),
-        ({"model": nn.Linear(1, 1), "inputs": lambda n: torch.zeros(n), "minibatch": 0}, "at least 1, not 0"),
-    ],
-)
-def test_job_checks_itself(arguments: dict, says: str) -> None:
-    with pytest.raises(LaunchError, match=says):
-        Job(**arguments)

@@ -65,32 +65,26 @@ def test_a_status_comes_back_and_so_does_the_output(opened: list[Connection]) ->
     assert sorted(connection.read().split()) == [b"error", b"out"]
 
 
-def test_requests_are_passed_on(opened: list[Connection]) -> None:
+def test_requests_are_passed_on_and_a_kill_ends_what_does_not_listen(opened: list[Connection]) -> None:
     opened.append(connection := Connection(TRAINING))
     assert connection.read() == b"training\n"
     os.write(connection.requests, b"here\nst")
     os.write(connection.requests, b"op\n")
     assert connection.status() == 7
     assert connection.read() == b"checkpoint\n"
+    opened.append(stubborn := Connection(STUBBORN))
+    assert stubborn.read() == b"training\n"
+    os.write(stubborn.requests, b"stop\nkill\n")
+    assert stubborn.status() == 128 + signal.SIGKILL
 
 
-def test_a_kill_ends_what_does_not_listen(opened: list[Connection]) -> None:
-    opened.append(connection := Connection(STUBBORN))
-    assert connection.read() == b"training\n"
-    os.write(connection.requests, b"stop\nkill\n")
-    assert connection.status() == 128 + signal.SIGKILL
-
-
-def test_the_end_of_the_connection_asks_for_a_checkpoint(opened: list[Connection]) -> None:
-    opened.append(connection := Connection(TRAINING))
-    assert connection.read() == b"training\n"
-    connection.end()
-    assert connection.status() == 7
-
-
-def test_silence_asks_for_a_checkpoint(opened: list[Connection]) -> None:
-    opened.append(connection := Connection(TRAINING, silence_s=0.5))
-    assert connection.status() == 7
+def test_the_end_of_the_connection_and_silence_ask_for_a_checkpoint(opened: list[Connection]) -> None:
+    opened.append(ended := Connection(TRAINING))
+    opened.append(silent := Connection(TRAINING, silence_s=0.5))
+    assert ended.read() == b"training\n"
+    ended.end()
+    assert ended.status() == 7
+    assert silent.status() == 7
 
 
 def test_there_is_an_end_to_the_grace(opened: list[Connection], monkeypatch: pytest.MonkeyPatch) -> None:

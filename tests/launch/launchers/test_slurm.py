@@ -24,11 +24,21 @@ def plan(tmp_path: Path) -> Path:
     return tmp_path / "a [plan]"
 
 
-def test_a_job_makes_a_run_folder_with_its_number(plan: Path) -> None:
+def test_which_run_folder_a_job_takes(plan: Path) -> None:
     run = choose_run(str(plan), "7", 0, ["--epochs", "2", "--resume-from", "x"])
     assert Path(run.folder).parent == plan / "runs"
     assert run.folder.endswith("Z-slurm-7")
     assert run.arguments == ["--epochs", "2", "--resume-from", "x", "--run-dir", run.folder]
+    words = ["--run-dir", "a", "--run-dir=b"]
+    run = choose_run(str(plan), "7", 0, words)
+    assert (run.folder, run.arguments) == ("b", words), "the last one counts"
+    assert choose_run(str(plan), "7", 0, ["--resume"]).arguments == ["--resume"]
+    assert choose_run(str(plan), "7", 0, ["--resume"]).folder == ""
+    older = checkpoint(plan / "runs" / "2025")
+    latest = checkpoint(plan / "runs" / "2026")
+    (plan / "runs" / "2027").mkdir()
+    assert choose_run(str(plan), "7", 0, ["--resume"]).folder == latest
+    assert [has_checkpoint(Path(run)) for run in (older, str(plan / "runs" / "2027"))] == [True, False]
 
 
 def test_a_job_that_starts_again_goes_on_from_its_last_checkpoint(plan: Path) -> None:
@@ -45,22 +55,6 @@ def test_a_job_that_starts_again_goes_on_from_its_last_checkpoint(plan: Path) ->
         beside,
         ["--resume", "--epochs", "2", "--seed=1", "--run-dir", beside],
     ), "it began at --weights, and is further by now"
-
-
-def test_the_last_run_dir_counts_and_stays(plan: Path) -> None:
-    words = ["--run-dir", "a", "--run-dir=b"]
-    run = choose_run(str(plan), "7", 0, words)
-    assert (run.folder, run.arguments) == ("b", words)
-
-
-def test_resume_alone_means_the_latest_run(plan: Path) -> None:
-    assert choose_run(str(plan), "7", 0, ["--resume"]).arguments == ["--resume"]
-    assert choose_run(str(plan), "7", 0, ["--resume"]).folder == ""
-    older = checkpoint(plan / "runs" / "2025")
-    latest = checkpoint(plan / "runs" / "2026")
-    (plan / "runs" / "2027").mkdir()
-    assert choose_run(str(plan), "7", 0, ["--resume"]).folder == latest
-    assert [has_checkpoint(Path(run)) for run in (older, str(plan / "runs" / "2027"))] == [True, False]
 
 
 def test_one_step_runs_on_all_nodes() -> None:
@@ -89,9 +83,6 @@ def test_workers_meet_on_the_first_node(monkeypatch: pytest.MonkeyPatch) -> None
         rendezvous_variables("1", components, environment | {"SLURM_JOB_NUM_NODES": "3"})
     with pytest.raises(LaunchError, match="SLURM does not say which nodes"):
         rendezvous_variables("1", components, {})
-
-
-def test_a_port_that_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = int(server.getsockname()[1])
         monkeypatch.setattr(slurm, "FIRST_PORT", taken)

@@ -50,31 +50,28 @@ def _forward(layers: int, weights_s: float) -> tuple[SleepingStage, Tensor, Tens
     return stage, received, output
 
 
-@pytest.mark.parametrize("layers", [1, 3])
-def test_gradients_of_weights_sleep_in_a_pass_of_their_own(clock: _Time, layers: int) -> None:
-    stage, received, output = _forward(layers, WEIGHTS_S)
-    assert clock.lap() == layers * FORWARD_S
-    split = SplitBackward([output], [received], stage.parameters_by_name().values())
-    split.inputs([torch.zeros_like(output)])
-    assert received.grad is not None
-    assert received.grad.shape == received.shape
-    assert all(weight.grad is None for weight in stage.parameters_by_name().values())
-    assert clock.lap() == layers * (BACKWARD_S - WEIGHTS_S)
-    split.weights()
-    assert all(weight.grad is not None for weight in stage.parameters_by_name().values())
-    assert clock.lap() == layers * WEIGHTS_S
+def test_gradients_of_weights_sleep_in_a_pass_of_their_own(clock: _Time) -> None:
+    for layers in (1, 3):
+        stage, received, output = _forward(layers, WEIGHTS_S)
+        assert clock.lap() == layers * FORWARD_S
+        split = SplitBackward([output], [received], stage.parameters_by_name().values())
+        split.inputs([torch.zeros_like(output)])
+        assert received.grad is not None
+        assert received.grad.shape == received.shape
+        assert all(weight.grad is None for weight in stage.parameters_by_name().values())
+        assert clock.lap() == layers * (BACKWARD_S - WEIGHTS_S)
+        split.weights()
+        assert all(weight.grad is not None for weight in stage.parameters_by_name().values())
+        assert clock.lap() == layers * WEIGHTS_S
 
 
-@pytest.mark.parametrize("weights_s", [0.0, WEIGHTS_S])
-def test_a_whole_backward_pass_takes_as_long_however_it_could_be_divided(clock: _Time, weights_s: float) -> None:
-    stage, received, output = _forward(2, weights_s)
-    clock.lap()
-    output.backward(torch.zeros_like(output))
-    assert clock.lap() == 2 * BACKWARD_S
-    assert all(one.grad is not None for one in (received, *stage.parameters_by_name().values()))
-
-
-def test_a_part_of_a_backward_pass_is_no_longer_than_the_pass() -> None:
+def test_a_whole_backward_pass_takes_as_long_however_it_could_be_divided(clock: _Time) -> None:
+    for weights_s in (0.0, WEIGHTS_S):
+        stage, received, output = _forward(2, weights_s)
+        clock.lap()
+        output.backward(torch.zeros_like(output))
+        assert clock.lap() == 2 * BACKWARD_S
+        assert all(one.grad is not None for one in (received, *stage.parameters_by_name().values()))
     with pytest.raises(ValueError, match=r"5\.0 s of a backward pass of 4\.0 s"):
         EmulatedLayer(FORWARD_S, BACKWARD_S, 40, 5.0)
 

@@ -10,12 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import network_namespaces as requirements
 import pytest
-from launch_scripts import JOB, render
+from launching import JOB, Launch, render
 from network_namespaces import OWN_NAMESPACES
 from toy_workers import stage_contents, write_plan
 
@@ -48,41 +49,23 @@ def plan_of(folder: Path, sizes: Sequence[int], replicas: Sequence[int], **chang
     return plan
 
 
-def launch(plan: Path, environments: Sequence[dict[str, str]], *options: str) -> list[tuple[int, str]]:
-    """(status, what it said) of each run of launch.sh, all at the same time."""
+def launch(plan: Path, run: Path, environments: Sequence[dict[str, str]], *options: str) -> str:
+    """Run launch.sh once for each environment, all at the same time, to a good end. What all of them said."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo",
-        "PIPEPLAN_SECRET": "the same on all servers",
-    }
-    started = [
-        subprocess.Popen(
-            [plan / "launch.sh", "--log-every", "0", *options],
-            env=os.environ | shared | one,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for one in environments
-    ]
-    try:
-        said = [process.communicate(timeout=240)[1] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return [(process.returncode, text) for process, text in zip(started, said, strict=True)]
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])}
+    shared |= {"GLOO_SOCKET_IFNAME": "lo", "PIPEPLAN_SECRET": "the same on all servers"}
+    with ExitStack() as stack:
+        every = [
+            stack.enter_context(Launch(plan / "launch.sh", run, "--log-every", "0", *options, **shared, **one))
+            for one in environments
+        ]
+        assert [one.wait() for one in every] == [0] * len(every), [one.lines for one in every]
+        return "\n".join(line for one in every for line in one.lines)
 
 
-def node(number: int, workers: int, server: str, **more: str) -> dict[str, str]:
-    return {
-        "NODE_RANK": str(number),
-        "WORKERS": str(workers),
-        SERVER_VARIABLE: server,
-        "WHO": f"{server}/{number}",
-    } | more
+def node(number: int, workers: int, server: str) -> dict[str, str]:
+    place = {"NODE_RANK": str(number), "WORKERS": str(workers)}
+    return place | {SERVER_VARIABLE: server, "WHO": f"{server}/{number}"}
 
 
 def who(folder: Path) -> list[str]:
@@ -97,70 +80,40 @@ def losses(run: Path) -> list[float]:
 
 def test_servers_are_known_by_their_size_whatever_their_numbers(tmp_path: Path) -> None:
     """A server of two and one of one, in both orders; the second goes on from the first's checkpoint."""
-    plan, run = plan_of(tmp_path, [2, 1], [2, 1]), tmp_path / "run"
-    whole = tmp_path / "whole"
-    for numbers, given in (
-        ((0, 1), ["--run-dir", str(whole), "--epochs", "2"]),
-        ((0, 1), ["--run-dir", str(run), "--epochs", "1"]),
-        ((1, 0), ["--run-dir", str(run), "--epochs", "2", "--resume"]),
+    plan, run, whole = plan_of(tmp_path, [2, 1], [2, 1]), tmp_path / "run", tmp_path / "whole"
+    for (large, small), folder, options in (
+        ((0, 1), whole, ["--epochs", "2"]),
+        ((0, 1), run, ["--epochs", "1"]),
+        ((1, 0), run, ["--epochs", "2", "--resume"]),
     ):
-        large, small = numbers
-        ended = launch(plan, [node(large, 2, "large"), node(small, 1, "small")], *given)
-        assert [status for status, _ in ended] == [0, 0], ended
+        launch(plan, folder, [node(large, 2, "large"), node(small, 1, "small")], *options)
         assert who(tmp_path) == [f"large/{large}", f"large/{large}", f"small/{small}"]
     assert losses(run) == losses(whole)
 
 
-def test_interleaved_launches_of_one_worker_each_are_grouped_by_server(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, [2, 2], [2, 2])
-    every = [node(number, 1, "ab"[number % 2], NNODES="4") for number in range(4)]
-    ended = launch(plan, every, "--epochs", "1", "--run-dir", str(tmp_path / "run"))
-    assert [status for status, _ in ended] == [0] * 4, ended
-    assert who(tmp_path) == ["a/0", "a/2", "b/1", "b/3"]
-
-
-def test_too_many_workers_are_said_with_where_they_are(tmp_path: Path) -> None:
-    plan = plan_of(tmp_path, [2, 1], [2, 1])
-    ended = launch(plan, [node(0, 2, "a"), node(1, 2, "b")], "--run-dir", str(tmp_path / "run"))
-    assert [status for status, _ in ended] == [2, 2]
-    (line,) = [line for _, text in ended for line in text.splitlines() if line.startswith("error: ")]
-    assert "the plan has 3 workers (2, 1 on its servers), and 4 were started, 2 on a and 2 on b: " in line
-
-
-@pytest.mark.parametrize("node_of_victim", [0, 1])
-def test_who_is_lost_is_named_by_the_plan_and_training_goes_on(tmp_path: Path, node_of_victim: int) -> None:
-    """Worker 0 is on launch 1, and the common store on launch 0. Either dies once."""
+@pytest.mark.parametrize("victim", ["2", "0"])
+def test_who_is_lost_is_named_by_the_plan_and_training_goes_on(tmp_path: Path, victim: str) -> None:
+    """Worker 0 is on launch 1, and worker 2 on launch 0, with the common store. Either dies once."""
     plan, run = plan_of(tmp_path, [2, 1], [2, 1]), tmp_path / "run"
     job = tmp_path / "job.py"
-    victim = {0: "2", 1: "0"}[node_of_victim]
-    text = job.read_text().replace(
-        "    data = TensorDataset",
-        "    mark = pathlib.Path(__file__).with_name('died')\n"
-        f"    if os.environ['RANK'] == {victim!r} and not mark.exists():\n"
-        "        mark.write_text('')\n"
-        "        os.kill(os.getpid(), 9)\n"
-        "    data = TensorDataset",
-    )
-    job.write_text(text)
-    ended = launch(plan, [node(0, 1, "small"), node(1, 2, "large")], "--epochs", "1", "--run-dir", str(run))
-    assert [status for status, _ in ended] == [0, 0], ended
+    dies = f"""
+    mark = pathlib.Path(__file__).with_name('died')
+    if os.environ['RANK'] == {victim!r} and not mark.exists():
+        mark.write_text('')
+        os.kill(os.getpid(), 9)
+    data = TensorDataset"""
+    job.write_text(job.read_text().replace("\n    data = TensorDataset", dies))
+    said = launch(plan, run, [node(0, 1, "small"), node(1, 2, "large")], "--epochs", "1")
     assert who(tmp_path) == ["large/1", "large/1", "small/0"]
-    said = "".join(text for _, text in ended)
     assert f"worker {victim} was lost; restart 1 of 3" in said
     assert len(list(tmp_path.glob("run*"))) == 1, "the restart went on in the same run folder"
     assert len(list((run / "metrics").iterdir())) == 3
 
 
 LINK = {"name": "cluster", "span": 2, "sendrecv": 1.25e8, "allreduce": 1.25e8, "latency_s": 0.0, "cards_s": 0.008}
-SENDS = {
-    **dict.fromkeys(("update_s", "sync_s", "exposed_s"), 0.0),
-    "minibatch_s": 0.02,
-    "forward_s": 0.008,
-    "backward_s": 0.012,
-    "boundary_s": 0.008,
-    "parameter_bytes": 4,
-    **dict.fromkeys(("send_bytes", "receive_gradient_bytes"), 1_000_000),
-}
+SENDS = {"minibatch_s": 0.02, "forward_s": 0.008, "backward_s": 0.012, "boundary_s": 0.008, "parameter_bytes": 4}
+SENDS |= dict.fromkeys(("send_bytes", "receive_gradient_bytes"), 1_000_000)
+SENDS |= dict.fromkeys(("update_s", "sync_s", "exposed_s"), 0.0)
 ONE_EACH = """
 import os, sys
 import torch, pipeplan_launch.worker
@@ -182,31 +135,18 @@ def test_a_slow_link_between_networks_is_said_before_training(tmp_path: Path) ->
         pytest.skip(str(error))
     plan = plan_of(tmp_path, [1, 1], [1, 1], links=[LINK], prediction=SENDS)
     (tmp_path / "one_each.py").write_text(ONE_EACH)
+    environment = os.environ | {"WHO": "", "PYTHONPATH": str(Path(requirements.__file__).parent)}
     found = []
     for number, options in enumerate(([], ["--probe", "0"])):
-        command = [
-            *OWN_NAMESPACES,
-            sys.executable,
-            tmp_path / "one_each.py",
-            "20mbit",
-            plan,
-            "--run-dir",
-            tmp_path / str(number),
-        ]
-        done = subprocess.run(
-            [*command, "--epochs", "1", *options],
-            capture_output=True,
-            text=True,
-            env=os.environ | {"WHO": "", "PYTHONPATH": str(Path(requirements.__file__).parent)},
-            check=False,
-        )
+        command = [*OWN_NAMESPACES, sys.executable, tmp_path / "one_each.py", "20mbit", plan]
+        command += ["--run-dir", tmp_path / str(number), "--epochs", "1", *options]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         assert done.returncode == 0, done.stderr
         found.append([line for line in done.stderr.splitlines() if line.startswith("note: ")])
     (line,), none = found
     assert none == []
     match = re.fullmatch(
-        r"note: the link between (.+) \(1\) and \1 \(2\): planned 1 Gbit/s, measured ([\d.]+) Mbit/s, (\d+) times "
-        r"slower; check the network, or measure it with pipeplan profile --links and solve again",
+        r"note: the link between (.+) \(1\) and \1 \(2\): planned 1 Gbit/s, measured ([\d.]+) Mbit/s, (\d+) times .*",
         line,
     )
     assert match, line

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,31 +47,24 @@ def cause_of(*arguments: Any, **more: Any) -> tuple[str, int | None, float]:
     return cause.kind, cause.stage, pytest.approx(cause.explains)
 
 
-def test_every_part_is_found() -> None:
-    """One stage: 4 ms of layers, 2 of handing over, 3 of other programs, 1 of all-reduces, 5 in which it waits."""
-    measured = {"forward_s": 0.012, "backward_s": 0.025, "send_s": 0.002, "sync_s": 0.001}
-    found = difference(summary(0.030, 0.045, stage([0], FORWARD, measured, others_wait_s=0.003)))
-    assert sum(found.values()) == pytest.approx(0.015)
-    assert found["programs"] == pytest.approx(0.003)
-    assert found["network"] == pytest.approx(0.001)
+def test_the_parts_of_a_difference() -> None:
+    """One stage: 4 ms of layers, 2 of handing over, 3 of other programs, 1 of all-reduces, 5 in which it waits.
+
+    Of two stages one was made slower by sending, the other by computing: parts are the mean over all orders. And
+    layers that take twice the time that was extrapolated, while workers wait for each other, are no other programs.
+    """
+    slower = {"forward_s": 0.012, "backward_s": 0.025, "send_s": 0.002, "sync_s": 0.001}
+    found = difference(summary(0.030, 0.045, stage([0], FORWARD, slower, others_wait_s=0.003)))
     assert found["machine"] + found["executor"] == pytest.approx(0.006)
-    assert found["waiting"] == pytest.approx(0.005)
-
-
-def test_parts_are_the_mean_over_all_orders() -> None:
-    """Of two stages one was made slower by sending, the other by computing: either alone explains the difference."""
+    assert (found["programs"], found["network"], found["waiting"]) == pytest.approx((0.003, 0.001, 0.005))
+    assert sum(found.values()) == pytest.approx(0.015)
     first = stage([0], {"forward_s": 0.010}, {"send_s": 0.004})
     second = stage([1], {"forward_s": 0.010}, {"forward_s": 0.014})
     found = difference(summary(0.010, 0.014, first, second))
     assert found["machine"] == found["executor"] == pytest.approx(0.002)
-
-
-def test_an_extrapolated_size_is_not_blamed_on_other_programs() -> None:
-    """The layers take twice the time that was extrapolated; the workers wait for each other, and nobody else runs."""
     stages = [stage([one], {"forward_s": 0.005}, {"forward_s": 0.010}, core_wait_s=0.00365) for one in range(2)]
     found = difference(summary(0.005, 0.010, *stages))
-    assert found["programs"] == 0
-    assert found["machine"] == pytest.approx(0.005)
+    assert (found["programs"], found["machine"]) == pytest.approx((0, 0.005))
 
 
 def test_five_lines_at_most_say_it() -> None:
@@ -81,95 +77,71 @@ def test_five_lines_at_most_say_it() -> None:
     assert difference_lines(summary(0.010, 0.0102, slow)) == []
 
 
-def test_the_sentence_of_a_slow_backward_has_its_figures() -> None:
-    slow = stage([1], {"forward_s": 0.009, "backward_s": 0.031}, {"backward_s": 0.041})
-    cause = first_cause(summary(0.040, 0.050, stage([0], FORWARD, {}), slow))
-    assert cause is not None
-    assert cause.text == (
-        "stage 1's backward takes 1.32 times the predicted time (41 ms, predicted 31 ms): its layers were profiled "
-        "under another load; `pipeplan calibrate` predicts by what was measured (this alone explains 100% of the "
-        "difference)"
-    )
+GOOD = stage([0], FORWARD, {})
 
 
-def test_what_the_prediction_leaves_out_is_named() -> None:
+def test_the_first_cause() -> None:
+    """What the prediction leaves out, waiting for each other or for a link, and a run faster than predicted."""
     kinds = {"update_s": "update", "sync_s": "all-reduce", "load_s": "reading of samples"}
     kinds |= {"send_s": "handing over of tensors", "other_s": "executor itself"}
     for term, kind in kinds.items():
         assert cause_of(0.030, 0.042, stage([0], FORWARD, {term: 0.012}, versions=3)) == (kind, 0, 1.0)
-
-
-def test_where_no_stage_is_busy_they_wait_for_each_other_or_for_a_link() -> None:
     last = stage([1], FORWARD, {"backward_s": 0.021})
-    assert cause_of(0.030, 0.040, stage([0], FORWARD, {}), last) == ("waiting", None, 0.9)
+    assert cause_of(0.030, 0.040, GOOD, last) == ("waiting", None, 0.9)
     full = stage([0], FORWARD, {}, boundary_s=0.050)
     assert cause_of(0.050, 0.080, full, stage([1], FORWARD, {})) == ("link", 0, 1.0)
     assert difference(summary(0.050, 0.080, full, stage([1], FORWARD, {})))["network"] == pytest.approx(0.030)
-
-
-def test_a_run_may_be_faster_than_predicted() -> None:
     fast = stage([1], {"forward_s": 0.010, "backward_s": 0.050}, {"backward_s": 0.030})
-    assert cause_of(0.060, 0.040, stage([0], FORWARD, {}), fast) == ("backward", 1, 1.0)
-
-
-def test_replicas_share_what_a_stage_has_to_do() -> None:
-    """Two replicas of the first stage: 25 ms a minibatch of the pipeline; the second stage's 30 ms bind."""
+    assert cause_of(0.060, 0.040, GOOD, fast) == ("backward", 1, 1.0)
+    # Two replicas share what a stage has to do, 25 ms a minibatch of the pipeline; the second stage's 30 ms bind.
     first = stage([0, 1], {"forward_s": 0.020, "backward_s": 0.020}, {"backward_s": 0.030})
-    second = stage([2], {"forward_s": 0.020}, {"forward_s": 0.030})
-    assert cause_of(0.020, 0.030, first, second)[:2] == ("forward", 1)
+    assert cause_of(0.020, 0.030, first, stage([2], {"forward_s": 0.020}, {"forward_s": 0.030}))[:2] == ("forward", 1)
+    # A calibrated prediction has the handing over of tensors in its passes.
+    one = stage([0], {"forward_s": 0.015, "backward_s": 0.030}, {"forward_s": 0.01, "backward_s": 0.02, "send_s": 0.02})
+    assert cause_of(0.045, 0.050, one, profile="calibrated") == ("passes", 0, 1.0)
+    # With a flush, four minibatches an update, and two stages of 30 ms: 5 passes in 4 step times. One stage takes
+    # 40 ms: 40 + 30 + 3 · 40.
+    slow = stage([1], FORWARD, {"backward_s": 0.030})
+    assert cause_of(5 * 0.030 / 4, 0.190 / 4, GOOD, slow, schedule="gpipe", accumulate=4) == ("backward", 1, 1.0)
 
 
 def test_a_worker_whose_core_others_use_is_told_from_a_wrong_profile() -> None:
-    """All that is slower by the clock is waiting for a core; or half of it, and the rest the backward pass."""
+    """All that is slower by the clock is waiting for a core. Waiting for a core that workers share is no work."""
     slow = stage([0], FORWARD, {"forward_s": 0.02, "backward_s": 0.04}, others_wait_s=0.030)
     assert cause_of(0.030, 0.060, slow) == ("core", 0, 1.0)
-    both = stage([0], FORWARD, {"forward_s": 0.0125, "backward_s": 0.0625}, others_wait_s=0.015)
-    cause = first_cause(summary(0.030, 0.075, both))
-    assert cause is not None
-    assert cause.kind == "backward"
-    assert "(50 ms without waiting for a core, predicted 20 ms)" in cause.text
     for other in ({"device": "cuda"}, {"emulated": True}):
         assert cause_of(0.030, 0.060, slow, **other)[0] == "backward"
-
-
-def test_waiting_for_a_shared_core_is_no_work() -> None:
-    """Three workers on two cores take longer by the clock, and compute what was predicted but for one update."""
     wall = {"forward_s": 0.015, "backward_s": 0.030}
     stages = [stage([worker], FORWARD, wall, cpu_s=0.030, cores=2) for worker in range(2)]
     last = stage([2], FORWARD, {"forward_s": 0.013, "backward_s": 0.026, "update_s": 0.013}, cpu_s=0.040, cores=2)
     assert cause_of(0.045, 0.050, *stages, last)[:2] == ("update", 2)
 
 
-def test_a_calibrated_prediction_has_the_executor_in_its_passes() -> None:
-    """Handing over is in the predicted passes, so that it is not left out."""
-    measured = {"forward_s": 0.010, "backward_s": 0.020, "send_s": 0.02}
-    one = stage([0], {"forward_s": 0.015, "backward_s": 0.030}, measured)
-    assert cause_of(0.045, 0.050, one, profile="calibrated") == ("passes", 0, 1.0)
-
-
-def test_an_estimate_is_called_one() -> None:
-    cause = first_cause(summary(0.030, 0.050, stage([0], FORWARD, {"backward_s": 0.040}), profile="modelled"))
+def test_the_sentence_of_a_cause_has_its_figures() -> None:
+    slow = stage([1], {"forward_s": 0.009, "backward_s": 0.031}, {"backward_s": 0.041})
+    cause = first_cause(summary(0.040, 0.050, GOOD, slow))
     assert cause is not None
+    assert cause.text == (
+        "stage 1's backward takes 1.32 times the predicted time (41 ms, predicted 31 ms): its layers were profiled "
+        "under another load; `pipeplan calibrate` predicts by what was measured (this alone explains 100% of the "
+        "difference)"
+    )
+    both = stage([0], FORWARD, {"forward_s": 0.0125, "backward_s": 0.0625}, others_wait_s=0.015)
+    cause = first_cause(summary(0.030, 0.075, both, profile="modelled"))
+    assert cause is not None
+    assert cause.kind == "backward"
+    assert "(50 ms without waiting for a core, predicted 20 ms)" in cause.text
     assert "its profile is an estimate, not measured" in cause.text
-
-
-def test_with_a_flush_a_stage_costs_its_share_of_filling_too() -> None:
-    """Four minibatches an update, two stages of 30 ms: 5 passes in 4 step times. One stage takes 40 ms: 40 + 30 + 3 ·
-    40.
-    """
-    stages = stage([0], FORWARD, {}), stage([1], FORWARD, {"backward_s": 0.030})
-    given = {"schedule": "gpipe", "accumulate": 4}
-    assert cause_of(5 * 0.030 / 4, 0.190 / 4, *stages, **given) == ("backward", 1, 1.0)
 
 
 def test_what_is_as_predicted_or_not_known_has_no_cause() -> None:
     """A stage that does not bind may be off."""
-    good, idle = stage([0], FORWARD, {}), stage([1], {"forward_s": 0.001}, {"forward_s": 0.009})
-    assert first_cause(summary(0.030, 0.0308, good, idle)) is None
+    idle = stage([1], {"forward_s": 0.001}, {"forward_s": 0.009})
+    assert first_cause(summary(0.030, 0.0308, GOOD, idle)) is None
     for before, after in ((None, 0.01), (0.01, None)):
-        unknown = good | {"forward_s": {"predicted": before, "measured": after}}
+        unknown = GOOD | {"forward_s": {"predicted": before, "measured": after}}
         assert first_cause(summary(0.030, 0.060, unknown)) is None
-        assert first_cause(summary(before and 0.030, after and 0.030, good)) is None
+        assert first_cause(summary(before and 0.030, after and 0.030, GOOD)) is None
 
 
 def test_a_term_that_alone_was_made_slower_is_found() -> None:
@@ -204,3 +176,57 @@ def test_workers_that_wait_for_each_other_are_told_from_other_programs(tmp_path:
         found = summarise(plan, [WorkerReport(rank, rank, 0, steady, 2**20) for rank in range(2)])
         for one in found["stages"]:
             assert one["measured"]["others_wait_s"] == pytest.approx(0.002 * share)
+
+
+JOB = """
+import time
+import torch
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+from pipeplan_launch import Data, Job
+
+def loss(output, target):
+    time.sleep(0.05)
+    return functional.cross_entropy(output, target)
+
+def job():
+    inner = torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64)
+    net = torch.nn.Sequential(*inner, torch.nn.Linear(64, 3))
+    data = TensorDataset(torch.randn(160, 64), torch.arange(160) % 3)
+    return Job(net, loss=loss, data=lambda: Data(data, data), minibatch=4)
+"""
+
+
+def pipeplan(folder: Path, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipeplan", *arguments], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def launch(folder: Path, plan: str, run: str) -> tuple[dict[str, Any], str]:
+    """The summary, and what was printed."""
+    command = [f"./{plan}/launch.sh", "--epochs", "2", "--evaluate-every", "2", "--run-dir", f"{plan}/runs/{run}"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / plan / "runs" / run / "summary.json").read_text()), done.stdout
+
+
+@pytest.mark.slow
+def test_the_loop_finds_what_sleeps_and_predicts_it(tmp_path: Path) -> None:
+    """Sleeping takes no time of a processor, so that the profile knows nothing of it; the second prediction does."""
+    (tmp_path / "job.py").write_text(JOB)
+    pipeplan(tmp_path, "profile", "job.py:job", "--repeats", "3", "-o", "profile.json")
+    shape = ("--stages", "2", "--straight")
+    pipeplan(tmp_path, "solve", "profile.json", "--cluster", "local", "--workers", "2", *shape)
+    summary, table = launch(tmp_path, "plan", "first")
+    assert summary["minibatch_s"]["measured"] > 0.05
+    assert (summary["cause"]["kind"], summary["cause"]["stage"]) == ("forward", 1)
+    assert summary["cause"]["explains"] > 0.5
+    assert f"first cause: {summary['cause']['text']}" in table
+    assert "waiting" in table.splitlines()[1]
+    pipeplan(tmp_path, "calibrate", "plan", "--profile", "profile.json")
+    pipeplan(tmp_path, "solve", "calibrated.json", "--cluster", "calibrated.toml", *shape, "-o", "plan-2")
+    again, _ = launch(tmp_path, "plan-2", "second")
+    assert again["profile"] == "calibrated"
+    assert 0.7 < again["minibatch_s"]["ratio"] < 1.4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from beside_one_process import BATCH, job_of, train_beside_one_process
+from stagewise import BATCH, job_of, train_beside_one_process
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, spectral_norm
 
@@ -65,36 +65,21 @@ class Follows(nn.Module):
         return x - self.mean
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: spectral_norm(linear()),
-        lambda: parametrizations.spectral_norm(linear()),
-        parametrized,
-        Doubles,
-        Chooses,
-        Asks,
-        Follows,
-    ],
-    ids=["spectral_norm", "parametrizations.spectral_norm", "parametrized", "doubles", "chooses", "asks", "follows"],
-)
-def test_one_layer_is_taken_whole(make) -> None:
+def test_layers_that_ask_for_the_mode_are_taken_whole() -> None:
     torch.manual_seed(0)
-    job = job_of(nn.Sequential(linear(), make(), nn.Dropout(0.2), nn.BatchNorm1d(4), linear()))
+    asking = [spectral_norm(linear()), parametrizations.spectral_norm(linear()), parametrized()]
+    asking += [Chooses(), Asks(), Follows()]
+    job = job_of(nn.Sequential(linear(), *asking, nn.Dropout(0.2), nn.BatchNorm1d(4), linear()))
     traced = train_beside_one_process(job)
-    assert traced.how == "torch.export; taken whole: 1"
-    assert [layer.module for layer in traced.layers[:-1]] == ["0", "1", "2", "3", "4"]
+    assert traced.how == "torch.export; taken whole: 1, 2, 3, 4, 5, 6"
+    assert [layer.module for layer in traced.layers[:-1]] == [str(number) for number in range(10)]
 
 
-@pytest.mark.parametrize("make", [parametrizations.weight_norm, parametrizations.orthogonal])
-def test_parametrizations_without_a_mode_are_traced(make) -> None:
-    torch.manual_seed(0)
-    traced = train_beside_one_process(job_of(nn.Sequential(linear(), make(linear()), linear())))
-    assert traced.how == "torch.export"
-
-
-def test_spectral_norm_of_the_model_itself() -> None:
-    torch.manual_seed(0)
+def test_parametrizations_without_a_mode_are_traced_and_so_is_a_model_with_one() -> None:
+    for make in (parametrizations.weight_norm, parametrizations.orthogonal):
+        torch.manual_seed(0)
+        traced = train_beside_one_process(job_of(nn.Sequential(linear(), make(linear()), linear())))
+        assert traced.how == "torch.export"
     train_beside_one_process(job_of(parametrizations.spectral_norm(linear())))
 
 
@@ -116,13 +101,13 @@ def hooked() -> nn.Module:
     return module
 
 
-@pytest.mark.parametrize(("make", "name"), [(Block, "Block"), (hooked, "Linear")])
-def test_other_modules_train_and_are_not_evaluated(make, name: str) -> None:
-    torch.manual_seed(0)
-    job = job_of(nn.Sequential(linear(), make(), linear()))
-    traced = train_beside_one_process(job, evaluates=False)
-    assert traced.evaluation_problem is not None
-    assert traced.evaluation_problem.startswith(f"{name} does other work in evaluation mode")
+def test_other_modules_train_and_are_not_evaluated() -> None:
+    for make, name in ((Block, "Block"), (hooked, "Linear")):
+        torch.manual_seed(0)
+        job = job_of(nn.Sequential(linear(), make(), linear()))
+        traced = train_beside_one_process(job, evaluates=False)
+        assert traced.evaluation_problem is not None
+        assert traced.evaluation_problem.startswith(f"{name} does other work in evaluation mode")
 
 
 def test_torch_modules_need_one_export_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from beside_one_process import BATCH, job_of, train_beside_one_process
+from stagewise import BATCH, job_of, train_beside_one_process
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -23,37 +23,19 @@ class Further(nn.Linear):
         return super().forward(x) * others[0]
 
 
-class Keywords(nn.Linear):
-    def forward(self, **inputs: Tensor) -> Tensor:
-        return super().forward(inputs["x"])
-
-
 class Mixed(nn.Linear):
     def forward(self, x: Tensor, **others: Tensor) -> Tensor:
         return super().forward(x) * others["scale"] + others["also"]
 
 
-def two(n: int) -> tuple[Tensor, ...]:
-    return torch.randn(n, 4), torch.randn(n, 4)
-
-
-def named(*names: str):
-    return lambda n: {name: torch.randn(n, 4) for name in names}
-
-
-@pytest.mark.parametrize(
-    ("kind", "inputs"),
-    [
+def test_variable_arguments() -> None:
+    for kind, inputs in (
         (Positional, lambda n: torch.randn(n, 4)),
-        (Further, two),
-        (Keywords, named("x")),
-        (Mixed, named("x", "scale", "also")),
-    ],
-)
-def test_variable_arguments(kind: type[nn.Module], inputs) -> None:
-    torch.manual_seed(0)
-    traced = train_beside_one_process(Job(kind(4, 4), inputs=inputs))
-    assert traced.dynamic_batch
+        (Further, lambda n: (torch.randn(n, 4), torch.randn(n, 4))),
+        (Mixed, lambda n: {name: torch.randn(n, 4) for name in ("x", "scale", "also")}),
+    ):
+        torch.manual_seed(0)
+        assert train_beside_one_process(Job(kind(4, 4), inputs=inputs)).dynamic_batch
 
 
 class Differentiates(nn.Module):
@@ -75,30 +57,21 @@ def test_a_module_that_differentiates_is_taken_whole() -> None:
     assert traced.how == "torch.export; taken whole: 1"
 
 
-def test_a_model_that_differentiates_itself_is_refused() -> None:
-    says = r"\(.*torch.autograd.grad\(self.energy.*\): forward\(\) differentiates inside itself, .*submodule of its own"
-    with pytest.raises(LaunchError, match=says):
-        trace_job(job_of(Differentiates()), BATCH)
-
-
 def layers() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
 
 
-@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, lambda model: nn.DataParallel(torch.compile(model))])
-def test_the_model_inside_a_wrapper_is_taken(wrap) -> None:
-    model = layers()
-    job = job_of(wrap(model))
-    assert job.model is model
-    assert [layer.name for layer in trace_job(job, BATCH).layers] == ["0", "1", "2", "loss"]
-
-
-@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel, AveragedModel])
-def test_wrappers_inside_a_model_are_traced(wrap) -> None:
-    torch.manual_seed(0)
-    traced = trace_job(job_of(nn.Sequential(nn.Linear(4, 4), wrap(layers()), nn.Linear(2, 2))), BATCH)
-    assert traced.how == "torch.export"
-    assert len(traced.layers) == 6
+def test_wrappers_of_a_model_are_taken_off_and_those_inside_it_traced() -> None:
+    for wrap in (torch.compile, nn.DataParallel, lambda model: nn.DataParallel(torch.compile(model))):
+        model = layers()
+        job = job_of(wrap(model))
+        assert job.model is model
+        assert [layer.name for layer in trace_job(job, BATCH).layers] == ["0", "1", "2", "loss"]
+    for wrap in (torch.compile, nn.DataParallel, AveragedModel):
+        torch.manual_seed(0)
+        traced = trace_job(job_of(nn.Sequential(nn.Linear(4, 4), wrap(layers()), nn.Linear(2, 2))), BATCH)
+        assert traced.how == "torch.export"
+        assert len(traced.layers) == 6
 
 
 class DistributedDataParallel(nn.Module):
@@ -111,17 +84,12 @@ class DistributedDataParallel(nn.Module):
         self.module = module
 
 
-@pytest.mark.parametrize(
-    ("wrap", "says"),
-    [
-        (AveragedModel, "is an AveragedModel, which does not train: give the model that it averages"),
-        (torch.jit.script, "is a ScriptModule: TorchScript has no Python code to trace: give the module that it was"),
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_other_wrappers_are_refused() -> None:
+    for wrap, says in (
         (lambda model: nn.Sequential(torch.jit.script(model)), "holds a ScriptModule at '0': TorchScript has no"),
         (DistributedDataParallel, "is a DistributedDataParallel: give the module inside it: pipeplan divides the work"),
         (lambda model: nn.Sequential(DistributedDataParallel(model)), "holds a DistributedDataParallel at '0': give"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_other_wrappers_are_refused(wrap, says: str) -> None:
-    with pytest.raises(LaunchError, match=says):
-        job_of(wrap(layers()))
+    ):
+        with pytest.raises(LaunchError, match=says):
+            job_of(wrap(layers()))

@@ -1,48 +1,98 @@
-"""Stages run one after the other are the model, bit for bit."""
+"""Stages run one after the other are the model, bit by bit, also under autocast. Compiled stages are close to it."""
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+
 import pytest
 import torch
+import traced_zoo
+import traced_zoo_whole
 from extents import slow_but_for
-from stagewise import (
-    BATCH,
-    check_evaluation,
-    check_training,
-    programs,
-    random_pipeline,
-)
-from traced_zoo import ZOO, build
+from stagewise import BATCH, check_evaluation, check_training, programs, random_pipeline
+from torch import Tensor, nn
+from traced_zoo import build
 
 from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.tracing.split import build_stage_program
-from pipeplan_launch.tracing.trace import trace_job
+from pipeplan_launch.tracing import compiled
+from pipeplan_launch.tracing.split import StageProgram, build_stage_program
+from pipeplan_launch.tracing.trace import TracedModel, trace_job
+
+SLOW = {"cells", "translator", "unet", "gpt", "resnet-tiny"}
+MIXED = (
+    "mnist",
+    "resnet-tiny",
+    "gpt",
+    "translator",
+    "regions",
+    "shared",
+    "two-towers",
+    "routes",
+    "routed",
+    "adversary",
+)
+CASES = [(name, "layer") for name in traced_zoo.ZOO] + [(name, "bfloat16") for name in (*MIXED, "routed", "adversary")]
+CASES += [(name, layers) for name in (*traced_zoo.ZOO, *traced_zoo_whole.ZOO) for layers in ("module", "op")]
+QUICK = [(name, "layer") for name in {*traced_zoo.ZOO} - SLOW] + [("gpt", "op"), ("keeps-state", "module")]
+QUICK += [(name, "bfloat16") for name in ("regions", "shared", "routes", "adversary")]
 
 
-@pytest.mark.parametrize("name", slow_but_for({*ZOO} - {"cells", "translator", "unet"}, ZOO))
-def test_split_equals_whole(name: str) -> None:
+def mixed(name: str) -> Job:
+    zoo = traced_zoo_whole if name in traced_zoo_whole.ZOO else traced_zoo
+    return replace(zoo.build(name), autocast=torch.bfloat16)
+
+
+@pytest.mark.parametrize("case", slow_but_for(QUICK, CASES), ids="-".join)
+def test_split_equals_whole(case: tuple[str, str]) -> None:
+    """Training, its gradients, and evaluation, for random cuts and two sizes of a minibatch."""
+    name, layers = case
+    job = mixed(name) if layers == "bfloat16" else replace(mixed(name), autocast=None)
+    traced = trace_job(job, BATCH, "layer" if layers == "bfloat16" else layers)
+    check_graph(traced)
+    assert any(spec.dtype is torch.bfloat16 for spec in traced.tensors) or layers != "bfloat16"
+    for seed in range(3):
+        stages = programs(traced, random_pipeline(traced, stages=2 + seed, seed=seed))
+        check_training(name, job, stages, BATCH)
+        if traced.dynamic_batch and not seed:
+            check_training(name, job, stages, BATCH + 3)
+        check_evaluation(name, job, stages, BATCH)
+
+
+def check_graph(traced: TracedModel) -> None:
+    """Every layer comes after what it reads, names are different, and every parameter is in a layer."""
+    place = {layer.name: index for index, layer in enumerate(traced.layers)}
+    assert len(place) == len(traced.layers)
+    assert len({tensor.name for tensor in traced.tensors}) == len(traced.tensors)
+    for tensor in traced.tensors:
+        assert all(place[tensor.producer] < place[consumer] for consumer in tensor.consumers)
+    used = {parameter for layer in traced.layers for parameter in layer.parameters}
+    assert used == {parameter for parameter, _ in traced.model.named_parameters()}
+
+
+@pytest.mark.parametrize(
+    "name", slow_but_for(["routes", "two-towers"], ["routes", "regions", "two-towers", "unet", "translator", "experts"])
+)
+def test_a_smaller_last_minibatch_at_every_cut(name: str) -> None:
     job = build(name)
     traced = trace_job(job, BATCH)
-    batches = [BATCH, BATCH + 3] if traced.dynamic_batch else [BATCH]
-    for seed in range(4):
-        pipeline = random_pipeline(traced, stages=2 + seed, seed=seed)
-        stages = programs(traced, pipeline)
-        for batch in batches:
-            check_training(name, job, stages, batch)
-        check_evaluation(name, job, stages, batches[-1])
-
-
-def program_of(name: str, *stages: list[str]):
-    traced = trace_job(build(name), BATCH)
-    return [build_stage_program(traced, stages, index) for index in range(len(stages))]
+    names = [layer.name for layer in traced.layers]
+    cuts = 0
+    for at in range(1, len(names)):
+        before = set(names[:at])
+        if all(before.issuperset(group) or before.isdisjoint(group) for group in traced.together):
+            cuts += 1
+            for batch in (1, 4):
+                check_training(name, job, programs(traced, [names[:at], names[at:]]), batch)
+    assert cuts > 2
 
 
 MNIST = [["conv1", "relu"], ["conv2", "relu#2", "fc1", "relu#3", "fc2"], ["relu#4", "out", "loss"]]
 
 
 def test_a_stage_holds_its_own_parameters_only() -> None:
-    first, second, third = program_of("mnist", *MNIST)
+    first, second, third = programs(trace_job(build("mnist"), BATCH), MNIST)
     assert list(first.parameters_by_name()) == ["conv1.weight", "conv1.bias"]
     assert list(dict(third.named_parameters())) == ["out.weight", "out.bias"]
     assert set(second.state_dict()) == {
@@ -52,20 +102,15 @@ def test_a_stage_holds_its_own_parameters_only() -> None:
     assert (first.model_inputs, second.model_inputs, third.sends) == ((0,), (), ())
 
 
-def test_parameters_are_the_models_own_objects() -> None:
+def test_parameters_are_the_models_own_objects_and_others_can_be_given() -> None:
     job = build("mnist")
     stage = build_stage_program(trace_job(job, BATCH), [[layer for stage in MNIST for layer in stage]], 0)
     for name, parameter in job.model.named_parameters():
         assert stage.parameters_by_name()[name] is parameter
-
-
-def test_other_parameters_can_be_given() -> None:
-    first, *_ = program_of("mnist", *MNIST)
     x = torch.ones(2, 1, 28, 28)
-    zeros = {name: torch.zeros_like(one) for name, one in first.parameters_by_name().items()}
-    (out,) = first.call(zeros, [], [x], 2)
-    assert not out.any()
-    assert first([], [x], 2)[0].any()
+    zeros = {name: torch.zeros_like(one) for name, one in stage.parameters_by_name().items()}
+    assert not stage.call(zeros, [], [x], 2).any()
+    assert stage([], [x], 2).any()
 
 
 def test_relayed_tensors_pass_through() -> None:
@@ -95,14 +140,6 @@ def test_a_stage_of_the_loss_alone_returns_the_output() -> None:
     assert isinstance(output["parts"], tuple)
 
 
-def test_buffers_that_only_batches_of_training_move() -> None:
-    (stage,) = program_of("resnet-tiny", [layer.name for layer in trace_job(build("resnet-tiny"), BATCH).layers])
-    x = torch.randn(BATCH, 3, 32, 32)
-    stage.train()([], [x], BATCH)
-    stage.eval()([], [x], BATCH)
-    assert stage.buffers_by_name()["bn.num_batches_tracked"] == 1
-
-
 def test_constants_follow_the_device() -> None:
     traced = trace_job(build("regions"), BATCH)
     stage = build_stage_program(traced, [[layer.name for layer in traced.layers]], 0, device="meta")
@@ -118,44 +155,86 @@ def test_non_persistent_buffers_stay_out_of_checkpoints() -> None:
     assert "seen" in stage.state_dict()
 
 
-class Doubles(torch.nn.Linear):
-    def forward(self, x):
-        y = super().forward(x)
-        return y * 2 if self.training else y
+def test_pipelines_that_do_not_fit_are_refused() -> None:
+    traced = trace_job(build("mnist"), BATCH)
+    names = [layer.name for layer in traced.layers]
+    for pipeline, says in (
+        ([names[:3], [*names[3:], "conv9"]], "stage 1 names .* 'conv9': did you mean 'conv"),
+        ([names[:3], names[2:]], "layer 'conv2' is in stage 0 and again in stage 1"),
+        ([names[:3], names[4:]], "no stage holds layer 'relu#2'"),
+        ([names[3:-1], [*names[:3], "loss"]], "layer 'relu#2' in stage 0 reads .* 'conv2' in a later stage"),
+        ([[*names[:3], "loss"], names[3:-1]], "'loss' must be in the last stage"),
+    ):
+        with pytest.raises(LaunchError, match=says):
+            build_stage_program(traced, pipeline, 0)
 
 
-def test_refuses_to_evaluate_what_it_cannot() -> None:
-    traced = trace_job(Job(Doubles(2, 2), inputs=lambda n: torch.randn(n, 2)), BATCH)
-    stage = build_stage_program(traced, [[layer.name for layer in traced.layers]], 0)
+def test_what_crosses_a_cut_is_half_as_large() -> None:
+    plain, half = trace_job(build("resnet-tiny"), BATCH), trace_job(mixed("resnet-tiny"), BATCH)
+    assert [one.name for one in plain.tensors] == [one.name for one in half.tensors]
+    assert all(
+        2 * one.bytes(BATCH) == other.bytes(BATCH) for one, other in zip(half.tensors, plain.tensors, strict=True)
+    )
+    assert half.graph_hash != plain.graph_hash
+
+
+def test_other_precisions_are_refused() -> None:
+    for dtype, says in (
+        (torch.float16, "needs its losses scaled"),
+        (torch.float64, "must be torch.bfloat16"),
+        ("bf16", "not 'bf16'"),
+    ):
+        with pytest.raises(LaunchError, match=says):
+            Job(nn.Linear(2, 2), inputs=lambda n: torch.ones(n, 2), autocast=dtype)
+
+
+CPU = torch.device("cpu")
+
+
+def _stage() -> StageProgram:
+    """The first of two stages; its BatchNorm writes its buffers."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 2))
+    traced = trace_job(Job(model, inputs=lambda n: torch.randn(n, 6)), 4, "layer")
+    return build_stage_program(traced, [["0", "1", "2"], ["3", "loss"]], 0)
+
+
+def _step(stage: StageProgram, inputs: Tensor) -> list[Tensor]:
+    (made,) = stage((), [inputs], len(inputs))
+    made.square().sum().backward()
+    gradients = [parameter.grad for parameter in stage.parameters() if parameter.grad is not None]
+    stage.eval()
+    with torch.no_grad():
+        (evaluated,) = stage((), [inputs], len(inputs))
     stage.train()
-    with pytest.raises(LaunchError, match="Doubles does other work in evaluation mode"):
-        stage.eval()
+    return [made, evaluated, *gradients, *stage.buffers_by_name().values()]
 
 
-@pytest.mark.parametrize(
-    ("name", "change", "says"),
-    [
-        ("mnist", lambda names: [names[:3], [*names[3:], "conv9"]], "stage 1 names .* 'conv9': did you mean 'conv"),
-        ("mnist", lambda names: [names[:3], names[2:]], "layer 'conv2' is in stage 0 and again in stage 1"),
-        ("mnist", lambda names: [names[:3], names[4:]], "no stage holds layer 'relu#2'"),
-        (
-            "mnist",
-            lambda names: [names[3:-1], [*names[:3], "loss"]],
-            "layer 'relu#2' in stage 0 reads .* 'conv2' in a later stage",
-        ),
-        ("mnist", lambda names: [[*names[:3], "loss"], names[3:-1]], "'loss' must be in the last stage"),
-    ],
-)
-def test_pipelines_that_do_not_fit(name: str, change, says: str) -> None:
-    traced = trace_job(build(name), BATCH)
-    with pytest.raises(LaunchError, match=says):
-        build_stage_program(traced, change([layer.name for layer in traced.layers]), 0)
+@pytest.mark.parametrize("backend", slow_but_for(["aot_eager"], ["aot_eager", "inductor"]))
+def test_a_compiled_stage_trains_and_evaluates_as_the_stage_does(backend: str) -> None:
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("inductor needs a C++ compiler")
+    plain, stage = _stage(), _stage()
+    stage.compile_with(backend)
+    for samples in (4, 3):  # the last minibatch of an epoch is shorter
+        inputs = torch.randn(samples, 6)
+        for ours, theirs in zip(_step(stage, inputs), _step(plain, inputs), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test_inputs_of_another_shape_are_refused() -> None:
-    """The graph has no guards, and the stages after it would wait for tensors of other sizes."""
-    stage, *_ = program_of("mnist", *MNIST)
-    stage([], [torch.ones(3, 1, 28, 28)], 3)
-    for shape, written in (((3, 1, 28, 14), "3×1×28×14"), ((4, 1, 28, 28), "4×1×28×28")):
-        with pytest.raises(LaunchError, match=f"input 0 of the model is {written} for 3 samples, and was 3×1×28×28"):
-            stage([], [torch.ones(shape)], 3)
+def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        LaunchError, match=r"--compile-backend: torch.compile has no backend 'inducter' here, only .*in"
+    ):
+        compiled.check_compiler("inducter", CPU)
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", _raises)
+    with pytest.raises(LaunchError, match=r"^--compile needs a C\+\+ compiler .* leave it out"):
+        compiled.check_compiler("inductor", CPU)
+    torch._dynamo.reset()
+    run = compiled.compiled_function(lambda x: x + 1, _raises)  # type: ignore[arg-type]
+    with pytest.raises(LaunchError, match=r"torch.compile fails on this stage .*leave out --compile"):
+        run(torch.ones(2))
+
+
+def _raises(*_: object) -> str:
+    raise RuntimeError("No working C++ compiler found")

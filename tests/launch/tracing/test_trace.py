@@ -1,4 +1,5 @@
-"""The DAG of layers that tracing finds."""
+"""The DAG of layers that tracing finds; a layer is a member of a list of modules, the call of a leaf module, or an
+operator."""
 
 from __future__ import annotations
 
@@ -6,40 +7,37 @@ import inspect
 import os
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
 import traced_zoo_whole
-from extents import slow_but_for
-from torch import nn
-from traced_zoo import ZOO, build
+from stagewise import check_evaluation, check_training, programs, random_pipeline
+from torch import Tensor, nn
+from traced_zoo import build
 
 from pipeplan_launch import Job
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
-torch.set_num_threads(1)
+BATCH = 6
 
 
-def edges(traced: TracedModel) -> dict[str, tuple[str, ...]]:
-    return {tensor.name: tensor.consumers for tensor in traced.tensors}
+def names(traced: TracedModel) -> list[str]:
+    return [layer.name for layer in traced.layers]
 
 
-def test_layers_are_named_after_modules() -> None:
+def test_layers_are_named_after_modules_and_skip_connections_are_edges() -> None:
     traced = trace_job(build("resnet-tiny"), 4)
-    names = [layer.name for layer in traced.layers]
-    assert names[:4] == ["conv", "bn", "relu", "stages.0.0.conv1"]
-    assert {"stages.0.0.add", "stages.0.0.relu", "stages.0.0.relu#2", "stages.1.0.skip.1"} <= set(names)
-    assert names[-2:] == ["fc", "loss"]
+    assert names(traced)[:4] == ["conv", "bn", "relu", "stages.0.0.conv1"]
+    assert {"stages.0.0.add", "stages.0.0.relu", "stages.0.0.relu#2", "stages.1.0.skip.1"} <= set(names(traced))
+    assert names(traced)[-2:] == ["fc", "loss"]
     bn = next(layer for layer in traced.layers if layer.name == "bn")
     assert (bn.module, bn.op, bn.parameters) == ("bn", "BatchNorm2d", ("bn.weight", "bn.bias"))
     assert bn.buffers == ("bn.running_mean", "bn.running_var", "bn.num_batches_tracked")
-
-
-def test_skip_connections_are_edges() -> None:
-    traced = trace_job(build("resnet-tiny"), 4)
-    assert edges(traced)["relu"] == ("stages.0.0.conv1", "stages.0.0.add")
-    assert edges(traced)["stages.0.0.relu#2"] == ("stages.1.0.skip.0", "stages.1.0.conv1")
+    edges = {tensor.name: tensor.consumers for tensor in traced.tensors}
+    assert edges["relu"] == ("stages.0.0.conv1", "stages.0.0.add")
+    assert edges["stages.0.0.relu#2"] == ("stages.1.0.skip.0", "stages.1.0.conv1")
 
 
 def test_shapes_follow_the_minibatch() -> None:
@@ -51,18 +49,6 @@ def test_shapes_follow_the_minibatch() -> None:
     assert traced.dynamic_batch
 
 
-@pytest.mark.parametrize("name", slow_but_for({*ZOO} - {"cells", "translator", "gpt", "unet", "resnet-tiny"}, ZOO))
-def test_every_layer_comes_after_what_it_reads(name: str) -> None:
-    traced = trace_job(build(name), 6)
-    place = {layer.name: index for index, layer in enumerate(traced.layers)}
-    assert len(place) == len(traced.layers)
-    assert len({tensor.name for tensor in traced.tensors}) == len(traced.tensors)
-    for tensor in traced.tensors:
-        assert all(place[tensor.producer] < place[consumer] for consumer in tensor.consumers)
-    used = [parameter for layer in traced.layers for parameter in layer.parameters]
-    assert set(used) == {parameter for parameter, _ in build(name).model.named_parameters()}
-
-
 def test_masks_positions_and_views_of_inputs_are_copied_not_sent() -> None:
     traced = trace_job(build("gpt"), 4)
     assert not any(tensor.dtype == torch.bool for tensor in traced.tensors)
@@ -71,35 +57,24 @@ def test_masks_positions_and_views_of_inputs_are_copied_not_sent() -> None:
     assert [layer.name for layer in digits.layers] == ["1", "loss"]
 
 
-def test_integer_tensors_cross_without_gradient() -> None:
+def test_tensors_that_need_no_gradient_cross_without_one() -> None:
     traced = trace_job(build("routes"), 4)
     kinds = {tensor.name: (tensor.dtype, tensor.requires_grad) for tensor in traced.tensors}
     assert kinds["argmax"] == (torch.int64, False)
     assert kinds["middle"] == (torch.float32, True)
     assert kinds["score"] == (torch.float32, False)  # Only an argmax reads it: no gradient comes back.
-
-
-def test_frozen_layers_send_no_gradient() -> None:
     traced = trace_job(build("shared"), 4)
     assert not next(tensor for tensor in traced.tensors if tensor.producer == "frozen").requires_grad
 
 
-@pytest.mark.parametrize(
-    ("name", "groups"),
-    [
-        ("mnist", ()),
-        ("resnet-tiny", ()),
-        ("gpt", (("tokens", "head"),)),
-        ("shared", (("block", "block#2"),)),
-    ],
-)
-def test_layers_that_share_parameters_are_tied(name: str, groups: tuple[tuple[str, ...], ...]) -> None:
-    traced = trace_job(build(name), 4)
-    assert tuple(tie.layers for tie in traced.tied) == groups
-    assert not traced.together
-    for tie in traced.tied:
-        for layer in traced.layers:
-            assert {*tie.names} <= {*layer.parameters} or layer.name not in tie.layers
+def test_layers_that_share_parameters_are_tied() -> None:
+    for name, groups in (("mnist", ()), ("gpt", (("tokens", "head"),)), ("shared", (("block", "block#2"),))):
+        traced = trace_job(build(name), 4)
+        assert tuple(tie.layers for tie in traced.tied) == groups
+        assert not traced.together
+        for tie in traced.tied:
+            for layer in traced.layers:
+                assert {*tie.names} <= {*layer.parameters} or layer.name not in tie.layers
 
 
 class Views(nn.Module):
@@ -114,33 +89,22 @@ class Views(nn.Module):
         return self.two(torch.relu(self.one(x)))
 
 
-def test_views_of_one_memory_stay_together() -> None:
+def test_layers_that_write_where_others_read_stay_together() -> None:
     traced = trace_job(Job(Views(), inputs=lambda n: torch.ones(n, 4)), 3)
     assert traced.together == (("one", "two"),)
     assert not traced.tied
-
-
-def test_in_place_writes_through_views_stay_together() -> None:
     (group,) = trace_job(build("writes-into-views"), 4).together
     assert {"mul", "sum", "add_"} <= set(group)
     assert not {"first", "third"} & set(group)
-
-
-def test_written_buffers_stay_together() -> None:
     (group,) = trace_job(build("keeps-state"), 4).together
-    assert {"mul_", "add_", "add"} <= set(group)
+    assert {"mul_", "add_", "add"} <= set(group), "the buffer is written and read again"
 
 
-def test_one_size_only() -> None:
+def test_the_minibatch_may_have_one_size_or_one_sample() -> None:
     traced = trace_job(build("one-size"), 6)
-    assert not traced.dynamic_batch
-    assert traced.minibatch == 6
-
-
-def test_a_single_sample() -> None:
+    assert (traced.dynamic_batch, traced.minibatch) == (False, 6)
     traced = trace_job(build("mnist"), 1)
-    assert traced.dynamic_batch
-    assert traced.minibatch == 1
+    assert (traced.dynamic_batch, traced.minibatch) == (True, 1)
 
 
 def test_batch_in_the_second_dimension() -> None:
@@ -168,7 +132,7 @@ def test_modules_named_like_our_own_layers() -> None:
             return getattr(self, "a b $(x) 'q'")(self.loss(x))
 
     traced = trace_job(Job(Awkward(), inputs=lambda n: torch.randn(n, 2)), 3)
-    assert [layer.name for layer in traced.layers] == ["loss#2", "a b $(x) 'q'", "loss"]
+    assert names(traced) == ["loss#2", "a b $(x) 'q'", "loss"]
 
 
 @pytest.mark.slow
@@ -187,34 +151,13 @@ def test_hash_is_the_same_in_every_process_and_for_every_minibatch() -> None:
     assert trace_job(build("mnist"), 6).graph_hash != trace_job(build("gpt"), 6).graph_hash
 
 
-def test_tracing_leaves_the_model_and_the_random_numbers_alone() -> None:
-    job = build("resnet-tiny")
-    job.model.eval()
-    before = {name: one.clone() for name, one in job.model.state_dict().items()}
-    torch.manual_seed(5)
-    trace_job(job, 4)
-    after = torch.rand(3)
-    torch.manual_seed(5)
-    assert torch.equal(torch.rand(3), after)
-    assert not any(module.training for module in job.model.modules())
-    assert all(torch.equal(before[name], one) for name, one in job.model.state_dict().items())
-
-
-@pytest.mark.parametrize("name", ['a"b', "a\nb"])
-def test_a_name_that_no_graph_can_hold_is_quoted(name: str) -> None:
-    model = nn.Sequential()
-    model.add_module(name, nn.Linear(2, 2))
-    with pytest.raises(LaunchError, match="take the quotes, backslashes and line breaks out") as caught:
-        trace_job(Job(model, inputs=lambda n: torch.randn(n, 2)), 4)
-    assert repr(name) in str(caught.value)
-
-
-class Branches(nn.Linear):
-    def forward(self, x):
-        y = super().forward(x)
-        if y.sum() > 0:
-            return y
-        return -y
+def test_a_name_that_no_graph_can_hold_is_quoted() -> None:
+    for name in ('a"b', "a\nb"):
+        model = nn.Sequential()
+        model.add_module(name, nn.Linear(2, 2))
+        with pytest.raises(LaunchError, match="take the quotes, backslashes and line breaks out") as caught:
+            trace_job(Job(model, inputs=lambda n: torch.randn(n, 2)), 4)
+        assert repr(name) in str(caught.value)
 
 
 class Items(nn.Linear):
@@ -234,25 +177,80 @@ class Picks(nn.Linear):
         return y[y > 0] * 2
 
 
-@pytest.mark.parametrize(
-    ("kind", "says"),
-    [
-        (Branches, "depends on the data (FILE: if y.sum() > 0:); write it with torch.where"),
+def test_what_cannot_be_traced_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    for kind, says in (
         (Items, "depends on the data, at FILE: return y * y.max().item(); compute it with fixed shapes"),
         (Picks, "depends on the data, at FILE: return y[y > 0] * 2"),
         (Numpy, "cannot be traced by torch.export (FILE: return super().forward(torch.from_numpy(x.numpy())))"),
-    ],
-)
-def test_untraceable(kind: type, says: str, capfd: pytest.CaptureFixture[str]) -> None:
-    lines, start = inspect.getsourcelines(kind)
-    number = start + next(index for index, line in enumerate(lines) if f"FILE: {line.strip()}" in says)
-    with pytest.raises(LaunchError) as caught:
-        trace_job(Job(kind(2, 2), inputs=lambda n: torch.randn(n, 2)), 4)
-    assert says.replace("FILE", f"{__file__}:{number}") in str(caught.value)
-    assert "\n" not in str(caught.value)
+    ):
+        lines, start = inspect.getsourcelines(kind)
+        number = start + next(index for index, line in enumerate(lines) if f"FILE: {line.strip()}" in says)
+        with pytest.raises(LaunchError) as caught:
+            trace_job(Job(kind(2, 2), inputs=lambda n: torch.randn(n, 2)), 4)
+        assert says.replace("FILE", f"{__file__}:{number}") in str(caught.value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(LaunchError, match=r"fails on its example inputs \(4×5\): .*\(4x5 and 2x2\)"):
+        trace_job(Job(nn.Sequential(nn.Linear(2, 2)), inputs=lambda n: torch.randn(n, 5)), 4)
     assert capfd.readouterr().err == ""
 
 
-def test_inputs_of_the_wrong_shape() -> None:
-    with pytest.raises(LaunchError, match=r"fails on its example inputs \(4×5\): .*\(4x5 and 2x2\)"):
-        trace_job(Job(nn.Sequential(nn.Linear(2, 2)), inputs=lambda n: torch.randn(n, 5)), 4)
+class Stage(nn.Module):
+    """Blocks inside a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2))
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), Stage()))
+        self.named = nn.ModuleDict({"one": Stage()})
+        self.body = nn.Sequential(nn.Sequential(Stage(), Stage()), nn.Dropout(0.1))
+        self.attention = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 2)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.body(self.named["one"](self.stem(x)))
+        return self.head(self.attention(x.unsqueeze(1)) * 2)
+
+
+def test_modules_in_containers_are_layers_whatever_is_inside() -> None:
+    torch.manual_seed(0)
+    job = Job(Nested(), inputs=lambda n: torch.randn(n, 4), loss=lambda output, target: output.square().mean())
+    traced = trace_job(job, BATCH, "module")
+    expected = "stem.0 stem.1.0 stem.1.1 named.one body.0.0 body.0.1 body.1 attention.layers.0 attention.layers.1"
+    assert names(traced) == [*expected.split(), "mul", "head", "loss"]
+    block = traced.layers[5]
+    assert (block.module, block.op) == ("body.0.1", "Stage")
+    assert block.parameters == tuple(f"body.0.1.{name}" for name, _ in Stage().named_parameters())
+    for seed in range(2):
+        stages = programs(traced, random_pipeline(traced, stages=2 + seed, seed=seed))
+        check_training("nested", job, stages, BATCH)
+        check_evaluation("nested", job, stages, BATCH)
+    routed = trace_job(traced_zoo_whole.build("routed"), BATCH, "module")
+    assert names(routed) == ["first", "blocks.0", "blocks.1", "blocks.2", "blocks.2#2", "last", "loss"]
+    assert routed.how == "torch.export; taken whole: blocks.0.router, blocks.1.router, blocks.2.router"
+
+
+@pytest.mark.parametrize("name", ["gpt", pytest.param("resnet-tiny", marks=pytest.mark.slow)])
+def test_coarser_layers_are_made_of_finer_ones(name: str) -> None:
+    """Parameters are read by layers of their modules, and what crosses between coarse layers crosses fine ones."""
+    traced = [trace_job(build(name), BATCH, granularity) for granularity in ("module", "layer", "op")]
+    assert [len(one.layers) for one in traced] == sorted(len(one.layers) for one in traced)
+    assert len({one.graph_hash for one in traced}) == 3
+    crossing = [[(tensor.shape(BATCH), tensor.dtype) for tensor in one.tensors] for one in traced]
+    for coarse, fine in pairwise(crossing):
+        assert all(coarse.count(one) <= fine.count(one) for one in coarse)
+    tied = {"head"} if name == "gpt" else set()
+    for one in traced:
+        for info in one.layers:
+            if info.module not in tied:
+                assert all(parameter.startswith(info.module) for parameter in info.parameters)

@@ -1,4 +1,5 @@
-"""Unmodified models of Hugging Face transformers, cut anywhere, train to the gradients of the whole."""
+"""Unmodified models of Hugging Face transformers, cut anywhere, train to the gradients of the whole; and the examples
+of docs/models.md run as they stand."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
+from extents import slow_but_for
 from repository import ROOT
 from stagewise import (
     backward,
@@ -17,13 +18,13 @@ from stagewise import (
     programs,
     random_pipeline,
 )
+from torch.nn import functional
 from traced_zoo_hf import ZOO, build
 
 from pipeplan_launch import load_job
 from pipeplan_launch.job.job import collate_samples
 from pipeplan_launch.tracing.trace import trace_job
 
-torch.set_num_threads(1)
 BATCH = 4
 DOCUMENT = ROOT / "docs" / "models.md"
 LEFT_OUT = "left out of what it returns"
@@ -36,8 +37,13 @@ HOW = {
 }
 
 
-def check(name: str, granularity: str, count: int) -> None:
-    job = build(name)
+EVERY = [(name, granularity) for name in ZOO for granularity in ("module", "layer", "op")]
+
+
+@pytest.mark.parametrize("case", slow_but_for([("gpt2", "layer")], EVERY), ids="-".join)
+def test_split_equals_whole(case: tuple[str, str]) -> None:
+    name, granularity = case
+    job, count = build(name), 1 if case == ("gpt2", "layer") else 3
     traced = trace_job(job, BATCH, granularity)
     assert traced.how == HOW.get(name, HOW["gpt2"])
     assert traced.dynamic_batch
@@ -55,10 +61,6 @@ def check(name: str, granularity: str, count: int) -> None:
         check_evaluation(name, job, stages, BATCH, rounds=rounds)
 
 
-def test_split_equals_whole() -> None:
-    check("gpt2", "layer", 1)
-
-
 def test_only_the_hidden_state_of_a_llama_crosses_between_its_blocks() -> None:
     """Not the cosines and sines of the rotary embedding, nor the mask, which every stage computes for itself."""
     job = build("llama-masked")
@@ -72,15 +74,27 @@ def test_only_the_hidden_state_of_a_llama_crosses_between_its_blocks() -> None:
     assert all(spec.requires_grad for spec in traced.tensors)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("granularity", ["module", "layer", "op"])
-@pytest.mark.parametrize("name", ZOO)
-def test_split_equals_whole_for_all(name: str, granularity: str) -> None:
-    check(name, granularity, 3)
+def test_the_job_file_of_the_documentation(tmp_path: Path) -> None:
+    source, _ = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(source.splitlines()) <= 20
+    (tmp_path / "circles.py").write_text(source)
+    job = load_job(f"{tmp_path / 'circles.py'}:make", seed=0)
+    traced = trace_job(job, job.minibatch)
+    assert [layer.name for layer in traced.layers] == ["0", "1", "2", "3", "4", "loss"]
+    first, second = programs(traced, [["0", "1"], ["2", "3", "4", "loss"]])
+    optimizers = [job.make_optimizer(list(stage.parameters())) for stage in (first, second)]
+    points, labels = (tensor[:512] for tensor in job.datasets.train.tensors)
+    for _ in range(60):
+        output = second(first([], [points], 512), [], 512)
+        functional.cross_entropy(output, labels).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert job.correct(output, labels) > 0.95 * 512
 
 
 @pytest.mark.slow
-def test_the_job_of_the_documentation(tmp_path: Path) -> None:
+def test_the_job_of_the_documentation_for_a_model_of_transformers(tmp_path: Path) -> None:
     """It learns, in two stages, from dictionaries that are inputs and target in one."""
     _, source = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), flags=re.DOTALL)
     (tmp_path / "counting.py").write_text(source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -49,10 +50,6 @@ def busy(times: tuple[float, ...], **more: float) -> BusyTimes:
     return BusyTimes(forward, backward, update, **({"sync_s": 0.0, "load_s": 0.0, "own_s": 0.0} | more))
 
 
-def predicted(found: Calibrated, plan: Plan, overlap: float = 0.0) -> float:
-    return evaluate(plan, Problem(found.profile, found.cluster, Options(overlap=overlap))).step_time_s
-
-
 def test_a_profile_that_is_off_by_a_factor_a_stage_is_put_right() -> None:
     """Then every plan is predicted as with the true times, which the run never showed layer by layer."""
     true = chain([(0.1, 0.2, 0.01), (0.3, 0.1, 0.02), (0.2, 0.4, 0.03), (0.1, 0.3, 0.04)])
@@ -97,82 +94,8 @@ def test_what_ran_is_predicted_as_it_was_measured(seed: int) -> None:
     found = calibrate([run], profile, cluster(sum(replicas)))
     assert not found.unexplained
     assert found.step_times_s[0] == pytest.approx(run.step_time_s)
-    assert predicted(found, plan, overlap) == pytest.approx(run.step_time_s)
-
-
-def test_time_in_which_nobody_is_busy_stretches_all_layers_alike() -> None:
-    profile = chain([(0.1, 0.2, 0.0), (0.1, 0.1, 0.0)])
-    plan = plan_of(profile, [1], [1, 1])
-    run = observed(plan, 0.36, *(busy(sums(profile, one)) for one in plan.stages))
-    found = calibrate([run], profile, cluster(2))
-    assert found.slack == pytest.approx(1.2)
-    for new, old in zip(found.profile.layers, profile.layers, strict=True):
-        assert (new.forward_s, new.backward_s) == pytest.approx((1.2 * old.forward_s, 1.2 * old.backward_s))
-
-
-def test_reading_samples_goes_with_the_first_layer_and_the_rest_is_spread() -> None:
-    profile = chain([(0.1, 0.3, 0.0), (0.1, 0.3, 0.0)])
-    run = observed(plan_of(profile, [], [1]), 1.0, busy((0.2, 0.6, 0.0), load_s=0.04, own_s=0.16))
-    first, second = calibrate([run], profile, cluster(1)).profile.layers
-    assert (second.forward_s, second.backward_s) == pytest.approx((0.12, 0.36))
-    assert (first.forward_s, first.backward_s) == pytest.approx((0.16, 0.36))
-
-
-def test_whoever_has_the_loss_reads_the_targets() -> None:
-    profile = chain([(0.1, 0.3, 0.0)] * 4)
-    plan = plan_of(profile, [2], [1, 1])
-    reading = [busy(sums(profile, one), load_s=0.05) for one in plan.stages]
-    found = calibrate([observed(plan, 0.85, *reading)], profile, cluster(2)).profile
-    assert [layer.forward_s for layer in found.layers] == pytest.approx([0.15, 0.1, 0.1, 0.15])
-
-
-def test_steps_are_spread_by_parameters_where_the_profile_says_nothing_of_them() -> None:
-    profile = chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)])
-    layers = (replace(profile.layers[0], parameter_bytes=3000), profile.layers[1])
-    run = observed(plan_of(profile, [], [1]), 0.64, busy((0.2, 0.4, 0.04)))
-    found = calibrate([run], replace(profile, layers=layers), cluster(1)).profile
-    assert [layer.update_s for layer in found.layers] == pytest.approx([0.03, 0.01])
-
-
-def test_one_step_for_several_minibatches_is_one_step() -> None:
-    """Eight minibatches an update: each was measured with an eighth of the step of 0.4 s."""
-    profile = chain([(0.1, 0.2, 0.1)])
-    plan = replace(plan_of(profile, [], [1]), schedule="1f1b-flush", accumulate=8)
-    options = {"schedule": "1f1b-flush", "accumulate": 8}
-    found = calibrate([observed(plan, 0.35, busy((0.1, 0.2, 0.05)), **options)], profile, cluster(1))
-    assert found.profile.layers[0].update_s == pytest.approx(0.4)
-
-
-def test_a_stage_that_recomputes_runs_forward_twice() -> None:
-    profile = chain([(0.1, 0.1, 0.0)])
-    plan = plan_of(profile, [], [1])
-    plan = replace(plan, stages=(replace(plan.stages[0], recompute=True),))
-    found = calibrate([observed(plan, 0.7, busy((0.2, 0.5, 0.0)))], profile, cluster(1))
-    assert (found.profile.layers[0].forward_s, found.profile.layers[0].backward_s) == pytest.approx((0.2, 0.3))
-
-
-def test_inference_says_nothing_of_backward_passes() -> None:
-    profile = chain([(0.1, 0.2, 0.05), (0.1, 0.2, 0.05)])
-    plan = replace(plan_of(profile, [1], [1, 1], [1, 1]), inference=True)
-    run = observed(plan, 0.33, busy((0.2, 0.0, 0.0)), busy((0.3, 0.0, 0.0)), inference=True)
-    found = calibrate([run], profile, cluster(2))
-    assert [layer.forward_s for layer in found.profile.layers] == pytest.approx([0.22, 0.33])
-    assert [(layer.backward_s, layer.update_s) for layer in found.profile.layers] == [(0.2, 0.05)] * 2
-    trained = observed(replace(plan, inference=False), 0.9, busy((0.2, 0.4, 0.1)), busy((0.3, 0.4, 0.1)))
-    with pytest.raises(InputError, match="some of these runs trained and others did not"):
-        calibrate([run, trained], profile, cluster(2))
-
-
-def test_several_runs_are_averaged() -> None:
-    profile = chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)])
-    plans = [plan_of(profile, [], [1]), plan_of(profile, [1], [1, 1])]
-    both = [
-        observed(plans[0], 0.6, busy((0.2, 0.4, 0.0))),
-        observed(plans[1], 0.6, busy((0.1, 0.2, 0.0)), busy((0.2, 0.4, 0.0))),
-    ]
-    found = calibrate(both, profile, cluster(2))
-    first, second = (layer.forward_s / found.slack for layer in found.profile.layers)
-    assert (first, second) == pytest.approx((0.1, 0.15))
+    problem = Problem(found.profile, found.cluster, Options(overlap=overlap))
+    assert evaluate(plan, problem).step_time_s == pytest.approx(run.step_time_s)
 
 
 def test_other_minibatch_sizes_change_by_the_same_factors() -> None:
@@ -191,16 +114,68 @@ def ring_s(replicas: int, size: float, rate: float) -> float:
     return 2 * (replicas - 1) / replicas * size / rate
 
 
-@pytest.mark.parametrize(("efficiency", "expected"), [(0.1, 0.1), (0.8, 0.8), (1.7, 1.0)])
-def test_the_efficiency_of_all_reduces_is_found(efficiency: float, expected: float) -> None:
-    """Data parallelism on three workers; more than the whole bandwidth is what hides behind computing."""
-    profile = chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)], parameters=50_000)
-    sync = ring_s(3, 100_000, 1e6 * efficiency)
-    run = observed(plan_of(profile, [], [3]), (0.6 + sync) / 3, busy((0.2, 0.4, 0.0), sync_s=sync))
-    found = calibrate([run], profile, cluster(3))
-    assert found.cluster.levels[0].allreduce_efficiency == pytest.approx(expected)
-    assert found.cluster.levels[0].sendrecv_efficiency == 0.5
-    assert found.step_times_s[0] == pytest.approx(run.step_time_s)
+Times = list[tuple[float, float, float]]
+HAND: dict[str, tuple[Times, list[int], float, list[BusyTimes], Times, dict[str, Any]]] = {
+    "time in which nobody is busy stretches all layers alike": (
+        *([(0.1, 0.2, 0.0), (0.1, 0.1, 0.0)], [1], 0.36, [busy((0.1, 0.2, 0.0)), busy((0.1, 0.1, 0.0))]),
+        *([(0.12, 0.24, 0.0), (0.12, 0.12, 0.0)], {}),
+    ),
+    "reading samples goes with the first layer, and the rest is spread": (
+        *([(0.1, 0.3, 0.0)] * 2, [], 1.0, [busy((0.2, 0.6, 0.0), load_s=0.04, own_s=0.16)]),
+        *([(0.16, 0.36, 0.0), (0.12, 0.36, 0.0)], {}),
+    ),
+    "the stage with the loss reads the targets": (
+        *([(0.1, 0.3, 0.0)] * 4, [2], 0.85, [busy((0.2, 0.6, 0.0), load_s=0.05)] * 2),
+        *([(0.15, 0.3, 0.0), (0.1, 0.3, 0.0), (0.1, 0.3, 0.0), (0.15, 0.3, 0.0)], {}),
+    ),
+    "steps are spread by parameters where the profile says nothing of them": (
+        *([(0.1, 0.2, 0.0)] * 2, [], 0.64, [busy((0.2, 0.4, 0.04))]),
+        *([(0.1, 0.2, 0.03), (0.1, 0.2, 0.01)], {"parameters": (3000, 1000)}),
+    ),
+    "eight minibatches an update were measured with an eighth of its step each": (
+        *([(0.1, 0.2, 0.1)], [], 0.35, [busy((0.1, 0.2, 0.05))]),
+        *([(0.1, 0.2, 0.4)], {"schedule": "1f1b-flush", "accumulate": 8}),
+    ),
+    "a stage that recomputes runs forward twice": (
+        *([(0.1, 0.1, 0.0)], [], 0.7, [busy((0.2, 0.5, 0.0))]),
+        *([(0.2, 0.3, 0.0)], {"recompute": True}),
+    ),
+    "inference says nothing of backward passes": (
+        *([(0.1, 0.2, 0.05)] * 2, [1], 0.33, [busy((0.2, 0.0, 0.0)), busy((0.3, 0.0, 0.0))]),
+        *([(0.22, 0.2, 0.05), (0.33, 0.2, 0.05)], {"inference": True}),
+    ),
+}
+"""Times of layers, cuts, the measured step time, what kept each stage busy, the new times, and what is special."""
+
+
+@pytest.mark.parametrize("rule", HAND)
+def test_layers_get_the_times_that_are_worked_out_by_hand(rule: str) -> None:
+    times, cuts, step_time_s, stages, expected, more = HAND[rule]
+    profile, options = chain(times), dict(more)
+    if sizes := options.pop("parameters", ()):
+        layers = [replace(one, parameter_bytes=size) for one, size in zip(profile.layers, sizes, strict=True)]
+        profile = replace(profile, layers=tuple(layers))
+    plan = plan_of(profile, cuts, [1] * len(stages), [1] * len(stages) if "inference" in options else None)
+    if options.pop("recompute", False):
+        plan = replace(plan, stages=(replace(plan.stages[0], recompute=True),))
+    plan = replace(plan, **options)
+    found = calibrate([observed(plan, step_time_s, *stages, **options)], profile, cluster(len(stages)))
+    new = [(one.forward_s, one.backward_s, one.update_s) for one in found.profile.layers]
+    assert new == [pytest.approx(one) for one in expected]
+
+
+def test_several_runs_are_averaged_if_all_trained() -> None:
+    profile = chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)])
+    plans = [plan_of(profile, [], [1]), plan_of(profile, [1], [1, 1])]
+    both = [
+        observed(plans[0], 0.6, busy((0.2, 0.4, 0.0))),
+        observed(plans[1], 0.6, busy((0.1, 0.2, 0.0)), busy((0.2, 0.4, 0.0))),
+    ]
+    found = calibrate(both, profile, cluster(2))
+    assert [one.forward_s / found.slack for one in found.profile.layers] == pytest.approx([0.1, 0.15])
+    only = observed(replace(plans[0], inference=True), 0.2, busy((0.2, 0.0, 0.0)), inference=True)
+    with pytest.raises(InputError, match="some of these runs trained and others did not"):
+        calibrate([only, both[0]], profile, cluster(2))
 
 
 def twenty_layers(share: float, overlap: float, held: float, *, recompute: bool = False) -> Calibrated:
@@ -217,48 +192,43 @@ def twenty_layers(share: float, overlap: float, held: float, *, recompute: bool 
     return calibrate([run], replace(true, layers=layers), here)
 
 
-@pytest.mark.parametrize(
-    ("share", "overlap", "held"),
-    [
-        # Buckets: layer 20, then three at a time, then layer 1. Those of layers 2 to 4 leave 5% before the end.
-        pytest.param(0.6, 1.0, 3 * 0.03 - 0.05 + 0.03, id="the-last-two-buckets"),
-        pytest.param(0.6, 0.5, 0.07 + 0.5 * (0.6 - 0.07), id="the-rest-half-hidden"),
-        pytest.param(0.6, 0.0, 0.6, id="nothing-hidden"),
-        # From the second bucket on, full at 20%, the link is never idle.
-        pytest.param(2.0, 1.0, 0.2 + 19 * 0.1 - 1.0, id="longer-than-the-pass"),
-    ],
+HELD = (
+    # Buckets: layer 20, then three at a time, then layer 1. Those of layers 2 to 4 leave 5% before the end.
+    (0.6, 1.0, 3 * 0.03 - 0.05 + 0.03),
+    (0.6, 0.5, 0.07 + 0.5 * (0.6 - 0.07)),  # half of the rest is hidden
+    (0.6, 0.0, 0.6),
+    # From the second bucket on, full at 20%, the link is never idle.
+    (2.0, 1.0, 0.2 + 19 * 0.1 - 1.0),
 )
-@pytest.mark.parametrize("recompute", [False, True])
-def test_what_the_backward_pass_hides_is_part_of_an_all_reduce(
-    share: float, overlap: float, held: float, recompute: bool
-) -> None:
-    found = twenty_layers(share, overlap, held, recompute=recompute)
-    assert found.cluster.levels[0].allreduce_efficiency == pytest.approx(0.5, rel=1e-6)
-    assert found.slack == pytest.approx(1.0)
-    for layer in found.profile.layers:
-        assert (layer.forward_s, layer.backward_s) == pytest.approx((0.025, 0.05))
+"""The share of the backward pass that an all-reduce takes, the overlap, and what it holds a worker up for."""
 
 
-@pytest.mark.parametrize("held", [0.0, 0.01, 0.015])
-def test_what_is_left_of_an_all_reduce_may_be_too_short_to_tell(held: float) -> None:
-    """An all-reduce of 20% of the pass: but for the last bucket, of 1%, it hides, and 1% is what any pass is off by."""
-    found = twenty_layers(0.2, 1.0, held)
-    assert found.cluster.levels[0].allreduce_efficiency == 0.4
-    assert "too short to tell" in found.fitted[0].why
+def test_what_the_backward_pass_hides_is_part_of_an_all_reduce() -> None:
+    for (share, overlap, held), recompute in itertools.product(HELD, (False, True)):
+        found = twenty_layers(share, overlap, held, recompute=recompute)
+        assert found.cluster.levels[0].allreduce_efficiency == pytest.approx(0.5, rel=1e-6)
+        assert found.slack == pytest.approx(1.0)
+        for layer in found.profile.layers:
+            assert (layer.forward_s, layer.backward_s) == pytest.approx((0.025, 0.05))
 
 
-@pytest.mark.parametrize(
-    ("replicas", "overlap", "why"),
-    [([2, 1], 0.0, "updates run late"), ([2], 1.0, "hide behind computing"), ([1, 1], 0.0, "no stage had replicas")],
-)
-def test_an_efficiency_that_cannot_be_told_stays(replicas: list[int], overlap: float, why: str) -> None:
+def test_an_efficiency_that_cannot_be_told_stays() -> None:
     profile = chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)])
-    plan = plan_of(profile, [1][: len(replicas) - 1], replicas)
-    stages = [busy(sums(profile, one), sync_s=0.001 if one.replicas > 1 else 0.0) for one in plan.stages]
-    found = calibrate([observed(plan, 0.4, *stages, overlap=overlap)], profile, cluster(sum(replicas)))
-    assert found.cluster.levels[0].allreduce_efficiency == 0.5
-    (fitted,) = (one for one in found.fitted if one.operation == "all-reduce")
-    assert why in fitted.why
+    for replicas, overlap, why in (
+        ([2, 1], 0.0, "updates run late"),
+        ([2], 1.0, "hide behind computing"),
+        ([1, 1], 0.0, "no stage had replicas"),
+    ):
+        plan = plan_of(profile, [1][: len(replicas) - 1], replicas)
+        stages = [busy(sums(profile, one), sync_s=0.001 if one.replicas > 1 else 0.0) for one in plan.stages]
+        found = calibrate([observed(plan, 0.4, *stages, overlap=overlap)], profile, cluster(sum(replicas)))
+        assert found.cluster.levels[0].allreduce_efficiency == 0.5
+        assert why in next(one.why for one in found.fitted if one.operation == "all-reduce")
+    # An all-reduce of 20% of the pass hides but for the last bucket, of 1%, which any pass is off by.
+    for held in (0.0, 0.01, 0.015):
+        found = twenty_layers(0.2, 1.0, held)
+        assert found.cluster.levels[0].allreduce_efficiency == 0.4
+        assert "too short to tell" in found.fitted[0].why
 
 
 def test_a_boundary_that_bounds_the_step_time_says_what_it_reaches() -> None:

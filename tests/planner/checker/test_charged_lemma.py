@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checking import QUICK, written
+from long_chains import chain
 
 from pipeplan.checker.certificates.closure import stage_space
 from pipeplan.checker.certificates.stages import CertificateStates, StageSpace
@@ -23,8 +24,7 @@ from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.layers import Layer, Tensor
-from pipeplan.profile_data.profile import Profile
+from pipeplan.profile_data.layers import Layer
 from pipeplan.util.files import Node
 
 LIMIT = 10.0
@@ -102,10 +102,7 @@ def _cluster(kind: str) -> Cluster:
 
 
 def _space(kind: str) -> StageSpace:
-    names = ("a", "b", "c")
-    layers = tuple(Layer(name, 1.0, 1.0, 4, 0) for name in names)
-    tensors = tuple(Tensor(f"t{one}", one, (other,), 4, 4) for one, other in itertools.pairwise(names))
-    problem = Problem(Profile(layers, tensors, 1), _cluster(kind), Options(memory=False))
+    problem = Problem(chain([Layer(name, 1.0, 1.0, 4, 0) for name in "abc"], 4), _cluster(kind), Options(memory=False))
     document = PlanDocument.of(Node(written(solve(problem, QUICK)), "plan.json"))
     model = checked_model(problem.profile, document)
     top = len(problem.cluster.levels)

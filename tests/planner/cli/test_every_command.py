@@ -1,4 +1,4 @@
-"""What holds for all commands: the shared options, examples that work, where to start."""
+"""What holds for all commands: options, examples, exit codes, output, completion, and what earlier versions had."""
 
 from __future__ import annotations
 
@@ -12,65 +12,27 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import click
 import pytest
+from click.shell_completion import CompletionItem, ShellComplete
 from commandline import Run, refused
-from foreign import PIPEDREAM
-from reported import write_run
+from manifests import PIPEDREAM
+from repository import ROOT
+from rich.table import Table
 
 import pipeplan
 from pipeplan import cli as commands
-from pipeplan.cli import options
-from pipeplan.cli.problem_options import GroupedCommand
+from pipeplan.cli import _COMMANDS, cli, options, output
+from pipeplan.cli.commands.doctor import LACKING
+from pipeplan.cli.commands.export import TARGETS
+from pipeplan.cli.usage_errors import GONE, GONE_COMMANDS, GONE_ELSEWHERE
+from pipeplan.errors import DisagreementError, InputError
 from pipeplan.first_steps import init
-from pipeplan.problem import plan_file
-from pipeplan.report.source import read_report_source
-
-SHARED = {"output": "-o", "force": "--force", "as_json": "--json", "quiet": "-q", "seed": "--seed"}
-EXPORTS = "-o --force -q"
-MUST = {
-    "init": "-o --force --json -q",
-    "doctor": "--json -q",
-    "profile measure": "-o --force --json -q --seed",
-    "profile links": "-o --force --json -q",
-    "profile show": "--json -q",
-    "profile diff": "--json -q",
-    "solve": "-o --force --json -q",
-    "replan": "-o --force --json -q",
-    "explain": "--json -q --seed",
-    "sweep": "--force --json -q",
-    "check": "--json -q",
-    "simulate": "--force --json -q",
-    "report": "-o --force --json -q",
-    "export": "",
-    "calibrate": "-o --force --json -q",
-    "docs": "-q",
-    "list": "--json -q",
-    "import": "-o --force --json -q",
-}
-"""The shared options of every command. It writes: -o, and --force where it may refuse. It answers: --json. It draws
-numbers: --seed. All targets of `export` have EXPORTS."""
-VERBS = re.findall(
-    r"\w+",
-    """
-    Accept Add Allow Ask Assume Compare Compute Create Cut Describe Divide Draw Drop End Estimate Give Keep Leave
-    Limit Measure Mount Never Pass Plan Print Put Read Record Refuse Replace Resume Run Search Seed Send Set Show
-    Simulate Start State Submit Take Train Use Wait Write
-    """,
-)
-"""The words with which the help of options begins."""
-RUN = "plan/runs/20260131T120000Z"
-TOO_LONG = (
-    "pipeplan profile --links --servers",
-    "NODE_RANK=",
-    "pipeplan explain --cluster A",
-)
-"""Minutes, several servers, or much computing: these examples are only parsed here."""
-OF_TRANSFORMERS = re.compile("megatron|torchtitan")
-"""Of these the tests of exports have models."""
+from pipeplan.plan.schedules import SCHEDULES
+from pipeplan_launch import supervisor
+from pipeplan_launch.elastic import restart_state
 
 
 @cache
@@ -100,43 +62,19 @@ def examples() -> list[str]:
     return list(dict.fromkeys(line for line in lines if re.match(r"([A-Z_]+=\S+ )*pipeplan( |$)", line)))
 
 
-def test_commands_have_their_shared_options_in_the_same_words_and_say_what_options_do() -> None:
+def test_commands_have_their_shared_options_in_the_same_words(run: Run) -> None:
     texts = {"force": options.FORCE, "as_json": options.JSON, "quiet": options.QUIET, "seed": options.SEED}
     for path in every_command():
         own = options_of(path)
-        name = path.removeprefix("export ")
-        must = MUST[path] if name == path else EXPORTS
-        assert {SHARED[name] for name in own if name in SHARED} == set(must.split())
+        must = {"quiet"} if path == "docs" or path.startswith("export ") else {"quiet", "as_json"}
+        assert {*own} >= (set() if path == "export" else must), path
         assert {name: own[name].help for name in texts if name in own} == {n: texts[n] for n in texts if n in own}
         if "output" in own:
             assert own["output"].opts == ["-o", "--output"]
             assert (own["output"].help or "").partition("  [default")[0] in (options.FILE, options.FOLDER)
-        for option in own.values():
-            sentence, default, _ = (option.help or "").partition("  [default")
-            assert sentence.split()[0] in VERBS, f"{path} {option.opts}: {sentence}"
-            assert sentence.endswith(".") or default, f"{path} {option.opts}: {sentence}"
-            assert not re.search(r"\. [A-Z]", sentence), f"{path} {option.opts}: {sentence}"
-
-
-@pytest.mark.parametrize("path", ["solve", "explain", "sweep", "replan", "profile measure"])
-def test_options_stand_under_headings_and_the_short_help_has_the_essential_ones(path: str, run: Run) -> None:
-    command = every_command()[path][0]
-    assert isinstance(command, GroupedCommand)
-    own = {max(option.opts, key=len) for option in options_of(path).values()} - {"-h"} | {"--help"}
-    words = path.removesuffix(" measure")
-    shown = _sections(run(words, "--help").out)
-    for heading, names in command.groups.items():
-        assert shown.get(heading, []) == [name for name in names if name in own]
-    assert sorted(name for names in shown.values() for name in names) == sorted(own)
-    assert (path in ("solve", "profile measure")) is ("Options" not in shown)
-    short = _sections(run(words, "-h").out)
-    assert {name for names in short.values() for name in names} == own & {*command.essential} < own
-
-
-def _sections(text: str) -> dict[str, list[str]]:
-    """The names of the options under each heading of a help text."""
-    sections = re.findall(r"^(\w[\w ]*):\n((?:  .*\n?|\n)+)", text, re.MULTILINE)
-    return {heading: re.findall(r"^  (?:-\w, )?(--[\w-]+)", body, re.MULTILINE) for heading, body in sections}
+    for path in ("solve", "explain", "sweep", "replan", "profile"):
+        short, whole = (set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", run(path, h).out, re.M)) for h in ("-h", "--help"))
+        assert short < whole, "the short help has the essential options"
 
 
 def test_commands_say_what_they_do_and_have_examples_that_there_are() -> None:
@@ -162,85 +100,13 @@ def _invoke_inner(group: click.Group, context: click.Context) -> None:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that examples name. In `large`, the plan is for four servers."""
-    folder = tmp_path_factory.mktemp("examples")
-    init.write_starter_files(folder, init.starter_files())
-    profile = pipeplan.read_profile("mnist-v100")
-    for name in ("profile.json", "before.json"):
-        profile.save(folder / name)
-    profile.rescaled(16).save(folder / "after.json")
-    for name in ("my-cluster.toml", "lab.toml", "what-is-left.toml"):
-        (folder / name).write_text(init.cluster_text(pipeplan.cluster("B").with_servers(1)))
+    """A plan for four servers, and a profile of another tool."""
+    folder = tmp_path_factory.mktemp("prepared")
     (folder / "graph.txt").write_text(PIPEDREAM)
-    here, quick = pipeplan.cluster("local", workers=3), pipeplan.Settings(solver="dp", simulate=False)
-    made = pipeplan.solve(profile, here, settings=quick, allow_copies=False, max_replicas=1, stages=3)
+    profile, quick = pipeplan.read_profile("mnist-v100"), pipeplan.Settings(solver="dp", simulate=False)
+    made = pipeplan.solve(profile, pipeplan.cluster("A"), settings=quick, schedule="1f1b-stashing")
     pipeplan.render(made, folder / "plan")
-    write_run(folder / RUN, read_report_source(plan_file.read_plan_document(folder / "plan"), made.problem.profile))
-    _add_what_calibration_needs(folder / RUN / "summary.json")
-    for name, (cluster, more) in OTHERS.items():
-        other = Path(shutil.copytree(folder, folder.with_name(name)))
-        shutil.rmtree(other / "plan")
-        made = pipeplan.solve(profile, pipeplan.cluster(cluster), settings=quick, **more)
-        pipeplan.render(made, other / "plan")
     return folder
-
-
-OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "large": ("A", {"schedule": "1f1b-stashing"}),
-    "flush": ("B", {"schedule": "1f1b-flush", "accumulate": 4, "grid": True, "stages": 2}),
-}
-"""Folders with another plan, for commands that go with such a plan alone."""
-
-
-def _add_what_calibration_needs(path: Path) -> None:
-    summary = json.loads(path.read_text())
-    for stage in summary["stages"]:
-        stage["measured"] |= {"send_s": 0.0, "other_s": 0.0, "core_wait_s": 0.0, "cpu_s": 0.01}
-    path.write_text(json.dumps(summary))
-
-
-def arranged(example: str, prepared: Path, work: Path) -> Path:
-    """A folder in which an example finds what it names, and nothing where it writes."""
-    other = "large" if example.startswith("pipeplan replan") else "flush" if " export " in example else prepared.name
-    shutil.copytree(prepared.with_name(other), work)
-    if "calibrated.json" in example:
-        (work / "profile.json").rename(work / "calibrated.json")
-        (work / "cluster.toml").rename(work / "calibrated.toml")
-    if example.startswith("pipeplan import"):
-        (work / "profile.json").unlink()
-    if re.match(r"pipeplan (solve|init)", example):
-        shutil.rmtree(work / "plan")
-        (work / "job.py").unlink()
-        (work / "cluster.toml").unlink(missing_ok=True)
-    return work
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "example", [one for one in examples() if not one.startswith(TOO_LONG) and not OF_TRANSFORMERS.search(one)]
-)
-def test_an_example_works(example: str, prepared: Path, tmp_path: Path) -> None:
-    work = arranged(example, prepared, tmp_path / "work")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        example, shell=True, cwd=work, capture_output=True, text=True, env=os.environ | {"PATH": path}, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert "error" not in done.stderr
-
-
-def test_alone_it_says_where_to_start(run: Run) -> None:
-    done = run()
-    assert (done.code, done.err) == (0, "")
-    assert done.out.count("\n") <= 12
-    for word in ("init", "doctor", "profile", "solve", "launch.sh", "docs"):
-        assert word in done.out
-    assert len(run("--help").out) > 2 * len(done.out)
-
-
-def test_help_of_a_command_may_be_asked_for_first(run: Run) -> None:
-    assert run("help", "solve").out == run("solve", "--help").out
-    assert run("help").out == run("--help").out
 
 
 ANSWERS = (
@@ -254,40 +120,10 @@ ANSWERS = (
     "export ssh plan -o new.sh",
     "profile show mnist-v100",
     "profile diff mnist-v100 mnist-v100",
-    "import graph.txt --microbatch 4 -o imported.json --force",
+    "import graph.txt --microbatch 4 -o imported.json",
     "list",
     "init new",
 )
-
-
-@pytest.mark.parametrize("line", ANSWERS)
-def test_quiet_prints_nothing(line: str, run: Run, prepared: Path, tmp_path: Path) -> None:
-    """A table, a list and a note alike; the exit code and the files are the answer."""
-    shutil.copytree(prepared.with_name("large"), tmp_path, dirs_exist_ok=True)
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert run(*line.split(), "-q") == (0, "", "")
-    written = {path.name for path in tmp_path.rglob("*") if before.get(path) != path.stat().st_mtime_ns}
-    assert "-o" not in line or line.partition("-o ")[2].split()[0] in written
-
-
-def test_quiet_keeps_what_is_asked_for_and_errors(run: Run, prepared: Path) -> None:
-    quiet = run("solve", "mnist-v100", "--cluster", "C", "--json", "--solver", "dp", "--no-write", "-q")
-    assert (quiet.code, quiet.err) == (0, "")
-    assert json.loads(quiet.out)
-    script = run("export", "ssh", str(prepared / "plan"), "-o", "-", "-q")
-    assert (script.code, script.err) == (0, "")
-    assert script.out.startswith("#!")
-    refused(run, "solve", "nix.json", "-q")
-
-
-def test_json_is_one_document(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "graph.txt").write_text(PIPEDREAM)
-    asked = ("list", "list models", "list clusters", "init begun", "profile show mnist-v100")
-    solved = "solve mnist-v100 --cluster C --solver dp -o new"
-    for line in (*asked, solved, "import graph.txt --microbatch 4"):
-        done = run(*line.split(), "--json")
-        assert done.code == 0, done.err
-        json.loads(done.out)
 
 
 def test_help_imports_nothing_that_is_slow() -> None:
@@ -300,3 +136,220 @@ def test_help_imports_nothing_that_is_slow() -> None:
         code += f"finally:\n    print(*{set(modules.split())} & set(sys.modules), file=sys.stderr)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stderr.strip() == "", line
+
+
+def test_alone_it_says_where_to_start_and_help_may_be_asked_for_first(run: Run) -> None:
+    done = run()
+    assert (done.code, done.err, done.out.count("\n") <= 12) == (0, "", True)
+    for word in ("init", "doctor", "profile", "solve", "launch.sh", "docs"):
+        assert word in done.out
+    assert run("help", "solve").out == run("solve", "--help").out
+    assert run("help").out == run("--help").out
+
+
+@pytest.mark.parametrize("line", ANSWERS)
+def test_quiet_prints_nothing_and_json_is_one_document(line: str, run: Run, prepared: Path, tmp_path: Path) -> None:
+    """A table, a list and a note alike; the exit code and the files are the answer."""
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert run(*line.split(), "-q") == (0, "", "")
+    written = {path.name for path in tmp_path.rglob("*") if before.get(path) != path.stat().st_mtime_ns}
+    assert "-o" not in line or line.partition("-o ")[2].split()[0] in written
+    if line.split()[0] in ("check", "import", "init", "list", "profile", "report", "simulate"):
+        again = run(*line.split(), *(["--force"] if "-o" in line or "init" in line else []), "--json", "-q")
+        assert (again.code, again.err) == (0, "")
+        assert json.loads(again.out)
+
+
+def test_quiet_keeps_what_is_asked_for_and_errors(run: Run, prepared: Path) -> None:
+    script = run("export", "ssh", str(prepared / "plan"), "-o", "-", "-q")
+    assert (script.code, script.err, script.out[:2]) == (0, "", "#!")
+    refused(run, "solve", "nix.json", "-q")
+
+
+PAGE = ROOT / "docs" / "errors.md"
+
+
+def stated(section: str) -> dict[int, str]:
+    """The codes of a table of docs/errors.md."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"### {section}")[2].partition("\n#")[0]
+    return {int(code): meaning for code, meaning in re.findall(r"^\| (\d+) \| (.*) \|$", text, re.MULTILINE)}
+
+
+ENDS: tuple[tuple[BaseException | None, int], ...] = (
+    (None, 0),
+    (InputError("x"), 2),
+    (click.UsageError("x"), 2),
+    (DisagreementError("x"), 3),
+    (KeyboardInterrupt(), 130),
+    (OSError(28, "No space left on device"), 2),
+)
+
+
+def test_an_end_has_the_code_that_the_page_says(run: Run) -> None:
+    for raised, code in ENDS:
+        with mock.patch("pipeplan.cli.commands.list_.print_json", side_effect=raised):
+            done = run("list", "--json")
+        assert done.code == code
+        assert code in stated("`pipeplan`")
+        assert bool(done.err) == (raised is not None)
+
+
+def test_the_page_has_all_codes_and_help_ends_with_them(run: Run) -> None:
+    mine = [commands.DONE, commands.FIXABLE, commands.DISAGREED, commands.INTERRUPTED]
+    assert list(stated("`pipeplan`")) == mine == [0, LACKING, 3, 130]
+    assert list(stated("`launch.sh`")) == [0, 1, supervisor.STATUS_REPORTED, supervisor.STATUS_STOPPED]
+    assert list(stated("A worker")) == [0, 1, 2, restart_state.STATUS_PEER_LOST, restart_state.STATUS_INTERRUPTED]
+    last = " ".join(run("--help").out.split()).partition("Exit codes: ")[2]
+    assert [int(code) for code in re.findall(r"(\d+) ", last)] == mine
+
+
+def test_a_closed_standard_output_is_no_error() -> None:
+    command = f"{sys.executable} -m pipeplan list >&-"
+    assert subprocess.run(["bash", "-c", command], capture_output=True).returncode == 0
+
+
+def test_answers_are_folded_only_where_asked_and_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    line, table = "word " * 40, Table("heading", box=None)
+    table.add_row("x" * 200)
+    output.print_answer([line, "[bold]a[/bold] :x: 12"])
+    output.note("[red]b[/red] :x:")
+    assert capsys.readouterr() == (f"{line}\n[bold]a[/bold] :x: 12\n", "[red]b[/red] :x:\n")
+    output.print_answer([line], fold=True, narrow=True)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= output.PIPED_WIDTH
+    output.print_answer([table], wide=True)
+    assert "x" * 200 in capsys.readouterr().out
+
+
+def test_notes_are_dropped_while_standard_error_is_silenced_and_progress_is_for_terminals(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with output.silenced():
+        output.note("unseen")
+        print("unseen", file=sys.stderr)
+    output.note("seen")
+    with output.status("working") as show, output.progress_bar("working") as update:
+        show("still working")
+        update(1, 2, "half done")
+    assert capsys.readouterr() == ("", "seen\n")
+
+
+COMMANDS = ("solve", "explain", "sweep", "replan")
+KEPT = {("sweep", "--jobs")}
+"""Commands that still have an option of this name."""
+
+
+def _options(command: str) -> set[str]:
+    found = cli.get_command(None, command)  # type: ignore[arg-type]
+    assert found is not None
+    return {name for parameter in found.params for name in parameter.opts}
+
+
+def test_a_gone_option_or_command_is_one_line_that_names_its_successor(run: Run) -> None:
+    planning = {(command, gone): advice for command in COMMANDS for gone, advice in GONE.items()}
+    for (command, gone), advice in (planning | GONE_ELSEWHERE).items():
+        if (command, gone) in KEPT:
+            assert gone in _options(command)
+            continue
+        words = ["word"] if command in ("profile", "profile show", "import") else []
+        for value in ([], ["3"]):
+            line = refused(run, *command.split(), *words, gone, *value)
+            assert line == f"pipeplan {command}: there is no option {gone}; {advice}"
+    assert "--max-replicas" not in refused(run, "simulate", "--straight"), "of a command that never had it"
+    for command in ("solve", "sweep"):
+        for advice in GONE.values():
+            named = set() if "launch.sh" in advice else set(re.findall(r"--[\w-]+", advice))
+            assert named <= _options(command), advice
+    for gone, advice in GONE_COMMANDS.items():
+        assert set(re.findall(r"pipeplan (\w+)", advice)) <= set(_COMMANDS)
+        for words in ([gone], [gone, "plan", "--json"], ["help", gone], [gone, "--help"]):
+            assert refused(run, *words) == f"there is no command {gone!r}; {advice}"
+
+
+def test_pages_are_listed_with_their_titles_and_printed_as_they_are(run: Run) -> None:
+    done = run("docs")
+    assert (done.code, str(ROOT / "docs") in done.err) == (0, True)
+    listed = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.out.splitlines()}
+    pages = ROOT.glob("docs/**/*.md")
+    assert set(listed) == {path.relative_to(ROOT / "docs").with_suffix("").as_posix() for path in pages}
+    assert (listed["proof"], listed["reference/cli"]) == ("The proof and the bound", "Command line")
+    text = (ROOT / "docs" / "servers.md").read_text(encoding="utf-8")
+    for name in ("servers", "docs/servers.md"):
+        assert run("docs", name).out == text
+    assert refused(run, "docs", "comparson").startswith("there is no page 'comparson'; did you mean 'comparison'")
+    refused(run, "docs", "../README")
+
+
+PROGRAM, VARIABLE = "pipeplan", "_PIPEPLAN_COMPLETE"
+
+
+def completed(line: str) -> list[CompletionItem]:
+    """What a line could go on with, as a shell asks for it; the last word is the one that is begun."""
+    *words, begun = line.split(" ")
+    return ShellComplete(cli, {}, PROGRAM, VARIABLE).get_completions(words[1:], begun)
+
+
+def words(line: str) -> set[str]:
+    return {str(item.value) for item in completed(line) if item.type == "plain"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `pipeplan init` writes, and a profile."""
+    monkeypatch.chdir(tmp_path)
+    init.write_starter_files(tmp_path, init.starter_files())
+    (tmp_path / "mine.json").write_text("{}")
+    return tmp_path
+
+
+VALUES: dict[str, set[str]] = {
+    "pipeplan solve --clu": {"--cluster"},
+    "pipeplan solve --cluster ": {"A", "B", "C", "local", "cluster.toml"},
+    "pipeplan solve --cluster cl": {"cluster.toml"},
+    "pipeplan solve --schedule ": {*SCHEDULES},
+    "pipeplan profile --device ": {"cpu", "cuda", "v100", "a100"},
+    "pipeplan solve --staleness a": {"any"},
+    "pipeplan solve --solver ": {"dp", "ilp", "both"},
+    "pipeplan solve ": {"vgg16-v100", "mine.json"},
+    "pipeplan explain resnet": {"resnet50-v100"},
+    "pipeplan profile ": {"mnist", "vgg16", "show", "diff", "job.py"},
+    "pipeplan profile mnist --gran": {"--granularity"},
+    "pipeplan profile mnist --granularity ": {"module", "layer", "op"},
+    "pipeplan profile --links --dev": {"--device"},
+    "pipeplan profile show gnmt": {"gnmt8-v100", "gnmt16-v100"},
+    "pipeplan profile diff mine.json vgg": {"vgg16-v100"},
+    "pipeplan list ": {"models", "clusters"},
+    "pipeplan list clusters c": {"cluster.toml"},
+    "pipeplan export ": set(TARGETS),
+    "pipeplan docs ser": {"servers"},
+}
+
+
+def test_commands_and_values(folder: Path) -> None:
+    found = {item.value: item.help for item in completed("pipeplan ")}
+    assert {name: help for name, help in found.items() if name in _COMMANDS} == {
+        name: text for name, (_, text) in _COMMANDS.items()
+    }
+    assert words("pipeplan so") == {"solve"}
+    assert words("pipeplan --vers") == {"--version"}
+    assert words("pipeplan sovle --") <= {"--help", "--version"}
+    for line, some in VALUES.items():
+        assert words(line) >= some
+        assert all(word.startswith(line.rpartition(" ")[2]) for word in words(line))
+    for line in ("solve -o ", "simulate ", "report ", "profile job", "solve --cluster x"):
+        assert {item.type for item in completed(f"pipeplan {line}")} & {"file", "dir"}, line
+
+
+def test_in_bash(folder: Path) -> None:
+    """The function that the script defines is called as bash calls it."""
+    script = """
+    eval "$(_PIPEPLAN_COMPLETE=bash_source pipeplan)"
+    registered=$(complete -p pipeplan) || exit 1
+    function=$(sed 's/.*-F \\([^ ]*\\).*/\\1/' <<< "$registered")
+    COMP_WORDS=(pipeplan solve --cluster cl) COMP_CWORD=3
+    "$function" pipeplan cl --cluster 2> /dev/null
+    printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], cwd=folder, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stdout.split()) == (0, ["cluster.toml"]), done.stderr

@@ -1,13 +1,16 @@
-"""Files and names that nobody should have to read: one line and exit code 2, and nothing that changes a terminal."""
+"""Files and names that nobody should have to read, in one line, and profiles that leave work out."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from commandline import Run, refused
+from long_chains import long_chain
 
 from pipeplan.cli import LONGEST
 from pipeplan.util.files import bundled_folder
@@ -16,11 +19,10 @@ CLUSTER = (bundled_folder("profiles") / "clusters" / "A.toml").read_text(encodin
 PROFILE = (bundled_folder("profiles") / "mnist-v100.json").read_text(encoding="utf-8")
 TERMINAL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 QUICK = ("--solver", "dp", "--schedule", "1f1b-stashing")
-EVIL = "\x1b[2J\x9b31mA\u202eB\u2066C\rD\x7f"
-
-
+EVIL = "[/x]\x1b[2J\x9b31mA\u202eB\u2066C\rD\x7f"
 NUMBERS = (
     ("^count = .*", "count = " + "9" * 5000),
+    ("^count = .*", "count = 0x" + "f" * 5000),
     ("^bandwidth = .*", "bandwidth = 1" + "0" * 400),
     ("^bandwidth = .*", 'bandwidth = "1' + "0" * 400 + ' GB/s"'),
     ("^bandwidth = .*", "bandwidth = 1e300"),
@@ -87,3 +89,38 @@ def test_names_do_not_reach_the_terminal_as_they_are(run: Run, tmp_path: Path) -
         assert not TERMINAL.search((ran.out + ran.err).replace("\t", "")), command
         said.append(ran.code)
     assert said[0] == said[2] == said[3] == 0
+
+
+LEFT_OUT = "the work of 'experts' (opaque) is not counted"
+LINE = f"INCOMPLETE, all times are too short and all rates too high: {LEFT_OUT}"
+
+
+@pytest.fixture
+def plan(tmp_path: Path, run: Run) -> Path:
+    """A folder with a plan from an incomplete profile."""
+    profile = long_chain(4)
+    profile = replace(profile, provenance=replace(profile.provenance, kind="modelled", incomplete=LEFT_OUT))
+    profile.save(tmp_path / "profile.json")
+    found = run("solve", str(tmp_path / "profile.json"), "--cluster", "A", "-o", str(tmp_path / "plan"))
+    assert found.out.splitlines()[0] == LINE
+    return tmp_path / "plan"
+
+
+def test_answers_begin_with_it(plan: Path, run: Run) -> None:
+    profile = str(plan.parent / "profile.json")
+    for command in (
+        ["solve", profile, "--cluster", "A", "--no-write"],
+        ["explain", str(plan)],
+        ["explain", profile, "--cluster", "A"],
+        ["sweep", profile, "--cluster", "A", "--servers", "1", "--jobs", "1"],
+        ["check", str(plan)],
+        ["simulate", str(plan)],
+        ["replan", str(plan), "--lost", "server3", "--no-write"],
+        ["profile", "show", profile],
+    ):
+        found = run(*command)
+        assert " ".join(found.out.split()).startswith(LINE), command
+    beside = run("check", str(plan), "--json")
+    assert json.loads(beside.out)["format"] == "pipeplan-check"
+    assert LINE in beside.err
+    assert json.loads(run("report", str(plan), "--json").out)["notes"][0] == f"{LINE}."

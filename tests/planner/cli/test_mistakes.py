@@ -120,18 +120,8 @@ FILES = {
         "class Stream(torch.utils.data.IterableDataset):\n    def __iter__(self):\n        return iter([])\n",
         "Stream()",
     ),
-    "script.py": """import torch
-from pipeplan_launch import Job
-
-def build():
-    return Job(torch.jit.script(torch.nn.Linear(2, 2)), inputs=lambda n: torch.rand(n, 2))
-""",
-    "averaged.py": """import torch
-from pipeplan_launch import Job
-
-def build():
-    return Job(torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2)), inputs=lambda n: torch.rand(n, 2))
-""",
+    "script.py": net_job("pass", model="torch.jit.script(torch.nn.Linear(2, 2))"),
+    "averaged.py": net_job("pass", model="torch.optim.swa_utils.AveragedModel(torch.nn.Linear(2, 2))"),
     "steps.py": net_job(
         "steps = 0\ndef forward(self, x):\n    self.steps += 1\n    return super().forward(x) / self.steps"
     ),
@@ -182,6 +172,19 @@ def small_profile(device: str | None = None, name: str = "") -> Profile:
     return Profile(layers, (hidden,), 32, model_name="small", model_ref="job.py:build", provenance=made)
 
 
+CARD = 'kind = "cuda"\nmemory = "16 GiB"\n'
+LEVELS = '[[level]]\nname = "server"\ncount = 1\n[[level]]\nname = "cluster"\ncount = 2\nbandwidth = '
+TWO = "".join(f'[[device]]\nname = "{name}"\n{CARD}' for name in "ab")
+TWO += '[[server]]\ndevices = ["a", "b"]\nbandwidth = "1 GB/s"\n'
+ABOVE = '[[level]]\nname = "cluster"\nbandwidth = "1 GB/s"\n'
+CLUSTERS = {
+    "bare.toml": f'[device]\nname = "V100"\n{CARD}{LEVELS}16\n',
+    "reserve.toml": f'[device]\nname = "V100"\n{CARD}memory_reserve = "60%"\n{LEVELS}"16 GB/s"\n',
+    "both.toml": f'{TWO}device = "a"\n{ABOVE}',
+    "uneven.toml": f'{TWO}[[server]]\ndevice = "a"\ndevices = 1\n{ABOVE}',
+}
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What docs/errors.md says that there is."""
@@ -202,20 +205,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     head, _, rest = text.rpartition('"forward_s": 0.001')
     (folder / "edited.json").write_text(f'{head}"forward_s": "fast"{rest}')
     (folder / "cut.json").write_text(text[: len(text) // 2])
-    device = '[device]\nname = "V100"\nkind = "cuda"\nmemory = "16 GiB"\n'
-    levels = '[[level]]\nname = "server"\ncount = 1\n[[level]]\nname = "cluster"\ncount = 2\nbandwidth = 16\n'
-    (folder / "bare.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "bare"\n{device}{levels}')
-    two = '[[server]]\ndevices = ["a", "b"]\nbandwidth = "1 GB/s"\n'
-    boxes = {"both": f'{two}device = "a"\n', "uneven": f'{two}[[server]]\ndevice = "a"\ndevices = 1\n'}
-    for name, servers in boxes.items():
-        text = "".join(f'[[device]]\nname = "{one}"\nkind = "cuda"\nmemory = "16 GiB"\n' for one in "ab")
-        above = '[[level]]\nname = "cluster"\nbandwidth = "1 GB/s"\n'
-        (folder / f"{name}.toml").write_text(
-            f'format = "pipeplan-cluster"\nversion = 1\nname = "{name}"\n{text}{servers}{above}'
-        )
-    carried = levels.replace("16", '"16 GB/s"')
-    reserved = f'{device}memory_reserve = "60%"\n{carried}'
-    (folder / "reserve.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "reserve"\n{reserved}')
+    for name, text in CLUSTERS.items():
+        (folder / name).write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "{Path(name).stem}"\n{text}')
     return folder
 
 
@@ -237,8 +228,7 @@ def slow(mistake: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "mistake",
-    [pytest.param(one, marks=pytest.mark.slow if slow(one) else ()) for one in HERE if one not in ELSEWHERE],
+    "mistake", [pytest.param(one, marks=pytest.mark.slow if slow(one) else ()) for one in HERE if one not in ELSEWHERE]
 )
 def test_a_mistake_gets_its_line_and_leaves_nothing(
     mistake: str, prepared: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -256,17 +246,26 @@ def test_a_mistake_gets_its_line_and_leaves_nothing(
     assert content(tmp_path) == before
 
 
+PATHS = {
+    "torch is missing": {"sitecustomize.py": ABSENT},
+    "torch is old": {
+        "torch/__init__.py": "from torch.version import __version__\n",
+        "torch/version.py": "__version__ = '2.1.0'\n",
+    },
+    "torch cannot be imported": {
+        "torch/__init__.py": "raise ImportError('libcudart.so.12: cannot open shared object file')"
+    },
+}
+"""Files of a folder on the path in which Python finds no torch, one of another time, or one that lacks a library."""
+
+
 @pytest.mark.parametrize(
-    ("mistake", "made"),
-    [
-        ("torch is missing", "without_torch"),
-        pytest.param("torch is old", "with_old_torch", marks=pytest.mark.slow),
-        ("torch cannot be imported", "with_broken_torch"),
-    ],
+    "mistake", [pytest.param(one, marks=pytest.mark.slow if "old" in one else ()) for one in PATHS]
 )
-def test_without_the_torch_that_is_needed(mistake: str, made: str, tmp_path: Path) -> None:
-    (tmp_path / "path").mkdir()
-    globals()[made](tmp_path / "path")
+def test_without_the_torch_that_is_needed(mistake: str, tmp_path: Path) -> None:
+    for name, text in PATHS[mistake].items():
+        (tmp_path / "path" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "path" / name).write_text(text)
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "path")}
     typed, said = ROWS[mistake]
     init.write_starter_files(tmp_path / "work", init.starter_files())
@@ -275,45 +274,22 @@ def test_without_the_torch_that_is_needed(mistake: str, made: str, tmp_path: Pat
     )
     assert done.returncode == 2
     assert matches(f"error: {said}", done.stderr.strip()), done.stderr
-    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == ["cluster.toml", "job.py"]
-
-
-def without_torch(folder: Path) -> None:
-    """A folder on the path in which Python finds no torch."""
-    (folder / "sitecustomize.py").write_text(ABSENT)
-
-
-def with_old_torch(folder: Path) -> None:
-    """A folder on the path with a torch of another time."""
-    (folder / "torch").mkdir()
-    (folder / "torch" / "__init__.py").write_text("from torch.version import __version__\n")
-    (folder / "torch" / "version.py").write_text("__version__ = '2.1.0'\n")
-
-
-def with_broken_torch(folder: Path) -> None:
-    """A folder on the path with a torch that lacks a library."""
-    (folder / "torch").mkdir()
-    lacks = "raise ImportError('libcudart.so.12: cannot open shared object file')"
-    (folder / "torch" / "__init__.py").write_text(lacks)
-
-
-def in_a_full_folder(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command in a shell where the folder `full` is a disk with room for very little."""
-    (folder / "full").mkdir()
-    script = f"mount -t tmpfs -o size=8k none full && {command}; status=$?; find full -mindepth 1; exit $status"
-    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
-    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
-        pytest.skip("needs unshare, and namespaces for all users")
-    return subprocess.run([*inside, script], cwd=folder, capture_output=True, text=True, check=False)
+    assert sorted(os.listdir(tmp_path / "work")) == ["cluster.toml", "job.py"]
 
 
 def test_a_full_disk_gets_its_line_and_no_part_of_a_plan(prepared: Path, tmp_path: Path) -> None:
+    """The folder `full` is a disk with room for very little."""
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("needs unshare, and namespaces for all users")
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "full").mkdir()
     typed, said = ROWS["a full disk"]
-    done = in_a_full_folder(f"{sys.executable} -m {typed}", tmp_path)
-    assert done.returncode == 2, done.stderr
+    command = f"{sys.executable} -m {typed}"
+    script = f"mount -t tmpfs -o size=8k none full && {command}; status=$?; find full -mindepth 1; exit $status"
+    done = subprocess.run([*inside, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
     assert matches(f"error: {said}", done.stderr.strip())
-    assert done.stdout == ""
 
 
 def interrupted(typed: str, folder: Path, ready: Callable[[str], bool]) -> tuple[int, str]:
@@ -356,25 +332,37 @@ def test_ctrl_c_while_a_plan_is_sought(tmp_path: Path, monkeypatch: pytest.Monke
         assert "Ctrl-C" in (tmp_path / "new" / "plan.json").read_text()
 
 
-@pytest.mark.parametrize("late", [False, True])
 def test_a_plan_that_ctrl_c_cut_short_is_written_and_no_script_goes_on(
-    late: bool, prepared: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut_short(problem: Problem, settings: Settings, **more: Any) -> Outcome:
         with suppress(KeyboardInterrupt):  # as the solvers do
             signal.raise_signal(signal.SIGINT)
         return solve(problem, settings, **more)
 
-    if late:
-        monkeypatch.setattr("pipeplan.cli.solve_and_write.solve", cut_short)
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
+    assert run("solve", "--workers", "2", "-o", "whole").code == 0
+    monkeypatch.setattr("pipeplan.cli.solve_and_write.solve", cut_short)
     done = run("solve", "--workers", "2", "-o", "new")
     assert (tmp_path / "new" / "launch.sh").exists()
-    assert done.code == (130 if late else 0)
-    assert ("error: interrupted" in done.err) is late
+    assert (done.code, "error: interrupted" in done.err) == (130, True)
 
 
-def test_a_profile_of_other_hardware_is_noted() -> None:
+def test_more_threads_than_cores_are_noted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeplan.cli.profile.measure._measure", lambda model, given: small_profile())
+    for threads in (1, 10_000):
+        done = run("profile", "job.py:build", "--threads", str(threads), "--force")
+        assert done.code == 0
+        assert done.err.splitlines()[:2] == [
+            "written: profile.json",
+            "next: pipeplan solve --cluster local --workers 3",
+        ]
+        assert (f"note: {threads} threads share " in done.err) is (threads > 1)
+
+
+def test_a_profile_of_other_hardware_is_noted_by_every_command_in_the_words_of_the_page(
+    run: Run, tmp_path: Path
+) -> None:
     for kind, name, cluster, noted in (
         ("cuda", "V100 SXM2 16 GB", "A", False),
         ("cuda", "NVIDIA A100-SXM4-40GB", "A", True),
@@ -385,24 +373,19 @@ def test_a_profile_of_other_hardware_is_noted() -> None:
         ("", "", "A", False),
     ):
         assert bool(device_mismatch(small_profile(kind, name), pipeplan.cluster(cluster))) is noted, (name, cluster)
-
-
-@pytest.mark.parametrize("threads", [1, 10_000])
-def test_more_threads_than_cores_are_noted(threads: int, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeplan.cli.profile.measure._measure", lambda model, given: small_profile())
-    done = run("profile", "job.py:build", "--threads", str(threads))
-    assert done.code == 0
-    assert done.err.splitlines()[:2] == [
-        "written: profile.json",
-        "next: pipeplan solve --cluster local --workers 3",
-    ]
-    assert (f"note: {threads} threads share " in done.err) is (threads > 1)
-
-
-def test_the_note_on_other_hardware_is_the_page_s(run: Run) -> None:
-    done = run("solve", "mnist-v100", "--cluster", "C", "--no-write", "--solver", "dp")
-    note = next(line for line in done.err.splitlines() if line.startswith("note: "))
     quoted = re.search(r"notes `(the profile is for[^`]*)`", " ".join(PAGE.read_text(encoding="utf-8").split()))
-    assert done.code == 0
     assert quoted is not None
-    assert matches(f"note: {quoted[1]}", note), note
+    profile, plan = "mnist-v100", str(tmp_path / "plan")
+    for command in (
+        ["solve", profile, "--cluster", "C", "--solver", "dp", "-o", plan],
+        ["explain", plan, "--samples", "0"],
+        ["sweep", profile, "--cluster", "C", "--jobs", "1"],
+        ["check", plan],
+        ["simulate", plan],
+        ["report", plan],
+        ["replan", plan, "--lost", "server3", "--no-write", "--solver", "dp"],
+    ):
+        done = run(*command)
+        assert done.code == 0, done.err
+        notes = [line for line in done.err.splitlines() if "the profile is for" in line]
+        assert [matches(f"note: {quoted[1]}", note) for note in notes] == [True], command

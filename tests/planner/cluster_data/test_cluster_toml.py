@@ -1,16 +1,28 @@
-"""Cluster files: read, refused, and written so that they read back."""
+"""Cluster files: read, refused and written, the links that they give, and levels against a tree of sets of workers."""
 
+import itertools
+import json
+import math
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from pipeplan.cluster_data import cluster_toml as cluster
-from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster_document import cluster_from_json
+from pipeplan.cluster_data.cluster_toml import (
+    bundled_cluster_names,
+    cluster_toml,
+    load_cluster,
+    read_cluster,
+    write_cluster,
+)
 from pipeplan.cluster_data.links import Links
 from pipeplan.cluster_data.local import local_cluster
 from pipeplan.errors import InputError
+from pipeplan.util.files import Node
 
 GOOD = """
 format = "pipeplan-cluster"
@@ -39,26 +51,12 @@ def three_levels() -> Cluster:
 
 
 def test_the_papers_clusters_are_bundled() -> None:
-    assert cluster.bundled_cluster_names() == ["A", "B", "C"]
-    sizes = {
-        name: (cluster.load_cluster(name).servers, cluster.load_cluster(name).workers_per_server) for name in "ABC"
-    }
-    assert sizes == {"A": (4, 4), "B": (2, 8), "C": (4, 1)}
-    rates = {name: cluster.load_cluster(name).levels[-1].bandwidth * 8 / 1e9 for name in "ABC"}
-    assert rates == {"A": 10, "B": 25, "C": 40}
-    assert all(level.source for name in "ABC" for level in cluster.load_cluster(name).levels if level.count > 1)
-
-
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(GOOD)
-    found = cluster.load_cluster(str(path))
-    assert (found.workers, found.servers, found.workers_per_server) == (6, 3, 2)
-    level = found.levels[1]
-    assert (level.name, level.count, level.bandwidth, level.allreduce_efficiency) == ("cluster", 3, 1.25e9, 0.5)
-    assert level.latency_s == pytest.approx(20e-6)
-    assert found.device.memory_bytes == 40 * 2**30
-    assert found.device.usable_bytes == (38 * 2**30)
+    assert bundled_cluster_names() == ["A", "B", "C"]
+    for name, sizes, gbits in (("A", (4, 4), 10), ("B", (2, 8), 25), ("C", (4, 1), 40)):
+        found = load_cluster(name)
+        assert (found.servers, found.workers_per_server) == sizes
+        assert found.levels[-1].bandwidth * 8 / 1e9 == gbits
+        assert all(level.source for level in found.levels if level.count > 1)
 
 
 RATE, LATENCY, MEMORY, SHARE = (
@@ -68,87 +66,54 @@ RATE, LATENCY, MEMORY, SHARE = (
     "allreduce_efficiency = 0.5",
 )
 WRONG = (
-    (RATE, 'bandwidth = "0 Gbit/s"', "level cluster: zero bandwidth"),
     (RATE, "", "level cluster: zero bandwidth"),
-    (RATE, 'bandwidth = "quick"', "expected a rate"),
     (RATE, 'bandwidth = "1e-300 B/s"', "is out of range"),
-    (RATE, "bandwidth = 16", 'bandwidth: 16 has no unit: write it as in "10 Gbit/s"'),
     (LATENCY, 'latency = "1e9 s"', "is out of range"),
     (LATENCY, "latency = 2e-5", 'latency: 2e-05 has no unit: write it as in "50 us"'),
     ("count = 3", "count = 0", "no devices"),
     ("count = 3", "count = 99999999", "at most"),
     (MEMORY, 'memory = "0 B"', "no memory"),
     (MEMORY, "memory = 40", "a memory of 40 bytes; is a unit missing, as in '16 GiB'"),
-    (MEMORY, f"{MEMORY}\nmemory_reserve = 0.6", "a memory_reserve of 60% leaves too little .* give at most 50%"),
     (MEMORY, f'{MEMORY}\nmemory_reserve = "51%"', "a memory_reserve of 51% leaves too little"),
     (MEMORY, f'{MEMORY}\nmemory_reserve = "5 GiB"', "memory_reserve: expected a share such as '5%' or 0.05"),
     ("latency", "latancy", "no field 'latancy'; did you mean 'latency'"),
     (SHARE, "allreduce_efficiency = 1.5", "must be 1e-06 to 1"),
     (SHARE, "allreduce_efficiency = 0", "must be 1e-06 to 1"),
-    ("version = 1", "version = 7", "this pipeplan reads up to 1"),
     ('format = "pipeplan-cluster"', "", "not a cluster file"),
     ("[device]", "[device", "not valid TOML"),
 )
 """What a file says, what it should say instead, and the complaint."""
 
 
-def test_a_wrong_file_is_named_with_its_field(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    for old, new, complaint in WRONG:
-        path.write_text(GOOD.replace(old, new, 1))
-        with pytest.raises(InputError, match=complaint) as caught:
-            cluster.load_cluster(str(path))
-        assert "\n" not in str(caught.value)
-        assert "mine" in str(caught.value)
-
-
-def test_an_unknown_name_offers_the_nearest() -> None:
-    with pytest.raises(InputError, match="no cluster 'locl'; did you mean 'local'"):
-        cluster.load_cluster("locl")
-    with pytest.raises(InputError, match=r"no cluster file nowhere\.toml"):
-        cluster.load_cluster("nowhere.toml")
-
-
-def test_the_number_of_servers_can_be_changed() -> None:
-    assert cluster.load_cluster("A").with_servers(2).workers == 8
+def test_the_numbers_of_servers_and_workers_can_be_changed() -> None:
+    assert load_cluster("A").with_servers(2).workers == 8
     assert three_levels().with_servers(5).workers == 30
-    with pytest.raises(InputError, match="at least one"):
-        cluster.load_cluster("A").with_servers(0)
-    with pytest.raises(InputError, match="its only level is the server"):
-        local_cluster(2).with_servers(3)
     assert local_cluster(2).with_servers(1) == local_cluster(2)
-
-
-def test_a_cluster_of_one_server_can_have_fewer_workers() -> None:
     whole = local_cluster(4)
     fewer = whole.with_workers(3)
     assert (fewer.workers, fewer.servers, fewer.device) == (3, 1, whole.device)
-    for workers in (0, 5):
-        with pytest.raises(InputError, match=f"has 4 workers, not {workers}"):
-            whole.with_workers(workers)
-    with pytest.raises(InputError, match="for others give --servers"):
-        cluster.load_cluster("A").with_workers(2)
-
-
-def test_a_ring_runs_at_its_slowest_link() -> None:
-    links = Links.of(three_levels())
-    assert links.allreduce_bandwidth.tolist() == [float("inf"), 100.0, 10.0, 10.0]
-    assert links.allreduce_latency.tolist() == [0.0, 0.0, 1.0, 1.0]
+    for change, said in (
+        (lambda: load_cluster("A").with_servers(0), "at least one"),
+        (lambda: local_cluster(2).with_servers(3), "its only level is the server"),
+        (lambda: whole.with_workers(0), "has 4 workers, not 0"),
+        (lambda: whole.with_workers(5), "has 4 workers, not 5"),
+        (lambda: load_cluster("A").with_workers(2), "for others give --servers"),
+    ):
+        with pytest.raises(InputError, match=said):
+            change()
 
 
 def test_a_level_with_one_member_does_not_count() -> None:
     """Neither its latency nor its bandwidth, wherever the level stands, and also where servers differ."""
     device, board, joined = Device("d", "cpu", 1), Level("board", 2, 100.0, 0.25), Level("cluster", 3, 50.0, 0.5)
     alone = Level("alone", 1, 1.0, 9.0, 0.01, 0.01)
-    plain = Links.of(Cluster("c", device, (board, joined)))
-    between, outside = (
-        Links.of(Cluster("c", device, (board, alone, joined))),
-        Links.of(Cluster("c", device, (board, joined, alone))),
+    plain, between, outside, inner = (
+        Links.of(Cluster("c", device, levels))
+        for levels in ((board, joined), (board, alone, joined), (board, joined, alone), (alone, joined))
     )
     assert between.sendrecv_among([0, 2]) == outside.sendrecv_among([0, 2]) == plain.sendrecv_among([0, 2])
     assert between.allreduce_among([0, 5]) == outside.allreduce_among([0, 5]) == (50.0, 0.5)
     assert outside.sendrecv_latency.tolist() == [0.0, 0.25, 0.5, 0.5]
-    inner = Links.of(Cluster("c", device, (alone, joined)))
     assert (inner.sendrecv(1, 0), inner.sendrecv(2, 0)) == ((float("inf"), 0.0), (50.0, 0.5))
     servers = [Server(device, alone), Server(device, board)]
     mixed = Links.of(Cluster.of_servers("c", servers, [Level("cluster", 2, 50.0, 0.125)]))
@@ -217,22 +182,261 @@ def listed(rng: random.Random) -> Cluster:
 
 def test_clusters_read_back(tmp_path: Path) -> None:
     """Bundled ones, and random ones with awkward names and figures."""
-    bundled = map(cluster.load_cluster, cluster.bundled_cluster_names())
+    bundled = map(load_cluster, bundled_cluster_names())
     drawn = [make(random.Random(seed)) for make in (uniform, listed) for seed in range(30)]
     path = tmp_path / "written.toml"
     for written in (*bundled, *drawn):
-        cluster.write_cluster(written, path, ["two lines\nof remarks", "and another"])
-        assert cluster.read_cluster(path) == written
-
-
-def test_figures_are_written_as_people_write_them() -> None:
+        write_cluster(written, path, ["two lines\nof remarks", "and another"])
+        assert read_cluster(path) == written
     levels = (Level("server", 4, 12e9), Level("cluster", 2, 1.25e9, 50e-6, 0.6))
-    text = cluster.cluster_toml(Cluster("lab", Device("V100", "cuda", 16 * 2**30), levels))
+    text = cluster_toml(Cluster("lab", Device("V100", "cuda", 16 * 2**30), levels))
     for line in ('memory = "16 GiB"', 'bandwidth = "96 Gbit/s"', 'bandwidth = "10 Gbit/s"', 'latency = "50 us"'):
-        assert line in text.splitlines()
-
-
-def test_two_devices_of_one_name_are_refused() -> None:
+        assert line in text.splitlines(), "figures are written as people write them"
     machines = [Server(Device("one", "cpu", memory), Level("server", 2, 1e9)) for memory in (1, 2)]
     with pytest.raises(InputError, match="both called 'one'"):
-        cluster.cluster_toml(Cluster.of_servers("mixed", machines, [Level("all", 2, 1e8)]))
+        cluster_toml(Cluster.of_servers("mixed", machines, [Level("all", 2, 1e8)]))
+
+
+MIXED = """
+format = "pipeplan-cluster"
+version = 1
+name = "mixed"
+[[device]]
+name = "big"
+kind = "cuda"
+memory = "16 GiB"
+[[device]]
+name = "small"
+kind = "cuda"
+memory = "8 GiB"
+speed = 0.5
+[[server]]
+count = 2
+device = "big"
+devices = 4
+bandwidth = "12 GB/s"
+price_per_hour = 10
+[[server]]
+device = "small"
+devices = 2
+bandwidth = "6 GB/s"
+card = "5 Gbit/s"
+price_per_hour = 1.5
+[[level]]
+name = "cluster"
+bandwidth = "10 Gbit/s"
+latency = "50 us"
+allreduce_efficiency = 0.5
+"""
+
+
+def _saved(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "mixed.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_lists_what_differs(tmp_path: Path) -> None:
+    cluster = load_cluster(_saved(tmp_path, MIXED))
+    assert not cluster.uniform
+    assert (cluster.workers, cluster.servers, cluster.server_sizes) == (10, 3, (4, 4, 2))
+    assert [device.name for device in cluster.devices] == ["big"] * 8 + ["small"] * 2
+    assert cluster.device_of(9).memory_bytes == 8 * 2**30
+    assert (cluster.speed_of([0, 7]), cluster.speed_of([7, 8])) == (1.0, 0.5)
+    assert cluster.memory_of([7, 8]) == int(8 * 2**30 * (1 - MEMORY_RESERVE))
+    assert (cluster.total_speed, cluster.price_per_hour, cluster.levels[-1].count) == (9.0, 21.5, 3)
+    assert [cluster.with_servers(count).server_sizes for count in (1, 2, 3)] == [(4,), (4, 4), (4, 4, 2)]
+    for count, said in ((4, "cannot have 4 servers: it lists 3, which differ"), (0, "at least one")):
+        with pytest.raises(InputError, match=said):
+            cluster.with_servers(count)
+    sizes = [Server(Device("d", "cpu", 1000), Level("server", size, 100.0)) for size in (2, 3, 2, 3)]
+    above = [Level("rack", 2, 10.0), Level("cluster", 2, 5.0)]
+    with pytest.raises(InputError, match="in steps of 2"):
+        Cluster.of_servers("t", sizes, above).with_servers(3)
+
+
+def test_efficiencies_and_single_devices_count_as_elsewhere_and_cards_make_bandwidths_needless(tmp_path: Path) -> None:
+    links = Links.of(load_cluster(_saved(tmp_path, MIXED.replace("devices = 2", "devices = 1"))))
+    assert links.allreduce(2, 0) == (5e9 / 8 * 0.5, 50e-6)
+    assert links.sendrecv(2, 0) == (5e9 / 8, 50e-6)
+    assert links.sendrecv(1, 8) == (float("inf"), 0.0)
+    text = MIXED.replace('bandwidth = "10 Gbit/s"\n', "").replace('12 GB/s"', '12 GB/s"\ncard = "20 Gbit/s"')
+    links = Links.of(load_cluster(_saved(tmp_path, text)))
+    assert (links.sendrecv(2, 0)[0], links.card(1, 0)[0]) == (5e9 / 8, 20e9 / 8)
+
+
+def test_a_file_of_equal_servers_is_the_plain_cluster(tmp_path: Path) -> None:
+    equal = MIXED.replace('device = "small"\ndevices = 2\nbandwidth = "6 GB/s"\ncard = "5 Gbit/s"', "")
+    equal = equal.replace("[[server]]\n\nprice_per_hour = 1.5\n", "")
+    levels = (Level("server", 4, 12e9), Level("cluster", 2, 1.25e9, 50e-6, 0.5))
+    plain = Cluster("mixed", Device("big", "cuda", 16 * 2**30), levels, server_price=10)
+    cluster = load_cluster(_saved(tmp_path, equal))
+    assert (cluster, cluster.digest(), cluster.uniform) == (plain, plain.digest(), True)
+    assert cluster.price_per_hour == 20
+
+
+def test_plan_json_holds_all_of_it(tmp_path: Path) -> None:
+    mixed, unpriced = (
+        load_cluster(_saved(tmp_path, text)) for text in (MIXED, MIXED.replace("price_per_hour = 1.5\n", ""))
+    )
+    assert unpriced.price_per_hour is None
+    for made in (mixed, unpriced, replace(load_cluster("A"), server_price=12.24)):
+        again = cluster_from_json(Node(json.loads(json.dumps(made.to_json())), "plan.json: cluster"))
+        assert (again, again.digest()) == (made, made.digest())
+
+
+WRONG_SERVERS = (
+    ('device = "small"', 'device = "smal"', "no device 'smal'; did you mean 'small'"),
+    ('name = "small"\nkind = "cuda"', 'name = "small"\nkind = "cpu"', "server 2: its devices are cpu, .* 0 cuda"),
+    ('name = "small"', 'name = "big"', "two devices called 'big'"),
+    ('bandwidth = "6 GB/s"\n', "", r"server\[1\]: its 2 devices need a bandwidth"),
+    ('card = "5 Gbit/s"', 'card = "0 Gbit/s"', "card: zero bandwidth"),
+    ("count = 2", "count = 99999999", "at most 65536 servers"),
+    ('name = "cluster"', 'name = "cluster"\ncount = 4', "its levels join 4 servers, but it has 3"),
+    ('bandwidth = "10 Gbit/s"', "", "level cluster: zero bandwidth"),
+    (MIXED[MIXED.index("[[level]]") :], "", r"3 servers and no \[\[level\]\] that joins them"),
+)
+"""What a file says, what it should say instead, and the complaint."""
+
+
+def test_a_wrong_file_is_named_with_its_field(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    for text, old, new, complaint in (*((GOOD, *row) for row in WRONG), *((MIXED, *row) for row in WRONG_SERVERS)):
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+        with pytest.raises(InputError, match=complaint) as caught:
+            load_cluster(str(path))
+        assert "\n" not in str(caught.value)
+        assert "mine" in str(caught.value)
+    with pytest.raises(InputError, match=r"no cluster file nowhere\.toml"):
+        load_cluster("nowhere.toml")
+
+
+Component = tuple[int, ...]
+
+
+def _tree(cluster: Cluster) -> list[list[Component]]:
+    """The components of every level as the workers in them, from single workers up to the whole cluster."""
+    sizes = [machine.inside.count for machine in cluster.machines]
+    total = sum(sizes) if sizes else math.prod(level.count for level in cluster.levels)
+    levels: list[list[Component]] = [[(worker,) for worker in range(total)]]
+    for number, level in enumerate(cluster.levels):
+        below = iter(levels[-1])
+        counts = sizes if sizes and number == 0 else itertools.repeat(level.count)
+        joined = []
+        for count in counts:
+            members = list(itertools.islice(below, count))
+            if not members:
+                break
+            joined.append(tuple(worker for member in members for worker in member))
+        levels.append(joined)
+    return levels
+
+
+def _level_between(tree: list[list[Component]], first: int, last: int) -> int:
+    return next(
+        number for number, level in enumerate(tree) if any({first, last} <= set(component) for component in level)
+    )
+
+
+def _links(rng: random.Random, name: str, count: int) -> Level:
+    rate, latency = float(rng.choice([1e8, 1e9, 3e9, 1e10])), rng.choice([0.0, 1e-6, 5e-6])
+    return Level(name, count, rate, latency, rng.choice([1.0, 0.6]), rng.choice([1.0, 0.9, 0.8]))
+
+
+def _device(rng: random.Random) -> Device:
+    return Device(rng.choice("xyz"), "cuda", rng.choice([8, 16, 32]) * 2**30, rng.choice([0.5, 1.0, 2.0]))
+
+
+def _uniform(rng: random.Random) -> Cluster:
+    levels = [_links(rng, f"level {number}", rng.randint(1, 3)) for number in range(rng.randint(1, 3))]
+    return Cluster("uniform", _device(rng), tuple(levels))
+
+
+def _mixed(rng: random.Random) -> Cluster:
+    above = [_links(rng, f"level {number}", rng.randint(1, 3)) for number in range(1, rng.randint(2, 4))]
+    kinds = [
+        Server(_device(rng), _links(rng, "server", rng.randint(1, 3)), rng.choice([0.0, 5e7, 5e9])) for _ in range(2)
+    ]
+    machines = [rng.choice(kinds) for _ in range(math.prod(level.count for level in above))]
+    return Cluster.of_servers("mixed", machines, above)
+
+
+def _clusters() -> Iterator[Cluster]:
+    rng = random.Random(5)
+    for _ in range(25):
+        yield _uniform(rng)
+        yield _mixed(rng)
+
+
+@pytest.fixture(scope="module")
+def clusters() -> list[Cluster]:
+    """Random clusters of one to three levels, with equal servers and with servers that differ."""
+    return list(_clusters())
+
+
+def test_levels_are_those_of_the_tree(clusters: list[Cluster]) -> None:
+    for cluster in clusters:
+        tree = _tree(cluster)
+        assert cluster.workers == len(tree[0])
+        assert tree[-1] == [tuple(range(cluster.workers))]
+        for number, components in enumerate(tree):
+            assert cluster.span(number) == max(map(len, components))
+            assert list(cluster.starts(number)) == [*(component[0] for component in components), cluster.workers]
+            for worker in range(cluster.workers):
+                assert worker in components[cluster.component(number, worker)]
+        for first, last in itertools.combinations_with_replacement(range(cluster.workers), 2):
+            assert cluster.level_between(first, last) == _level_between(tree, first, last)
+
+
+def test_the_inner_cluster_is_the_first_component(clusters: list[Cluster]) -> None:
+    for cluster in clusters:
+        tree = _tree(cluster)
+        for number in range(1, len(cluster.levels) + 1):
+            first, inner = tree[number][0], cluster.inner(number)
+            assert inner.workers == len(first)
+            assert _tree(inner) == [[one for one in level if set(one) <= set(first)] for level in tree[: number + 1]]
+            assert inner.devices == cluster.devices[: len(first)]
+            whole, part = Links.of(cluster), Links.of(inner)
+            for pair in itertools.combinations(first, 2):
+                assert part.sendrecv_among(pair) == whole.sendrecv_among(pair)
+                assert part.allreduce_among(pair) == whole.allreduce_among(pair)
+
+
+def test_the_rates_among_workers_are_the_slowest_of_all_links_that_join_them() -> None:
+    """On equal servers: by every level up to the one that joins the workers, one link at a time."""
+    rng = random.Random(11)
+    for _ in range(25):
+        cluster = _uniform(rng)
+        tree, links = _tree(cluster), Links.of(cluster)
+        for pair in itertools.combinations(range(cluster.workers), 2):
+            crossed = [level for level in cluster.levels[: _level_between(tree, *pair)] if level.count > 1]
+            slowest = max(level.latency_s for level in crossed)
+            messages = min(level.bandwidth * level.sendrecv_efficiency for level in crossed)
+            reduces = min(level.bandwidth * level.allreduce_efficiency for level in crossed)
+            assert links.sendrecv_among(pair) == pytest.approx((messages, slowest))
+            assert links.allreduce_among(pair) == pytest.approx((reduces, slowest))
+
+
+def test_components_are_alike_where_their_servers_are(clusters: list[Cluster]) -> None:
+    """Compared machine by machine: the devices, the links inside, and above one server also the network cards."""
+    seen = set()
+    for cluster in clusters:
+        tree = _tree(cluster)
+        servers = tree[1]
+        for number in range(1, len(tree)):
+            described = []
+            for component in tree[number]:
+                inside = [index for index, server in enumerate(servers) if set(server) <= set(component)]
+                machines = [cluster.machines[index] for index in inside] if cluster.machines else []
+                described.append(
+                    tuple(
+                        (one.device, replace(one.inside, source=""), one.card if number > 1 else None)
+                        for one in machines
+                    )
+                )
+            for one, other in itertools.combinations(range(len(described)), 2):
+                alike = cluster.alike(number, one, other)
+                assert alike is (described[one] == described[other])
+                seen.add(alike)
+    assert seen == {True, False}

@@ -1,16 +1,23 @@
-"""The evaluator on plans worked out by hand, and what it refuses."""
+"""The evaluator on plans worked out by hand, what it refuses, and the reserve of a device's memory."""
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import replace
 
 import pytest
+from long_chains import chain
 
-from pipeplan.cluster_data.cluster import Cluster, Device, Level
-from pipeplan.cost import depths
+import pipeplan
+from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
+from pipeplan.cost import depths, formulas
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
+from pipeplan.plan import schedules
 from pipeplan.plan.plan import Plan, Stage
+from pipeplan.planning.outcome import Outcome
+from pipeplan.planning.settings import Settings
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer, Tensor
@@ -25,15 +32,17 @@ def _problem(**options: object) -> Problem:
         minibatch=1,
     )
     levels = (Level("server", 2, 100.0), Level("cluster", 2, 10.0, 0.25))
-    return Problem(profile, Cluster("t", Device("d", "cpu", 1000), levels), Options(**options))  # type: ignore[arg-type]
+    options = {"contention": False} | options
+    return Problem(profile, Cluster("t", Device("d", "cpu", 1000), levels), Options(**options))
 
 
-def _plan(*stages: tuple[str, tuple[int, ...], int]) -> Plan:
-    return Plan(tuple(Stage(tuple(layers), workers, depth, depth) for layers, workers, depth in stages))
+def _plan(*stages: tuple[str, tuple[int, ...], int], schedule: str = "1f1b-stashing", accumulate: int = 0) -> Plan:
+    made = tuple(Stage(tuple(layers), workers, depth, depth) for layers, workers, depth in stages)
+    return Plan(made, schedule=schedule, accumulate=accumulate or None)
 
 
 def test_a_plan_over_two_servers_by_hand() -> None:
-    score = evaluate(_plan(("a", (0, 1, 2), 3), ("bc", (3,), 1)), _problem(contention=False))
+    score = evaluate(_plan(("a", (0, 1, 2), 3), ("bc", (3,), 1)), _problem())
     first, last = score.stages
     assert first.compute_s == pytest.approx(6 / 3)
     # Ring over the link between servers: (2·2/3·50/10 + 2·2·0.25)/3.
@@ -54,21 +63,22 @@ def test_a_plan_over_two_servers_by_hand() -> None:
     assert last.memory_bytes == pytest.approx(120 * 2 + 70 + (120 + 16 + 40))
 
 
-def test_a_relayed_tensor_crosses_every_cut_once() -> None:
-    score = evaluate(_plan(("a", (0,), 5), ("b", (1,), 3), ("c", (2,), 1)), _problem())
-    assert [stage.boundary_bytes for stage in score.stages] == [40, 48, 0]
-    assert [stage.boundary_level for stage in score.stages] == [1, 2, 0]
-
-
 def test_copies_of_a_pipeline_share_the_step_time_and_synchronise() -> None:
-    stages = (Stage(("a",), (0, 2), 4, 5), Stage(("b", "c"), (1, 3), 1, 1))
-    score = evaluate(Plan(stages, copies=2), _problem())
+    plan = Plan((Stage(("a",), (0, 2), 4, 5), Stage(("b", "c"), (1, 3), 1, 1)), copies=2)
+    score = evaluate(plan, _problem())
     # Two pipelines inside the servers, each bound by 6 s; all 170 bytes reduced between two: (2·1/2·17 + 2·0.25)/2.
     assert score.copies_s == pytest.approx((17 + 0.5) / 2)
     assert score.step_time_s == pytest.approx(max(6 / 2, 8.75))
     assert score.bound == "synchronisation among the copies of the pipeline"
-    assert Plan(stages, copies=2).config == "2×(1-1)"
-    assert Plan(stages, copies=2).copy(1) == ((2,), (3,))
+    assert (plan.config, plan.copy(1)) == ("2×(1-1)", ((2,), (3,)))
+    flush = replace(plan, schedule="1f1b-flush", accumulate=5)
+    score = evaluate(flush, _problem(schedule="1f1b-flush", accumulate=5))
+    assert score.batch.minibatches == 3
+    # The second stage, with two of 4.5 s after the first. All its 120 bytes are reduced between the two
+    # copies, in part after its last backward pass.
+    assert score.batch.steady_s == pytest.approx(9)
+    assert score.batch.exposed_s == pytest.approx(120 / 10 + 0.5 - 3)
+    assert score.step_time_s == pytest.approx(score.batch.total_s / 5)
 
 
 def test_too_small_a_depth_bounds_the_step_time() -> None:
@@ -79,16 +89,12 @@ def test_too_small_a_depth_bounds_the_step_time() -> None:
     assert evaluate(_plan(("ab", (0,), 3), ("c", (3,), 1)), _problem()).stages[0].depth_s == pytest.approx(10.1)
 
 
-def test_no_overlap_adds_synchronisation() -> None:
+def test_no_overlap_adds_synchronisation_and_inference_costs_the_forward_pass_only() -> None:
     plan = _plan(("abc", (0, 1), 1))
-    together = evaluate(plan, _problem(contention=False))
-    apart = evaluate(plan, _problem(contention=False, overlap=0.0))
+    together, apart = evaluate(plan, _problem()), evaluate(plan, _problem(overlap=0.0))
     stage = together.stages[0]
     assert apart.step_time_s == pytest.approx(stage.compute_s + stage.synchronisation_s)
     assert together.step_time_s == pytest.approx(max(stage.compute_s, stage.synchronisation_s))
-
-
-def test_inference_costs_the_forward_pass_only() -> None:
     plan = replace(_plan(("a", (0,), 1), ("bc", (1,), 1)), inference=True)
     score = evaluate(plan, _problem(inference=True))
     assert score.step_time_s == pytest.approx(2.0)
@@ -96,15 +102,11 @@ def test_inference_costs_the_forward_pass_only() -> None:
     assert score.stages[0].memory_bytes == pytest.approx(50 + 40)
 
 
-def _scheduled(schedule: str, accumulate: int | None, *stages: tuple[str, tuple[int, ...], int]) -> Plan:
-    return replace(_plan(*stages), schedule=schedule, accumulate=accumulate)
-
-
 def test_a_batch_with_a_flush_by_hand() -> None:
     """5 minibatches on a | bc, two replicas and one: 3 rounds at the first stage, 5 at the second."""
-    problem = _problem(schedule="1f1b-flush", accumulate=5, contention=False)
-    score = evaluate(_scheduled("1f1b-flush", 5, ("a", (0, 1), 3), ("bc", (2,), 1)), problem)
-    assert score.batch is not None
+    problem = _problem(schedule="1f1b-flush", accumulate=5)
+    plan = _plan(("a", (0, 1), 3), ("bc", (2,), 1), schedule="1f1b-flush", accumulate=5)
+    score = evaluate(plan, problem)
     # The second stage has 5 · 4.5 s to do, after the first one's 6 s and the messages.
     assert score.batch.work_s == pytest.approx(6 + 4.5)
     # 40 bytes there and 30 back at 10 bytes/s, and the latency twice.
@@ -118,71 +120,35 @@ def test_a_batch_with_a_flush_by_hand() -> None:
     assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 50 + 3 * (5 + 40))
 
 
-def test_messages_and_all_reduces_may_take_longer_than_any_stage() -> None:
-    problem = _problem(schedule="1f1b-flush", accumulate=9, contention=False, overlap=0.0)
-    score = evaluate(_scheduled("1f1b-flush", 9, ("a", (0,), 9), ("bc", (2, 3), 1)), problem)
-    assert score.batch is not None
-    # The first stage's 9 · 6 s: the second has 5 · 4.5 after 13.5 s, and 1.2 s for its all-reduce before them.
-    assert (score.batch.bound, score.batch.total_s) == ("compute of stage 1", pytest.approx(54))
-    slow = _problem(schedule="1f1b-flush", accumulate=18, contention=False, overlap=0.0)
-    score = evaluate(_scheduled("1f1b-flush", 18, ("a", (0, 1, 2), 6), ("bc", (3,), 1)), slow)
-    assert score.batch is not None
-    # Nothing hides the all-reduce of the first stage, over both levels; 18 · 4.5 s of the second follow.
-    assert score.batch.exposed_s > 0
-    assert score.batch.total_s == pytest.approx(score.batch.exposed_s + 6 + 7.5 + 81)
-    score = evaluate(_scheduled("1f1b-flush", 18, ("a", (0, 1), 9), ("bc", (2, 3), 1)), slow)
-    assert score.batch is not None
-    # One link takes 18 messages of 4 s, after the first pass of 6 s and the all-reduce of 0.5 s.
-    assert score.batch.bound == "traffic from stage 1 to stage 2"
-    assert score.batch.total_s == pytest.approx(0.5 + 6 + 72)
-
-
-def test_gpipe_takes_no_less_than_other_flushes_and_holds_all_minibatches() -> None:
-    stages = ("a", (0, 1), 2), ("bc", (2, 3), 2)
-    step_times = []
-    for schedule in ("gpipe", "1f1b-flush"):
-        problem = _problem(schedule=schedule, accumulate=4, contention=False, boundary="parallel")
-        step_times.append(evaluate(_scheduled(schedule, 4, *stages), problem).step_time_s)
-    assert step_times[0] == step_times[1]
-    problem = _problem(schedule="gpipe", accumulate=4, contention=False, boundary="parallel")
-    too_shallow = evaluate(_scheduled("gpipe", 4, ("a", (0, 1), 1), ("bc", (2, 3), 2)), problem)
-    assert too_shallow.step_time_s == float("inf")
-
-
-def test_a_stage_covers_what_is_in_flight_behind_it_and_transfers_where_memory_allows() -> None:
-    problem = _problem(schedule="1f1b-flush", accumulate=9, contention=False, memory=False)
-    plan = _scheduled("1f1b-flush", 9, ("a", (0,), 1), ("bc", (2,), 1))
-    # One in flight here and one at the next stage leave none for this one.
-    assert evaluate(plan, problem).step_time_s == float("inf")
-    enough = replace(plan, stages=(replace(plan.stages[0], depth=2), plan.stages[1]))
-    assert evaluate(enough, problem).step_time_s < 10
-    # A second one is on its way while the first stage takes 6 s and transfers 2 · 4.25.
-    assert depths.assign_depths(plan, problem, 1.0).stages[0].depth == 4
-    tight = replace(problem.options, memory=True)
-    device = replace(problem.cluster.device, memory_bytes=395 + 2 * 45)
-    small = replace(problem, options=tight, cluster=replace(problem.cluster, device=device))
-    assert depths.assign_depths(plan, small, 1.0).stages[0].depth == 2
-
-
 def test_two_buffers_synchronise_once_for_all_that_they_accumulate() -> None:
     problem = _problem(schedule="2bw", accumulate=12)
-    plan = _scheduled("2bw", 12, ("a", (0, 1), 2), ("bc", (2,), 1))
-    score = evaluate(depths.assign_depths(plan, problem, 4.5), problem)
+    plan = _plan(("a", (0, 1), 2), ("bc", (2,), 1), schedule="2bw", accumulate=12)
+    deep = depths.assign_depths(plan, problem, 4.5)
+    score = evaluate(deep, problem)
     assert score.stages[0].synchronisation_s == pytest.approx(0.5 / 12)
     # Two versions and a gradient with its state, for three minibatches in flight.
     assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 2 * 50 + 3 * (5 + 40))
-    few = replace(depths.assign_depths(plan, problem, 4.5), accumulate=5)
-    assert evaluate(few, problem).step_time_s == float("inf")
+    assert evaluate(replace(deep, accumulate=5), problem).step_time_s == float("inf")
     with pytest.raises(InputError, match="needs a number of minibatches per update"):
         evaluate(replace(plan, accumulate=None), problem)
+    # 12 minibatches per update, 3 on each of 2 replicas in flight, and an all-reduce of 10 s: at the step time where
+    # both are equal, 6 and what passes during it make 12. In two copies the last one may be half a step time later.
+    step_time_s = formulas.buffered_step_time(3, 2, 10.0, 12)
+    assert 6 + 10.0 / step_time_s - 1 == pytest.approx(12)
+    step_time_s = formulas.buffered_step_time(2, 2, 10.0, 6, copies=2)
+    assert 4 + 10.0 / step_time_s - 1 / 2 == pytest.approx(6)
+    assert (formulas.buffered_step_time(7, 2, 0.0, 12), formulas.buffered_step_time(6, 2, 0.0, 12)) == (math.inf, 0.0)
 
 
-def test_vertical_sync_keeps_more_versions_behind_than_stashing() -> None:
-    plan = _scheduled("vertical-sync", None, ("a", (0, 1), 3), ("bc", (2,), 1))
+def test_vertical_sync_keeps_versions_by_what_the_input_stage_has_in_flight() -> None:
+    """Delay 3 at two replicas: 6 minibatches, one version each behind one replica."""
+    plan = _plan(("a", (0, 1), 3), ("bc", (2,), 1), schedule="vertical-sync")
     assert [plan.versions(index) for index in (0, 1)] == [4, 8]
     stashing = replace(plan, schedule="1f1b-stashing")
     more = evaluate(plan, _problem()).stages[1].memory_bytes - evaluate(stashing, _problem()).stages[1].memory_bytes
     assert more == pytest.approx(7 * 120)
+    cases = {(4, 1, 1): 4, (3, 2, 1): 6, (3, 2, 2): 3, (3, 2, 4): 2, (3, 2, 3): 1 + 2}
+    assert {case: int(schedules.vertical_versions(*case)) for case in cases} == cases
 
 
 @pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
@@ -197,47 +163,85 @@ def test_recomputation_trades_a_forward_pass_for_memory(schedule: str) -> None:
     assert before.memory_bytes - after.memory_bytes == pytest.approx((depth - 1) * (12 + 48))
 
 
-def test_copies_take_their_share_of_a_batch() -> None:
-    problem = _problem(schedule="1f1b-flush", accumulate=5, contention=False)
-    stages = (Stage(("a",), (0, 2), 3, 1), Stage(("b", "c"), (1, 3), 1, 1))
-    score = evaluate(Plan(stages, copies=2, schedule="1f1b-flush", accumulate=5), problem)
-    assert score.batch is not None
-    assert score.batch.minibatches == 3
-    # The second stage, with two of 4.5 s after the first. All its 120 bytes are reduced between the two
-    # copies, in part after its last backward pass.
-    assert score.batch.steady_s == pytest.approx(9)
-    assert score.batch.exposed_s == pytest.approx(120 / 10 + 0.5 - 3)
-    assert score.step_time_s == pytest.approx(score.batch.total_s / 5)
+def test_depth_and_step_time_are_inverse() -> None:
+    groups = ((0.0, 0.0), (1.4, 0.0), (1.4, 2.5))
+    for replicas, following, transfer, group in itertools.product((1, 2, 3), (1, 2, 5), (0.1, 0.7, 1.3), groups):
+        waits = [float(formulas.group_wait(one, 1.0, 3)) for one in group]
+        depth = int(formulas.in_flight_depth(following + waits[1], waits[0], transfer, 1.0, replicas))
+        assert formulas.depth_limited_step_time(depth, replicas, following, transfer, group) <= 1.0 + 1e-9
+        assert formulas.depth_limited_step_time(depth - 1, replicas, following, transfer, group) > 1.0 - 1e-9
+    assert math.isinf(formulas.depth_limited_step_time(1, 1, 1, 0.1, ()))
+    assert formulas.depth_limited_step_time(2, 1, 1, 0.0, ()) == 0.0
+    # A transfer too short to count when a depth is chosen does not count when the depth is judged.
+    assert formulas.in_flight_depth(1, 0.0, 1e-10, 1.0, 1) == 2
+    assert formulas.depth_limited_step_time(2, 1, 1, 1e-10, ()) <= 1.0
+    # Rounding in the quotient does not add one.
+    assert formulas.in_flight_depth(1, 0.0, 0.3 / 2, 0.1 * 3, 1) == 3
+    # A group waits for what its all-reduce exceeds the step time by; in copies of the pipeline the bound is taken.
+    assert [float(formulas.group_wait(time, 2.0, 4)) for time in (0.0, 2.0, 3.0, 8.0)] == [0.0, 0.0, 0.5, 3.0]
+    assert formulas.group_wait(0.0, 2.0, 4, copies=2) == 3.5
 
 
-def test_layers_that_must_stay_together_are_contracted_with_what_lies_between() -> None:
-    problem = _problem()
-    tied = Problem(replace(problem.profile, together=(("a", "c"),)), problem.cluster)
-    assert [unit.layers for unit in tied.units] == [("a", "b", "c")]
-    with pytest.raises(InputError, match="must share a stage"):
-        evaluate(_plan(("ab", (0,), 2), ("c", (1,), 1)), tied)
-
-
-@pytest.mark.parametrize(
-    ("plan", "complaint"),
-    [
+def test_what_is_no_plan_is_refused() -> None:
+    for plan, complaint in (
         (_plan(("ab", (0,), 1)), "'c' is in only one"),
         (_plan(("abc", (0,), 1), ("c", (1,), 1)), "'c' in two stages"),
         (_plan(("b", (0,), 1), ("ac", (1,), 1)), "puts 'b' before"),
         (_plan(("ab", (0, 1), 1), ("c", (1,), 1)), "one worker to two stages"),
         (_plan(("abc", (4,), 1)), "uses worker 4, but the cluster has workers 0 to 3"),
         (_plan(("abc", (), 1)), "needs a worker"),
-    ],
-)
-def test_what_is_no_plan_is_refused(plan: Plan, complaint: str) -> None:
-    with pytest.raises(InputError, match=complaint):
-        evaluate(plan, _problem())
+    ):
+        with pytest.raises(InputError, match=complaint):
+            evaluate(plan, _problem())
+    problem = _problem()
+    tied = Problem(replace(problem.profile, together=(("a", "c"),)), problem.cluster)
+    assert [unit.layers for unit in tied.units] == [("a", "b", "c")], "with what lies between"
+    with pytest.raises(InputError, match="must share a stage"):
+        evaluate(_plan(("ab", (0,), 2), ("c", (1,), 1)), tied)
+    for options, complaint in (
+        ({"stages": 5}, "5 stages asked for, but the model has only 3"),
+        ({"overlap": 1.5}, "between 0 and 1"),
+        ({"max_replicas": 0}, "at least 1"),
+    ):
+        with pytest.raises(InputError, match=complaint):
+            _problem(**options)
 
 
-def test_impossible_options_are_refused() -> None:
-    with pytest.raises(InputError, match="5 stages asked for, but the model has only 3"):
-        _problem(stages=5)
-    with pytest.raises(InputError, match="between 0 and 1"):
-        _problem(overlap=1.5)
-    with pytest.raises(InputError, match="at least 1"):
-        _problem(max_replicas=0)
+# The reserve of a device's memory: a device with a reserve is planned for as one with only the rest.
+
+PROFILE = chain([Layer(f"l{i}", 1.0, 2.0, size, size) for i, size in enumerate((100, 300, 250, 200))], 10)
+WHOLE, REST, RESERVE = 3200, 2400, 0.25
+"""Bytes of a device, with and without its reserve: the plans of the two differ."""
+
+
+def _cluster(memory: int, reserve: float, *, differ: bool) -> Cluster:
+    device = Device("chip", "cuda", memory, memory_reserve=reserve)
+    inside, above = Level("server", 2, 1e3), Level("cluster", 2, 1e2)
+    if not differ:
+        return Cluster("small", device, (inside, above))
+    faster = replace(device, name="fast", speed=2.0)
+    return Cluster.of_servers("mixed", [Server(device, inside), Server(faster, inside)], [above])
+
+
+def _solved(cluster: Cluster, solver: str) -> Outcome:
+    settings = Settings(solver=solver, certify=False, simulate=False, time_limit_s=None)
+    return pipeplan.solve(PROFILE, cluster, settings=settings, schedule="1f1b-flush", batch=8, microbatch=1)
+
+
+@pytest.mark.parametrize("solver", ["dp", "ilp"])
+@pytest.mark.parametrize("differ", [False, True])
+def test_a_reserve_leaves_the_rest_to_plan_with(solver: str, differ: bool) -> None:
+    reserved, smaller, whole = (
+        _solved(_cluster(size, reserve, differ=differ), solver)
+        for size, reserve in ((WHOLE, RESERVE), (REST, 0.0), (WHOLE, 0.0))
+    )
+    assert reserved.plan == smaller.plan != whole.plan
+    assert {stage.capacity_bytes for stage in reserved.evaluation.stages} == {REST}
+
+
+def test_the_usual_reserve_and_a_layer_that_needs_it() -> None:
+    for cluster in (pipeplan.cluster("A"), pipeplan.cluster("local")):
+        assert cluster.device.memory_reserve == MEMORY_RESERVE
+        assert cluster.memory_of([0]) == int(cluster.device.memory_bytes * 0.95)
+    with pytest.raises(pipeplan.InfeasibleError, match="more than the 768 B of one chip"):
+        _solved(_cluster(1024, RESERVE, differ=False), "dp")

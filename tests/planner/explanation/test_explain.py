@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commandline import Run
 from extents import slow_but_for
-from long_chains import calls_of, long_chain
+from long_chains import calls_of, chain, long_chain
 
 import pipeplan
 from pipeplan.cluster_data import variants
@@ -32,28 +32,25 @@ from pipeplan.planning.settings import Settings
 from pipeplan.problem.cuts import Cuts, enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
-from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 
 DP = Settings(solver="dp", simulate=False)
 CUTS = 2000
 
 
-def _profile(seed: int = 0, layers: int = 4, spread: float = 0.0) -> Profile:
-    rng = random.Random(seed)
+def _profile(seed: int = 0, layers: int = 4, spread: float = 0.0, saved: int = 0) -> Profile:
+    """Random layers; the last one may save more."""
+    rng, spreads = random.Random(seed), {"forward_spread_s": spread, "backward_spread_s": spread}
     made = [
-        Layer(f"l{i}", rng.uniform(1, 5), rng.uniform(2, 10), rng.choice([10, 100, 1000]), rng.randint(1, 50))
+        Layer(
+            f"l{i}", rng.uniform(1, 5), rng.uniform(2, 10), rng.choice([10, 100, 1000]), rng.randint(1, 50), **spreads
+        )
         for i in range(layers)
     ]
-    made = [replace(layer, forward_spread_s=spread, backward_spread_s=spread) for layer in made]
     sizes = [rng.randint(1, 60) for _ in range(layers - 1)]
-    return _chain(made, sizes, minibatch=8)
-
-
-def _chain(layers: Sequence[Layer], sizes: Sequence[int], minibatch: int = 1) -> Profile:
-    """A chain of layers, with the bytes of the tensors between them."""
-    tensors = (Tensor(f"t{i}", layers[i].name, (layers[i + 1].name,), size, size) for i, size in enumerate(sizes))
-    return Profile(tuple(layers), tuple(tensors), minibatch, model_name="small")
+    made[-1] = replace(made[-1], saved_bytes=saved or made[-1].saved_bytes)
+    return chain(made, sizes, 8, model_name="small")
 
 
 def _cluster(workers: int, servers: int = 1) -> Cluster:
@@ -65,12 +62,21 @@ def _problem(seed: int = 0, workers: int = 3, servers: int = 1, options: Options
     return Problem(_profile(seed), _cluster(workers, servers), options or Options())
 
 
+def _equal(names: str, sent: int, workers: int, parameters: int = 0) -> Problem:
+    """Equal layers on a flat cluster."""
+    layers = [Layer(name, 1.0, 2.0, parameters, 0) for name in names]
+    return Problem(chain(layers, sent), _cluster(workers), Options(memory=False))
+
+
 def _solved(problem: Problem) -> tuple[Cuts, ScoredPlan]:
     """The cuts of a problem, and its best plan by the formulas."""
     cuts = enumerate_cuts(problem, CUTS)
     best = best_plan(problem, cuts)
     assert best is not None
     return cuts, best
+
+
+# Where the time goes.
 
 
 def test_the_shares_of_time_add_up_and_the_first_load_is_the_bound() -> None:
@@ -86,17 +92,11 @@ def test_the_shares_of_time_add_up_and_the_first_load_is_the_bound() -> None:
             assert found[0].seconds == max(load.seconds for load in found)
             if plan.copies == 1:
                 assert found[0].seconds == pytest.approx(score.step_time_s)
-
-
-def test_the_parts_of_a_batch_add_up_to_its_step_time() -> None:
     for schedule in ("gpipe", "1f1b-flush"):
         problem = _problem(3, 3, options=Options(schedule=schedule, accumulate=6, contention=False))
         _, best = _solved(problem)
         found = resource_loads(best.plan, problem, evaluate(best.plan, problem))
-        assert sum(load.seconds for load in found) == pytest.approx(best.step_time_s)
-
-
-def test_a_shared_card_is_among_the_loads() -> None:
+        assert sum(load.seconds for load in found) == pytest.approx(best.step_time_s), "the parts of a batch add up"
     # Two stages on two servers of two, each replicated across both: everything crosses the cards.
     problem = _problem(3, 2, 2)
     names = problem.layer_names
@@ -110,10 +110,7 @@ def test_a_shared_card_is_among_the_loads() -> None:
 def test_data_parallelism_that_waits_for_its_update_lists_its_all_reduce_once() -> None:
     problem = _problem(1, 4, options=Options(stages=1, overlap=1.0))
     plan = plain_data_parallel(problem, 4)
-    score = evaluate(plan, problem)
-    assert score.bound == WAITS_FOR_UPDATE
-    named = [load.name for load in resource_loads(plan, problem, score)]
-    assert named[0] == WAITS_FOR_UPDATE
+    named = [load.name for load in resource_loads(plan, problem, evaluate(plan, problem))]
     assert [name for name in named if name.startswith("gradient synchronisation of stage 1")] == [WAITS_FOR_UPDATE]
 
 
@@ -130,26 +127,21 @@ def test_what_plans_send() -> None:
     assert anatomy.sent_bytes == pytest.approx(2 * sum(tensor.bytes for tensor in problem.profile.tensors) / 8)
 
 
+# The second choice.
+
+
 def _all_plans(problem: Problem) -> Iterator[Plan]:
     """Every pipeline of a chain on the first workers of a flat cluster, with depths that never limit."""
     names, workers = problem.layer_names, problem.cluster.workers
     for count in range(1, len(names) + 1):
+        depths = [10 ** (4 * (count - 1 - stage)) for stage in range(count)]
         for cuts in itertools.combinations(range(1, len(names)), count - 1):
-            ends = [0, *cuts, len(names)]
+            parts = [names[start:stop] for start, stop in itertools.pairwise([0, *cuts, len(names)])]
             for replicas in itertools.product(range(1, workers + 1), repeat=count):
                 if sum(replicas) <= workers:
-                    firsts = [0, *itertools.accumulate(replicas)]
-                    # Far more in flight than at the stage behind.
-                    stages = tuple(
-                        Stage(
-                            names[ends[i] : ends[i + 1]],
-                            tuple(range(firsts[i], firsts[i + 1])),
-                            depth := 10 ** (4 * (count - 1 - i)),
-                            depth,
-                        )
-                        for i in range(count)
-                    )
-                    yield Plan(stages)
+                    runs = itertools.pairwise([0, *itertools.accumulate(replicas)])
+                    stages = zip(parts, runs, depths, strict=True)
+                    yield Plan(tuple(Stage(part, tuple(range(*run)), depth, depth) for part, run, depth in stages))
 
 
 def _fastest_other(problem: Problem, config: str) -> float:
@@ -160,14 +152,13 @@ def _fastest_other(problem: Problem, config: str) -> float:
 def test_no_other_configuration_is_better_than_an_exact_second_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     free = Options(memory=False, contention=False)
     # A chain without weights is best with data parallelism, whose second choice is exact.
-    weightless = _chain([Layer(f"l{i}", 1.0, 2.0, 0, 1) for i in range(3)], [5, 5])
-    problems = [*(_problem(seed, 3, options=free) for seed in range(12)), Problem(weightless, _cluster(4), free)]
+    weightless = replace(_equal("abc", 5, 4), options=free)
+    problems = [*(_problem(seed, 3, options=free) for seed in range(12)), weightless]
     exact = []
     for problem in problems:
         cuts, best = _solved(problem)
         by_trying = _fastest_other(problem, best.plan.config)
         found = find_alternatives(problem, cuts, best.plan, best.step_time_s)
-        assert found.second is not None
         assert found.second.plan.config != best.plan.config
         assert found.second.step_time_s == pytest.approx(evaluate(found.second.plan, problem).step_time_s)
         assert found.second.behind == pytest.approx(found.second.step_time_s / best.step_time_s - 1)
@@ -179,19 +170,20 @@ def test_no_other_configuration_is_better_than_an_exact_second_choice(monkeypatc
     for problem in problems[:4]:  # as large problems, which are searched in fewer parts
         cuts, best = _solved(problem)
         found = find_alternatives(problem, cuts, best.plan, best.step_time_s)
-        assert found.second is not None
         assert found.second.step_time_s >= _fastest_other(problem, best.plan.config) * (1 - 1e-9)
         assert not found.exact or found.second.step_time_s == pytest.approx(best.step_time_s)
+    for parts, said in (
+        (("1 stage", "3 stages", "4 stages", "2 stages of at most 14 replicas"), "1,3,4 stages"),
+        (("1 stage",), "1 stage"),
+        (("at most 3 stages", "5 stages"), "5 stages"),
+    ):
+        assert merged_parts(parts) == [said, *(part for part in parts if "at most" in part)]
 
 
-def test_what_was_searched_is_said_shortly() -> None:
-    parts = ("1 stage", "3 stages", "4 stages", "2 stages of at most 14 replicas")
-    assert merged_parts(parts) == ["1,3,4 stages", "2 stages of at most 14 replicas"]
-    assert merged_parts(("1 stage",)) == ["1 stage"]
-    assert merged_parts(("at most 3 stages", "5 stages")) == ["5 stages", "at most 3 stages"]
+# What would help.
 
 
-def test_links_twice_as_fast_for_one_operation_alone() -> None:
+def test_changes_of_a_cluster_are_those_that_are_named() -> None:
     levels = (Level("server", 2, 50.0, 0.0, 0.5, 0.8), Level("cluster", 2, 20.0, 0.0, 0.5, 0.8))
     cluster = replace(_cluster(2, 2), levels=levels)
     for level, (operation, reduce, send) in itertools.product(
@@ -204,19 +196,15 @@ def test_links_twice_as_fast_for_one_operation_alone() -> None:
         assert reduced == pytest.approx(reduce * was.bandwidth * was.allreduce_efficiency)
         assert sent == pytest.approx(send * was.bandwidth * was.sendrecv_efficiency)
         assert changed.levels[1 - level] == cluster.levels[1 - level]
-
-
-def test_changes_reach_every_server_of_a_mixed_cluster() -> None:
     inside = Level("server", 2, 50.0)
     machines = [Server(Device("a", "cuda", 100), inside, card=10.0), Server(Device("b", "cuda", 200, 2.0), inside)]
-    cluster = Cluster.of_servers("mixed", machines, (Level("cluster", 2, 20.0),))
-    assert [device.memory_bytes for device in variants.with_more_memory(cluster, 2.0).devices] == [200, 200, 400, 400]
-    assert [device.speed for device in variants.with_faster_devices(cluster, 2.0).devices] == [2.0, 2.0, 4.0, 4.0]
-    assert variants.with_faster_links(cluster, 1, 2.0).machines[0].card == 20.0
-    assert variants.with_faster_links(cluster, 0, 2.0).machines[1].inside.bandwidth == 100.0
-    more = variants.grown_cluster(cluster, 3)
-    assert (more.workers, more.servers) == (6, 3)
-    assert more.machines[2] == machines[1]
+    mixed = Cluster.of_servers("mixed", machines, (Level("cluster", 2, 20.0),))
+    assert [device.memory_bytes for device in variants.with_more_memory(mixed, 2.0).devices] == [200, 200, 400, 400]
+    assert [device.speed for device in variants.with_faster_devices(mixed, 2.0).devices] == [2.0, 2.0, 4.0, 4.0]
+    assert variants.with_faster_links(mixed, 1, 2.0).machines[0].card == 20.0
+    assert variants.with_faster_links(mixed, 0, 2.0).machines[1].inside.bandwidth == 100.0
+    more = variants.grown_cluster(mixed, 3)
+    assert (more.workers, more.servers, more.machines[2]) == (6, 3, machines[1])
     flat = Cluster("flat", Device("chip", "cpu", 10**9), (Level("server", 2, 50.0),))
     assert (variants.unit_of_growth(flat), variants.grown_cluster(flat, 3).workers) == ("worker", 3)
 
@@ -229,15 +217,10 @@ def test_faster_devices_help_and_memory_that_is_not_short_does_not() -> None:
     assert (found["devices twice as fast"].gain or 0) >= 1.0
     assert (found["one more server"].gain or 0) >= 1.0
     both, parts = found["links of level cluster twice as fast"].gain, ("for all-reduce alone", "for send/recv alone")
-    assert both is not None
     assert all(both >= (found[name].gain or 0) * (1 - 1e-9) for name in parts)
-
-
-def test_free_communication_makes_devices_all_that_matters() -> None:
-    layers = (Layer("a", 1.0, 2.0, 0, 0), Layer("b", 1.0, 2.0, 0, 0))
-    problem = Problem(_chain(layers, [0]), _cluster(2), Options(memory=False))
-    cuts = enumerate_cuts(problem, CUTS)
-    gains = {effect.name: effect.gain for effect in change_effects(problem, cuts, 3.0)}
+    # Where communication is free, devices are all that matters.
+    free = _equal("ab", 0, 2)
+    gains = {effect.name: effect.gain for effect in change_effects(free, enumerate_cuts(free, CUTS), 3.0)}
     assert gains.pop("devices twice as fast") == pytest.approx(2.0)
     assert gains.pop("one more server") == pytest.approx(2.0)
     assert list(gains.values()) == pytest.approx([1.0] * 4)
@@ -253,7 +236,10 @@ def test_no_change_for_the_better_does_harm(seed: int) -> None:
             assert (effect.gain or 0) >= 1 - 1e-9, effect
 
 
-def test_drawing_times_again_is_deterministic_and_stays_in_bounds() -> None:
+# How firmly.
+
+
+def test_times_are_drawn_again_with_the_quartiles_that_were_measured() -> None:
     profile = _profile(3, spread=4.0)
     once, again = (sensitivity.resample_times(profile, random.Random(5)) for _ in range(2))
     assert once == again
@@ -261,53 +247,37 @@ def test_drawing_times_again_is_deterministic_and_stays_in_bounds() -> None:
     for drawn, layer in zip(once.layers, profile.layers, strict=True):
         assert 0.1 * layer.forward_s <= drawn.forward_s <= 10 * layer.forward_s
     assert sensitivity.resample_times(_profile(3), random.Random(5)) == _profile(3)
-
-
-def test_the_drawn_times_have_the_quartiles_that_were_measured() -> None:
-    profile = replace(_profile(3), layers=(Layer("a", 100.0, 100.0, 0, 0, forward_spread_s=8.0),), tensors=())
-    rng = random.Random(0)
-    drawn = sorted(sensitivity.resample_times(profile, rng).layers[0].forward_s for _ in range(4000))
-    assert drawn[3000] - drawn[1000] == pytest.approx(8.0, rel=0.08)
-    assert drawn[2000] == pytest.approx(100.0, rel=0.01)
+    profile, rng = chain([Layer("a", 100.0, 100.0, 0, 0, forward_spread_s=8.0)], 0), random.Random(0)
+    times = sorted(sensitivity.resample_times(profile, rng).layers[0].forward_s for _ in range(4000))
+    assert times[3000] - times[1000] == pytest.approx(8.0, rel=0.08)
+    assert times[2000] == pytest.approx(100.0, rel=0.01)
+    with pytest.raises(InputError, match="between 0 and 1"):
+        sensitivity.with_spread(profile, 1.5)
 
 
 def test_a_plan_without_rivals_stays_best_and_one_with_twins_does_not() -> None:
     alone = Problem(_profile(1, layers=1), _cluster(2), Options(memory=False))
-    explanation = explain_plan(alone, DP, RobustnessSettings(samples=6, spread=0.2))
-    assert explanation.robustness is not None
-    assert explanation.robustness.stays_best == 6
-    assert explanation.robustness.worst == 0.0
+    robust = explain_plan(alone, DP, RobustnessSettings(samples=6, spread=0.2)).robustness
+    assert (robust.stays_best, robust.worst) == (6, 0.0)
     # Two equal layers on two workers, gradients too costly to replicate: which is slower is a matter of chance,
     # and so with three layers is the side on which the middle one belongs.
-    layers = tuple(Layer(name, 1.0, 2.0, 10**6, 0) for name in "abc")
-    twins = Problem(_chain(layers, [1, 1]), _cluster(2), Options(memory=False))
+    twins = _equal("abc", 1, 2, 10**6)
     found = explain_plan(twins, DP, RobustnessSettings(samples=12, spread=0.2)).robustness
-    assert found is not None
     assert 0 < found.stays_best < 12
     assert found.same_config == 12
     assert found.worst > found.median >= 0
 
 
-def test_without_a_spread_nothing_is_said() -> None:
-    assert explain_plan(_problem(), DP, RobustnessSettings()).robustness is None
-    with pytest.raises(InputError, match="between 0 and 1"):
-        sensitivity.with_spread(_profile(), 1.5)
-
-
-def test_a_given_plan_is_compared_with_the_best() -> None:
+def test_a_given_plan_is_compared_with_the_best_and_with_baselines() -> None:
     problem = _problem(4, 4)
     poor = Plan((Stage(problem.layer_names, (0,), 1, 1),))
     found = explain_plan(problem, DP, RobustnessSettings(), poor)
     assert found.behind_best > 0
-    assert found.alternatives.second is not None
+    assert found.robustness is None, "without a spread nothing is said"
     assert found.alternatives.second.behind < 0
     document = explanation_json(found)
     assert (document["plan"]["config"], document["behind_best"]) == ("1", found.behind_best)
-
-
-def test_reasons_name_the_larger_loss() -> None:
-    layers = [Layer(name, 1.0, 2.0, 10**6, 0) for name in "ab"]
-    problem = Problem(_chain(layers, [1]), _cluster(2), Options(memory=False))
+    problem = _equal("ab", 1, 2, 10**6)
     found = explain_plan(problem, DP, RobustnessSettings())
     lines = baseline_reasons(found.anatomies, problem.capacity)
     assert found.plan.config == "1-1"
@@ -319,25 +289,13 @@ def test_reasons_name_the_larger_loss() -> None:
 # The command.
 
 
-def _save(spread: float = 0.0, saved: int = 6) -> None:
-    profile = _profile(1, spread=spread)
-    layers = (*profile.layers[:-1], replace(profile.layers[-1], saved_bytes=saved))
-    replace(profile, layers=layers).save(Path("profile.json"))
-
-
 @pytest.mark.slow
 def test_it_explains_in_80_columns_without_colour(run: Run) -> None:
-    _save(spread=0.5)
+    _profile(1, spread=0.5, saved=6).save(Path("profile.json"))
     done = run("explain", "--cluster", "A", "--samples", "3")
     assert done.code == 0, done.err
-    for heading in (
-        "What limits the step time",
-        "Where the time goes",
-        "Second choice",
-        "What would help",
-        "How firmly",
-    ):
-        assert heading in done.out
+    headings = ("What limits the step time", "Where the time goes", "Second choice", "What would help", "How firmly")
+    assert [heading for heading in headings if heading not in done.out] == []
     assert "again 3 times within their spread (as measured; seed 0)" in " ".join(done.out.split())
     assert max(map(len, done.out.splitlines())) <= 80
     assert "\x1b" not in done.out + done.err
@@ -345,7 +303,7 @@ def test_it_explains_in_80_columns_without_colour(run: Run) -> None:
 
 
 def test_json_says_the_same(run: Run) -> None:
-    _save()
+    _profile(1, saved=6).save(Path("profile.json"))
     cluster = ("--cluster", "A", "--servers", "2", "--schedule", "1f1b-stashing")
     document = json.loads(run("explain", *cluster, "--samples", "4", "--spread", "10%", "--json").out)
     assert (document["format"], document["version"], document["feasible"]) == ("pipeplan-explanation", 1, True)
@@ -358,7 +316,7 @@ def test_json_says_the_same(run: Run) -> None:
 
 @pytest.mark.slow
 def test_a_written_plan_is_explained_with_its_profile(run: Run) -> None:
-    _save()
+    _profile(1, saved=6).save(Path("profile.json"))
     assert run("solve", "--cluster", "A", "--overlap", "0.5", "--minibatch", "16", "--solver", "dp").code == 0
     written = json.loads(Path("plan/plan.json").read_text())
     for arguments in (["plan"], ["plan/plan.json", "--profile", "profile.json"]):
@@ -381,8 +339,7 @@ def test_a_written_plan_is_explained_with_its_profile(run: Run) -> None:
 
 def test_without_a_schedule_it_explains_the_plan_of_a_solve(run: Run) -> None:
     ways = ("mnist-v100", "--cluster", "C")
-    done = run("explain", *ways, "--samples", "0", "--json")
-    explained = json.loads(done.out)
+    explained = json.loads(run("explain", *ways, "--samples", "0", "--json").out)
     solved = json.loads(run("solve", *ways, "--no-write", "--solver", "dp", "--json").out)
     assert explained["plan"]["config"] == solved["plan"]["config"]
     assert explained["minibatch_s"] == solved["prediction"]["minibatch_s"]
@@ -390,7 +347,7 @@ def test_without_a_schedule_it_explains_the_plan_of_a_solve(run: Run) -> None:
 
 
 def test_where_nothing_fits_it_says_what_would(run: Run) -> None:
-    _save(saved=30 << 30)
+    _profile(1, saved=30 << 30).save(Path("profile.json"))
     arguments = ("explain", "--cluster", "A", "--schedule", "1f1b-stashing")
     done = run(*arguments)
     assert done.code == 2
@@ -402,18 +359,12 @@ def test_where_nothing_fits_it_says_what_would(run: Run) -> None:
     assert document["feasible"] is False
     assert document["oversized"][0]["layers"] == ["l3"]
     assert document["enough_memory"]["bytes"] >= 30 << 30
-
-
-def test_what_cannot_be_used_gets_one_line(run: Run) -> None:
-    _save()
-    for arguments, complaint in (
+    for words, complaint in (
         ("--spread much", "--spread: expected a share such as '5%'"),
         ("--spread 500%", "between 0 and 1"),
         ("--samples -1", "'--samples'"),
-        ("--cluster locla", "did you mean 'local'"),
-        ("nowhere.json", "cannot read nowhere.json"),
     ):
-        done = run("explain", *arguments.split())
+        done = run("explain", *words.split())
         assert (done.code, done.out) == (2, "")
         assert complaint in done.err.splitlines()[-1]
 

@@ -6,20 +6,21 @@ import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from decoders import chain, decoder, grid, problem
 
 from pipeplan.errors import InputError
-from pipeplan.exports.layer_chains import ModuleBoundaries, ModuleSplit, compatible_places, cut_places
-from pipeplan.exports.target import export_files
+from pipeplan.exports.layer_chains import ModuleBoundaries, ModuleSplit, chain_of, compatible_places, cut_places
+from pipeplan.exports.megatron import TARGET as MEGATRON
+from pipeplan.exports.module_stacks import stack_of
 from pipeplan.exports.torch_pipelining import TARGET
-from pipeplan.planning.settings import Settings
-from pipeplan.planning.solve import solve
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.util import files
+from pipeplan.profiler.options import ProfilerOptions
+from pipeplan.profiler.profiler import profile_model
 
 
 def layered(*layers: tuple[str, str]) -> Profile:
@@ -52,18 +53,13 @@ def test_a_boundary_is_where_a_module_that_is_called_once_begins_or_ends() -> No
         7: ModuleSplit("head", before=True),
         8: ModuleSplit("head", before=False),
     }
-
-
-def test_a_module_in_a_module_that_is_called_twice_is_no_boundary() -> None:
-    profile = layered(
-        ("in", "in"), ("b.fc", "b.fc"), ("b.add", "b"), ("b.fc#2", "b.fc"), ("b.add#2", "b"), ("out", "out")
-    )
-    assert set(ModuleBoundaries(profile).splits) == {1, 5}
+    inside = [("b.fc", "b.fc"), ("b.add", "b")]
+    twice = layered(("in", "in"), *inside, *((f"{name}#2", module) for name, module in inside), ("out", "out"))
+    assert set(ModuleBoundaries(twice).splits) == {1, 5}, "a module in a module that is called twice is none"
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param("mnist", marks=pytest.mark.deploy), pytest.param("resnet-tiny", marks=pytest.mark.slow)],
+    "name", [pytest.param("mnist", marks=pytest.mark.deploy), pytest.param("resnet-tiny", marks=pytest.mark.slow)]
 )
 def test_torch_cuts_where_the_profile_says(name: str) -> None:
     """torch's `pipeline()` puts the modules before each boundary of a traced model into the first stage."""
@@ -106,21 +102,21 @@ def skips_a_stage(profile: Profile, cuts: Sequence[int]) -> bool:
     return any(stage[reader] > stage[one.producer] + 1 for one in profile.tensors for reader in one.consumers)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_plans_are_refused_if_a_tensor_skips_a_stage(seed: int) -> None:
-    profile = random_profile(seed)
-    boundaries = ModuleBoundaries(profile)
-    names = [layer.name for layer in profile.layers]
-    free = compatible_places(boundaries, Options())
-    for cuts in itertools.chain.from_iterable(itertools.combinations(boundaries.splits, count) for count in (1, 2, 3)):
-        plan = grid(profile, [names[place] for place in cuts])
-        if skips_a_stage(profile, cuts):
-            assert not set(cuts) <= set(free), "the restriction allows cuts that exclude each other"
-            with pytest.raises(InputError, match=r"skips stage \d"):
-                cut_places(TARGET, boundaries, problem(profile), plan)
-        else:
-            assert cut_places(TARGET, boundaries, problem(profile), plan) == list(cuts)
-    assert free, "every model can be cut once"
+def test_plans_are_refused_if_a_tensor_skips_a_stage() -> None:
+    for seed in range(30):
+        profile = random_profile(seed)
+        boundaries, posed = ModuleBoundaries(profile), problem(profile)
+        names = [layer.name for layer in profile.layers]
+        free = compatible_places(boundaries, Options())
+        for cuts in itertools.chain.from_iterable(itertools.combinations(boundaries.splits, n) for n in (1, 2, 3)):
+            plan = grid(profile, [names[place] for place in cuts])
+            if skips_a_stage(profile, cuts):
+                assert not set(cuts) <= set(free), "the restriction allows cuts that exclude each other"
+                with pytest.raises(InputError, match=r"skips stage \d"):
+                    cut_places(TARGET, boundaries, posed, plan)
+            else:
+                assert cut_places(TARGET, boundaries, posed, plan) == list(cuts)
+        assert free, "every model can be cut once"
 
 
 def test_blocks_of_a_decoder_are_cut_apart_and_inside_them_only_once() -> None:
@@ -141,15 +137,6 @@ def test_layers_that_read_no_other_are_in_the_first_stage() -> None:
     assert [names[place] for place in compatible_places(boundaries, Options())] == ["c", "d"]
 
 
-def test_every_plan_under_the_restriction_is_expressed() -> None:
-    for name in ("mnist", "alexnet", "resnet50"):
-        profile = Profile.load(files.bundled_folder("profiles") / f"{name}-v100.json")
-        options = TARGET.restrict(profile, Options(accumulate=8, memory=False))
-        posed = problem(profile, servers=2, devices=2, options=options)
-        plan = solve(posed, Settings(solver="dp", certify=False, simulate=False)).plan
-        assert export_files(TARGET, posed, plan)
-
-
 def test_models_that_cannot_be_cut_by_modules_are_refused() -> None:
     unnamed = layered(("a", ""), ("b", ""), ("loss", ""))
     with pytest.raises(InputError, match="does not name the modules of its layers"):
@@ -158,3 +145,26 @@ def test_models_that_cannot_be_cut_by_modules_are_refused() -> None:
     late = replace(late, tensors=(Tensor("b", "b", ("loss",), 8, 8), Tensor("a", "a", ("loss",), 8, 8)))
     with pytest.raises(InputError, match="a tensor would skip a stage"):
         TARGET.restrict(late, Options(accumulate=2))
+
+
+def profiled(folder: Path, model: str, granularity: str) -> Profile:
+    (folder / "jobs.py").write_text(f"from traced_zoo_hf import build\n\ndef job():\n    return build({model!r})\n")
+    return profile_model(f"{folder}/jobs.py:job", ProfilerOptions(repeats=1, batches=(2,), granularity=granularity))
+
+
+@pytest.mark.slow
+def test_language_models_are_stacks_and_chains(tmp_path: Path) -> None:
+    for model, granularity, path, embedding in (
+        ("llama", "layer", "model.layers", "model.embed_tokens"),
+        ("llama", "module", "model.layers", "model.embed_tokens"),
+        ("gpt2", "layer", "transformer.h", "transformer.wte"),
+    ):
+        profile = profiled(tmp_path, model, granularity)
+        stack = stack_of(profile)
+        assert (stack.path, len(stack.blocks), stack.after[-1]) == (path, 2, "loss")
+        assert (embedding in stack.before, "lm_head" in stack.after) == (True, True)
+        labels = [item.label for item in chain_of(profile)]
+        assert labels == [embedding, *labels[1:-1], "lm_head"]
+        assert [label for label in labels if label.startswith(path)] == [f"{path}.{number}" for number in range(2)]
+    with pytest.raises(InputError, match=r"transformer\.wte and lm_head share their weights"):
+        MEGATRON.restrict(profiled(tmp_path, "gpt2-tied", "module"), Options(accumulate=4))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from commandline import Run
+from small_plans import shaped
 
 from pipeplan.plan.learning_cost import (
     ADAMW,
@@ -19,9 +20,10 @@ from pipeplan.plan.learning_cost import (
     REPLICATED,
     UNIFORM,
     Epochs,
+    KnownLearning,
     known_learning,
 )
-from pipeplan.plan.plan import Plan, Stage
+from pipeplan.plan.plan import Plan
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "evidence" / "learning.md"
 WAYS = {
@@ -35,16 +37,14 @@ WAYS = {
 OPTIMIZERS = {"AdamW": ADAMW, "SGD": MOMENTUM, "NAdam": NADAM, "Muon": MUON}
 
 
-def _plan(replicas: tuple[int, ...], depths: tuple[int, ...], schedule: str, accumulate: int | None = None) -> Plan:
-    stages, first = [], 0
-    for count, depth in zip(replicas, depths, strict=True):
-        stages.append(Stage(("l",), tuple(range(first, first + count)), depth, 1))
-        first += count
-    return Plan(tuple(stages), schedule=schedule, accumulate=accumulate)
+STRAIGHT = shaped((1, 1, 1), (3, 2, 1), "1f1b-stashing")
+DOUBLE = shaped((2, 1), (2, 1), "2bw", 8)
 
 
-STRAIGHT = _plan((1, 1, 1), (3, 2, 1), "1f1b-stashing")
-DOUBLE = _plan((2, 1), (2, 1), "2bw", 8)
+def _known(plan: Plan, optimizer: str = "AdamW", correction: str = "none", state: float = 2.0) -> KnownLearning:
+    known = known_learning(plan, optimizer, state, correction)
+    assert known is not None
+    return known
 
 
 def _cell(epochs: Epochs | None, seeds: str) -> str:
@@ -72,56 +72,31 @@ def test_the_document_has_every_figure_and_no_other() -> None:
 
 
 def test_the_nearest_case_is_not_below_the_delay() -> None:
-    known = known_learning(STRAIGHT, "AdamW", 2.0, "ef")
-    assert known is not None
+    known = _known(STRAIGHT, correction="ef")
     assert [(case.task, case.delay) for case in known.cases] == [("digits", 2), ("text", 2)]
     assert "digits: +35% ± 69%; text: +0% ± 15%" in known.text
     assert known.cost == pytest.approx((5.87 / 4.35 + 1.0) / 2)
-    shorter = known_learning(_plan((1, 1), (2, 1), "1f1b-stashing"), "Adam", 2.0, "ef")
-    assert shorter is not None
+    shorter = _known(shaped((1, 1), (2, 1), "1f1b-stashing"), "Adam", "ef")
     assert "gradients 1 update old, measured at 2" in shorter.text
-    deeper = known_learning(_plan((1,) * 12, tuple(range(12, 0, -1)), "1f1b-stashing"), "AdamW", 2.0, "ef")
-    assert deeper is not None
+    deeper = _known(shaped((1,) * 12, tuple(range(12, 0, -1)), "1f1b-stashing"), correction="ef")
     assert (deeper.cases, deeper.cost) == ((), None)
     assert deeper.text.startswith("Learning: not measured for AdamW")
+    failing = _known(shaped((1, 1, 1), (3, 2, 1), "vertical-sync"))
+    assert failing.cost is None
+    assert "digits: 4 of 5 seeds reach the goal" in failing.text
 
 
-def test_seeds_that_fail_leave_no_cost() -> None:
-    known = known_learning(_plan((1, 1, 1), (3, 2, 1), "vertical-sync"), "AdamW", 2.0, "none")
-    assert known is not None
-    assert known.cost is None
-    assert "digits: 4 of 5 seeds reach the goal" in known.text
-
-
-def test_replicas_count_under_stashing_only() -> None:
-    replicated = known_learning(_plan((2, 1), (2, 1), "1f1b-stashing"), "AdamW", 2.0, "none")
-    double = known_learning(DOUBLE, "AdamW", 2.0, "none")
-    assert replicated is not None
-    assert double is not None
-    assert "with replicated stages" in replicated.text
-    assert "the same at every stage" in double.text
-
-
-def test_nothing_is_said_of_fresh_gradients_and_no_optimiser_is_taken_for_another() -> None:
-    assert known_learning(_plan((1, 1), (2, 1), "1f1b-flush", 8), "AdamW", 2.0, "none") is None
-    assert known_learning(_plan((4,), (1,), "1f1b-stashing"), "AdamW", 2.0, "none") is None
-    known = known_learning(STRAIGHT, "Lion", 2.0, "none")
-    assert known is not None
-    assert known.text == "Learning: not measured for this optimiser, Lion."
-    assert known.cost is None
-
-
-def test_sgd_with_state_has_momentum() -> None:
-    momentum, plain = known_learning(DOUBLE, "SGD", 1.0, "none"), known_learning(DOUBLE, "SGD", 0.0, "none")
-    assert momentum is not None
-    assert plain is not None
+def test_what_is_measured_depends_on_replicas_and_on_the_optimiser() -> None:
+    assert "with replicated stages" in _known(shaped((2, 1), (2, 1), "1f1b-stashing")).text
+    assert "the same at every stage" in _known(DOUBLE).text
+    for fresh in (shaped((1, 1), (2, 1), "1f1b-flush", 8), shaped((4,), (1,), "1f1b-stashing")):
+        assert known_learning(fresh, "AdamW", 2.0, "none") is None
+    other = _known(STRAIGHT, "Lion")
+    assert (other.text, other.cost) == ("Learning: not measured for this optimiser, Lion.", None)
+    momentum, plain = _known(DOUBLE, "SGD", state=1.0), _known(DOUBLE, "SGD", state=0.0)
     assert [case.optimizer for case in momentum.cases] == ["SGD with momentum"] * 2
     assert plain.text == "Learning: not measured for this optimiser, SGD without momentum."
-
-
-def test_where_no_seed_reaches_the_goal_it_says_what_to_do() -> None:
-    momentum = known_learning(DOUBLE, "SGD", 1.0, "none")
-    assert momentum is not None
+    # Where no seed reaches the goal it says what to do.
     none = replace(momentum, cases=tuple(replace(case, reached=0) for case in momentum.cases))
     some = replace(none, cases=(*none.cases[:-1], replace(none.cases[-1], reached=1)))
     assert none.text.endswith("lower the rate, or take --staleness 0.")

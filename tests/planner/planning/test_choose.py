@@ -1,30 +1,30 @@
-"""The choice of a plan: one global batch, one figure, one tolerance, and old gradients only where they are allowed."""
+"""The choice of a plan (one global batch, one figure, one tolerance) and of the order of servers that differ."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 from functools import cache
 
 import pytest
+from brute_force import best
 from extents import slow_but_for
+from instances import drawn, random_instance, unequal_instance
 
 import pipeplan
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InfeasibleError, InputError
-from pipeplan.from_options.build_problem import Request, build_problem
+from pipeplan.from_options.choose_order import choose_order, distinct_orders, in_order
 from pipeplan.from_options.option_fields import options_for
-from pipeplan.planning import candidates
 from pipeplan.planning.candidate_search import DDP, ONE_SERVER, UNIFORM, ZERO_1
-from pipeplan.planning.candidates import Candidate, candidate_of
 from pipeplan.planning.choose import Choice, choose
 from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.local_search import PlanSearch
-from pipeplan.planning.question import ANY, Machines, Question, problem_of, sizes_for
+from pipeplan.planning.question import ANY, Machines, Question, sizes_for
 from pipeplan.problem.options import Sharding
 from pipeplan.profile_data.profile import Size
-from pipeplan.util.deadline import NO_DEADLINE
-
-NAMES = ("mnist-v100", "resnet50-v100", "awd-lm-v100")
+from pipeplan.util.deadline import Deadline
 
 
 @cache
@@ -33,32 +33,24 @@ def _choice(name: str, cluster: str, batch: int | None = None, staleness: float 
     return choose(Question(machines, options_for("cuda", **options), batch, staleness=staleness))
 
 
-def _batch(one: Candidate) -> int:
-    return (one.plan.accumulate or 0) * one.problem.profile.minibatch
+def _batches(choice: Choice) -> set[int]:
+    return {(one.plan.accumulate or 0) * one.problem.profile.minibatch for one in choice.rivals}
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("cluster", slow_but_for("C", "BC"))
-def test_every_synchronous_candidate_trains_the_same_global_batch(name: str, cluster: str) -> None:
-    choice = _choice(name, cluster)
-    workers = pipeplan.cluster(cluster).workers
-    assert choice.samples == workers * pipeplan.read_profile(name).minibatch
-    assert choice.assumed
-    assert {_batch(one) for one in choice.rivals} == {choice.samples}
-    larger = _choice(name, cluster, 4 * choice.samples)
-    assert {_batch(one) for one in larger.rivals} == {4 * choice.samples}
-    assert not larger.assumed
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["mnist-v100", "resnet50-v100", "awd-lm-v100"])
 @pytest.mark.parametrize("cluster", slow_but_for("C", "ABC"))
-def test_no_candidate_is_faster_than_the_answer_beyond_the_tolerance(name: str, cluster: str) -> None:
+def test_of_candidates_with_the_same_global_batch_none_is_faster_beyond_the_tolerance(name: str, cluster: str) -> None:
     choice = _choice(name, cluster)
-    fastest = min(one.sample_s for one in choice.rivals)
+    assert choice.assumed
+    assert choice.samples == pipeplan.cluster(cluster).workers * pipeplan.read_profile(name).minibatch
+    assert _batches(choice) == {choice.samples}
     assert choice.taken in choice.rivals
-    assert choice.taken.sample_s <= fastest * (1 + TOLERANCE)
-    assert choice.proven.sample_s <= fastest * (1 + 1e-9)
+    assert choice.taken.sample_s <= min(one.sample_s for one in choice.rivals) * (1 + TOLERANCE)
+    assert choice.proven.sample_s <= min(one.sample_s for one in choice.rivals) * (1 + 1e-9)
     assert all(one.delay == 0 for one in choice.rivals), "no gradient is old unless the question allows it"
+    larger = _choice(name, cluster, 4 * choice.samples)
+    assert _batches(larger) == {4 * choice.samples}
+    assert not larger.assumed
 
 
 def test_rivals_are_those_that_a_user_would_run() -> None:
@@ -84,75 +76,25 @@ def test_old_gradients_are_taken_only_up_to_the_delay_that_is_allowed() -> None:
     assert ever.taken.problem.options.correction == "ef", "it was seen to help momentum at this delay"
 
 
-def test_a_given_batch_is_kept_by_plans_with_old_gradients() -> None:
-    choice = _choice("mnist-v100", "C", 512, ANY)
-    assert choice.stale is not None
-    assert set(choice.stale.updates.samples) == {512}
-
-
-def test_data_parallelism_is_taken_where_no_pipeline_is_more_than_3_percent_faster() -> None:
+def test_a_simpler_plan_is_taken_where_it_is_hardly_slower() -> None:
     choice = _choice("resnet50-v100", "B")
     assert (choice.taken.kind, len(choice.taken.plan.stages)) == (DDP, 1)
-
-
-def test_fewer_workers_are_taken_where_more_are_hardly_faster() -> None:
-    """With a batch of one microbatch a second worker has nothing to do."""
-    profile = pipeplan.read_profile("mnist-v100")
-    choice = _choice("mnist-v100", "C", profile.minibatch)
-    assert choice.taken.plan.busy == 1
-
-
-def test_a_slower_network_never_gives_a_faster_answer() -> None:
-    profile, cluster = pipeplan.read_profile("awd-lm-v100"), pipeplan.cluster("C")
-    times = []
-    for factor in (0.25, 1.0, 4.0):
-        levels = tuple(replace(level, bandwidth=level.bandwidth * factor) for level in cluster.levels)
-        machines = Machines(profile, replace(cluster, levels=levels))
-        times.append(choose(Question(machines, options_for("cuda"))).taken.sample_s)
-    assert times[0] * (1 + TOLERANCE) >= times[1]
-    assert times[1] * (1 + TOLERANCE) >= times[2]
-
-
-@pytest.mark.slow
-def test_constraints_never_give_a_faster_answer() -> None:
-    free = _choice("vgg16-v100", "A")
-    for options in ({"stages": 2}, {"max_workers": 9}, {"max_replicas": 8}, {"pins": (("features.0", 1),)}):
-        machines = Machines(pipeplan.read_profile("vgg16-v100"), pipeplan.cluster("A"))
-        held = choose(Question(machines, options_for("cuda", **options), free.samples)).taken
-        assert held.sample_s * (1 + TOLERANCE) >= free.taken.sample_s, options
+    # With a batch of one microbatch a second worker has nothing to do.
+    assert _choice("mnist-v100", "C", pipeplan.read_profile("mnist-v100").minibatch).taken.plan.busy == 1
 
 
 def test_microbatches_divide_the_batch_and_measured_sizes_come_first() -> None:
     profile = pipeplan.read_profile("awd-lm-v100")
-    assert sizes_for(profile, 320, None) == ([80], [40, 20, 10])
     half = profile.rescaled(40)
     measured = replace(profile, sizes=(Size(40, half.layers, half.tensors),))
+    assert sizes_for(profile, 320, None) == ([80], [40, 20, 10])
     assert sizes_for(measured, 320, None) == ([80, 40], [20, 10])
     assert sizes_for(measured, 320, 32) == ([32], [])
-    with pytest.raises(InputError, match="a batch of 100 samples cannot be cut into microbatches of 32"):
-        sizes_for(measured, 100, 32)
-    with pytest.raises(InputError, match="a batch of 7 samples cannot be cut into microbatches of 80, 40, 20, 10"):
-        sizes_for(measured, 7, None)
+    for batch, size, sizes in ((100, 32, "32"), (7, None, "80, 40, 20, 10")):
+        with pytest.raises(InputError, match=f"a batch of {batch} samples cannot be cut into microbatches of {sizes}"):
+            sizes_for(measured, batch, size)
     with pytest.raises(InputError, match="--batch must be at least 1"):
         pipeplan.solve(profile, pipeplan.cluster("C"), batch=0)
-
-
-def test_a_plan_for_a_trainer_has_the_best_microbatch() -> None:
-    profile, cluster = pipeplan.read_profile("mnist-v100"), pipeplan.cluster("C")
-    size = profile.minibatch // 2
-    layers = tuple(replace(one, forward_s=one.forward_s / 9, backward_s=one.backward_s / 9) for one in profile.layers)
-    measured = replace(profile, sizes=(Size(size, layers, profile.rescaled(size).tensors),))
-    request = Request(measured, cluster, batch=8 * profile.minibatch, target="torch-pipelining")
-    assert build_problem(request).problem.profile.minibatch == size
-    assert build_problem(replace(request, microbatch=2 * size)).problem.profile.minibatch == 2 * size
-
-
-@pytest.mark.slow
-def test_a_question_without_an_answer_says_that_nothing_fits() -> None:
-    profile, cluster = pipeplan.read_profile("vgg16-v100"), pipeplan.cluster("C")
-    layers = tuple(replace(layer, parameter_bytes=layer.parameter_bytes * 1000) for layer in profile.layers)
-    with pytest.raises(InfeasibleError, match="no plan fits in memory"):
-        choose(Question(Machines(replace(profile, layers=layers), cluster), options_for("cuda")))
 
 
 def test_ctrl_c_leaves_the_candidate_that_is_being_improved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,29 +108,111 @@ def test_ctrl_c_leaves_the_candidate_that_is_being_improved(monkeypatch: pytest.
     assert (choice.interrupted, choice.finished) == (True, False)
 
 
-def test_the_bounds_are_those_of_all_candidates() -> None:
+def test_the_bounds_are_those_of_all_candidates_and_plan_json_has_the_choice() -> None:
     choice = _choice("mnist-v100", "C")
-    slow, fast = 1.0, min(choice.proven.flush.values()) / 2
+    fast = min(choice.proven.flush.values()) / 2
     divided = replace(choice, proven=replace(choice.proven, divided_s=fast))
     assert divided.proven.sample_s == fast
-    assert divided.bound_s(slow) == fast * choice.taken.problem.profile.minibatch
-
-
-def test_plan_json_has_the_choice() -> None:
-    document = _choice("mnist-v100", "C").to_json()
+    assert divided.bound_s(1.0) == fast * choice.taken.problem.profile.minibatch
+    document = choice.to_json()
     assert (document["batch"], document["assumed"], document["staleness"]) == (128, True, 0)
-    assert _choice("mnist-v100", "C", staleness=ANY).to_json()["staleness"] is None
     assert all(math.isclose(one["samples_per_s"], one["minibatch"] / one["minibatch_s"]) for one in document["rivals"])
+    stale = _choice("mnist-v100", "C", 512, ANY)
+    assert stale.to_json()["staleness"] is None
+    assert set(stale.stale.updates.samples) == {512}, "plans with old gradients keep the batch that is given"
 
 
-def test_data_parallelism_that_fits_nowhere_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = pipeplan.cluster("C")
-    machines = Machines(pipeplan.read_profile("mnist-v100"), cluster)
-    options = options_for("cuda", stages=1)
-    fits = problem_of(machines, options, 32, 128)
-    assert candidate_of(DDP, fits, 100, NO_DEADLINE)[0] is not None
-    small = replace(cluster, device=replace(cluster.device, memory_bytes=2 * 10**6))
-    monkeypatch.setattr(candidates, "best_in_time", lambda *given: pytest.fail("a search for what cannot fit"))
-    assert candidate_of(DDP, replace(fits, cluster=small), 100, NO_DEADLINE) == (None, math.inf)
-    with pytest.raises(pytest.fail.Exception, match="a search"):
-        candidate_of(DDP, fits, 100, NO_DEADLINE)
+# The order of servers that differ.
+
+CUTS = 1000
+
+
+def _cluster(speeds: list[float], *counts: int) -> Cluster:
+    """One worker of each speed in a server of its own, joined by levels with these counts, innermost first."""
+    servers = [Server(Device(f"d{speed}", "cpu", 1 << 30, speed), Level("server", 1, 0.0)) for speed in speeds]
+    above = [Level(f"level{number}", count, 1e9) for number, count in enumerate(counts)]
+    return Cluster.of_servers("drawn", servers, above)
+
+
+def _all_orders(speeds: list[float], inner: int) -> set[tuple[float, ...]]:
+    """The sequences of speeds that exchanges inside groups of `inner` servers, and of whole groups, lead to."""
+    groups = [speeds[start : start + inner] for start in range(0, len(speeds), inner)]
+    sequences = set()
+    for permuted in itertools.permutations(groups):
+        for inside in itertools.product(*(list(itertools.permutations(group)) for group in permuted)):
+            sequences.add(tuple(itertools.chain.from_iterable(inside)))
+    return sequences
+
+
+def test_every_order_is_given_once() -> None:
+    for speeds, inner in (
+        ([1.0, 2.0, 3.0], 3),
+        ([1.0, 1.0, 2.0, 2.0, 2.0], 5),
+        ([1.0, 2.0, 2.0, 1.0], 2),
+        ([1.0, 2.0, 3.0, 4.0], 2),
+        ([1.0, 1.0, 1.0, 2.0, 2.0, 2.0], 2),
+    ):
+        counts = (inner,) if inner == len(speeds) else (inner, len(speeds) // inner)
+        orders = list(distinct_orders(_cluster(speeds, *counts)))
+        assert orders[0] == tuple(range(len(speeds)))
+        assert all(sorted(order) == list(range(len(speeds))) for order in orders)
+        sequences = [tuple(speeds[number] for number in order) for order in orders]
+        assert len(sequences) == len(set(sequences))
+        assert set(sequences) == _all_orders(speeds, inner)
+
+
+@pytest.mark.parametrize("seed", slow_but_for(range(6), range(12)))
+def test_the_best_order_is_found(seed: int) -> None:
+    instance, problem = drawn(seed, unequal_instance)
+    inner = int(instance.levels[1][0])
+    orders = list(itertools.permutations(range(len(instance.servers))))
+    if len(instance.levels) > 2:  # two levels of two: only whole pairs, and the servers in them, change places
+        orders = [order for order in orders if {order[0] // inner} == {number // inner for number in order[:inner]}]
+    least = min(
+        best(replace(instance, servers=tuple(instance.servers[number] for number in order))) for order in orders
+    )
+    several = len(list(distinct_orders(problem.cluster))) > 1
+    if least == math.inf and several:
+        with pytest.raises(InfeasibleError, match="no order of the servers"):
+            choose_order(problem, CUTS)
+    elif least < math.inf:
+        chosen, choices = choose_order(problem, CUTS, simulates=False)
+        assert bool(choices) is several
+        if choices:
+            assert choices[0].problem is chosen
+            assert choices[0].step_time_s == pytest.approx(least, rel=1e-9)
+            # Of all orders in which the file may list the servers the same is found.
+            backwards = in_order(problem.cluster, tuple(reversed(range(len(problem.cluster.machines)))))
+            _, others = choose_order(problem.within(backwards), CUTS, simulates=False)
+            step_times = [one.step_time_s for one in others if one.step_time_s is not None]
+            assert min(step_times) == pytest.approx(least, rel=1e-9)
+
+
+def test_without_time_or_with_equal_servers_the_listed_order_stays() -> None:
+    _, uniform = drawn(1, random_instance)
+    assert uniform.cluster.uniform
+    assert choose_order(uniform, CUTS) == (uniform, [])
+    problem = drawn(3, unequal_instance)[1].within(_cluster([1.0, 2.0, 3.0], 3))
+    chosen, choices = choose_order(problem, CUTS, Deadline.after(0.0))
+    assert chosen is problem
+    assert not any(choice.in_time for choice in choices)
+
+
+def test_orders_are_compared_by_their_figures() -> None:
+    """The figure of a plan is at least the time by the formulas, and orders are sorted by it."""
+    for seed in range(40):
+        _, problem = drawn(seed, unequal_instance)
+        if len(list(distinct_orders(problem.cluster))) == 1 or problem.options.inference:
+            continue
+        try:
+            _, choices = choose_order(problem, CUTS)
+            _, by_formula = choose_order(problem, CUTS, simulates=False)
+        except InfeasibleError:
+            continue
+        formula_of = {one.order: one.step_time_s for one in by_formula}
+        figures = [(one.step_time_s, formula_of[one.order] or 0) for one in choices if one.step_time_s]
+        if any(figure_s > formula_s * 1.001 for figure_s, formula_s in figures):
+            step_times = [one.step_time_s for one in choices[1:] if one.step_time_s]
+            assert step_times == sorted(step_times)
+            return
+    pytest.fail("no drawn problem has a plan whose simulation is slower than the formulas")

@@ -1,9 +1,12 @@
-"""The time limit and Ctrl-C: every phase ends, and the answer is complete with what was found until then."""
+"""What a solve reports while it runs, and what its answer has where the time limit or Ctrl-C ends it."""
 
 from __future__ import annotations
 
+import io
 import json
 import signal
+import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +17,9 @@ import pytest
 from commandline import Run
 from long_chains import long_chain
 
+import pipeplan
+from pipeplan.cli import output
+from pipeplan.cli.solving import PHASES, progress_text, solve_line
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, NotFoundInTimeError
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan
@@ -22,7 +28,7 @@ from pipeplan.planning.choose import choose
 from pipeplan.planning.infeasibility import diagnose, why_infeasible
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.question import Machines, Question
-from pipeplan.planning.settings import Settings
+from pipeplan.planning.settings import Settings, SolveProgress
 from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
@@ -36,6 +42,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 
 PASSED = Deadline(0.0)
 """The clock began before."""
+SMALL = 13 * 2**18
+"""Bytes of a device in which every layer of `_problem` fits, and no plan of all of them."""
 
 
 @pytest.fixture
@@ -52,25 +60,6 @@ def _problem(*, memory: int = 16 * 2**30, layers: int = 6, options: Options | No
     return Problem(long_chain(layers), cluster, options or Options(recompute=False))
 
 
-def test_a_share_is_of_the_time_that_is_left(clock: list[float]) -> None:
-    whole = Deadline.after(60.0)
-    assert whole.left_s == 60.0
-    assert whole.share(0.5).at == 130.0
-    assert whole.share(0.5, 20.0).at == 120.0
-    clock[0] = 150.0
-    assert (whole.left_s, whole.share(0.5).left_s, whole.passed) == (10.0, 5.0, False)
-    clock[0] = 161.0
-    assert (whole.left_s, whole.share(0.5).left_s, whole.passed) == (0.0, 0.0, True)
-    with pytest.raises(OutOfTime):
-        whole.check()
-
-
-def test_without_a_limit_a_share_has_none_but_its_own() -> None:
-    assert Deadline().share(0.5).left_s is None
-    assert not Deadline().passed
-    assert Deadline().share(1.0, 20.0).left_s == pytest.approx(20.0, abs=5.0)
-
-
 def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,24 +71,20 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     def dp(problem: Problem, cuts: object, seconds: float | None = None, *rest: object, **more: object) -> Result:
         if "DP" not in given and not problem.options.grid and problem.options.stages is None:
             given["DP"], clock[0] = seconds, clock[0] + 20.0
-        return solve_by_dp(problem, cuts)  # type: ignore[arg-type]
+        return solve_by_dp(problem, cuts)
 
     def ilp(problem: Problem, limits: integer_program.IlpLimits, *rest: object) -> Result:
         if "ILP" not in given:
             given["ILP"], clock[0] = limits.seconds, clock[0] + 30.0
-        return solve_by_ilp(problem, replace(limits, seconds=None), *rest)  # type: ignore[arg-type]
+        return solve_by_ilp(problem, replace(limits, seconds=None), *rest)
 
     def prove(*arguments: object, **kinds: bool) -> object:
-        ends = arguments[-1]
-        assert isinstance(ends, Deadline)
-        given["certificate"], clock[0] = ends.left_s, clock[0] + 4.0
-        return make(*arguments[:-1], **kinds)  # type: ignore[arg-type]
+        given["certificate"], clock[0] = arguments[-1].left_s, clock[0] + 4.0
+        return make(*arguments[:-1], **kinds)
 
     def compare(*arguments: object) -> object:
-        ends = arguments[-1]
-        assert isinstance(ends, Deadline)
-        given["baselines"] = ends.left_s
-        return compute(*arguments[:-1])  # type: ignore[arg-type]
+        given["baselines"] = arguments[-1].left_s
+        return compute(*arguments[:-1])
 
     monkeypatch.setattr(dynamic_program, "solve", dp)
     monkeypatch.setattr(integer_program, "solve", ilp)
@@ -110,87 +95,26 @@ def test_the_phases_divide_the_limit_and_what_one_leaves_goes_to_the_next(
     assert outcome.verdict.proven
 
 
-def test_cuts_for_which_there_is_no_time_are_those_of_one_order() -> None:
+def test_every_phase_for_which_there_is_no_time_says_so() -> None:
     problem = _problem(layers=9)
     cuts = enumerate_cuts(problem, 1000, PASSED)
-    assert cuts.ideals == tuple((1 << size) - 1 for size in range(10))
+    assert cuts.ideals == tuple((1 << size) - 1 for size in range(10)), "those of one order"
     assert not cuts.complete
-
-
-def test_a_baseline_for_which_there_is_no_time_says_so() -> None:
     problem = _problem()
     cuts = enumerate_cuts(problem, 1000)
     late, known = (baselines.uniform_grid(problem, cuts, ends) for ends in (PASSED, Deadline()))
-    assert late.name == known.name
-    assert (late.step_time_s, late.remark) == (None, baselines.NO_TIME)
+    assert (late.name, late.step_time_s, late.remark) == (known.name, None, baselines.NO_TIME)
     assert known.step_time_s is not None
-
-
-def test_a_certificate_for_which_there_is_no_time_says_so() -> None:
-    problem = _problem()
-    cuts = enumerate_cuts(problem, 1000)
     step_time_s = dynamic_program.solve(problem, cuts).objective_s
     made = certificate.make_certificate(problem, cuts, step_time_s, PASSED)
     assert (made.document, made.note) == (None, certificate.NO_TIME)
     assert certificate.make_certificate(problem, cuts, step_time_s).document is not None
-
-
-def test_a_program_that_takes_too_long_to_build_leaves_a_bound() -> None:
     problem = _problem(memory=2**24)
-    late = integer_program.solve(problem, integer_program.IlpLimits(seconds=-1.0))
+    unbuilt = integer_program.solve(problem, integer_program.IlpLimits(seconds=-1.0))
     best = integer_program.solve(problem, integer_program.IlpLimits())
-    assert late.status in (Status.TIME_LIMIT, Status.FEASIBLE)
-    assert 0 < late.bound_s <= best.objective_s
-    assert not late.interrupted
-
-
-SMALL = 13 * 2**18
-"""Bytes of a device in which every layer of `_problem` fits, and no plan of all of them."""
-
-
-def test_a_diagnosis_says_what_it_had_no_time_for() -> None:
-    problem = _problem(memory=SMALL)
-    late, whole = diagnose(problem, 1000, PASSED), diagnose(problem, 1000)
-    assert (late.enough, late.growth, late.relaxed, late.unfinished) == (None, None, (), True)
-    assert "no time to find out what else would do" in late.text
-    assert "--time-limit" in late.text
-    assert not whole.unfinished
-    assert whole.enough is not None
-    assert "no time" not in whole.text
-    tiny = diagnose(_problem(memory=2**16), 1000, PASSED)
-    assert tiny.oversized, "a layer that fits nowhere takes no search"
-    assert tiny.text.startswith("nothing fits in memory: layer")
-
-
-def test_a_diagnosis_keeps_memory_that_suffices_although_less_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = _problem(memory=SMALL)
-    least = diagnose(problem, 1000).enough
-    tried: list[bool] = []
-    feasible = dynamic_program.is_feasible
-
-    def once(*arguments: object) -> bool:
-        """Answers until the first memory that suffices is known."""
-        if any(tried):
-            raise OutOfTime
-        tried.append(feasible(*arguments))  # type: ignore[arg-type]
-        return tried[-1]
-
-    monkeypatch.setattr(dynamic_program, "is_feasible", once)
-    found = diagnose(problem, 1000).enough
-    assert found is not None
-    assert least is not None
-    assert least.memory_bytes <= found.memory_bytes <= 2 * least.memory_bytes
-
-
-def test_ctrl_c_ends_a_diagnosis_with_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*arguments: object) -> bool:
-        raise KeyboardInterrupt
-
-    problem = _problem(memory=SMALL)
-    monkeypatch.setattr(dynamic_program, "is_feasible", interrupted)
-    text = why_infeasible(problem, enumerate_cuts(problem, 1000))
-    assert "no plan satisfies the constraints" in text
-    assert "no time to find out what else would do" in text
+    assert unbuilt.status in (Status.TIME_LIMIT, Status.FEASIBLE)
+    assert 0 < unbuilt.bound_s <= best.objective_s
+    assert not unbuilt.interrupted
 
 
 def test_a_choice_for_which_there_is_no_time_says_so() -> None:
@@ -215,6 +139,39 @@ def test_no_plan_in_time_is_not_called_a_problem_without_a_plan(monkeypatch: pyt
         solve.solve(_problem(), Settings(compare=False))
     with pytest.raises(NotFoundInTimeError):
         explain_plan(_problem(), Settings(compare=False), RobustnessSettings())
+
+
+def test_a_diagnosis_says_what_it_had_no_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem, untold = _problem(memory=SMALL), "no time to find out what else would do"
+    late, whole = diagnose(problem, 1000, PASSED), diagnose(problem, 1000)
+    assert (late.enough, late.growth, late.relaxed, late.unfinished) == (None, None, (), True)
+    assert untold in late.text
+    assert "--time-limit" in late.text
+    assert not whole.unfinished
+    assert "no time" not in whole.text
+    tiny = diagnose(_problem(memory=2**16), 1000, PASSED)
+    assert tiny.oversized, "a layer that fits nowhere takes no search"
+    tried: list[bool] = []
+    feasible = dynamic_program.is_feasible
+
+    def once(*arguments: object) -> bool:
+        """Answers until the first memory that suffices is known."""
+        if any(tried):
+            raise OutOfTime
+        tried.append(feasible(*arguments))
+        return tried[-1]
+
+    monkeypatch.setattr(dynamic_program, "is_feasible", once)
+    found = diagnose(problem, 1000).enough
+    assert whole.enough.memory_bytes <= found.memory_bytes <= 2 * whole.enough.memory_bytes
+    monkeypatch.setattr(dynamic_program, "is_feasible", _interrupted)
+    text = why_infeasible(problem, enumerate_cuts(problem, 1000))
+    assert "no plan satisfies the constraints" in text
+    assert untold in text
+
+
+def _interrupted(*arguments: object) -> bool:
+    raise KeyboardInterrupt
 
 
 def _raise_ctrl_c(*arguments: object, **named: object) -> None:
@@ -272,27 +229,94 @@ def test_ctrl_c_in_any_phase_after_the_dp_keeps_its_plan(
     [
         ("pipeplan.planning.solve.enumerate_cuts", "interrupted: the model's cuts were still being listed"),
         ("pipeplan.solvers.dp.pipeline_searches.terms_of", "interrupted: no plan was found until then"),
+        ("pipeplan.planning.run_solvers.make_certificate", ""),
+        ("pipeplan.planning.run_solvers.deepened", ""),
     ],
 )
-def test_ctrl_c_before_there_is_a_plan_is_one_clear_line(
-    target: str, line: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_ctrl_c_ends_with_130_and_writes_the_plan_if_there_is_one(
+    target: str, line: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(target, _raise_ctrl_c)
-    done = run("solve", "mnist-v100", "--cluster", "C", "-o", "new")
-    assert (done.code, done.out) == (130, "")
-    (said,) = [one for one in done.err.splitlines() if not one.startswith("choosing what to solve")]
-    assert said.startswith(f"error: {line}")
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(("where", "name"), [(run_solvers, "make_certificate"), (run_solvers, "deepened")])
-def test_ctrl_c_later_writes_the_plan_and_ends_with_130(
-    where: object, name: str, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(where, name, _raise_ctrl_c)
-    done = run("solve", "vgg16-v100", "--cluster", "C", "--solver", "dp", "-o", "new")
+    done = run("solve", "mnist-v100" if line else "vgg16-v100", "--cluster", "C", "--solver", "dp", "-o", "new")
     assert done.code == 130
-    assert "RUN " in done.out
-    document = json.loads((tmp_path / "new" / "plan.json").read_text())
-    assert [one["remark"] for one in document["baselines"]] == ["", baselines.STOPPED]
-    assert done.err.endswith("error: interrupted\n")
+    if line:
+        assert done.out == ""
+        (said,) = [one for one in done.err.splitlines() if not one.startswith("choosing what to solve")]
+        assert said.startswith(f"error: {line}")
+        assert not Path("new").exists()
+    else:
+        assert "RUN " in done.out
+        document = json.loads(Path("new/plan.json").read_text())
+        assert [one["remark"] for one in document["baselines"]] == ["", baselines.STOPPED]
+        assert done.err.endswith("error: interrupted\n")
+
+
+# Progress.
+
+
+def test_a_solve_reports_its_phases_and_bounds_that_hold() -> None:
+    states: list[SolveProgress] = []
+    outcome = pipeplan.solve(
+        long_chain(8), pipeplan.cluster("A"), stages=3, schedule="1f1b-stashing", progress=states.append
+    )
+    phases = list(dict.fromkeys(state.phase for state in states))
+    assert phases == ["cuts", "DP", "ILP", "certificate", "baselines", "simulation"]
+    assert set(phases) <= set(PHASES)
+    best_s = min(result.objective_s for result in outcome.results)
+    for state in states:
+        assert state.best_s is None or state.best_s >= best_s * (1 - 1e-9)
+        assert state.bound_s is None or state.bound_s <= best_s * (1 + 1e-9)
+        assert state.gap is None or 0 <= state.gap < 1
+    assert states[-1].best_s == pytest.approx(best_s)
+
+
+def test_the_line_says_phase_best_bound_gap_and_seconds() -> None:
+    began = SolveProgress.started().began
+    assert progress_text(SolveProgress("cuts", began=began)) == "listing the model's cuts: 0 s"
+    text = progress_text(SolveProgress("DP", 0.3, 0.25, began - 12.2))
+    assert text == "searching with the DP: best 300 ms, bound 250 ms, gap 16.67%, 12 s"
+
+
+def test_outside_of_terminals_a_line_is_printed_now_and_then(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert output.LINE_EVERY_S == 10.0
+    assert "searching" not in run("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write").err
+    monkeypatch.setattr(output, "LINE_EVERY_S", 0.01)
+    asked: list[str] = []
+    printed = threading.Event()
+
+    def text() -> str:
+        if len(asked) == 2:
+            printed.set()  # both lines before this one have been printed
+        asked.append(f"line {len(asked)}")
+        return asked[-1]
+
+    with output.live_line(text):
+        assert printed.wait(60)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines()[:2] == ["line 0", "line 1"]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_in_a_terminal_the_line_is_drawn_on_standard_error_and_goes_away(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with output.silenced(), solve_line() as report:
+        report(SolveProgress("ILP"))
+    assert terminal.getvalue() == "", "nothing is drawn while silenced"
+    with solve_line() as report:
+        report(SolveProgress("ILP", 0.3, 0.25, SolveProgress.started().began))
+    drawn = terminal.getvalue()
+    assert "confirming with the ILP" in drawn
+    assert "gap 16.67%" in drawn
+    assert drawn.rindex("\x1b[2K") > drawn.rindex("confirming"), "the line is cleared at the end"
+    assert capsys.readouterr().out == ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from browsing import launched, missing, wait_until_drawn
-from documents import document_of_kind
+from reported import document_of_kind
 
 from pipeplan.report.build import report_page as page_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from documents import document_of_kind
+from reported import document_of_kind
 
 from pipeplan.report.build import report_page
 from pipeplan.util import files
@@ -37,8 +37,3 @@ def test_the_page_forbids_itself_every_network():
         "#content",
     ]
     assert "<noscript>" in text
-
-
-def test_a_title_is_escaped():
-    text = report_page(document_of_kind("run") | {"title": "<script>alert(1)</script>"})
-    assert "<title>&lt;script&gt;alert(1)&lt;/script&gt;: pipeplan report</title>" in text

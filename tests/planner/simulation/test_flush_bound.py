@@ -6,7 +6,7 @@ import math
 
 import pytest
 from extents import first_few
-from flush_plans import drawn_flush_plans
+from random_plans import drawn_flush_plans
 
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.plan.schedules import FLUSHING
@@ -27,35 +27,25 @@ def test_no_simulation_takes_less_than_the_formulas(schedule: str, part: range) 
         for seed, plan, problem in drawn_flush_plans(schedule, range(number * AT_ONCE, (number + 1) * AT_ONCE)):
             score = evaluate(plan, problem)
             scenario = scenario_of_plan(plan, problem, score)
-            assert plan.accumulate is not None
             assert simulated_update_s(scenario) / plan.accumulate >= score.step_time_s * ROUNDING, seed
 
 
 @pytest.mark.parametrize("seeds", first_few(range(200), 8))
 @pytest.mark.parametrize("schedule", FLUSHING)
 def test_nor_does_the_steady_part_of_a_long_one(schedule: str, seeds: range) -> None:
+    given_up = 0
     for seed, plan, problem in drawn_flush_plans(schedule, range(seeds.start + 1000, seeds.stop + 1000)):
         score = evaluate(plan, problem)
         scenario = scenario_of_plan(plan, problem, score)
         count = enough_minibatches(scenario)
         steady = summarise_simulation(scenario, simulate_schedule(scenario, count), count).steady
-        assert steady is not None
         assert steady.step_time_s >= score.step_time_s * ROUNDING, seed
         # A round that repeats itself tells the same, and none that is faster is called too slow.
         assert steady_step_s(scenario, count) == pytest.approx(steady.step_time_s, rel=1e-9), seed
-        assert steady_step_s(scenario, count, useful_s=steady.step_time_s / ROUNDING) == pytest.approx(
-            steady.step_time_s
-        ), seed
-
-
-def test_a_simulation_that_is_too_slow_to_be_useful_ends_early() -> None:
-    given_up = 0
-    for _, plan, problem in drawn_flush_plans("1f1b-flush", range(20)):
-        scenario = scenario_of_plan(plan, problem, evaluate(plan, problem))
-        count = enough_minibatches(scenario)
-        step_s = steady_step_s(scenario, count)
-        assert step_s is not None
-        found_s = steady_step_s(scenario, count, useful_s=0.8 * step_s)
-        assert found_s in (step_s, math.inf)
+        useful_s = steady.step_time_s / ROUNDING
+        assert steady_step_s(scenario, count, useful_s=useful_s) == pytest.approx(steady.step_time_s), seed
+        # One that is too slow to be useful ends early, if that is seen in time.
+        found_s = steady_step_s(scenario, count, useful_s=0.8 * steady.step_time_s)
+        assert found_s in (pytest.approx(steady.step_time_s), math.inf)
         given_up += found_s == math.inf
-    assert given_up > 5, "the others end before the first look"
+    assert given_up or schedule != "1f1b-flush"

@@ -1,4 +1,4 @@
-"""Sweeps: every combination once, answers that do not depend on the number of processes, files that can be read."""
+"""Sweeps: every combination once, answers that do not depend on processes or other points, files that can be read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import random
+import shlex
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,12 +16,17 @@ from typing import Any
 
 import pytest
 from commandline import Run
+from extents import slow_but_for
+from long_chains import chain, long_chain
 
+from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.planning.settings import Settings
-from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
+from pipeplan.questions import SEARCH
+from pipeplan.solvers.known_answers import is_no_better
 from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_points
 from pipeplan.sweeps.rows import SweepRow, hourly_price, pareto_rows, sweep_csv, sweep_json, varying_settings
 from pipeplan.sweeps.sweep import LEAST_S, PointAnswer, SharedTime, solve_point, solve_points
@@ -32,16 +38,9 @@ GIB = 1 << 30
 
 
 def _profile(saved: int = 1000) -> Profile:
-    return Profile(
-        layers=(
-            Layer("a", 0.01, 0.02, 10**6, saved),
-            Layer("b", 0.01, 0.03, 10**7, saved),
-            Layer("c", 0.02, 0.01, 0, saved),
-        ),
-        tensors=(Tensor("x", "a", ("b",), 10**5, 10**5), Tensor("y", "b", ("c",), 10**4, 10**4)),
-        minibatch=4,
-        model_name="small",
-    )
+    figures = {"a": (0.01, 0.02, 10**6), "b": (0.01, 0.03, 10**7), "c": (0.02, 0.01, 0)}
+    layers = [Layer(name, *own, saved) for name, own in figures.items()]
+    return chain(layers, [10**5, 10**4], 4, model_name="small")
 
 
 def _cluster(servers: int = 2, price: float | None = None) -> Cluster:
@@ -71,33 +70,27 @@ def test_every_combination_comes_once_and_in_order() -> None:
     varying = varying_settings(SweepRow(point, PointAnswer()) for point in found)
     assert varying == ["servers", "workers", "cluster links", "memory", "microbatch"], "the server links are alike"
     assert _points() == [SweepPoint(_profile(), _cluster(), STASHING)], "a sweep of nothing is the problem itself"
-
-
-def test_what_cannot_be_varied_is_one_line() -> None:
-    axes: list[tuple[dict[str, Any], str]] = [
+    axes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"bandwidths": {"clutser": [1e8]}}, "cluster lab has no level 'clutser'; did you mean 'cluster'"),
         ({"bandwidths": {"cluster": [0.0]}}, "zero bandwidth"),
-        ({"microbatch": [0]}, "must be at least 1"),
         ({"memory": [0]}, "has no memory"),
         ({"schedules": ["1f1b-stashign"]}, "did you mean '1f1b-stashing'"),
         ({"microbatch": range(1, 10_002)}, "10001 combinations are too many"),
-    ]
+    )
     for varied, complaint in axes:
         with pytest.raises(InputError, match=complaint):
             _points(**varied)
 
 
-def test_the_ideal_is_all_workers_computing() -> None:
+def test_a_point_has_an_ideal_an_answer_or_a_reason() -> None:
     point = SweepPoint(_profile(), _cluster(2), STASHING)
-    assert point.ideal_rate == pytest.approx(4 * 4 / 0.1)
+    assert point.ideal_rate == pytest.approx(4 * 4 / 0.1), "all workers computing"
     assert replace(point, question=SweptQuestion({"inference": True})).ideal_rate == pytest.approx(4 * 4 / 0.04)
-
-
-def test_an_unsolvable_point_says_why() -> None:
     (short,) = _points(memory=[10**6])
     assert "nothing fits in memory: layer 'b' alone needs" in solve_point(short, DP).why
     (narrow,) = _points((1,), SweptQuestion({"schedule": "1f1b-stashing", "stages": 3}))
     assert "3 stages asked for, but the cluster has only 2 workers" in solve_point(narrow, DP).why
+    assert solve_point(point, Settings(solver="both")).proven == "DP+ILP"
 
 
 def test_what_is_found_does_not_depend_on_the_number_of_processes() -> None:
@@ -148,27 +141,19 @@ def test_an_interrupt_that_a_solver_caught_ends_the_sweep(monkeypatch: pytest.Mo
 
     monkeypatch.setattr("pipeplan.sweeps.sweep.solve_point", caught)
     told: list[int] = []
-    before = signal.getsignal(signal.SIGINT)
     assert not solve_points(_points(), DP, 1, lambda number, _: told.append(number))
     assert told == [], "what an interrupted solver gives is no answer"
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_two_solvers_are_both_named() -> None:
-    answer = solve_point(SweepPoint(_profile(), _cluster(), STASHING), Settings(solver="both"))
-    assert answer.proven == "DP+ILP"
 
 
 def test_the_pareto_set_is_what_comparing_all_pairs_gives() -> None:
     rng = random.Random(0)
     for _ in range(50):
         rows = [_row(rng.choice([None, 1.0, 2.0, 3.0, 4.0]), rng.choice([None, 1.0, 2.0, 3.0])) for _ in range(8)]
-        best = pareto_rows(rows)
+        best, known = pareto_rows(rows), [row for row in rows if row.rate is not None and row.cost is not None]
         for number, row in enumerate(rows):
-            beaten = any(
-                other.rate >= row.rate and other.cost <= row.cost and (other.rate, other.cost) != (row.rate, row.cost)
-                for other in rows
-                if other.rate is not None and other.cost is not None and row.rate is not None and row.cost is not None
+            beaten = row in known and any(
+                one.rate >= row.rate and one.cost <= row.cost and (one.rate, one.cost) != (row.rate, row.cost)
+                for one in known
             )
             assert (number in best) == (row.cost is not None and not beaten)
 
@@ -201,66 +186,52 @@ def test_csv_and_json_say_the_same() -> None:
 # The command.
 
 
-def _save(saved: int = 1000) -> None:
-    _profile(saved).save(Path("profile.json"))
+ROOM = "--cluster A --servers 1,2 --jobs 1"
+QUICK = f"{ROOM} --schedule 1f1b-stashing"
 
 
-ROOM = ("--cluster", "A", "--servers", "1,2", "--jobs", "1")
-QUICK = (*ROOM, "--schedule", "1f1b-stashing")
+def _rows_of(path: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(Path(path).read_text())))
 
 
 def test_a_table_of_80_columns_and_files(run: Run) -> None:
-    _save(2 * GIB)
-    done = run(
-        *("sweep", *ROOM, "--memory", "1GiB,16GiB", "--microbatch", "4,8", "--price", "3"),
-        *("--csv", "out/s.csv", "--schedule", "1f1b-stashing"),
-    )
+    _profile(2 * GIB).save(Path("profile.json"))
+    done = run(*f"sweep {QUICK} --memory 1GiB,16GiB --microbatch 4,8 --price 3 --csv out/s.csv".split())
     assert done.code == 0, done.err
     assert max(map(len, done.out.splitlines())) <= 80
     assert "\x1b" not in done.out + done.err
     assert "Point 1: nothing fits in memory: layer" in done.out
     assert "no other point is both as fast and as cheap" in done.out
-    lines = list(csv.DictReader(io.StringIO(Path("out/s.csv").read_text())))
+    lines = _rows_of("out/s.csv")
     assert [line["workers"] for line in lines] == ["4"] * 4 + ["8"] * 4
     assert {line["pareto"] for line in lines if line["minibatch_s"]} <= {"True", "False"}
     assert "True" in {line["pareto"] for line in lines}
     assert done.err.splitlines()[-1] == "written: out/s.csv"
 
 
-@pytest.mark.slow
-def test_a_table_of_everything_still_has_80_columns(run: Run) -> None:
-    _save()
-    done = run(
-        *("sweep", *ROOM, "--bandwidth", "cluster=10Gbit/s,25Gbit/s", "--bandwidth", "server=10GB/s,20GB/s"),
-        *("--memory", "1GiB,16GiB", "--microbatch", "4,8", "--schedule", "1f1b-flush,2bw", "--batch", "96"),
-        *("--price", "3"),
-    )
-    assert done.code == 0, done.err
-    lines = done.out.splitlines()
-    assert max(map(len, lines)) <= 80
-    row = next(line for line in lines if line.startswith(" 64 ")).split()
-    assert row[1:7] == ["2", "160", "25", "16", "8", "2bw"]
-    assert "…" not in "".join(line for line in lines if line[:3].strip().isdigit()), "nothing is cut off"
-
-
 def test_without_a_schedule_every_point_has_the_plan_of_a_solve(run: Run) -> None:
-    ways = ("mnist-v100", "--cluster", "C", "--microbatch", "8")
-    done = run("sweep", *ways, "--servers", "2,4", "--staleness", "any", "--jobs", "1", "--csv", "made.csv")
+    ways, swept = ("mnist-v100", "--cluster", "C", "--microbatch", "8"), ("--jobs", "1", "--csv", "made.csv")
+    done = run("sweep", *ways, "--servers", "2,4", "--staleness", "any", *swept)
     assert "Points 1, 2: asynchronous (" in done.out
     assert "the plan has minibatches" not in done.out, "that size was asked for"
-    stale = list(csv.DictReader(io.StringIO(Path("made.csv").read_text())))
-    assert stale[1]["synchronous"] == "False"
-    assert run("sweep", *ways, "--servers", "2,4", "--jobs", "1", "--csv", "made.csv").code == 0
-    rows = list(csv.DictReader(io.StringIO(Path("made.csv").read_text())))
+    assert _rows_of("made.csv")[1]["synchronous"] == "False"
+    assert run("sweep", *ways, "--servers", "2,4", *swept).code == 0
+    rows = _rows_of("made.csv")
     assert [row["synchronous"] for row in rows] == ["True", "True"]
     solved = json.loads(run("solve", *ways, "--servers", "4", "--solver", "dp", "--no-write", "--json").out)
     stated = solved["plan"]["config"], solved["stated"]["minibatch_s"]
     assert (rows[1]["config"], float(rows[1]["minibatch_s"])) == stated
+    _profile(40 * GIB).save(Path("profile.json"))
+    asked = ["sweep", "--cluster", "A", "--servers", "1", "--jobs", "1"]
+    assert "Point 1: the plan has microbatches of 1." in run(*asked).out, "a smaller one that was chosen"
+    (row,) = json.loads(run(*asked, "--json").out)["rows"]
+    assert row["minibatch"] == 1
+    assert row["samples_per_s"] == pytest.approx(1 / row["minibatch_s"])
 
 
 def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    _save()
-    asked = ("sweep", *QUICK)
+    _profile().save(Path("profile.json"))
+    asked = ("sweep", *QUICK.split())
     for _ in range(2):
         assert run(*asked, "--csv", "new/made.csv").code == 0
     Path("notes").write_text("mine")
@@ -271,10 +242,10 @@ def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: py
     with monkeypatch.context() as patched:
         patched.setattr("pipeplan.cli.commands.sweep.solve_points", search)
         for files, says in (
-            ("--csv notes", "notes exists and is not the table of a sweep: give another file with --csv, or --force"),
-            ("--csv notes/made.csv", "cannot write notes/made.csv: Not a directory"),
+            ("notes", "notes exists and is not the table of a sweep: give another file with --csv, or --force"),
+            ("notes/made.csv", "cannot write notes/made.csv: Not a directory"),
         ):
-            done = run(*asked, *files.split())
+            done = run(*asked, "--csv", files)
             assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
             assert says in done.err
     assert Path("notes").read_text() == "mine"
@@ -282,46 +253,33 @@ def test_files_of_a_sweep_are_replaced_and_others_kept(run: Run, monkeypatch: py
     assert Path("notes").read_text().startswith("servers,")
 
 
-def test_a_smaller_microbatch_that_was_chosen_is_said(run: Run) -> None:
-    _save(40 * GIB)
-    ways = ("sweep", "--cluster", "A", "--servers", "1", "--jobs", "1")
-    done = run(*ways)
-    assert "Point 1: the plan has microbatches of 1." in done.out
-    (row,) = json.loads(run(*ways, "--json").out)["rows"]
-    assert row["minibatch"] == 1
-    assert row["samples_per_s"] == pytest.approx(1 / row["minibatch_s"])
-
-
 def test_json_and_no_price(run: Run) -> None:
-    _save()
-    document = json.loads(run("sweep", *QUICK, "--bandwidth", "cluster=10Gbit/s,25 Gbit/s", "--json").out)
-    rates = [row["bandwidth_cluster_bytes_per_s"] for row in document["rows"]]
-    assert rates == [1.25e9, 3.125e9] * 2
-    assert {row["cost_per_million_samples"] for row in document["rows"]} == {None}
-    assert {row["proven"] for row in document["rows"]} == {"DP"}
-    # The same value twice is one point.
-    assert len(json.loads(run("sweep", *QUICK, "--memory", "1GiB,1 GiB", "--json").out)["rows"]) == 2
-    document = json.loads(run("sweep", "--workers", "1,2,3", "--jobs", "1", "--json").out)
-    assert [row["workers"] for row in document["rows"]] == [1, 2, 3]
+    _profile().save(Path("profile.json"))
+
+    def rows(options: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(run("sweep", *shlex.split(options), "--json").out)["rows"]
+        return found
+
+    found = rows(f"{QUICK} --bandwidth 'cluster=10Gbit/s,25 Gbit/s'")
+    assert [row["bandwidth_cluster_bytes_per_s"] for row in found] == [1.25e9, 3.125e9] * 2
+    assert {row["cost_per_million_samples"] for row in found} == {None}
+    assert {row["proven"] for row in found} == {"DP"}
+    assert len(rows(f"{QUICK} --memory '1GiB,1 GiB'")) == 2, "the same value twice is one point"
+    assert [row["workers"] for row in rows("--workers 1,2,3 --jobs 1")] == [1, 2, 3]
 
 
 def test_what_cannot_be_used_gets_one_line(run: Run) -> None:
-    _save()
+    _profile().save(Path("profile.json"))
     for arguments, complaint in (
         ("--servers one", "--servers: expected whole numbers such as 1,2,4, found 'one'"),
         ("--servers 0", "cannot have 0 servers"),
         ("--bandwidth 10Gbit/s", "expected a level and its rates"),
         ("--bandwidth cluster=fast", "--bandwidth cluster: expected a rate"),
-        ("--bandwidth clutser=1Gbit/s", "did you mean 'cluster'"),
         ("--bandwidth cluster=1Gbit/s --bandwidth cluster=2Gbit/s", "named twice"),
         ("--memory 8", "--memory: expected a size such as '16 GB', found '8'"),
-        ("--memory lots", "--memory: expected a size"),
         ("--microbatch 4,,8", "--microbatch: expected whole numbers such as 1,2,4, found ''"),
         ("--schedule 1f1b-stashing --inference", "--schedule is for training"),
-        ("--schedule gpip", "did you mean 'gpipe'"),
-        ("--microbatch 0", "--microbatch must be at least 1"),
         ("--batch 0", "--batch must be at least 1"),
-        ("--staleness old", "--staleness: expected a number of updates or any"),
         ("--time-limit 0", "--time-limit must be above 0"),
         ("--workers 2", "--workers goes with --cluster local"),
         ("--price -1", "'--price'"),
@@ -330,3 +288,75 @@ def test_what_cannot_be_used_gets_one_line(run: Run) -> None:
         assert (done.code, done.out) == (2, ""), arguments
         assert complaint in done.err.splitlines()[-1]
         assert not Path("made.csv").exists()
+
+
+# What one point finds makes the next ones cheaper, and changes no answer.
+
+
+ENDLESS = replace(SEARCH, time_limit_s=None)
+
+
+def _swept(servers: int = 3, inside: int = 2, memory: int = 1 << 30) -> Cluster:
+    levels = (Level("server", inside, 1e10, 1e-6), Level("cluster", servers, 1e9, 1e-5))
+    return Cluster("lab", Device("chip", "cuda", memory), levels)
+
+
+def _uneven(layers: int, seed: int, scale: float = 1.0) -> Profile:
+    """A chain whose layers, and so whose plans, are all different."""
+    return long_chain(layers, seed=seed, spread=0.0, scale=scale)
+
+
+def _answers(points: list[SweepPoint], settings: Settings) -> list[PointAnswer]:
+    found: dict[int, PointAnswer] = {}
+    assert solve_points(points, settings, 1, found.__setitem__)
+    return [found[number] for number in range(len(points))]
+
+
+RATES = [1e8 * factor for factor in (0.5, 1.5, 4, 30)]
+GRIDS = SweptQuestion({"grid": True, "contention": False, "schedule": "1f1b-flush"}, batch=8)
+MEMORY = [(1 << 20) * mebibytes for mebibytes in (3000, 1500, 900)]
+SWEEPS: dict[str, tuple[Profile, list[Cluster], SweptQuestion, SweepAxes]] = {
+    "bandwidth": (_uneven(6, 1, 30), [_swept()], SweptQuestion(), SweepAxes({"cluster": RATES[1:]})),
+    "both levels": (
+        _uneven(6, 2, 60),
+        [_swept(2)],
+        SweptQuestion(),
+        SweepAxes({"cluster": RATES[:3], "server": [2e8, 1e10]}),
+    ),
+    "memory": (_uneven(6, 3, 100), [_swept()], STASHING, SweepAxes({"cluster": [1e9]}, memory=MEMORY)),
+    "servers and schedules": (
+        _uneven(6, 4, 30),
+        [_swept(1), _swept(2)],
+        SweptQuestion(batch=8),
+        SweepAxes({"cluster": RATES[1:3]}, schedules=["1f1b-flush", "gpipe", "2bw"]),
+    ),
+    "minibatches": (
+        _uneven(6, 5, 30),
+        [_swept(2)],
+        SweptQuestion(),
+        SweepAxes({"cluster": RATES[::2]}, microbatch=[1, 2]),
+    ),
+    "grids without shared cards": (_uneven(8, 6, 30), [_swept(2, 4)], GRIDS, SweepAxes({"cluster": RATES})),
+}
+
+
+@pytest.mark.parametrize("name", slow_but_for(["servers and schedules"], SWEEPS))
+def test_every_point_is_answered_as_on_its_own(name: str) -> None:
+    points = sweep_points(*SWEEPS[name])
+    alone = [solve_point(point, ENDLESS) for point in points]
+    assert _answers(points, ENDLESS) == alone
+    assert len({answer.step_time_s for answer in alone}) > 1, "a sweep whose points are all alike tests nothing"
+
+
+def test_a_bound_holds_on_clusters_that_are_no_better_and_others_do_not_compare() -> None:
+    cluster = _swept()
+    assert is_no_better(cluster, cluster)
+    latency = replace(cluster, levels=(*cluster.levels[:1], replace(cluster.levels[1], latency_s=2e-5)))
+    for worse in (variants.with_bandwidth(cluster, 1, 5e8), variants.with_memory(cluster, 1 << 29), latency):
+        assert is_no_better(worse, cluster)
+        assert not is_no_better(cluster, worse)
+    faster = variants.with_faster_devices(cluster, 2.0)
+    mixed = variants.with_faster_links(variants.with_bandwidth(cluster, 0, 1e9), 1, 2.0)
+    for other in (faster, mixed, _swept(4), _swept(6, 1)):
+        assert not is_no_better(cluster, other)
+        assert not is_no_better(other, cluster)

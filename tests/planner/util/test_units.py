@@ -1,12 +1,22 @@
-"""Quantities are read from text and shown in short, and paths in printed commands hold as they stand."""
+"""Quantities as text, small graphs against their definitions, and whole numbers where fractions belong."""
 
 from __future__ import annotations
 
+import itertools
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster_document import cluster_from_json
 from pipeplan.errors import InputError
+from pipeplan.problem.options import Options
+from pipeplan.profile_data.layers import Layer, Tensor
+from pipeplan.profile_data.profile import Profile
+from pipeplan.util import graph
+from pipeplan.util.files import Node
 from pipeplan.util.text import shell_path, shell_program
 from pipeplan.util.units import parse_rate, parse_size, parse_time, show_rate, show_size, show_step_time, show_time
 
@@ -42,3 +52,63 @@ def test_a_path_is_neither_an_option_nor_looked_up() -> None:
         ("/x/-plan", "/x/-plan", "/x/-plan"),
     ):
         assert (shell_path(Path(path)), shell_program(path)) == (argument, program)
+
+
+def _is_ideal(members: set[int], edges: list[tuple[int, int]]) -> bool:
+    return all(source in members for source, target in edges if target in members)
+
+
+GRAPHS: tuple[tuple[int, list[tuple[int, int]]], ...] = (
+    (1, []),
+    (3, []),
+    (4, [(0, 1), (1, 2), (2, 3)]),
+    (4, [(0, 1), (0, 2), (1, 3), (2, 3)]),
+    (5, [(0, 4), (1, 4)]),
+)
+
+
+def test_ideals_are_all_down_sets_and_subsets_come_first() -> None:
+    for count, edges in GRAPHS:
+        found = graph.ideals(count, edges, limit=1000)
+        subsets = [set(c) for n in range(count + 1) for c in itertools.combinations(range(count), n)]
+        expected = {sum(1 << node for node in members) for members in subsets if _is_ideal(members, edges)}
+        assert (set(found), len(found)) == (expected, len(expected))
+        assert found == sorted(found, key=lambda ideal: (ideal.bit_count(), ideal))
+    with pytest.raises(graph.TooManyIdeals, match="more than 100 cuts"):
+        graph.ideals(40, [], limit=100)
+
+
+def _profile(number: type) -> Profile:
+    """A profile of two layers whose figures are all of one type."""
+    layers = [Layer(name, number(1), number(2), number(4), number(8), "", "", number(0), number(0)) for name in "ab"]
+    tensor = Tensor("x", "a", ("b",), number(4), number(4))
+    return Profile(tuple(layers), (tensor,), number(4), optimizer_state_ratio=number(1), whole_forward_s=number(2))
+
+
+def test_whole_numbers_equal_the_fractions_that_files_hold_digests_included(tmp_path: Path) -> None:
+    for number in (int, float, np.int64, np.float32):
+        for made, expected in zip(_clusters(number), _clusters(float), strict=True):
+            read = cluster_from_json(Node(json.loads(json.dumps(made.to_json())), "cluster"))
+            assert (read, read.digest(), made.digest()) == (made, made.digest(), expected.digest())
+        profile = _profile(number)
+        profile.save(tmp_path / "profile.json")
+        assert Profile.load(tmp_path / "profile.json").digest() == profile.digest() == _profile(float).digest()
+    assert Device("d", "cpu", 1.5).memory_bytes == 1.5  # type: ignore[arg-type]
+    assert isinstance(Options(overlap=1).overlap, float)
+
+
+def test_strong_components_are_in_topological_order_and_cycles_are_named() -> None:
+    edges = [("a", "b"), ("b", "c"), ("c", "b"), ("c", "d"), ("e", "f")]
+    assert graph.strong_components(list("abcdef"), edges) == [["a"], ["b", "c"], ["d"], ["e"], ["f"]]
+    cycle = graph.find_cycle(list("abcdef"), edges)
+    assert (cycle[0], set(cycle)) == (cycle[-1], {"b", "c"})
+    assert graph.find_cycle(["a"], [("a", "a")]) == ["a", "a"]
+    assert graph.find_cycle(list("abc"), [("a", "b"), ("a", "c"), ("b", "c")]) == []
+
+
+def _clusters(number: type) -> tuple[Cluster, Cluster]:
+    """A cluster of equal servers, and one of two servers that differ, whose figures are all of one type."""
+    device, join = Device("d", "cuda", number(2**30), number(1)), Level("cluster", number(2), number(10**9))
+    inside = Level("server", 2, number(12_000_000_000), number(0), number(1), number(1))
+    machines = [Server(device, Level("server", count, number(10**9)), number(10**8), number(2)) for count in (1, 2)]
+    return Cluster("lab", device, (inside, join), (), number(3)), Cluster.of_servers("mixed", machines, [join])

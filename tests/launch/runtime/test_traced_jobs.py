@@ -1,0 +1,216 @@
+"""Traced jobs by real workers, against one process: tensors of every kind, losses with state, hooks, rates by stage."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import feature_workers
+import pytest
+import state_jobs
+import torch
+from extents import slow_but_for
+from feature_workers import SAMPLES, cut_before, run, traced, trained
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
+from torch.utils.data import TensorDataset
+from toy_workers import stage_contents, write_plan
+
+from pipeplan_launch import Data, Job, export, load_job
+from pipeplan_launch.checkpoint.checkpoint import complete_checkpoints
+from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.pass_conditions import autocast, mix_seed
+from pipeplan_launch.plan.launch_plan import LaunchPlan
+from pipeplan_launch.plan.stage_files import load_plan
+from pipeplan_launch.runtime import stage_setup
+
+torch.set_num_threads(1)
+CPU = torch.device("cpu")
+assert SAMPLES == state_jobs.SAMPLES
+
+
+def reference(name: str) -> str:
+    return f"{(feature_workers if hasattr(feature_workers, name) else state_jobs).__file__}:{name}"
+
+
+def order_of(epoch: int) -> Tensor:
+    return torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(mix_seed("order", 0, epoch)))
+
+
+def modules_of(job: Job) -> dict[str, nn.Module]:
+    """The modules of the loss, found by hand, by the prefix of their state."""
+    loss: Any = job.loss
+    if isinstance(loss, nn.Module):
+        return {"loss.": loss}
+    cells = [cell.cell_contents for cell in getattr(loss, "__closure__", None) or ()]
+    if len(cells) == 2:
+        return dict(zip(("loss.first.", "loss.second."), cells, strict=True))
+    held = [*getattr(loss, "parts", ()), getattr(loss, "__self__", None), *getattr(loss, "args", ())]
+    found = [one for one in held if isinstance(one, nn.Module)]
+    return {"loss.": found[0]} if found else {}
+
+
+def in_one_process(name: str, epochs: int, accumulate: int) -> tuple[dict[str, Tensor], float, float, dict[str, float]]:
+    """(state of the model and of the loss, test loss, right answers, other metrics) after an ordinary training loop
+    that takes the samples of an update in one batch."""
+    job = load_job(reference(name), 0)
+    model, data, losses = job.model.train(), job.datasets, modules_of(job)
+    parameters = [parameter for one in (model, *losses.values()) for parameter in one.parameters()]
+    optimizer = job.make_optimizer([one for one in parameters if one.requires_grad])
+
+    def loss_of(inputs: Any, target: Any) -> tuple[Any, Tensor]:
+        with autocast(job.autocast, CPU):
+            output = model(inputs)
+            return output, job.loss(output, target)  # type: ignore[misc]
+
+    for epoch in range(epochs):
+        for chosen in order_of(epoch).split(accumulate * job.minibatch):
+            optimizer.zero_grad()
+            loss_of(*data.train[chosen])[1].backward()  # type: ignore[index]
+            if job.clip_norm is not None:
+                clip_grad_norm_(parameters, job.clip_norm)
+            optimizer.step()
+    of_loss = {prefix + key: value.clone() for prefix, one in losses.items() for key, value in one.state_dict().items()}
+    test_loss, correct, others = 0.0, 0.0, dict.fromkeys(job.metrics, 0.0)
+    model.eval()
+    for chosen in torch.arange(SAMPLES).split(job.minibatch):
+        for prefix, one in losses.items():  # an evaluation leaves no trace in the buffers of the loss
+            one.eval().load_state_dict({key: of_loss[prefix + key] for key in one.state_dict()})
+        with torch.no_grad():
+            inputs, target = data.test[chosen]  # type: ignore[index]
+            output, loss = loss_of(inputs, target)
+            test_loss += float(loss) * len(target) / SAMPLES
+            correct += float(job.metric(output, target)) if job.metric else 0.0
+            for metric in others:
+                others[metric] += float(job.metrics[metric](output, target)) * len(target) / SAMPLES
+    return dict(model.state_dict()) | of_loss, test_loss, correct, others
+
+
+SINGLE, EXACT, ROUNDED = (1e-6, 1e-7), (0.0, 0.0), (1e-10, 1e-12)
+CASES: list[Any] = [
+    ("everything", ("stem", "late"), [1, 1, 1], 1, SINGLE, {}, ()),
+    ("closure", ("last",), [1, 1], 1, EXACT, {}, ()),
+    # Hooks on parameters get the mean gradient; clipping comes after them, with the norm of complex gradients too.
+    ("waves", ("mix",), [2, 1], 2, ROUNDED, {}, ()),
+    ("half", ("middle", "norm"), [2, 1, 1], 1, SINGLE, {"recompute": [True] * 3}, ()),
+    ("everything", ("head",), [1, 2], 1, SINGLE, {"recompute": [True] * 2}, ()),
+    *((name, ("last",), [1, 1], 1, EXACT, {}, ()) for name in state_jobs.LOSSES if name != "closure"),
+    ("waves", ("mix",), [1, 2], 2, ROUNDED, {}, ()),
+    ("waves_adam", ("mix",), [2, 1], 2, ROUNDED, {}, ("--shard-optimizer",)),
+]
+"""Job, cuts, replicas, minibatches of an update, tolerance, and what else the plan and the command say."""
+
+
+@pytest.mark.parametrize("case", slow_but_for(CASES[:3], CASES), ids=lambda case: f"{case[0]}-{case[2]}")
+def test_training_is_that_of_one_process(tmp_path: Path, case: Any) -> None:
+    """With a flush after every update; the last minibatch has two samples of four."""
+    name, cuts, replicas, accumulate, (relative, absolute), plan, options = case
+    stages, epochs = cut_before(traced(reference(name)), *cuts), 3 - accumulate
+    plan = plan | {"schedule": "1f1b-flush", "accumulate": accumulate}
+    folder = run(tmp_path, reference(name), stages, replicas, "--epochs", str(epochs), *options, **plan)
+    expected, test_loss, correct, others = in_one_process(name, epochs, accumulate)
+    ours = trained(folder)
+    assert ours.keys() == expected.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(ours[key], value, rtol=relative, atol=absolute, msg=lambda m, k=key: f"{k}: {m}")
+    last = json.loads((folder / "summary.json").read_text())["epochs"][-1]
+    assert last["test_loss"] == pytest.approx(test_loss, rel=max(relative, 1e-12))
+    if others:
+        assert last["test_accuracy"] == correct / SAMPLES
+        assert last["test_metrics"] == pytest.approx(others, rel=1e-5)
+        assert 0 < others["sure"] < 1
+
+
+@pytest.mark.parametrize("name", slow_but_for(["scaled_line"], ["scaled_line", "line"]))
+def test_how_far_an_epoch_moves_a_stage_with_two_replicas(tmp_path: Path, name: str) -> None:
+    """2-1 and plain SGD, with a loss that is linear in the first stage's weights.
+
+    It makes half as many updates, each from the mean of two gradients. At the same rate an epoch moves it half as far
+    as one process would, at twice the rate (`scale_lr="linear"`) just as far.
+    """
+    folder = run(tmp_path, name, cut_before(traced(name), "last"), [2, 1], "--epochs", "1", "--max-minibatches", "6")
+    job = load_job(reference(name), 0)
+    first, last = (job.model.state_dict()[f"{layer}.weight"] for layer in ("first", "last"))
+    seen = job.datasets.train[order_of(0)[:12]][0]
+    moved = 0.1 * 6 * torch.outer(last[0], seen.mean(dim=0)) * (1.0 if name == "scaled_line" else 0.5)
+    torch.testing.assert_close(first - trained(folder)["first.weight"], moved, rtol=1e-4, atol=1e-6)
+    assert torch.equal(trained(folder)["last.weight"], last), "a stage whose parameters are all frozen"
+
+
+@pytest.mark.parametrize("recompute", slow_but_for([False], [False, True]))
+def test_a_loss_with_state_resumes_and_is_exported(tmp_path: Path, recompute: bool) -> None:
+    """Two replicas of the loss, whose gradients and buffers are averaged; a second pass leaves the buffers alone."""
+    ref, plan = reference("module"), {"recompute": [recompute] * 2}
+    options = ["--epochs", "2", "--checkpoint-minibatches", "2"]
+    stages = cut_before(traced(ref), "last")
+    whole = run(tmp_path / "whole", ref, stages, [1, 2], *options, **plan)
+    middle = complete_checkpoints(whole)[-2]
+    part = run(tmp_path / "part", ref, stages, [1, 2], *options, "--resume-from", str(middle), **plan)
+    ours, theirs = trained(part), trained(whole)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert int(theirs["loss.calls"]) == 4, "each replica has run half of eight minibatches"
+    model, loss = tmp_path / "model.pt", tmp_path / "loss.pt"
+    assert export.main([str(whole), "-o", str(model)]) == export.main([str(whole), "-o", str(loss), "--loss"]) == 0
+    state_jobs.Net().double().load_state_dict(torch.load(model, weights_only=True))
+    centres = state_jobs.Centres()
+    centres.load_state_dict(torch.load(loss, weights_only=True))
+    assert torch.equal(centres.centres, theirs["loss.centres"])
+
+
+MADE: list[weakref.ref[nn.Module | nn.Parameter]] = []
+
+
+def build() -> Job:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
+    MADE[:] = [weakref.ref(part) for part in (net, net[0], net[2], *net[0].parameters(), *net[2].parameters())]
+    return Job(net, inputs=lambda n: torch.randn(n, 4), loss=functional.mse_loss)
+
+
+@pytest.fixture
+def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LaunchPlan:
+    contents: list[dict[str, Any]] = stage_contents([1, 1])
+    for content, layers in zip(contents, (["0", "1", "2"], ["3", "loss"]), strict=True):
+        content |= {"layers": layers, "model": {"ref": "test_traced_jobs:build", "graph_hash": None}}
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    return load_plan(write_plan(tmp_path, contents))
+
+
+def build_small() -> Job:
+    data = TensorDataset(torch.zeros(5, 4), torch.zeros(5, 2))
+    return Job(nn.Linear(4, 2), loss=functional.mse_loss, data=lambda: Data(data))
+
+
+def test_what_does_not_fit_the_plan_is_refused(plan: LaunchPlan) -> None:
+    small = replace(plan, model_ref="test_traced_jobs:build_small", minibatch=10**7)
+    for wrong, says in (
+        (small, r"minibatch of 10000000 is larger than the job's training data \(5 samples"),
+        (replace(plan, graph_hash="sha256:of-another-model"), "profile and solve again"),
+    ):
+        with pytest.raises(LaunchError, match=says):
+            stage_setup.load_stages(wrong, [0], 0, CPU)
+
+
+def test_the_rest_of_the_model_is_gone(plan: LaunchPlan) -> None:
+    job, (program,), graph_hash, dynamic = stage_setup.load_stages(plan, [1], 0, CPU)
+    assert set(program.parameters_by_name()) == {"3.weight", "3.bias"}
+    gc.collect()
+    import test_traced_jobs  # the copy that the reference names, which need not be this very module
+
+    assert len(test_traced_jobs.MADE) == 7
+    assert all(made() is None for made in test_traced_jobs.MADE)
+    assert dynamic
+    assert graph_hash.startswith("sha256:")
+    assert not list(job.model.parameters())
+
+
+def test_every_worker_builds_the_same_weights(plan: LaunchPlan) -> None:
+    one, other, seeded = (stage_setup.load_stages(plan, [0], seed, CPU)[1][0] for seed in (3, 3, 4))
+    weights = [program.parameters_by_name()["0.weight"] for program in (one, other, seeded)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
