@@ -123,7 +123,8 @@ def test_solve_names_the_next_step(run: Run, planned: Path) -> None:
     assert run(*words).out.splitlines()[-1] == "NEXT  pipeplan explain 'a b'"
     assert not Path("a b/report.html").exists()
     assert run("report", "a b").code == 0
-    assert run(*words, "--force").err.splitlines()[-1] == "still of the older plan, to be made anew: report.html in a b"
+    last = run(*words, "--force").err.splitlines()[-1]
+    assert last == "files of the older plan, to be written again: report.html in a b"
 
 
 DP = pipeplan.Settings(solver="dp", certify=False)

@@ -387,7 +387,7 @@ STAGES: dict[str, Callable[[list[dict[str, Any]]], object]] = {
 GONE = {
     "has no summary.json": "plan/runs/one/summary.json",
     "name it with --profile": "profile.json",
-    "is not in the folder of its plan: name that with --plan": "plan/plan.json",
+    "is not in the folder of its plan: name that folder with --plan": "plan/plan.json",
 }
 
 

@@ -33,7 +33,7 @@ from instances import (
     to_problem,
     unequal_instance,
 )
-from solver_contract import assert_proves, check_dp, check_ilp, solve_by_dp, solve_by_ilp
+from solver_contract import check_dp, check_ilp, solve_by_dp, solve_by_ilp
 
 from pipeplan.cluster_data.executor_costs import ExecutorCosts
 from pipeplan.cluster_data.links import Links
@@ -46,7 +46,6 @@ from pipeplan.problem.cuts import enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
 from pipeplan.solvers.dp.search import placement_search, states
-from pipeplan.solvers.ilp import integer_program
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.solvers.result import Status
 
@@ -353,13 +352,6 @@ def test_a_step_time_within_the_rounding_of_depths_ends_the_search() -> None:
 
 
 # What the ILP is given.
-
-
-def test_cbc_agrees_with_brute_force_too() -> None:
-    for seed in range(300, 303):
-        instance, problem = drawn(seed, lambda number: random_instance(number, layers=5))
-        found = integer_program.solve(problem, integer_program.IlpLimits(solver="cbc"))
-        assert_proves(found, brute_force.best(instance), problem)
 
 
 def test_a_cutoff_that_is_too_low_is_noticed_and_one_that_is_too_high_is_beaten() -> None:
