@@ -14,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from pipeplan._version import __version__
-from pipeplan.cli.usage_errors import GONE_COMMANDS, usage_message
+from pipeplan.cli.usage_errors import usage_message
 from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.util.text import did_you_mean, one_line
 
@@ -84,8 +84,7 @@ class _Commands(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in _COMMANDS and not context.resilient_parsing:
-            advice = GONE_COMMANDS.get(args[0]) or did_you_mean(args[0], _COMMANDS)
-            raise PipeplanError(f"there is no command {args[0]!r}; {advice}")
+            raise PipeplanError(f"there is no command {args[0]!r}; {did_you_mean(args[0], _COMMANDS)}")
         return super().resolve_command(context, args)
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:

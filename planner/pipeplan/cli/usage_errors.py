@@ -9,64 +9,6 @@ import click
 
 from pipeplan.util.text import did_you_mean
 
-GONE_COMMANDS = {
-    "models": "write pipeplan list models",
-    "clusters": "write pipeplan list clusters",
-    "trace": "write pipeplan simulate PLAN --trace FILE, and --run RUN for a measured timeline",
-    "render": "write pipeplan export KIND PLAN",
-    "replay": "pipeplan simulate takes its place; pipeplan docs evidence/replay has the script that emulates a cluster",
-    "completion": 'eval "$(_PIPEPLAN_COMPLETE=bash_source pipeplan)" turns it on: see pipeplan docs tutorial',
-}
-"""Commands of earlier versions, each with its replacement."""
-GONE = {
-    "--minibatch": "--microbatch takes its place",
-    "--accumulate": "--batch takes its place: the global batch in samples",
-    "--straight": "write --max-replicas 1",
-    "--max-stages": "write --stages 1-N",
-    "--no-cut-after": "--together keeps layers in one stage",
-    "--virtual-stages": "the best number is found with --schedule interleaved-1f1b",
-    "--correction": "it follows from --staleness and the optimiser; launch.sh takes --correction",
-    "--overlap": "it follows from the device",
-    "--no-contention": "shared network cards are always charged",
-    "--boundary": "the model of docs/cost-model.md is always used",
-    "--ilp-solver": "HiGHS is always used",
-    "--gap": "--time-limit ends a search earlier",
-    "--no-certificate": "every plan has its proof",
-    "--no-simulation": "plans are always compared by their simulated time",
-    "--jobs": "a search has one process",
-    "--simplest": "the simplest plan within 3% of the fastest is always taken",
-    "--asynchronous-gain": "--staleness N allows gradients up to N updates old",
-    "--objective": "--staleness N allows gradients up to N updates old",
-    "--server-order": "the best order is always found",
-    "--fewest-workers": "of plans within 3% the one with fewer workers is taken; --max-workers limits them",
-    "--epochs": "launch.sh takes --epochs",
-    "--dataset-size": "the job's data state this number",
-    "--tokens-per-sample": "the job's `tokens_per_sample` states this number",
-    "--report": "pipeplan report PLAN writes it",
-}
-"""Options of the planning commands of earlier versions, each with its replacement."""
-GONE_ELSEWHERE = {
-    ("profile", "--batch"): "--microbatch takes its place",
-    ("profile", "--minibatch"): "--microbatch takes its place",
-    ("profile", "--processes"): "a profile of a CPU has times with all cores busy too",
-    ("profile", "--no-load"): "a profile of a CPU always has times with all cores busy too",
-    ("profile", "--measure-all"): "of identical layers one is always measured",
-    ("profile", "--no-executor-costs"): "the executor is measured once on each machine",
-    ("profile show", "--svg"): "pipeplan report draws the graph of a planned model",
-    ("profile show", "--dot"): "pipeplan report draws the graph of a planned model",
-    ("calibrate", "--cluster-output"): "the cluster file lies beside the profile of -o, with the suffix .toml",
-    ("import", "--minibatch"): "--microbatch takes its place",
-    ("import", "--into"): "pipeplan profile --links measures links; docs/cluster.md says where those of nccl-tests go",
-    ("simulate", "--minibatches"): "--microbatches takes its place",
-    ("simulate", "--transport"): "messages between GPUs are simulated as those of gloo",
-    ("report", "--thorough"): "pipeplan explain PLAN finds the second-best plan",
-    ("sweep", "--svg"): "--csv writes the figures",
-    ("sweep", "--solver"): "the dynamic program solves alone; pipeplan solve runs both solvers",
-    ("explain", "--solver"): "the dynamic program solves alone; pipeplan solve runs both solvers",
-    ("export", "--list"): "pipeplan export --help lists the targets",
-    ("export", "--for"): "write pipeplan export TARGET PLAN",
-}
-"""Options of other commands of earlier versions, or that users may expect, each with its replacement."""
 NEAR = 0.6
 """Smallest similarity of a suggested option, as a ratio of `difflib`."""
 
@@ -93,10 +35,6 @@ def usage_message(error: click.ClickException) -> str:
 
 
 def _near(typed: str, context: click.Context, path: str) -> str:
-    command = path.removeprefix("pipeplan ")
-    gone = GONE if command in ("solve", "explain", "sweep", "replan") else {}
-    if advice := gone.get(typed) or GONE_ELSEWHERE.get((command, typed)):
-        return advice
     options = [param for param in context.command.get_params(context) if isinstance(param, click.Option)]
     known = {name.lstrip("-"): name for option in options for name in option.opts if name.startswith("--")}
     if owner := _owner(typed, context):

@@ -1,4 +1,4 @@
-"""What holds for all commands: options, examples, exit codes, output, completion, and what earlier versions had."""
+"""What holds for all commands: options, examples, exit codes, output and completion."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from pipeplan import cli as commands
 from pipeplan.cli import _COMMANDS, cli, options, output
 from pipeplan.cli.commands.doctor import LACKING
 from pipeplan.cli.commands.export import TARGETS
-from pipeplan.cli.usage_errors import GONE, GONE_COMMANDS, GONE_ELSEWHERE
 from pipeplan.errors import DisagreementError, InputError
 from pipeplan.first_steps import init
 from pipeplan.plan.schedules import SCHEDULES
@@ -232,38 +231,6 @@ def test_notes_are_dropped_while_standard_error_is_silenced_and_progress_is_for_
         show("still working")
         update(1, 2, "half done")
     assert capsys.readouterr() == ("", "seen\n")
-
-
-COMMANDS = ("solve", "explain", "sweep", "replan")
-KEPT = {("sweep", "--jobs")}
-"""Commands that still have an option of this name."""
-
-
-def _options(command: str) -> set[str]:
-    found = cli.get_command(None, command)  # type: ignore[arg-type]
-    assert found is not None
-    return {name for parameter in found.params for name in parameter.opts}
-
-
-def test_a_gone_option_or_command_is_one_line_that_names_its_successor(run: Run) -> None:
-    planning = {(command, gone): advice for command in COMMANDS for gone, advice in GONE.items()}
-    for (command, gone), advice in (planning | GONE_ELSEWHERE).items():
-        if (command, gone) in KEPT:
-            assert gone in _options(command)
-            continue
-        words = ["word"] if command in ("profile", "profile show", "import") else []
-        for value in ([], ["3"]):
-            line = refused(run, *command.split(), *words, gone, *value)
-            assert line == f"pipeplan {command}: there is no option {gone}; {advice}"
-    assert "--max-replicas" not in refused(run, "simulate", "--straight"), "of a command that never had it"
-    for command in ("solve", "sweep"):
-        for advice in GONE.values():
-            named = set() if "launch.sh" in advice else set(re.findall(r"--[\w-]+", advice))
-            assert named <= _options(command), advice
-    for gone, advice in GONE_COMMANDS.items():
-        assert set(re.findall(r"pipeplan (\w+)", advice)) <= set(_COMMANDS)
-        for words in ([gone], [gone, "plan", "--json"], ["help", gone], [gone, "--help"]):
-            assert refused(run, *words) == f"there is no command {gone!r}; {advice}"
 
 
 def test_pages_are_listed_with_their_titles_and_printed_as_they_are(run: Run) -> None:
