@@ -1,6 +1,6 @@
 """The cases of the self-test, and one process that trains as each should, with a copy of every weight version.
 
-The versions are those of the table in docs/running.md, written down again: nothing here uses the executor's schedules,
+The versions are those of the table in docs/schedules.md, repeated here: nothing here uses the executor's schedules,
 its weight versions, its averaging or its messages.
 """
 

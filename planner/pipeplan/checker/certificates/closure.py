@@ -1,4 +1,4 @@
-"""Checks that the states of a certificate are closed. docs/check.md proves the rules.
+"""Checks that the states of a certificate are closed. docs/proof.md proves the rules.
 
 Wherever a stage that keeps within the threshold may stand in front of a listed state, a listed state must cover the
 state that it leads to. No stage may complete a pipeline.

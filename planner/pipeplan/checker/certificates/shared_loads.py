@@ -2,7 +2,7 @@
 
 A component of a level (a server, say) has one card in each direction, and perhaps cores that its workers share. Stages
 are put in front of one another, so the load of a resource is complete once no further stage can use it. Until then a
-state carries what has been added up so far: everything but the traffic of its own cut. docs/check.md explains the loads
+state carries what has been added up so far: everything but the traffic of its own cut. docs/proof.md explains the loads
 and proves the rules.
 """
 

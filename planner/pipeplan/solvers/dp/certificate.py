@@ -1,6 +1,6 @@
 """Certificates that no plan is faster than a given step time, for anyone to check without the solvers.
 
-A certificate lists the states of a search that finds no plan. docs/check.md describes its content and why it is a
+A certificate lists the states of a search that finds no plan. docs/proof.md describes its content and why it is a
 proof; `pipeplan check` verifies it with code of its own. For every space of plans, one more search runs just below the
 step time that the best plan would need there, over all cuts of the graph and all candidate placements.
 """
