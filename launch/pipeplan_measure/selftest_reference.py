@@ -1,6 +1,6 @@
 """The cases of the self-test, and their reference: training in one process with a copy of every weight version.
 
-The versions follow the table in docs/running.md. Nothing here uses the executor's schedules, weight versions, averaging
+The versions follow the table in docs/schedules.md. Nothing here uses the executor's schedules, weight versions, averaging
 or messages.
 """
 

@@ -382,7 +382,7 @@ def minimal(states: list[State], instance: Instance) -> list[State]:
 
 
 def stands_for(other: State, state: State, instance: Instance) -> bool:
-    """The rule of docs/check.md, by a worker's place in each component that it is in."""
+    """The rule of docs/proof.md, by a worker's place in each component that it is in."""
     spans = sizes(instance)
     if other.cut != state.cut or other.demand > state.demand or other.busy > state.busy:
         return False

@@ -59,7 +59,7 @@ FLUSHING = tuple(name for name, traits in TRAITS.items() if traits.phases)
 ACCUMULATING = tuple(name for name, traits in TRAITS.items() if traits.common_update)
 """Schedules in which all stages update together, after `accumulate` minibatches."""
 CORRECTIONS = ("none", "ef")
-"""Remedies for old gradients: nothing, or error feedback on updates (docs/running.md, "Old gradients")."""
+"""Remedies for old gradients: nothing, or error feedback on updates (docs/schedules.md, "Old gradients")."""
 CORRECTED = tuple(name for name, traits in TRAITS.items() if traits.corrected)
 """The schedules that a plan may correct."""
 INFERENCE = "forward-only"

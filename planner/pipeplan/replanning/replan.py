@@ -132,7 +132,7 @@ class ReplanReport:
         return [] if kept == list(range(len(kept))) else [("CUDA_VISIBLE_DEVICES", ",".join(map(str, kept)))]
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `pipeplan replan --json` prints; docs/replan.md describes it."""
+        """The document that `pipeplan replan --json` prints; docs/file-formats.md describes it."""
         moved, (before, now) = self.moves, self.samples_per_s
         return {
             "format": FORMAT,

@@ -1,4 +1,4 @@
 """Verifies the certificate that no plan is faster: reads the states of its search, and checks that they are closed.
 
-docs/check.md states the rules and proves that they suffice.
+docs/proof.md states the rules and proves that they suffice.
 """

@@ -1,4 +1,4 @@
-"""Checks the certificate of optimality in plan.json. docs/check.md states and proves the rules.
+"""Checks the certificate of optimality in plan.json. docs/proof.md states and proves the rules.
 
 A certificate lists all spaces of plans. A space consists of the pipelines inside one component of a level of the
 cluster, with one copy in each of several components of that level. For each space the certificate claims that no

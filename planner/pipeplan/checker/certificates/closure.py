@@ -1,4 +1,4 @@
-"""Checks that the states of a certificate are closed. docs/check.md proves the rules.
+"""Checks that the states of a certificate are closed. docs/proof.md proves the rules.
 
 If a stage within the threshold can be put in front of a listed state, a listed state must cover the resulting state. No
 stage may complete a pipeline.

@@ -1,7 +1,7 @@
 """The stages of pipelines whose batch stays within a threshold, for schedules with a flush.
 
 The time of a batch is the longest of several paths (docs/cost-model.md, "Flush schedules"). A state has two numbers:
-V1, the longest path that begins at its first stage, and V2, a bound on the batch. docs/check.md states the rules and
+V1, the longest path that begins at its first stage, and V2, a bound on the batch. docs/proof.md states the rules and
 proves them.
 """
 

@@ -2,7 +2,7 @@
 
 A component of a level (such as a server) has one card in each direction, and may have cores that its workers share.
 Stages are placed one in front of the other, so the load of a resource is complete when no further stage can use it.
-Until then a state carries the sum so far: everything except the traffic of its own cut. docs/check.md explains the
+Until then a state carries the sum so far: everything except the traffic of its own cut. docs/proof.md explains the
 loads and proves the rules.
 """
 

@@ -1,6 +1,6 @@
 """Reads the states of a certificate, and decides which states cover others.
 
-docs/check.md states the rule and proves it.
+docs/proof.md states the rule and proves it.
 """
 
 from __future__ import annotations

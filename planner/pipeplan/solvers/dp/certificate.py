@@ -1,6 +1,6 @@
 """Certificates that no plan is faster than a given step time, which can be checked without the solvers.
 
-A certificate lists the states of a search that finds no plan. docs/check.md describes its content, and why it is a
+A certificate lists the states of a search that finds no plan. docs/proof.md describes its content, and why it is a
 proof. `pipeplan check` verifies it with separate code. For every space of plans, one more search runs just below the
 step time of the best plan, over all cuts of the graph and all candidate placements.
 """
