@@ -257,7 +257,7 @@ class _Patches(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(samples, 1, 32, 32) to (samples, 16, width)."""
         vectors: Tensor = self.cut(images)
-        return vectors.flatten(2).transpose(1, 2) + self.places
+        return vectors.flatten(2).transpose(1, 2).contiguous() + self.places
 
 
 class _MeanOverPatches(nn.Module):
