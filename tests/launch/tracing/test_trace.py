@@ -189,9 +189,9 @@ def test_what_cannot_be_traced_is_one_line(capfd: pytest.CaptureFixture[str]) ->
             trace_job(Job(kind(2, 2), inputs=lambda n: torch.randn(n, 2)), 4)
         assert says.replace("FILE", f"{__file__}:{number}") in str(caught.value)
         assert "\n" not in str(caught.value)
+    assert capfd.readouterr().err == ""
     with pytest.raises(LaunchError, match=r"fails on its example inputs \(4×5\): .*\(4x5 and 2x2\)"):
         trace_job(Job(nn.Sequential(nn.Linear(2, 2)), inputs=lambda n: torch.randn(n, 5)), 4)
-    assert capfd.readouterr().err == ""
 
 
 class Stage(nn.Module):
