@@ -138,7 +138,7 @@ def test_a_function_is_measured_as_the_file_that_it_stands_in_would_be(
     (tmp_path / "tiny.py").write_text(TINY)
     monkeypatch.syspath_prepend(tmp_path)
     profile = pipeplan.profile(importlib.import_module("tiny").build, repeats=1)
-    monkeypatch.delitem(sys.modules, "tiny")
+    del sys.modules["tiny"]
     assert profile.model_ref == f"{tmp_path}/tiny.py:build"
     assert [layer.name for layer in profile.layers] == ["0", "1", "loss"]
 

@@ -269,7 +269,8 @@ def test_a_file_of_equal_servers_is_the_plain_cluster(tmp_path: Path) -> None:
     equal = MIXED.replace('device = "small"\ndevices = 2\nbandwidth = "6 GB/s"\ncard = "5 Gbit/s"', "")
     equal = equal.replace("[[server]]\n\nprice_per_hour = 1.5\n", "")
     levels = (Level("server", 4, 12e9), Level("cluster", 2, 1.25e9, 50e-6, 0.5))
-    plain = Cluster("mixed", Device("big", "cuda", 16 * 2**30), levels, server_price=10)
+    big = Device("big", "cuda", 16 * 2**30, memory_reserve=MEMORY_RESERVE)
+    plain = Cluster("mixed", big, levels, server_price=10)
     cluster = load_cluster(_saved(tmp_path, equal))
     assert (cluster, cluster.digest(), cluster.uniform) == (plain, plain.digest(), True)
     assert cluster.price_per_hour == 20
