@@ -1,7 +1,7 @@
 """The cases of the self-test, and their reference: training in one process with a copy of every weight version.
 
-The versions follow the table in docs/schedules.md. Nothing here uses the executor's schedules, weight versions, averaging
-or messages.
+The versions follow the table in docs/schedules.md. Nothing here uses the executor's schedules, weight versions,
+averaging or messages.
 """
 
 from __future__ import annotations
