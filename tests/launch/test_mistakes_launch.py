@@ -77,7 +77,7 @@ def typed_in(folder: Path, typed: str, **environment: str) -> subprocess.Complet
 
 def test_every_row_on_launch_sh_is_found() -> None:
     assert {CHANGED, FULL, GPUS} < ROWS.keys()
-    assert len(ROWS) == PAGE.read_text(encoding="utf-8").partition("## Running a plan")[2].count("/launch.sh")
+    assert len(ROWS) == TEXT.partition("## Running a plan")[2].count("/launch.sh")
 
 
 @pytest.mark.parametrize(

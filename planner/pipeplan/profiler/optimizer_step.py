@@ -180,7 +180,7 @@ def optimizer_state(job: Job) -> OptimizerState:
     optimizer = _make_optimizer(job, job.minibatch, named)
     for _, parameter in named:
         parameter.grad = torch.zeros_like(parameter)
-    _step(optimizer)
+    _step(job, optimizer)
     state_bytes = 0.0
     for (_, stand_in), (_, parameter) in zip(named, trained, strict=True):
         kept = [one for one in optimizer.state[stand_in].values() if isinstance(one, Tensor) and one.numel() > 1]
