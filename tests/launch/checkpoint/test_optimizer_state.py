@@ -106,8 +106,14 @@ def test_it_goes_on_bit_by_bit_under_any_cut(tmp_path: Path, kind: str) -> None:
         with torch.no_grad():
             for name, parameter in found.items():
                 parameter.copy_(trained[name])
-        for optimizer, parameters in theirs:
-            loaded(optimizer, parameters, saved)
+        before, after = (
+            {name: optimizer.state[one] for optimizer, parameters in side for name, one in parameters.items()}
+            for side in (ours, [(loaded(*one, saved), one[1]) for one in theirs])
+        )
+        for name, state in before.items():
+            assert {key: getattr(one, "dtype", one) for key, one in state.items() if key != "note"} == {
+                key: getattr(one, "dtype", one) for key, one in after[name].items() if key != "note"
+            }
         for optimizer, parameters in (*ours, *theirs):
             step(optimizer, parameters, 2)
         assert trained.keys() == found.keys()
