@@ -236,7 +236,7 @@ def test_the_evaluator_charges_cards_as_the_oracle_does(schedule: str, seeds: ra
     assert bound > len(seeds) / 5
 
 
-@pytest.mark.parametrize("seeds", first_few(range(44), 6))
+@pytest.mark.parametrize("seeds", first_few(range(4, 44), 5))
 @pytest.mark.parametrize("name", ["executor's work", "workspaces"])
 def test_the_checker_computes_the_same_and_its_proof_holds(name: str, seeds: range) -> None:
     proven = 0
