@@ -28,7 +28,7 @@ from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import load_profile
-from pipeplan.solvers.dp.certificate import make_certificate
+from pipeplan.solvers.dp import certificate
 from pipeplan.solvers.result import Status
 
 SHARED = (17, 39, 45, 50, 51, 63)
@@ -68,13 +68,27 @@ def _outcomes(
                 yield instance, outcome
 
 
+def _hiding(search: type[Any]) -> type[Any]:
+    """A search that finds a plan, and hides it."""
+
+    class Hiding(search):  # type: ignore[misc]
+        def run(self) -> None:
+            super().run()
+
+    return Hiding
+
+
 def _certified(outcome: Outcome, longer: float = 0.0) -> Document:
     """plan.json with a certificate of everything charged, whether or not sharing binds; none in it if that is unfit.
 
-    Of a step time that is longer by a share, it is a forgery: states below it complete a plan.
+    Of a step time that is longer by a share, it is a forgery: all states below it, but for those that complete a plan.
     """
     problem = outcome.problem
-    made = make_certificate(problem, enumerate_cuts(problem, 10_000), outcome.objective_s * (1 + longer))
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("PlacementSearch", "PlacementFlushSearch") if longer else ():
+            patch.setattr(certificate, name, _hiding(getattr(certificate, name)))
+        cuts, step_time_s = enumerate_cuts(problem, 10_000), outcome.objective_s * (1 + longer)
+        made = certificate.make_certificate(problem, cuts, step_time_s)
     return json.loads(json.dumps(written(outcome) | {"certificate": made.document}))
 
 
