@@ -86,7 +86,7 @@ def test_inference_fixed_stages_and_more_levels_than_two(run: Run) -> None:
     )
     device = '[device]\nname = "d"\nkind = "cpu"\nmemory = "1 GiB"\n'
     Path("three.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "three"\n{device}{levels}')
-    document = solved("--cluster", "three.toml", "--no-write")
+    document = json.loads(run("solve", "--cluster", "three.toml", "--json", "--no-write").out)
     assert (document["verdict"]["proven"], len(document["cluster"]["levels"])) == (True, 3)
 
 

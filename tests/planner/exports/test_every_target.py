@@ -35,7 +35,7 @@ MEGATRON, DIFFUSION = map(export_target, ("megatron", "diffusion-pipe"))
 ALL = (TORCH, TITAN, DEEPSPEED, MEGATRON, DIFFUSION)
 OF_BLOCKS = (TITAN, DEEPSPEED, MEGATRON, DIFFUSION)
 DECODER = decoder(4)
-NASTY = "'\"'''\"\"\"\\ #{{ x }} {% y %}\n$(touch broken)`touch broken` \u2028\U0001f600"
+NASTY = '\'\'\'""""\\ #{{ x }} {% y %}\n$(touch broken)`touch broken` \u2028\U0001f600'
 
 
 def bundled(name: str) -> Profile:

@@ -220,7 +220,7 @@ ERRORS: tuple[tuple[str, dict[str, Any], str], ...] = (
 def test_errors(jobs: Path) -> None:
     for ref, options, says in ERRORS:
         with pytest.raises(InputError, match=says) as caught:
-            profile_of(ref=ref.replace("FILE", str(jobs)), repeats=1, **options)
+            profile_of(ref=ref.replace("FILE", str(jobs)), **{"repeats": 1, **options})
         assert "\n" not in str(caught.value)
 
 

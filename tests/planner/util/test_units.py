@@ -23,7 +23,7 @@ from pipeplan.util.units import parse_rate, parse_size, parse_time, show_rate, s
 SIZES = {"16 GiB": 16 * 2**30, "16GB": 16 * 10**9, 1024: 1024, "1.5 KiB": 1536, "7 B": 7}
 RATES = {"10 Gbit/s": 1.25e9, "12 GB/s": 12e9, 5e9: 5e9, "8 bit/s": 1.0}
 TIMES = {"5 us": 5e-6, "2 ms": 2e-3, 0.5: 0.5, "1e-6 s": 1e-6}
-WRONG = ("ten", "-1 GB", "5 GB/s", "", True, None, "nan GB", float("nan"), float("inf"), [1])
+WRONG = ("ten", -1, "-1 GB", "5 GB/s", "", True, None, "nan GB", float("nan"), float("inf"), [1])
 
 
 def test_quantities_are_read_with_their_units() -> None:
