@@ -19,8 +19,9 @@ import pytest
 import torch
 from extents import slow_but_for
 from literal import Recipe, Trained, train, train_on_whole_batches
-from schedule_rules import depths_for, least, of_devices
-from semantics_workers import ALL_SUBJECTS, OPTIMIZERS, SUBJECTS, Case, CaseRun
+from schedule_rules import depths_for, fitted, least, of_devices
+from semantics_workers import OPTIMIZERS, SUBJECTS
+from semantics_workers import ALL_SUBJECTS, Case, CaseRun
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.schedule import SCHEDULES as KNOWN
@@ -78,7 +79,7 @@ def random_case(seed: int) -> Case:
     schedule = draw.choice(SCHEDULES)
     replicas = draw.choice([*SHAPES, (1, 1), (3, 2, 1), (1, 3), (2, 2), (1,), (2,), (5,), (3, 1)])
     stale = schedule in STALE and len(replicas) > 1
-    options = {
+    options: dict[str, Any] = {
         "samples": 3 * draw.randint(1, 30) + draw.randint(0, 2),
         "epochs": draw.randint(2, 3),
         "recompute": draw.random() < 0.2,
@@ -89,6 +90,7 @@ def random_case(seed: int) -> Case:
     }
     accumulate = max(least(KNOWN[schedule], replicas), 2) + draw.randint(0, 3)
     optimizer = draw.choice(["sgd-foreach", "sgd-fused", "adamw-fused"])
+    options["depths"] = tuple(shape.depth for shape in fitted(KNOWN[schedule], replicas, accumulate))
     return case_of(draw.choice(list(SUBJECTS)), schedule, replicas, optimizer, accumulate, **options)
 
 
