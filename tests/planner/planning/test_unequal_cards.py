@@ -39,7 +39,7 @@ BOX = Cluster.of_devices("box", [BIG, SMALL], INSIDE)
 SIZES = [24 * MIB, *[8 * MIB] * 6, 16 * MIB]
 MODEL = chain(
     [Layer(f"l{n}", (2 + n % 3) * 1e-3, (4 + n % 2) * 1e-3, size, MIB) for n, size in enumerate(SIZES)],
-    *(65536, 1),
+    65536,
     model_name="chain",
     model_ref="chain",
     graph_hash="sha256:0",

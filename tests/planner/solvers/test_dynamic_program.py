@@ -56,8 +56,10 @@ def test_a_large_problem_has_a_plan_at_once_and_what_is_reported_never_gets_wors
     problem = _large(schedule, charged=ALL_SCHEDULES.index(schedule) % 2 == 0)
     told: list[tuple[float, float]] = []
     result = dynamic_program.solve(
-        *(problem, enumerate_cuts(problem, 10_000), None, 0.0, lambda *state: told.append(state)),
-        SearchEffort(300_000),
+        problem,
+        enumerate_cuts(problem, 10_000),
+        report=lambda *state: told.append(state),
+        effort=SearchEffort(300_000),
         price=lambda plan: evaluate(plan, problem).step_time_s,
     )
     assert told[0] == (least_step_time_s(problem), INF)

@@ -151,12 +151,14 @@ KINDS = {
     "versions in memory": Kind(_of(mixed_instance, "vertical-sync"), range(700, 712), range(5)),
     "everything charged": Kind(
         lambda seed, layers: replace(_any(seed, layers), contention=True),
-        *(range(16), range(0), 5, lambda one: replace(one, contention=False), 0.05),
+        range(16),
+        without=lambda one: replace(one, contention=False),
+        share=0.05,
     ),
     "executor's work": Kind(_burdened, range(12), range(8), 5, _unburdened, 0.3),
     "workspaces": Kind(_roomy, range(40), range(18), 5, _without_workspaces, 0.12),
     "waiting updates": Kind(
-        *(_waiting, range(12), range(0), 4, lambda one: replace(one, contention=False), 0.3),
+        _waiting, range(12), layers=4, without=lambda one: replace(one, contention=False), share=0.3
     ),
     "wide clusters": Kind(_wide, ilp=range(3), layers=4),
     "racks": Kind(_racks, range(12), layers=4),
