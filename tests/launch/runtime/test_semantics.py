@@ -20,8 +20,7 @@ import torch
 from extents import slow_but_for
 from literal import Recipe, Trained, train, train_on_whole_batches
 from schedule_rules import depths_for, fitted, least, of_devices
-from semantics_workers import OPTIMIZERS, SUBJECTS
-from semantics_workers import ALL_SUBJECTS, Case, CaseRun
+from semantics_workers import ALL_SUBJECTS, OPTIMIZERS, SUBJECTS, Case, CaseRun
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.schedule import SCHEDULES as KNOWN
