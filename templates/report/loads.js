@@ -1,4 +1,4 @@
-/* The loads: how long a microbatch keeps each resource busy, compared with the step time, and the traffic of each link. */
+/* The loads: how long a microbatch keeps each resource busy, beside the step time, and the traffic of each link. */
 
 function loadsSection(report) {
   const loads = report.loads || [];

@@ -40,6 +40,7 @@ WRITTEN_AS = {
     "optimizer_elementwise": "elementwise",
     "whole_forward_s": "whole",
     "whole_backward_s": "whole",
+    "whole_split_s": "whole",
     "memory_bytes": "memory",
     "latency_s": "latency",
     "levels": "level",

@@ -60,7 +60,7 @@ def test_what_is_not_known_is_not_shown() -> None:
 
 
 def test_epochs_need_a_data_set() -> None:
-    with pytest.raises(InputError, match="--dataset-size N"):
+    with pytest.raises(InputError, match="dataset_size"):
         RunSize(epochs=1).check(replace(PROFILE, work=SampleWork()), inference=False)
     RunSize(epochs=1).check(PROFILE, inference=False)
 
