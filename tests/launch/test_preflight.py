@@ -73,6 +73,7 @@ def test_what_a_machine_must_have_for_a_plan(tmp_path: Path) -> None:
         (uneven, THIRD | {"NODE_RANK": "3"}, 0, "NODE_RANK is '3': it must be this server's number, 0 to 2"),
         (uneven, THIRD | {"NNODES": "x"}, 0, "NNODES is 'x'"),
         (uneven, {"NNODES": "1", "WORKERS": "1"}, 0, "the plan has 3 workers, and this launch alone would start 1"),
+        (one, THERE, 0, "NODE_RANK is '1', and the plan uses one server only: run launch.sh there, once"),
     ]
     for plan, environment, count, says in bad:
         with pytest.raises(LaunchError, match=says):

@@ -138,6 +138,8 @@ def _work_by_module(graph_module: fx.GraphModule) -> dict[str, list[Any]]:
         if node.op != "call_function" or is_training_only(node) or operator_name(node) == "contiguous":
             continue
         stack = [*module_calls(node).values()]
+        if node.meta.get("nn_module_stack") and not stack:
+            continue  # a node that torch.export has inserted
         inside = [_work_by_module(graph) for graph in graphs_of(node)]
         work[stack[-1] if stack else ""].append((operator_key(node), _constants(node), inside))
     return work

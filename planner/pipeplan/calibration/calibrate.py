@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,9 +192,6 @@ def with_times(profile: Profile, times: Times) -> Profile:
         new[:, 2] = times[:, 2]  # the step does not depend on the size of a minibatch
         return new
 
-    sizes = tuple(
-        replace(size, layers=changed(size.layers, resized(size.layers)), whole_forward_s=None, whole_backward_s=None)
-        for size in profile.sizes
-    )
-    layers = changed(profile.layers, times)
-    return replace(profile, layers=layers, sizes=sizes, whole_forward_s=None, whole_backward_s=None)
+    whole: dict[str, Any] = dict.fromkeys(("whole_forward_s", "whole_backward_s", "whole_split_s"))
+    sizes = tuple(replace(size, layers=changed(size.layers, resized(size.layers)), **whole) for size in profile.sizes)
+    return replace(profile, layers=changed(profile.layers, times), sizes=sizes, **whole)

@@ -214,6 +214,7 @@ class _Measurement:
             work=counted_work(self.job, traced, sizes[0].minibatch),
             whole_forward_s=sizes[0].whole_forward_s,
             whole_backward_s=sizes[0].whole_backward_s,
+            whole_split_s=sizes[0].whole_split_s,
             peak_bytes=steps.peak_bytes,
             read_s=read_s,
             taken_whole=checked.taken_whole,

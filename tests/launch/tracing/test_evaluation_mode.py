@@ -65,14 +65,24 @@ class Follows(nn.Module):
         return x - self.mean
 
 
+class DropsPaths(nn.Module):
+    """Stochastic depth (Huang et al., 2016), as Hugging Face and timm write it; export inserts nodes for its sizes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        kept = 0.8 + torch.rand((x.shape[0], 1), dtype=x.dtype, device=x.device)
+        return x.div(0.8) * kept.floor_()
+
+
 def test_layers_that_ask_for_the_mode_are_taken_whole() -> None:
     torch.manual_seed(0)
     asking = [spectral_norm(linear()), parametrizations.spectral_norm(linear()), parametrized()]
-    asking += [Chooses(), Asks(), Follows()]
+    asking += [Chooses(), Asks(), Follows(), DropsPaths()]
     job = job_of(nn.Sequential(linear(), *asking, nn.Dropout(0.2), nn.BatchNorm1d(4), linear()))
     traced = train_beside_one_process(job)
-    assert traced.how == "torch.export; taken whole: 1, 2, 3, 4, 5, 6"
-    assert [layer.module for layer in traced.layers[:-1]] == [str(number) for number in range(10)]
+    assert traced.how == "torch.export; taken whole: 1, 2, 3, 4, 5, 6, 7"
+    assert [layer.module for layer in traced.layers[:-1]] == [str(number) for number in range(11)]
 
 
 def test_parametrizations_without_a_mode_are_traced_and_so_is_a_model_with_one() -> None:
