@@ -95,7 +95,7 @@ class StagePlacement:
     recompute: bool = False
     """Whether the stage keeps only its input for the backward pass, and runs forward again before it."""
     deferred: Annotated[int, Meta(ge=0, le=MAX_DEPTH)] = 0
-    """Most minibatches whose gradients of the weights may be deferred, under a schedule with W."""
+    """Largest number of minibatches whose weight gradients are deferred, under a schedule with W."""
     shares: tuple[Positive, ...] = ()
     """Minibatches of an update on each worker, if they are unequal. Only the data-parallel engine runs unequal
     shares."""

@@ -72,7 +72,7 @@ def core_loads(document: PlanDocument, figures: Sequence[StageFigures]) -> list[
 def shared_cores_bound_s(document: PlanDocument, model: CheckedModel) -> float:
     """Lower bound on the step time from shared cores: the work of all layers divided by the speed of all cores.
 
-    It is 0 if no cores are shared, or if contention is not charged.
+    The bound is 0 if no cores are shared, or if contention is not charged.
     """
     servers = _servers(document)
     if not document.options.contention or not any(0 < cores < len(workers) for _, cores, workers in servers):

@@ -215,7 +215,7 @@ def read_device(path: Path) -> DeviceFile:
 
 
 def _check_limits(file: DeviceFile) -> None:
-    """Raise an `InputError` for a rate or time that is out of range, or an arithmetic without a peak rate."""
+    """Raise an `InputError` for a rate or time that is out of range, or a number format without a peak rate."""
     if file.bandwidth.rate < LEAST_RATE:
         raise InputError(f"bandwidth: rate: {file.bandwidth.rate:g} bytes/s is less than {LEAST_RATE:g}")
     if file.kernel.time > LONGEST_KERNEL_S:

@@ -245,7 +245,7 @@ class _Search:
         )
 
     def _unfinished(self) -> tuple[Plan, Evaluation]:
-        """The best plan of the solvers, if Ctrl-C came before one was taken."""
+        """The best plan that the solvers found, for a search that Ctrl-C ended before it chose a plan."""
         if self._cuts is None:
             raise KeyboardInterrupt("the model's cuts were still being listed, so there is no plan yet")
         if all(result.plan is None for result in self._results):

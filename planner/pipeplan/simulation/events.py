@@ -27,7 +27,7 @@ class Transfer(NamedTuple):
     row: str
     """Name of the link in words."""
     number: int
-    """Number of the minibatch, or of the group of an all-reduce."""
+    """Index of the minibatch, or of the group of an all-reduce."""
     start_s: float
     end_s: float
     pair: str = ""
