@@ -3,8 +3,8 @@
 A minibatch of a segment may begin if its index is below the segment's *grant*, a number in the store that all workers
 share. A worker looks the grant up when the grant that it knows covers only half of `GRANT_S` more. If no other worker
 has raised the grant, it raises the grant to `GRANT_S` seconds of its own minibatches. So most minibatches cost only one
-comparison. A worker makes the grant final when it is asked to stop, or when a look-up shows that another worker
-was asked. No worker has begun a minibatch beyond the grant, so all of them end there. The first worker at the end of the
+comparison. A worker makes the grant final when it is asked to stop, or when a look-up shows that another worker was
+asked. No worker has begun a minibatch beyond the grant, so all of them end there. The first worker at the end of the
 segment closes the grant, unless it is final; the others find it closed or final.
 
 Workers change the grant by the store's compare-and-set, and none waits for another. A look-up asks the store up to

@@ -40,8 +40,8 @@ Place = tuple[int, int]
 Crossing = tuple[int, int]
 """(stage that sends activations, later stage that receives them). Gradients go the other way."""
 MOST_UNSETTLED = 2
-"""Most messages of one direction to one worker that may be under way. Before a third one, computing waits for the
-oldest."""
+"""Largest number of messages of one direction to one worker that may be under way. Before a third one, computing
+waits for the oldest."""
 GRADIENT_SLOTS = 2
 """Slots of a ring for gradients: one in use and one under way."""
 _TICKS = {ActionKind.FORWARD: 1, ActionKind.BACKWARD: 2, ActionKind.WEIGHTS: 1}

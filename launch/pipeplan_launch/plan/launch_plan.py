@@ -89,7 +89,7 @@ class StagePlacement:
     workers: Annotated[tuple[Natural, ...], Meta(min_length=1)]
     """Ranks of the stage's replicas: minibatch i goes to workers[i mod r]."""
     depth: Depth
-    """Most minibatches that a replica has in flight."""
+    """Largest number of minibatches that a replica has in flight."""
     versions: Depth
     """Most weight versions that a replica holds at once."""
     recompute: bool = False

@@ -120,13 +120,13 @@ class StageShape:
 
     replicas: int
     depth: int
-    """Most minibatches that one replica may have between their forward and their backward."""
+    """Largest number of minibatches that one replica may have between their forward and their backward."""
     accumulate: int | None = None
     """Minibatches per update, the same at all stages. Ignored by schedules that update a stage for every round of its
     replicas."""
     deferred: int = 0
-    """Most minibatches whose B has run and whose W has not when the replica starts another minibatch. Ignored by
-    schedules without W."""
+    """Largest number of minibatches whose B has run and whose W has not when the replica starts another minibatch.
+    Ignored by schedules without W."""
     device: int | None = None
     """Position of the stage's workers in the pipeline, under schedules whose workers run several stages; else None."""
     shares: tuple[int, ...] = ()
@@ -174,7 +174,8 @@ class Schedule:
         return ActionKind.WEIGHTS in self.kinds
 
     def held(self, shape: StageShape) -> int:
-        """Most minibatches whose activations one replica holds, from F until B, or until W if the schedule has one."""
+        """Largest number of minibatches whose activations one replica holds, from F until B, or until W if the
+        schedule has one."""
         return shape.depth + shape.deferred if self.splits else shape.depth
 
     @property

@@ -29,7 +29,7 @@ FILLING = 2
 FEWEST = 10
 """Smallest number of steady-state minibatches of the last stage for which a step time counts as measured."""
 LONGEST_LINE = 1 << 16
-"""Most bytes that are read of a line of metrics. A valid line has a few hundred."""
+"""Largest number of bytes that are read of a line of metrics. A valid line has a few hundred."""
 
 
 def hides_allreduce(plan: Plan, index: int) -> bool:

@@ -19,7 +19,7 @@ from pipeplan.errors import DisagreementError, PipeplanError
 from pipeplan.util.text import did_you_mean, one_line
 
 LONGEST = 1000
-"""Most characters of an error message."""
+"""Largest number of characters of an error message."""
 DONE, FIXABLE, DISAGREED, INTERRUPTED = 0, 2, 3, 130
 EXIT_CODES = (
     f"Exit codes: {DONE} done; {FIXABLE} an error that you can fix; {DISAGREED} the solvers disagree, which is a "

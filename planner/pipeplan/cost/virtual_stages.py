@@ -34,7 +34,8 @@ PLACEMENTS = {
 """For each schedule, the executor's own functions that place stages on devices and order a device's passes."""
 
 MOST_PASSES = 300_000
-"""Most passes per update for which the time is computed. A hundred thousand passes take a tenth of a second."""
+"""Largest number of passes per update for which the time is computed. A hundred thousand passes take a tenth of a
+second."""
 
 
 def check_devices(plan: Plan) -> None:

@@ -10,7 +10,7 @@ from pipeplan.util.text import one_line
 from pipeplan.util.units import show_size, show_time
 
 MAX_NAME_LENGTH = 18
-"""Most characters of a name in a box. The tooltip shows the full name."""
+"""Largest number of characters of a name in a box. The tooltip shows the full name."""
 
 
 def graph_svg(graph: Mapping[str, Any], title: str) -> str:

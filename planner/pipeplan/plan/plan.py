@@ -34,13 +34,13 @@ class Stage:
     workers: tuple[Natural, ...]
     """Indices of the workers, one for each replica."""
     depth: Positive
-    """Most minibatches that each replica has in flight at once."""
+    """Largest number of minibatches that each replica has in flight at once."""
     versions: Positive
     """Versions of the weights that each replica keeps; equals `Plan.versions` of this stage."""
     recompute: bool = False
     """Whether the stage keeps only its input for the backward pass, and runs forward again before it."""
     deferred: Natural = 0
-    """Most minibatches whose gradients of the weights are deferred; 0 under schedules without action W."""
+    """Largest number of minibatches whose gradients of the weights are deferred; 0 under schedules without action W."""
     shares: tuple[Positive, ...] = ()
     """Minibatches of an update on each worker, in data parallelism on workers of unequal speed. Each worker then has
     consecutive minibatches. Empty where the workers take minibatches in turn."""

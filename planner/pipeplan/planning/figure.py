@@ -91,9 +91,11 @@ USUAL_PASSES = 1_000
 """Passes (microbatches through stages, forward and backward) up to which a simulation is as long as that of `pipeplan
 simulate`. With shared cards a thousand passes take 0.1 to 0.6 seconds."""
 MOST_PASSES = 4_000
-"""Most passes of one simulation of the steady state. A plan that needs more passes is simulated for two updates."""
+"""Largest number of passes of one simulation of the steady state. A plan that needs more passes is simulated for two
+updates."""
 MOST_PASSES_OF_UPDATES = 48_000
-"""Most passes of simulations of two updates, which take one to two seconds. A larger plan has the formula's figure."""
+"""Largest number of passes of simulations of two updates, which take one to two seconds. A larger plan has the
+formula's figure."""
 LEAST_TURNS = 5
 """Smallest length of a simulation, as a multiple of the microbatches in flight."""
 LEAST_FLUSHES = 3

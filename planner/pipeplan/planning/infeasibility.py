@@ -32,10 +32,10 @@ _MOST_MEMORY = 2.0**60
 _MOST_GROWTH = 64
 """Largest factor by which the cluster is enlarged."""
 _MOST_WORKERS = 4096
-"""Most workers of an enlarged cluster."""
+"""Largest number of workers of an enlarged cluster."""
 _MOST_CUTS = 2000
-"""Most cuts to enumerate after a constraint was relaxed. If a graph has more cuts, only a selection of them is
-searched."""
+"""Largest number of cuts to enumerate after a constraint was relaxed. If a graph has more cuts, only a selection of
+them is searched."""
 
 # The constraints that a user may set: option, field of `Options`, and the value that stands for no constraint.
 _CONSTRAINTS = (

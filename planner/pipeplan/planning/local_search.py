@@ -26,7 +26,8 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 LEAST_GAIN = 1e-3
 """Relative gain that a neighbour's figure needs in order to replace the plan."""
 MOST_PASSES = 200_000
-"""Most passes of all simulations of one search. A time limit instead would make answers depend on the machine."""
+"""Largest number of passes of all simulations of one search. A time limit instead would make answers depend on the
+machine."""
 MOST_STAGES = 16
 """Largest number of stages for which cuts are moved. Larger plans have many neighbours, and moving one unit gains
 little."""

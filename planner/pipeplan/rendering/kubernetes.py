@@ -19,7 +19,7 @@ from pipeplan.util.text import one_line
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?", re.ASCII)
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 LONGEST_LABEL = 63
-"""Most characters of a DNS label."""
+"""Largest number of characters of a DNS label."""
 
 
 def _slug(text: str, longest: int) -> str:

@@ -16,7 +16,7 @@ from pipeplan.util.text import one_line
 BEST = "best "
 """Prefix of the name of a baseline that plan.json states to be the best of its kind."""
 MAX_CONFIG_LENGTH = 24
-"""Most characters of a configuration. A longer one is described by its number of stages."""
+"""Largest number of characters of a configuration. A longer one is described by its number of stages."""
 SEARCHED_SPACE = (
     "The searched space has all pipelines whose stages follow the order of the worker numbers, each on consecutive "
     "workers, and copies of such a pipeline in all components of a level."

@@ -18,11 +18,11 @@ from pipeplan.simulation.scenario import PredictedStage
 from pipeplan.util.text import one_line
 
 MAX_SERVERS = 256
-"""Most servers whose workers are listed."""
+"""Largest number of servers whose workers are listed."""
 MAX_MEMORY_STAGES = 100
-"""Most stages that are shown."""
+"""Largest number of stages that are shown."""
 MAX_MEMORY_POINTS = 8_000
-"""Most points of all stages together."""
+"""Largest number of points of all stages together."""
 
 
 def stage_rows(source: ReportSource) -> list[StageRow]:

@@ -21,7 +21,7 @@ from pipeplan.simulation.simulate import Simulated, simulate
 MAX_PASSES = 40_000
 """Most forward and backward passes that are simulated with shared network cards, which takes a few seconds."""
 MAX_PASSES_WITHOUT_CARDS = 120_000
-"""Most passes that are simulated without shared network cards."""
+"""Largest number of passes that are simulated without shared network cards."""
 MAX_LANES = 64
 MAX_INTERVALS = 12_000
 """Largest number of predicted intervals, and of measured intervals, that are drawn."""
@@ -32,7 +32,7 @@ allowed."""
 MIN_SHOWN_BEATS, MIN_SHOWN_MINIBATCHES = 3, 8
 """Number of beats (see `beat`) of the steady part that are shown, and smallest number of minibatches."""
 MAX_BEAT = 64
-"""Most minibatches of a beat, unless the schedule or the replicas fix it."""
+"""Largest number of minibatches of a beat, unless the schedule or the replicas fix it."""
 LaneInterval = tuple[int, int, int, float, float]
 """Lane, kind, number, start and end (in seconds)."""
 _NAMES = ("lane", "kind", "number", "start_s", "end_s")

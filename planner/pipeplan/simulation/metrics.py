@@ -55,7 +55,7 @@ class SimulatedStage:
     replicas: int
     depth: int
     peak_in_flight: int
-    """Most minibatches that a replica had in flight at once."""
+    """Largest number of minibatches that a replica had in flight at once."""
     computing: float
     """Share of time in forward and backward passes."""
     synchronising: float

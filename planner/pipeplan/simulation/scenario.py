@@ -58,7 +58,7 @@ class StageLoad:
     """Time of the optimiser's step under schedules that make one step for several minibatches; every replica makes the
     whole step. Else 0."""
     deferred: int = 0
-    """Most minibatches whose gradients of the weights are deferred."""
+    """Largest number of minibatches whose gradients of the weights are deferred."""
     weights_s: float = 0.0
     """The part of `backward_s` that action W takes; 0 if the backward pass is not split."""
     split_s: float = 0.0

@@ -17,7 +17,7 @@ MOST_MINIBATCHES = 100_000
 UPDATES = 2
 """Number of updates in the short simulation of a schedule with a flush."""
 MOST_ROUNDS = 2
-"""Most rounds that are simulated to find out whether a schedule with a flush repeats itself."""
+"""Largest number of rounds that are simulated to find out whether a schedule with a flush repeats itself."""
 SAME = 1e-9
 """Difference below which times are equal, as a share of the whole simulation."""
 _LAST = (ActionKind.BACKWARD, ActionKind.WEIGHTS)

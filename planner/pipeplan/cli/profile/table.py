@@ -24,7 +24,7 @@ LEAST_SHARE = 0.05
 MUCH_READING = 0.1
 """Share of the compute time above which separate processes for reading samples are recommended."""
 LONGEST = 18
-"""Most characters of an operation's name. Names from other tools contain all arguments."""
+"""Largest number of characters of an operation's name. Names from other tools contain all arguments."""
 
 
 def measured_profile(profile: Profile) -> Iterator[RenderableType]:

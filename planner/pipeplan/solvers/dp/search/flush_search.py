@@ -1,9 +1,10 @@
 """The searches for the fastest batch under a flush schedule: on equal servers, and over all candidate placements.
 
-Each is a search over cuts with two numbers of a batch's time in every state (`batch_limit`). A state at the empty cut is
-a complete pipeline; the best of these states is the fastest batch within a limit. On equal servers a stage is tried with more than the fewest replicas,
-because replicas also change the time of the stages behind. For each number of minibatches per replica, the fewest
-replicas are tried. If memory is limited, every number of replicas with another depth is tried, too.
+Each is a search over cuts with two numbers of a batch's time in every state (`batch_limit`). A state at the empty cut
+is a complete pipeline; the best of these states is the fastest batch within a limit. On equal servers a stage is tried
+with more than the fewest replicas, because replicas also change the time of the stages behind. For each number of
+minibatches per replica, the fewest replicas are tried. If memory is limited, every number of replicas with another
+depth is tried, too.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ from pipeplan.solvers.plan_space import PlanSpace
 
 @dataclass(frozen=True)
 class PendingLoads:
-    """Loads of the components that hold the last workers of the placements. They include the traffic of the stages behind.
+    """Loads of the components that hold the last workers of the placements, with the traffic of the stages behind.
 
     `busy` has a row for every column of `SearchStates.loads` and a column for every pair of a state and a placement.
     """
