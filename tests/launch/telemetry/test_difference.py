@@ -217,7 +217,7 @@ def test_the_loop_finds_what_sleeps_and_predicts_it(tmp_path: Path) -> None:
     """Sleeping takes no time of a processor, so that the profile knows nothing of it; the second prediction does."""
     (tmp_path / "job.py").write_text(JOB)
     pipeplan(tmp_path, "profile", "job.py:job", "--repeats", "3", "-o", "profile.json")
-    shape = ("--stages", "2", "--straight")
+    shape = ("--stages", "2", "--max-replicas", "1")
     pipeplan(tmp_path, "solve", "profile.json", "--cluster", "local", "--workers", "2", *shape)
     summary, table = launch(tmp_path, "plan", "first")
     assert summary["minibatch_s"]["measured"] > 0.05
