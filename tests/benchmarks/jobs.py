@@ -302,14 +302,14 @@ def _language_model() -> nn.Sequential:
     return _chain(children | {"norm": nn.LayerNorm(SMALL), "next": nn.Linear(SMALL, ASCII, bias=False)})
 
 
-def small_gpt(rate: float = 2e-3) -> Job:
+def small_gpt() -> Job:
     """A language model over characters: 0.8 M weights."""
     job = _job(_language_model(), _vectors(ASCII, LENGTH), "small_gpt", SUBJECTS["small_gpt"].batch)
     data = _characters(0, CHARACTERS)
-    return replace(job, data=data, optimizer=lambda parameters: AdamW(parameters, lr=rate))
+    return replace(job, data=data, optimizer=lambda parameters: AdamW(parameters, lr=2e-3))
 
 
-def small_lora(rate: float = 4e-3) -> Job:
+def small_lora() -> Job:
     """The language model, frozen, with adapters of 65,536 weights in its blocks; it learns another text."""
     model = _language_model()
     if path := os.environ.get(BASE):
@@ -320,17 +320,17 @@ def small_lora(rate: float = 4e-3) -> Job:
         for name in ("qkv", "out", "up", "down"):
             setattr(block, name, _Adapted(getattr(block, name)))
     job = _job(model, _vectors(ASCII, LENGTH), "small_lora", SUBJECTS["small_lora"].batch)
-    trained = lambda parameters: AdamW([one for one in parameters if one.requires_grad], lr=rate)  # noqa: E731
+    trained = lambda parameters: AdamW([one for one in parameters if one.requires_grad], lr=4e-3)  # noqa: E731
     return replace(job, data=_characters(MORE_CHARACTERS - CHARACTERS, CHARACTERS), optimizer=trained)
 
 
-def small_vit(rate: float = 2e-3, width: int = 96) -> Job:
+def small_vit(width: int = 96) -> Job:
     """A vision transformer (Dosovitskiy et al., 2021) for the enlarged digits: 0.45 M weights."""
     children: dict[str, nn.Module] = {"patches": _Patches(width)}
     children |= {f"block{number}": Block(width, 4, causal=False) for number in range(4)}
     children |= {"norm": nn.LayerNorm(width), "mean": _MeanOverPatches(), "classes": nn.Linear(width, 10)}
     job = _job(_chain(children), _vectors(10), "small_vit", SUBJECTS["small_vit"].batch)
-    return replace(job, data=_enlarged_digits, optimizer=lambda parameters: AdamW(parameters, lr=rate))
+    return replace(job, data=_enlarged_digits, optimizer=lambda parameters: AdamW(parameters, lr=2e-3))
 
 
 def _enlarged_digits() -> Data:

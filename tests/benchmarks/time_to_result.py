@@ -160,13 +160,11 @@ def updates_to_goal(model: Model, batch: int, shares: int, seed: int) -> float |
     With `shares`, the gradient is the mean of so many workers' gradients, each rounded to bfloat16, as is their mean.
     """
     torch.manual_seed(seed)
-    base = SUBJECTS[model.job].batch
-    usual: Job = getattr(jobs, model.job)()
-    rate = usual.make_optimizer(list(usual.model.parameters())).param_groups[0]["lr"]
-    torch.manual_seed(seed)
-    job: Job = getattr(jobs, model.job)(rate * 2 if batch >= 4 * base else rate)
+    job: Job = getattr(jobs, model.job)()
     trained = [one for one in job.model.parameters() if one.requires_grad]
     optimizer = job.make_optimizer(trained)
+    if batch >= 4 * SUBJECTS[model.job].batch:
+        optimizer.param_groups[0]["lr"] *= 2
     before: tuple[int, float] | None = None
     for update, (inputs, target) in enumerate(minibatches(job, batch, seed)):
         if update % model.every == 0:

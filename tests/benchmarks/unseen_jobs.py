@@ -22,6 +22,8 @@ from pipeplan_launch import Data, Job
 
 WORDS, LENGTH, SIDE, CLASSES, SAMPLES = 2000, 64, 64, 100, 1024
 WARM_UP = 100
+SMALL = {"vocab_size": WORDS, "hidden_size": 192, "num_hidden_layers": 6, "num_attention_heads": 6}
+"""What most text models have in common."""
 
 
 class _Samples(Dataset[Any]):
@@ -66,13 +68,10 @@ def _job(
     minibatch: int = 8,
     autocast: torch.dtype | None = None,
 ) -> Job:
-    def collate(samples: list[Any]) -> Any:
-        return default_collate(samples)
-
     return Job(
         model,
         loss=_cross_entropy,
-        data=lambda: Data(_Samples(make, target), collate=collate),
+        data=lambda: Data(_Samples(make, target), collate=default_collate),
         optimizer=partial(AdamW, lr=3e-4, weight_decay=0.01),
         scheduler=_warm_up,
         scheduler_interval="minibatch",
@@ -85,11 +84,8 @@ def _job(
 def opt() -> Job:
     """A decoder with tied weights."""
     config = transformers.OPTConfig(
-        vocab_size=WORDS,
-        hidden_size=192,
+        **SMALL,
         ffn_dim=768,
-        num_hidden_layers=6,
-        num_attention_heads=6,
         max_position_embeddings=LENGTH,
         word_embed_proj_dim=192,
         use_cache=False,
@@ -100,11 +96,8 @@ def opt() -> Job:
 def gpt_neox() -> Job:
     """A decoder with parallel blocks and rotary positions, under autocast."""
     config = transformers.GPTNeoXConfig(
-        vocab_size=WORDS,
-        hidden_size=192,
+        **SMALL,
         intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=6,
         hidden_dropout=0.1,
         attention_dropout=0.1,
         use_cache=False,
@@ -115,12 +108,9 @@ def gpt_neox() -> Job:
 def electra() -> Job:
     """An encoder with a small embedding."""
     config = transformers.ElectraConfig(
-        vocab_size=WORDS,
+        **SMALL,
         embedding_size=96,
-        hidden_size=192,
         intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=6,
     )
     return _job(transformers.ElectraForMaskedLM(config), _text)
 
@@ -128,11 +118,8 @@ def electra() -> Job:
 def roberta() -> Job:
     """An encoder that predicts words, whose output layer is tied to its embedding."""
     config = transformers.RobertaConfig(
-        vocab_size=WORDS,
-        hidden_size=192,
+        **SMALL,
         intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=6,
         max_position_embeddings=LENGTH + 2,
     )
     return _job(transformers.RobertaForMaskedLM(config), _text)
@@ -158,11 +145,8 @@ def bart() -> Job:
 def qwen2() -> Job:
     """A decoder with grouped queries and gated layers."""
     config = transformers.Qwen2Config(
-        vocab_size=WORDS,
-        hidden_size=192,
+        **SMALL,
         intermediate_size=512,
-        num_hidden_layers=6,
-        num_attention_heads=6,
         num_key_value_heads=2,
         max_position_embeddings=LENGTH,
         use_cache=False,

@@ -132,7 +132,7 @@ class Samples:
     whole_forward: list[float] = field(default_factory=list)
     whole_backward: list[float] = field(default_factory=list)
     whole_split: list[float] = field(default_factory=list)
-    """Of the backward pass in two parts; a few passes only."""
+    """Times of the backward pass in two parts, in a few passes only."""
 
     @property
     def passes(self) -> int:
