@@ -14,7 +14,7 @@ PIPELINE = (StageShape(replicas=2, depth=2), StageShape(replicas=1, depth=1))
 # time.
 DURATION = (2, 1)
 MINIBATCHES = 8
-SLOTS = 18
+SLOTS = 12
 WORKERS = [(stage, replica) for stage, shape in enumerate(PIPELINE) for replica in range(shape.replicas)]
 WIDTH = 3
 
