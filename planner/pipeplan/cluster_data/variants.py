@@ -58,6 +58,13 @@ def with_faster_links(cluster: Cluster, index: int, factor: float, operation: st
     )
 
 
+def with_halved_gradients(cluster: Cluster) -> Cluster:
+    """The cluster on which all-reduces take the time of half the bytes: gradients in bfloat16 instead of float32."""
+    for index in range(len(cluster.levels)):
+        cluster = with_faster_links(cluster, index, 2.0, "all-reduce")
+    return cluster
+
+
 def with_memory(cluster: Cluster, size: int) -> Cluster:
     """The cluster with `size` bytes of memory on every device."""
     return _with_devices(cluster, lambda device: replace(device, memory_bytes=size))

@@ -219,7 +219,7 @@ def _gain(outcome: Outcome, rate: float) -> str:
 
 
 def _also(writer: _Writer, outcome: Outcome) -> None:
-    """Write the plans that the user would run otherwise, and the gain of old gradients."""
+    """Write the plans that the user would run otherwise, and the gains of rounded and of old gradients."""
     choice, label = outcome.choice, "ALSO"
     if choice is None:
         for baseline in outcome.baselines:
@@ -232,8 +232,14 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
     for rival in list(_shown(choice, outcome.plan))[: writer.rivals]:
         writer.row(label, _rival(rival), f"{show_step_time(1 / rival.sample_s)} samples/s")
         label = ""
+    sample_s = outcome.predicted_s / outcome.problem.profile.minibatch
+    if choice.rounded is not None and writer.rivals > 1:
+        name = f"DDP, {choice.rounded.plan.busy} workers, launch.sh --compress bf16"
+        rate = f"{show_step_time(1 / choice.rounded.sample_s)} samples/s"
+        writer.row(label, name, rate, _over_run(choice.rounded, sample_s))
+        label = ""
     if choice.stale is not None and choice.stale is not choice.taken:
-        _stale(writer, label, choice.stale, outcome.predicted_s / outcome.problem.profile.minibatch)
+        _stale(writer, label, choice.stale, sample_s)
 
 
 def _shown(choice: Choice, plan: Plan) -> Iterator[Candidate]:
@@ -262,11 +268,16 @@ def _rival(rival: Candidate) -> str:
     return f"{name} {config}, {workers}, {size}"
 
 
+def _over_run(one: Candidate, sample_s: float) -> str:
+    """The gain of a plan over the plan that is taken, which takes `sample_s` seconds per sample."""
+    return f"{sample_s / one.sample_s:.2f}x RUN"
+
+
 def _stale(writer: _Writer, label: str, stale: Candidate, sample_s: float) -> None:
     """Write the lines on the best plan with old gradients."""
     config, rate = short_config(stale.plan.config, LONGEST_CONFIG), f"{show_step_time(1 / stale.sample_s)} samples/s"
-    gain = f"{sample_s / stale.sample_s:.2f}x RUN"
-    writer.row(label, f"{config}, old gradients (--staleness {stale.delay})", rate, gain)
+    name = f"{config}, old gradients (--staleness {stale.delay})"
+    writer.row(label, name, rate, _over_run(stale, sample_s))
     _learning(writer, stale.plan, stale.problem)
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster, Server
-from pipeplan.cluster_data.variants import with_faster_devices, with_faster_links
+from pipeplan.cluster_data.variants import with_faster_devices, with_faster_links, with_halved_gradients
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import plain_data_parallel
 from pipeplan.errors import InfeasibleError, NotFoundInTimeError
@@ -248,7 +248,7 @@ def _others(machines: Machines, batch: int, deadline: Deadline) -> Iterator[tupl
     several = ACCUMULATED * batch
     accumulated = _data_parallel(machines, several, deadline)
     yield f"DDP, {ACCUMULATED} microbatches accumulated (batch {several})", accumulated
-    halved = Machines(machines.profile, _with_links(machines.cluster, 2.0))
+    halved = Machines(machines.profile, with_halved_gradients(machines.cluster))
     yield "DDP, gradients in bfloat16", _data_parallel(halved, batch, deadline)
     try:
         choice = choose(Question(machines, Options(), batch, machines.profile.minibatch), deadline)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.variants import with_halved_gradients
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.cost.stage_times import plain_data_parallel, worker_memory
@@ -26,6 +27,7 @@ from pipeplan.util.units import show_step_time
 
 EXTRAPOLATED = " (extrapolated)"
 """Mark of a microbatch size that a profile neither contains nor interpolates."""
+ROUNDED = "DDP, bfloat16 gradients"
 CHOICE_GAP = 0.01
 """Relative gap to the best plan by the formulas. Where there are many cuts, the local search starts from plans within
 this gap."""
@@ -138,6 +140,13 @@ def improved(one: Candidate, search: PlanSearch) -> Candidate:
     """The best plan near a candidate by the figure; the candidate itself if no plan near it is faster."""
     found = search.climb(FiguredPlan(one.plan, evaluate(one.plan, one.problem), one.figure))
     return replace(one, plan=found.plan, figure=found.figure)
+
+
+def with_rounded_gradients(one: Candidate, deadline: Deadline) -> Candidate:
+    """A plan of data parallelism whose workers exchange gradients in bfloat16, as by `launch.sh --compress bf16`."""
+    problem = replace(one.problem, cluster=with_halved_gradients(one.cluster))
+    found = figured(one.plan, evaluate(one.plan, problem), problem, deadline)
+    return replace(one, kind=ROUNDED, problem=problem, figure=found.figure)
 
 
 def _never_fits(problem: Problem) -> bool:

@@ -28,8 +28,8 @@ from typing import Any
 
 from pipeplan.errors import NO_PLAN_IN_TIME, InfeasibleError, NotFoundInTimeError
 from pipeplan.plan.schedules import FLUSH, ZERO_BUBBLE
-from pipeplan.planning.candidate_search import PIPELINE, CandidateSearch
-from pipeplan.planning.candidates import Candidate, best_of
+from pipeplan.planning.candidate_search import DDP, PIPELINE, CandidateSearch
+from pipeplan.planning.candidates import Candidate, best_of, with_rounded_gradients
 from pipeplan.planning.figure import TOLERANCE, simplest_of
 from pipeplan.planning.prove import Proven
 from pipeplan.planning.question import ANY, Question
@@ -52,6 +52,9 @@ class Choice:
     stale: Candidate | None
     """The fastest plan with old gradients, if it is faster than all synchronous candidates by more than the tolerance;
     else None."""
+    rounded: Candidate | None
+    """DDP with gradients in bfloat16, if it is faster than the plan that is taken by more than the tolerance; else
+    None. Rounded gradients change the training, so this plan is never taken."""
     widest: Candidate | None
     """The fastest synchronous plan on the most workers that was found."""
     proven: Proven
@@ -87,6 +90,7 @@ class Choice:
             "taken": self.taken.kind,
             "rivals": [one.to_json() for one in self.rivals],
             "stale": None if self.stale is None else self.stale.to_json(),
+            "rounded": None if self.rounded is None else self.rounded.to_json(),
             "bound_sample_s": self.proven.sample_s,
             "finished": self.finished,
         }
@@ -117,6 +121,7 @@ def choose(question: Question, deadline: Deadline = NO_DEADLINE) -> Choice:
         taken=taken,
         rivals=_rivals(search, taken),
         stale=search.stale if _stale_gains(search) else None,
+        rounded=_rounded(search, taken),
         widest=best_of([one for one in search.allowed if one.plan.busy == most]),
         proven=search.bounds.proven(search.fastest_s, min(listed, default=float("inf"))),
         searched_all=alike == question.problem(taken.problem.profile.minibatch).options,
@@ -174,3 +179,12 @@ def _rivals(search: CandidateSearch, taken: Candidate) -> tuple[Candidate, ...]:
         best = fastest.setdefault(one.kind, one)
         fastest[one.kind] = taken if one.kind == taken.kind else min(best, one, key=lambda one: one.sample_s)
     return tuple(fastest.values())
+
+
+def _rounded(search: CandidateSearch, taken: Candidate) -> Candidate | None:
+    """DDP with gradients in bfloat16, if it is faster than the plan that is taken by more than the tolerance."""
+    whole = best_of([one for one in search.allowed if one.kind == DDP and one.plan.busy > 1])
+    if whole is None:
+        return None
+    rounded = with_rounded_gradients(whole, search.deadline)
+    return rounded if rounded.sample_s * (1 + TOLERANCE) < taken.sample_s else None

@@ -164,6 +164,8 @@ class PlanChoice(Struct, frozen=True):
     rivals: tuple[PlanRival, ...]
     stale: PlanRival | None = None
     """The best plan whose gradients are computed with older weights."""
+    rounded: PlanRival | None = None
+    """DDP with gradients in bfloat16."""
 
 
 class PlanFile(Struct, frozen=True, kw_only=True):

@@ -44,10 +44,11 @@ def comparison_rows(source: ReportSource) -> list[Comparison]:
 
 
 def _rivals(source: ReportSource, choice: PlanChoice) -> Iterator[Comparison]:
-    """All rivals except the plan itself, and the best plan with old gradients."""
+    """All rivals except the plan itself, and the best plans with old and with rounded gradients."""
     own = source.plan.config, source.plan.schedule, source.microbatch, data_parallel(source)
-    for one in [*choice.rivals, *filter(None, [choice.stale])]:
-        if (one.config, one.schedule, one.minibatch, one.data_parallel) != own and one.samples_per_s > 0:
+    for one in [*choice.rivals, *filter(None, [choice.rounded, choice.stale])]:
+        other = one is choice.rounded or (one.config, one.schedule, one.minibatch, one.data_parallel) != own
+        if other and one.samples_per_s > 0:
             seconds = source.microbatch / one.samples_per_s
             alone = one.data_parallel or (one.workers == 1 and one.config == "1")
             schedule = "" if one.kind == one.schedule else f", {one_line(one.schedule)}"

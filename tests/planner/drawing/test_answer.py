@@ -117,7 +117,7 @@ def test_no_line_contradicts_another(case: str) -> None:
     parts = _parts(answer_lines(outcome, 100, NEXT))
     (rate,) = _rates(parts["RUN"])
     assert rate == pytest.approx(outcome.problem.profile.minibatch / outcome.predicted_s, rel=1e-3)
-    same = [line for line in parts["ALSO"] if "old gradients" not in line]
+    same = [line for line in parts["ALSO"] if "old gradients" not in line and "--compress" not in line]
     faster = [other for other in _rates(same) if other > rate * (1 + TOLERANCE) * (1 + 1e-3)]
     if case == "a long straight pipeline":  # which is asked for, although data parallelism is faster
         assert faster

@@ -14,6 +14,7 @@ from instances import drawn, random_instance, unequal_instance
 
 import pipeplan
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InfeasibleError, InputError
 from pipeplan.from_options.choose_order import choose_order, distinct_orders, in_order
 from pipeplan.from_options.option_fields import options_for
@@ -120,6 +121,18 @@ def test_the_bounds_are_those_of_all_candidates_and_plan_json_has_the_choice() -
     stale = _choice("mnist-v100", "C", 512, ANY)
     assert stale.to_json()["staleness"] is None
     assert set(stale.stale.updates.samples) == {512}, "plans with old gradients keep the batch that is given"
+
+
+def test_rounded_gradients_take_the_time_of_half_the_weights() -> None:
+    rounded = _choice("mnist-v100", "C").rounded
+    profile = pipeplan.read_profile("mnist-v100")
+    halves = [replace(layer, parameter_bytes=layer.parameter_bytes / 2) for layer in profile.layers]
+    half = Machines(replace(profile, layers=tuple(halves)), pipeplan.cluster("C"))
+    problem = Question(half, options_for("cuda"), 128).problem(32, stages=1)
+    # The formula has no buckets. DDP's buckets keep the size of float32 gradients.
+    assert math.isclose(rounded.figure.formula_s, evaluate(rounded.plan, problem).step_time_s, rel_tol=1e-9)
+    assert rounded.sample_s * (1 + TOLERANCE) < _choice("mnist-v100", "C").taken.sample_s
+    assert _choice("resnet50-v100", "A").rounded is None, "the exchange is hidden already"
 
 
 # The order of servers that differ.
