@@ -12,8 +12,8 @@ two readings it is taken for a straight line. Seconds of an update are measured 
 Ways run in turns. A way with four times the batch has twice the rate, as is common for AdamW.
 
 pipeplan runs what `profile`, `solve` and launch.sh make of the model, without further options, and with `--compress
-bf16` where the answer shows that DDP with it is faster. Four workers share the
-two cores of a small machine, and the cluster file states their speed as it was measured with all of them busy.
+bf16` where the answer shows that DDP with it is faster. Four workers share the two cores of a small machine, and the
+cluster file states their speed as it was measured with all of them busy.
 
 Each measurement is added to FILE, a JSON object a line, and is not made again. Everything takes about an hour.
 """
@@ -236,8 +236,10 @@ def make_base(path: Path) -> None:
 
 
 def count_updates(results: Results, rows: Sequence[Row], seeds: int) -> None:
-    """Fill in the updates of all seeds."""
-    for row, way, seed in product(rows, WAYS.values(), range(seeds)):
+    """Fill in the updates of all seeds, for the ways whose seconds were measured."""
+    for row, (name, way), seed in product(rows, WAYS.items(), range(seeds)):
+        if results.get("seconds", row.name, name, 0) is None:
+            continue
         key = (row.model, row.batch * way.times, row.workers * way.rounded, seed)
         if results.get("updates", *key) is None:
             results.add(updates_to_goal(MODELS[row.model], *key[1:]), "updates", *key)
@@ -308,9 +310,9 @@ def write_plan(results: Results, row: Row, way: Way, rate: float, folder: Path) 
 
 
 def advises_rounding(plan: Path) -> bool:
-    """Whether the answer says that DDP with gradients in bfloat16 would be faster."""
+    """Whether the answer is DDP, and says that it would be faster with gradients in bfloat16."""
     choice = json.loads((plan / "plan.json").read_text())["choice"]
-    return choice["rounded"] is not None
+    return choice["taken"] == "DDP" and choice["rounded"] is not None
 
 
 def plan_seconds(ground: Shaped, plan: Path, batch: int, updates: int, *options: str) -> float:
@@ -408,12 +410,12 @@ def main() -> int:
     if not given.show:
         if not base.exists():
             make_base(base)
-        count_updates(Results(given.file), rows, given.seeds)
         for row in rows:
             measure_computing(Results(given.file), row)
             # A network of its own for each row, which ends with its process.
             if status := in_own_network([str(given.file), "--rows", row.name, "--turns", str(given.turns)]):
                 return status
+        count_updates(Results(given.file), rows, given.seeds)
     print(table(Results(given.file), rows, given.seeds, given.turns))
     return 0
 
