@@ -235,8 +235,8 @@ def _also(writer: _Writer, outcome: Outcome) -> None:
     sample_s = outcome.predicted_s / outcome.problem.profile.minibatch
     if choice.rounded is not None and writer.rivals > 1:
         name = f"DDP, {choice.rounded.plan.busy} workers, launch.sh --compress bf16"
-        rate = f"{show_step_time(1 / choice.rounded.sample_s)} samples/s"
-        writer.row(label, name, rate, _over_run(choice.rounded, sample_s))
+        rounded_rate = f"{show_step_time(1 / choice.rounded.sample_s)} samples/s"
+        writer.row(label, name, rounded_rate, _over_run(choice.rounded, sample_s))
         label = ""
     if choice.stale is not None and choice.stale is not choice.taken:
         _stale(writer, label, choice.stale, sample_s)
