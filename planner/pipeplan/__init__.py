@@ -1,4 +1,4 @@
-"""pipeplan: provably best pipeline-parallel training plans.
+"""pipeplan: finds the fastest plan to train a PyTorch model on several machines, and says how far it is from the best.
 
 All names of `pipeplan.api` are also names of this package. The names are imported on first use, so that the command
 line starts quickly.
