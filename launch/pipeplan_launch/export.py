@@ -1,9 +1,10 @@
 """`python -m pipeplan_launch.export RUN_OR_CHECKPOINT -o model.pt`: exports a checkpoint as an ordinary state_dict.
 
 The file is the same as from `torch.save(model.state_dict(), …)` for the user's own module. Read it with
-`model.load_state_dict(torch.load("model.pt", weights_only=True))`. Writing it runs none of the user's code. With
-`--loss` the file has the state_dict of the job's loss. With `--adapter` the program builds the user's model, and peft
-saves its adapters in a folder that `peft.PeftModel.from_pretrained` reads.
+`model.load_state_dict(torch.load("model.pt", weights_only=True))`. Writing it runs none of the user's code, unless the
+checkpoint leaves out frozen weights: then the program builds the user's model. With `--loss` the file has the
+state_dict of the job's loss. With `--adapter` the program builds the user's model, and peft saves its adapters in a
+folder that `peft.PeftModel.from_pretrained` reads.
 """
 
 from __future__ import annotations
@@ -34,8 +35,23 @@ def exported_state_dict(manifest: Manifest) -> dict[str, Tensor]:
     names = manifest.state_dict
     if not names:
         raise LaunchError(f"{manifest.folder} does not list the names of the model's state_dict: it cannot be exported")
-    saved = tensor_store.load_tensors(manifest, [MODEL_PREFIX + name for name in dict.fromkeys(names.values())])
+    wanted = [MODEL_PREFIX + name for name in dict.fromkeys(names.values())]
+    saved = tensor_store.load_tensors(manifest, [name for name in wanted if name not in manifest.frozen])
+    if len(saved) < len(wanted):
+        saved |= unsaved_weights(manifest)
     return {key: saved[MODEL_PREFIX + name] for key, name in names.items()}
+
+
+def unsaved_weights(manifest: Manifest) -> dict[str, Tensor]:
+    """The frozen weights that the checkpoint does not hold, by name in a checkpoint. Builds the job's model for them.
+
+    Raises `LaunchError` if the job builds other values.
+    """
+    built = load_job(manifest.model_ref, manifest.seed).model.state_dict(keep_vars=True)
+    saved_as = {key: MODEL_PREFIX + name for key, name in manifest.state_dict.items()}
+    unsaved = {name: built[key] for key, name in saved_as.items() if name in manifest.frozen}
+    checkpoint.check_frozen_weights(manifest, unsaved, tensor_store.frozen_checksums(unsaved))
+    return {name: one.detach() for name, one in unsaved.items()}
 
 
 def exported_loss(manifest: Manifest) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,8 +70,39 @@ def test_ddp_and_fsdp_train_adapters_as_one_process_does(tmp_path: Path, name: s
             if expected.requires_grad:
                 assert not torch.equal(found[key], before[key]), key
                 torch.testing.assert_close(found[key], expected.detach())
+            elif mode == "ddp":
+                assert key not in found, "a frozen weight is as the job builds it"
             else:
                 assert torch.equal(found[key], before[key]), key
+
+
+def test_frozen_weights_are_not_saved_but_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ddp, fsdp = (Case("adapted", mode, replicas=2, accumulate=2) for mode in ("ddp", "fsdp"))
+    run = ddp.train(tmp_path / "ddp", "--epochs", "1")
+    manifest = find_checkpoint(run)
+    built = dict(load_job(reference("adapted"), 0).model.named_parameters())
+    assert {f"model.{name}" for name, one in built.items() if not one.requires_grad} == manifest.frozen.keys()
+    assert export.main([str(run), "-o", str(tmp_path / "model.pt")]) == 0
+    exported = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert exported.keys() == built.keys()
+    assert torch.equal(exported["first.weight"], built["first.weight"])
+    two = model_of(find_checkpoint(ddp.train(tmp_path / "more", "--epochs", "2", "--resume-from", str(run))))
+    for case in (ddp, fsdp):
+        again = case.train(tmp_path / f"two-{case.mode}", "--epochs", "2", "--resume-from", str(run))
+        found = model_of(find_checkpoint(again))
+        for name, value in two.items():
+            torch.testing.assert_close(found[name], value)
+
+    # A job that now builds other frozen weights, and a frozen weight that changed since it was built.
+    (name,) = [name for name in manifest.frozen if name == "model.first.weight"]
+    other = replace(manifest, frozen={**manifest.frozen, name: manifest.frozen[name] ^ 1})
+    other.write(manifest.folder)
+    assert export.main([str(run), "-o", str(tmp_path / "other.pt")]) == 2
+    said = "does not hold the frozen weight 'first.weight', and the job now builds it with other values"
+    assert said in capsys.readouterr().err
+    ended = fsdp.start(fsdp.write(tmp_path / "refused"), "--epochs", "2", "--resume-from", str(run))
+    assert 2 in ended.statuses
+    assert said in ended.err
 
 
 PEFT = """

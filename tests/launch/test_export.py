@@ -112,7 +112,7 @@ def test_the_users_own_module_and_other_cuts_take_it(
         other = trace_job(job_of(name, 2), 2)
         pipeline = [[layer.name for layer in other.layers]] if alone else cuts(other)[-1]
         for program in stages(other, pipeline):
-            stage_checkpoint.load_weights(manifest, program)
+            stage_checkpoint.load_weights(manifest, program, {})
         found = state_of(other.model)
         assert found.keys() == whole.keys()
         assert all(torch.equal(value, whole[key]) for key, value in found.items())

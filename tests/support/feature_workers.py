@@ -18,6 +18,8 @@ from worker_host import start_attempt
 
 from pipeplan_launch import Data, Job, __main__, load_job
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
+from pipeplan_launch.export import unsaved_weights
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 SAMPLES, MINIBATCH = 14, 4
@@ -159,7 +161,8 @@ def run(folder: Path, name: str, stages: list[list[str]], replicas: Sequence[int
 
 
 def trained(run: Path) -> dict[str, Tensor]:
-    """The model's state in a run's last checkpoint."""
+    """The model's state in a run's last checkpoint, with frozen weights that the job builds."""
     manifest = latest_checkpoint(run)
     assert manifest is not None
-    return model_of(manifest)
+    frozen = unsaved_weights(manifest) if manifest.frozen else {}
+    return model_of(manifest) | {name.removeprefix(MODEL_PREFIX): one for name, one in frozen.items()}

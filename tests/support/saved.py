@@ -45,6 +45,7 @@ def save(
         state_dict=dict(state_dict or {}),
         optimizer=optimizer,
         tensors=written,
+        frozen={},
         files={path.name: path.stat().st_size for path in sorted(folder.iterdir())},
     )
     return checkpoint.commit_checkpoint(run, manifest)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from pipeplan_launch.checkpoint.manifest import MANIFEST_NAME, Manifest, Position, read_manifest
+from pipeplan_launch.checkpoint.manifest import MANIFEST_NAME, MODEL_PREFIX, Manifest, Position, read_manifest
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 from pipeplan_launch.files import explain_errors
 
@@ -156,6 +156,19 @@ def check_same_model(manifest: Manifest, model_ref: str, graph_hash: str) -> Non
             f"{manifest.folder} is of another model, or another version of {model_ref!r}: its graph is "
             f"{manifest.graph_hash[:19]}…, the model's is {graph_hash[:19]}…; start anew without --resume"
         )
+
+
+def check_frozen_weights(manifest: Manifest, names: Iterable[str], present: Mapping[str, int]) -> None:
+    """Raises `LaunchError` unless frozen weights that the checkpoint does not hold have the values of its run.
+
+    `present`: the checksums of the weights that the job builds now.
+    """
+    for name in names:
+        if present.get(name) != manifest.frozen[name]:
+            raise LaunchError(
+                f"{manifest.folder} does not hold the frozen weight {name.removeprefix(MODEL_PREFIX)!r}, and the job "
+                "now builds it with other values: build the model from the weights that the run began with"
+            )
 
 
 def _remove(folder: Path) -> None:

@@ -68,6 +68,9 @@ class History:
         return self.loss_sum / self.losses if self.losses else None
 
 
+Checksum = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
 @dataclass(frozen=True)
 class SavedTensor:
     """Location, type and shape of a saved tensor."""
@@ -76,7 +79,7 @@ class SavedTensor:
     """Torch's name of the type, such as `float32`."""
     shape: tuple[Natural, ...]
     file: Text
-    crc32: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    crc32: Checksum
     """Checksum of the tensor's own bytes, in C order."""
 
 
@@ -118,6 +121,8 @@ class Manifest:
     """For every name in the model's state_dict, the name of the saved tensor: tied parameters are saved once."""
     optimizer: OptimizerFields
     tensors: dict[str, SavedTensor]
+    frozen: dict[str, int]
+    """CRC-32 of the frozen weights that are not saved, because the job builds them with the same values."""
     files: dict[str, int]
     """Size in bytes of every file of the checkpoint except the manifest."""
 
@@ -143,6 +148,7 @@ class Manifest:
             "state_dict": self.state_dict,
             "optimizer": self.optimizer,
             "tensors": {name: asdict(tensor) for name, tensor in self.tensors.items()},
+            "frozen": self.frozen,
         }
 
     def write(self, folder: Path) -> None:
@@ -187,6 +193,7 @@ class ManifestFile(Struct, kw_only=True):
     state_dict: dict[str, str]
     optimizer: OptimizerFields
     tensors: dict[str, SavedTensor]
+    frozen: dict[str, Checksum] = {}
 
     def manifest(self, folder: Path) -> Manifest:
         """The manifest of the checkpoint in a folder."""
@@ -205,6 +212,7 @@ class ManifestFile(Struct, kw_only=True):
             state_dict=self.state_dict,
             optimizer=self.optimizer,
             tensors=self.tensors,
+            frozen=self.frozen,
             files=self.files,
         )
 

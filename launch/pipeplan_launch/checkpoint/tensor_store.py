@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeplan_launch.checkpoint.manifest import Manifest, SavedTensor
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
@@ -115,6 +115,16 @@ def checksum(tensor: Tensor) -> int:
     """CRC-32 of the bytes of a contiguous tensor on the CPU."""
     size = tensor.numel() * tensor.element_size()
     return zlib.crc32((ctypes.c_char * size).from_address(tensor.data_ptr())) if size else 0
+
+
+def frozen_checksums(parameters: Mapping[str, Tensor]) -> dict[str, int]:
+    """Checksums of the parameters that are not trained, by name. Parameters that are divided among workers are left
+    out."""
+    return {
+        name: checksum(_as_saved(one))
+        for name, one in parameters.items()
+        if not one.requires_grad and type(one) in (Tensor, nn.Parameter)
+    }
 
 
 def _as_saved(tensor: Tensor) -> Tensor:

@@ -89,7 +89,8 @@ def build_own_stage(
     if start.checkpoint is None and options.weights is not None:
         for one in stage.every:
             division = None if one.training is None else one.training.divided
-            stage_checkpoint.load_weights(checkpoint.find_checkpoint(options.weights), one.place.program, division)
+            source = checkpoint.find_checkpoint(options.weights)
+            stage_checkpoint.load_weights(source, one.place.program, one.frozen, division)
     return stage
 
 

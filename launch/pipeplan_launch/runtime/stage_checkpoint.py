@@ -16,22 +16,23 @@ from torch import Tensor
 
 from pipeplan_launch.checkpoint import checkpoint, optimizer_state, tensor_store
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position, SavedTensor, read_manifest
+from pipeplan_launch.checkpoint.tensor_store import frozen_checksums
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import explain_errors
 from pipeplan_launch.runtime.optimizer_shards import DividedState
-from pipeplan_launch.runtime.stage_setup import WorkerStage
+from pipeplan_launch.runtime.stage_setup import WorkerStage, model_parameters
 from pipeplan_launch.runtime.training import TrainingEngine
 from pipeplan_launch.tracing.split import StateDictNames
 from pipeplan_launch.tracing.subgraph import Program
 
 BATCH_BYTES = 2**25
 """Bytes of a divided optimiser's state that each replica puts together before it writes them."""
-_Part = tuple[tuple[str, ...], dict[str, SavedTensor]]
-"""A worker's part of a checkpoint: the optimisers of its stages as JSON, if it is their first replica, and the places
-of its tensors."""
+_Part = tuple[tuple[str, ...], dict[str, SavedTensor], dict[str, int]]
+"""A worker's part of a checkpoint: the optimisers of its stages as JSON, if it is their first replica, the files of its
+tensors, and the checksums of its frozen weights that are not saved."""
 
 
 def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Position, history: History) -> Path:
@@ -54,7 +55,8 @@ def save_checkpoint(stage: WorkerStage, groups: Groups, run: Path, position: Pos
         folder = run / checkpoint.PARTIAL_CHECKPOINT
         written = run_in_all(groups.active, lambda: tensor_store.write_tensors(folder, mine, member))
         written |= run_in_all(groups.active, lambda: _write_divided(states, folder, member))
-        own = (tuple(json.dumps(state.plain) for state in states) if place.replica == 0 else (), written)
+        frozen = {name: crc for state in states for name, crc in state.frozen.items()}
+        own = (tuple(json.dumps(state.plain) for state in states) if place.replica == 0 else (), written, frozen)
         parts = process_groups.gather_at(own, leader, groups.active, _Part)
         run_in_all(groups.active, lambda: _commit(stage, run, position, history, parts) if is_leader else None)
     except (LaunchError, FailedElsewhere):
@@ -74,6 +76,8 @@ class _StageState:
     """The optimiser without its tensors."""
     tensors: dict[str, Tensor]
     """The whole tensors, of the model and of the optimiser."""
+    frozen: dict[str, int]
+    """Checksums of the frozen weights that are as the job builds them. These weights are not saved."""
     parts: dict[str, Tensor]
     """This replica's parts of the tensors that are divided among the stage's replicas."""
     divided: dict[int, str]
@@ -99,8 +103,10 @@ def _state_of(stage: WorkerStage, groups: Groups) -> _StageState:
         if correction is not None:
             divided |= {id(step): name for name, steps in correction.steps.items() for step in steps}
         parts = {name: tensor for name, tensor in tensors.items() if division.is_divided(tensor, divided)}
-    whole = {name: tensor for name, tensor in tensors.items() if name not in parts}
-    return _StageState(training, plain, whole, parts, divided)
+    frozen = frozen_checksums(model_parameters(stage.place.program))
+    frozen = {name: crc for name, crc in frozen.items() if stage.frozen.get(name) == crc}
+    whole = {name: tensor for name, tensor in tensors.items() if name not in parts and name not in frozen}
+    return _StageState(training, plain, whole, frozen, parts, divided)
 
 
 def _write_divided(states: Sequence[_StageState], folder: Path, member: int) -> dict[str, SavedTensor]:
@@ -135,7 +141,7 @@ def _commit(stage: WorkerStage, run: Path, position: Position, history: History,
     """
     place, sizes, folder = stage.place, stage.train_sizes, run / checkpoint.PARTIAL_CHECKPOINT
     assert sizes is not None
-    tensors = {name: tensor for _, written in parts for name, tensor in sorted(written.items())}
+    tensors = {name: tensor for _, written, _ in parts for name, tensor in sorted(written.items())}
     with explain_errors(folder, "reading"):
         files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     manifest = Manifest(
@@ -151,9 +157,10 @@ def _commit(stage: WorkerStage, run: Path, position: Position, history: History,
         stages=place.plan.layers,
         state_dict=dict(_naming(place.program).state_dict),
         optimizer=optimizer_state.merge_optimizer_states(
-            json.loads(optimizer) for optimizers, _ in parts for optimizer in optimizers
+            json.loads(optimizer) for optimizers, _, _ in parts for optimizer in optimizers
         ),
         tensors=tensors,
+        frozen={name: crc for _, _, frozen in parts for name, crc in sorted(frozen.items())},
         files=files,
     )
     for tensor in manifest.tensors.values():
@@ -185,7 +192,7 @@ def restore_stages(stage: WorkerStage, folder: Path) -> Manifest:
 def _restore_stage(stage: WorkerStage, manifest: Manifest, folder: Path) -> None:
     training = stage.training
     assert training is not None
-    load_weights(manifest, stage.place.program, training.divided)
+    load_weights(manifest, stage.place.program, stage.frozen, training.divided)
     load: optimizer_state.TensorLoader = partial(tensor_store.load_tensors, manifest)
     if training.divided is not None:
         load = training.divided.loader(load)
@@ -202,13 +209,19 @@ def _restore_stage(stage: WorkerStage, manifest: Manifest, folder: Path) -> None
         training.correction.restore(counts, load, str(folder))
 
 
-def load_weights(manifest: Manifest, program: Program, division: DividedState | None = None) -> None:
-    """Load a stage's parameters and buffers from a checkpoint of any plan. `division`: None if the state is not
-    divided.
+def load_weights(
+    manifest: Manifest, program: Program, frozen: Mapping[str, int], division: DividedState | None = None
+) -> None:
+    """Load a stage's parameters and buffers from a checkpoint of any plan.
 
+    `frozen`: checksums of the frozen weights as the job builds them. `division`: None if the state is not divided.
     Raises `LaunchError`.
     """
     state = model_state(program)
+    present = {**frozen, **frozen_checksums(model_parameters(program))}
+    unsaved = manifest.frozen.keys() & state.keys()
+    checkpoint.check_frozen_weights(manifest, unsaved, present)
+    state = {name: tensor for name, tensor in state.items() if name not in unsaved}
     optional = {MODEL_PREFIX + name for name in getattr(program, "unread", ())} - manifest.tensors.keys()
     parts = [] if division is None else [name for name, one in state.items() if division.is_divided(one, {})]
     tensor_store.fill_tensors(manifest, {name: state[name] for name in state.keys() - optional - {*parts}})
@@ -221,11 +234,9 @@ def load_weights(manifest: Manifest, program: Program, division: DividedState | 
 
 def model_state(program: Program) -> dict[str, Tensor]:
     """The model's tensors on this worker, under their names in a checkpoint."""
-    tensors: dict[str, Tensor] = {}
-    tensors |= program.parameters_by_name()
-    tensors |= program.buffers_by_name()
-    tensors |= _naming(program).unread
-    return {MODEL_PREFIX + name: tensor.detach() for name, tensor in tensors.items()}
+    tensors = {**program.buffers_by_name(), **_naming(program).unread}
+    buffers = {MODEL_PREFIX + name: tensor for name, tensor in tensors.items()}
+    return {name: tensor.detach() for name, tensor in (model_parameters(program) | buffers).items()}
 
 
 def _naming(program: Program) -> StateDictNames:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
+from pipeplan_launch.checkpoint.tensor_store import frozen_checksums
 from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
 from pipeplan_launch.comm.p2p import Mailbox, StageTransport, Transport
 from pipeplan_launch.elastic.consistency_check import Fingerprint, digest, weights_digest
@@ -109,6 +111,8 @@ class WorkerStage:
     test_sizes: MinibatchSizes | None
     graph_hash: str
     fingerprint: Fingerprint
+    frozen: Mapping[str, int]
+    """Checksums of the frozen weights as the job builds them, by name in a checkpoint."""
     earlier: tuple[WorkerStage, ...] = ()
     """The worker's other stages, which come before this one; () if it runs one."""
 
@@ -295,6 +299,7 @@ def build_stage(
     ordered: Any = data.train if data.order is None or not trains else order_of_samples(data, seed, 0)
     train_sizes = minibatch_sizes(ordered, plan.minibatch, dynamic, training=True, limit=limit) if trains else None
     test_sizes = None if test is None else minibatch_sizes(test, plan.minibatch, dynamic, training=False, limit=limit)
+    frozen = [frozen_checksums(model_parameters(program)) if trains else {} for program in programs]
     transports = _transports(plan, rank, device, groups)
     reads = numbers[-1] == len(plan.pipeline) - 1 or any(program.model_inputs for program in programs)
     used = [("training", data.train, train_sizes), ("test", test, test_sizes)]
@@ -302,7 +307,7 @@ def build_stage(
     if ordered is not data.train:
         marks["the order of the training samples"] = digest(ordered)
     built: list[WorkerStage] = []
-    for (stage, replica), program, own_transport in zip(places, programs, transports, strict=True):
+    for (stage, replica), program, own_transport, own_frozen in zip(places, programs, transports, frozen, strict=True):
         place = StageContext(plan, stage, replica, rank, device, program, job, seed)
         recorder = _recorder(place, run / "metrics" / f"{recorded_name(plan, rank, stage)}.jsonl")
         fingerprint = replace(_fingerprint(place, trains), data=marks, read=read)
@@ -318,6 +323,7 @@ def build_stage(
                 test_sizes=test_sizes,
                 graph_hash=graph_hash,
                 fingerprint=fingerprint,
+                frozen=own_frozen,
             )
         )
     return replace(built[-1], earlier=tuple(built[:-1]))
@@ -350,6 +356,11 @@ def _data_marks(
             if reads:
                 read |= minibatch_fingerprint(name, dataset, sizes, data, seed)
     return marks, read
+
+
+def model_parameters(program: Program) -> dict[str, Tensor]:
+    """The parameters of a stage, under their names in a checkpoint."""
+    return {MODEL_PREFIX + name: one for name, one in program.parameters_by_name().items()}
 
 
 def _fingerprint(place: StageContext, trains: bool) -> Fingerprint:
