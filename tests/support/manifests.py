@@ -26,6 +26,7 @@ def write_manifest(folder: Path, position: Position, **fields: Any) -> None:
             "state": {"a.weight": {"momentum_buffer": None}},
         },
         "tensors": {},
+        "frozen": {},
         "files": {},
     }
     Manifest(folder=folder, position=position, **usual | fields).write(folder)
