@@ -15,7 +15,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from pipeplan_launch.comm import buckets
 from pipeplan_launch.data_parallel.module_program import ModuleProgram
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hooks import parameter_hooks, refuse_accumulation_hooks
@@ -165,7 +164,6 @@ class Replicated:
                 init_sync=False,  # the weights have been compared
                 gradient_as_bucket_view=True,
                 find_unused_parameters=True,  # a parameter that no replica has used is not updated
-                bucket_cap_mb=buckets.BUCKET_BYTES // 2**20,
             )
 
     @contextmanager
