@@ -154,7 +154,11 @@ class Replicated:
     """DDP: every replica holds all weights."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
-        """`group`: the replicas, which have the same weights."""
+        """`group`: the replicas, which have the same weights.
+
+        The size of the buckets is left to torch. DDP fills them from the first parameter on, and by default the first
+        one closes at 1 MiB. The backward pass completes it last, so little of the all-reduce is left after the pass.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch 2.8 does not know the new name of an option
             self.module = self._ddp = DistributedDataParallel(
