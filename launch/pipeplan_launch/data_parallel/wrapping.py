@@ -15,7 +15,6 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import CheckpointError, checkpoint
 
-from pipeplan_launch.comm import buckets
 from pipeplan_launch.data_parallel.module_program import ModuleProgram
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hooks import parameter_hooks, refuse_accumulation_hooks
@@ -155,7 +154,11 @@ class Replicated:
     """DDP: every replica holds all weights."""
 
     def __init__(self, module: nn.Module, group: dist.ProcessGroup) -> None:
-        """`group`: the replicas, which have the same weights."""
+        """`group`: the replicas, which have the same weights.
+
+        The size of the buckets is left to torch. DDP fills them from the first parameter on, and by default the first
+        one closes at 1 MiB. The backward pass completes it last, so little of the all-reduce is left after the pass.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # torch 2.8 does not know the new name of an option
             self.module = self._ddp = DistributedDataParallel(
@@ -165,7 +168,6 @@ class Replicated:
                 init_sync=False,  # the weights have been compared
                 gradient_as_bucket_view=True,
                 find_unused_parameters=True,  # a parameter that no replica has used is not updated
-                bucket_cap_mb=buckets.BUCKET_BYTES // 2**20,
             )
 
     @contextmanager

@@ -23,6 +23,7 @@ from toy_workers import stage_contents, write_plan
 from pipeplan_launch import Data, Job, load_job
 from pipeplan_launch.data_parallel.module_program import ModuleProgram, refuse_written_parameters, takes_any_size
 from pipeplan_launch.data_parallel.wrapping import (
+    Replicated,
     Sharded,
     recomputation_explained,
     recompute_blocks,
@@ -235,6 +236,21 @@ def test_parameters_that_fsdp_cannot_divide() -> None:
     ):
         with pytest.raises(LaunchError, match=says):
             refuse_indivisible(ModuleProgram(job(model), torch.device("cpu")))
+
+
+def test_ddp_leaves_little_to_reduce_after_the_backward_pass() -> None:
+    """The bucket with the first parameters, which is full last, closes at 1 MiB."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 16384), nn.Linear(16384, 512))
+        assert dist.group.WORLD is not None
+        ddp = Replicated(model, dist.group.WORLD).module
+        assert isinstance(ddp, nn.parallel.DistributedDataParallel)
+        sizes = [int(size) for size in ddp._get_ddp_logging_data()["bucket_sizes"].split(", ")]
+        assert len(sizes) > 1
+        assert sizes[-1] == model[0].weight.nbytes
+    finally:
+        dist.destroy_process_group()
 
 
 def test_fsdp_divides_the_gradients_of_every_minibatch() -> None:
