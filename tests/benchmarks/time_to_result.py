@@ -77,7 +77,7 @@ MODELS = {
 LINKS = {"10 Gbit/s": 10e9 / 8, "1 Gbit/s": 1e9 / 8}
 """Bytes a second."""
 UPDATES = {"10 Gbit/s": 6, "1 Gbit/s": 4}
-"""Measured of every way, after two that are left out."""
+"""Measured of every way, after those that are left out. Adapters have eight times as many, as their updates are short."""
 WARM, MOST_UPDATES, BASE_UPDATES = 2, 400, 300
 
 
@@ -124,6 +124,11 @@ class Row:
     def name(self) -> str:
         """As in the file."""
         return f"{self.model}, {self.workers} workers, {self.link}"
+
+    @property
+    def updates(self) -> int:
+        """Updates that are measured."""
+        return UPDATES[self.link] * (8 if self.model == "LoRA" else 1)
 
     @property
     def batch(self) -> int:
@@ -343,7 +348,7 @@ def measure(results: Results, row: Row, turns: int) -> None:
         for turn in range(turns):
             for names in peers.values():
                 if results.get("seconds", row.name, names[0], turn) is None:
-                    for name, seconds in peer_seconds(ground, row, names, UPDATES[row.link], folder).items():
+                    for name, seconds in peer_seconds(ground, row, names, row.updates, folder).items():
                         results.add(seconds, "seconds", row.name, name, turn)
             for name, way in WAYS.items():
                 if way.peer is None and results.get("seconds", row.name, name, turn) is None:
@@ -354,7 +359,7 @@ def measure(results: Results, row: Row, turns: int) -> None:
                     if way.rounded and not advises_rounding(plan):
                         continue
                     options = ("--compress", "bf16") if way.rounded else ()
-                    seconds = plan_seconds(ground, plan, row.batch * way.times, UPDATES[row.link], *options)
+                    seconds = plan_seconds(ground, plan, row.batch * way.times, row.updates, *options)
                     results.add(seconds, "seconds", row.name, name, turn)
 
 
