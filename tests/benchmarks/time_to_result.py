@@ -77,7 +77,7 @@ MODELS = {
 LINKS = {"10 Gbit/s": 10e9 / 8, "1 Gbit/s": 1e9 / 8}
 """Bytes a second."""
 UPDATES = {"10 Gbit/s": 6, "1 Gbit/s": 4}
-"""Measured of every way, after those that are left out. Adapters have eight times as many, as their updates are short."""
+"""Measured of every way, after those that are left out."""
 WARM, MOST_UPDATES, BASE_UPDATES = 2, 400, 300
 
 
@@ -125,10 +125,9 @@ class Row:
         """As in the file."""
         return f"{self.model}, {self.workers} workers, {self.link}"
 
-    @property
-    def updates(self) -> int:
-        """Updates that are measured."""
-        return UPDATES[self.link] * (8 if self.model == "LoRA" else 1)
+    def updates(self, times: int) -> int:
+        """Updates that are measured of a way with `times` times the batch. Those of adapters are short."""
+        return UPDATES[self.link] * (8 if self.model == "LoRA" and times == 1 else 1)
 
     @property
     def batch(self) -> int:
@@ -346,9 +345,9 @@ def measure(results: Results, row: Row, turns: int) -> None:
             if way.peer:
                 peers.setdefault(way.times, []).append(name)
         for turn in range(turns):
-            for names in peers.values():
+            for times, names in peers.items():
                 if results.get("seconds", row.name, names[0], turn) is None:
-                    for name, seconds in peer_seconds(ground, row, names, row.updates, folder).items():
+                    for name, seconds in peer_seconds(ground, row, names, row.updates(times), folder).items():
                         results.add(seconds, "seconds", row.name, name, turn)
             for name, way in WAYS.items():
                 if way.peer is None and results.get("seconds", row.name, name, turn) is None:
@@ -359,7 +358,7 @@ def measure(results: Results, row: Row, turns: int) -> None:
                     if way.rounded and not advises_rounding(plan):
                         continue
                     options = ("--compress", "bf16") if way.rounded else ()
-                    seconds = plan_seconds(ground, plan, row.batch * way.times, row.updates, *options)
+                    seconds = plan_seconds(ground, plan, row.batch * way.times, row.updates(way.times), *options)
                     results.add(seconds, "seconds", row.name, name, turn)
 
 
