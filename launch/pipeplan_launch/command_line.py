@@ -7,6 +7,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -213,7 +214,7 @@ def _add_communication_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--probe",
-        type=_probe,
+        type=partial(_seconds, least=0, most=600, meaning=" from 0 (no probe) to 600"),
         default=2.0,
         metavar="S",
         help="seconds for measuring the links between servers before training; 0: do not measure (2)",
@@ -266,22 +267,11 @@ def whole_number_between(least: int, most: int = 2**63 - 1) -> Callable[[str], i
     return parsed
 
 
-def _seconds(text: str) -> float:
-    value = _float_or(text, 0.0)
-    if not 0 < value < 1e8:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return value
-
-
-def _probe(text: str) -> float:
-    value = _float_or(text, -1.0)
-    if not 0 <= value <= 600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 (no probe) to 600")
-    return value
-
-
-def _float_or(text: str, default: float) -> float:
+def _seconds(text: str, least: float = 1e-9, most: float = 1e8, meaning: str = "") -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        return default
+        value = -1.0
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds{meaning}")
+    return value

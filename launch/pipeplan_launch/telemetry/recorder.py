@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,31 +23,15 @@ from pipeplan_launch.telemetry.run_folder import TIMELINE_FORMAT, TIMELINE_VERSI
 _PATH = "/proc/thread-self/schedstat"
 
 
-class RunQueueWait:
-    """Run-queue wait of the thread that creates this object: time in which the thread was runnable, but had no core.
-
-    Always 0 without Linux's /proc.
-    """
-
-    def __init__(self) -> None:
-        self._file = -1
-        with suppress(OSError):
-            self._file = os.open(_PATH, os.O_RDONLY | os.O_CLOEXEC)
-
-    def total_s(self) -> float:
-        """Run-queue wait since the thread started, in seconds."""
-        if self._file < 0:
-            return 0.0
-        try:  # the fields are time on a core (ns), run-queue wait (ns) and number of time slices
-            return int(os.pread(self._file, 64, 0).split()[1]) * 1e-9
-        except (OSError, IndexError, ValueError):
-            return 0.0
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+def core_wait_s() -> float:
+    """Run-queue wait of this thread since it started: time in which it was runnable, but had no core. 0 if unknown."""
+    try:
+        with open(
+            _PATH, "rb"
+        ) as file:  # the fields are time on a core (ns), run-queue wait (ns), number of time slices
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 MEMORY_EVERY_S = 1.0
@@ -168,8 +152,7 @@ class Recorder:
         """When the epoch's first minibatch was finished: the time, the cores' processor time, and this worker's
         processor time."""
         self._computed_s = time.process_time()
-        self._core_wait = RunQueueWait()
-        self._waited_s = self._core_wait.total_s()
+        self._waited_s = core_wait_s()
 
     def begin(self, epoch: int, minibatch: int) -> MinibatchRecord:
         """Start the record of a minibatch."""
@@ -186,7 +169,7 @@ class Recorder:
         step.done_s = time.perf_counter()
         previous, self._computed_s = self._computed_s, time.process_time()
         step.cpu_s = self._computed_s - previous
-        previous, self._waited_s = self._waited_s, self._core_wait.total_s()
+        previous, self._waited_s = self._waited_s, core_wait_s()
         step.core_wait_s = max(0.0, self._waited_s - previous)
         if not self._epoch:
             self._begun = (step.done_s, busy_s(), self._computed_s)
@@ -227,7 +210,6 @@ class Recorder:
 
     def close(self) -> None:
         """Write the remaining lines and close the file."""
-        self._core_wait.close()
         self._write()
         if self._file is not None:
             with self._explained():
