@@ -81,12 +81,12 @@ def export_adapter(source: Path, output: Path, *, force: bool = False) -> tuple[
     """
     manifest = checkpoint.find_checkpoint(source)
     _check_free(output, force)
-    model = load_job(manifest.model_ref, manifest.seed).model
+    model = load_job(manifest.model.ref, manifest.seed).model
     save = getattr(model, "save_pretrained", None)
     if save is None or not hasattr(model, "peft_config"):
-        raise LaunchError(f"the model {manifest.model_ref!r} has no adapters of peft: leave out --adapter")
+        raise LaunchError(f"the model {manifest.model.ref!r} has no adapters of peft: leave out --adapter")
     with explain_errors(output, "writing"), tempfile.TemporaryDirectory(dir=output.absolute().parent) as part:
-        with user_code_errors(f"saving the adapters of {manifest.model_ref!r}"):
+        with user_code_errors(f"saving the adapters of {manifest.model.ref!r}"):
             model.load_state_dict(exported_state_dict(manifest))
             save(str(folder := Path(part) / output.name))
         if output.is_dir():

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -79,8 +79,7 @@ def _launch(arguments: list[str], folder: Path) -> int:
 
     grow_gpu_memory(os.environ)
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-    for name in [name for name in os.environ if name.startswith("PET_")]:
-        del os.environ[name]  # an option of torchrun: PET_STANDALONE would open a rendezvous on all addresses
+    _ignore_torchrun_variables(os.environ)
     watch_signals(_forward_signal)
     os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     access = servers.reach_store(place, _timeout_s(options), _end_silent_server)
@@ -105,6 +104,12 @@ def _launch(arguments: list[str], folder: Path) -> int:
         print_status(f"error: torchrun ended: {type(error).__name__}: {_one_line(error)}")
         return 1
     return _status_after_stop(0)
+
+
+def _ignore_torchrun_variables(environment: MutableMapping[str, str]) -> None:
+    """Remove torchrun's options from the environment. PET_STANDALONE would open a rendezvous on all addresses."""
+    for name in [name for name in environment if name.startswith("PET_")]:
+        del environment[name]
 
 
 def _worker_options(arguments: Sequence[str]) -> Namespace | None:
