@@ -89,12 +89,6 @@ def check_job(plan: LaunchPlan) -> str | None:
     return f"note: {note}" if note else None
 
 
-def check_torch() -> None:
-    """Raise `LaunchError` if torch is missing or too old. The workers report later if it cannot be imported."""
-    if problem := version_problem():
-        raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
-
-
 def _check_room(run: Path) -> None:
     """Raise `LaunchError` if the disk is full or the folder cannot be written to."""
     with explain_errors(run, "writing the run folder"):
@@ -118,7 +112,7 @@ def gpus() -> int:
 
 def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu_count: int) -> str | None:
     """A note for the user, or None. Raises `LaunchError` if the plan cannot run on this machine."""
-    launches = launch_count(plan, environment)
+    launches = _number(environment, "NNODES") or plan.servers
     workers = workers_to_start(plan, environment, gpu_count)
     advice = f"for this machine: pipeplan solve --cluster local --workers {gpu_count or max(1, core_count)}"
     if plan.device == "cuda" and gpu_count < workers:
@@ -131,7 +125,12 @@ def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: 
         if missing:
             requirement = f"NNODES is {launches}: run launch.sh {launches} times"
             if launches == plan.servers:
-                requirement = f"the plan spans {plan.servers} servers of {_workers_each(plan)}: run launch.sh on each"
+                each = (
+                    f"{listed(plan.server_sizes)} workers"
+                    if plan.server_sizes
+                    else _count(plan.workers_per_server, "worker")
+                )
+                requirement = f"the plan spans {plan.servers} servers of {each}: run launch.sh on each"
             raise LaunchError(
                 f"{requirement} with NODE_RANK=0 to {launches - 1}, and MASTER_ADDR and MASTER_PORT of server 0 "
                 f"(not set: {', '.join(missing)}); {advice}"
@@ -158,11 +157,6 @@ def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: 
             "`--cluster local` allows for that"
         )
     return None
-
-
-def launch_count(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
-    """Number of launch.sh processes in one run of the plan: NNODES, or one on each server."""
-    return _number(environment, "NNODES") or plan.servers
 
 
 def workers_to_start(plan: LaunchPlan, environment: Mapping[str, str], gpu_count: int) -> int:
@@ -200,11 +194,6 @@ def _place_text(plan: LaunchPlan, environment: Mapping[str, str]) -> str:
         node = environment.get("NODE_RANK")
         return f" on server {node}" if node else " on its largest server"
     return f" on each of its {plan.servers} servers" if plan.servers > 1 else ""
-
-
-def _workers_each(plan: LaunchPlan) -> str:
-    sizes = plan.server_sizes
-    return f"{listed(sizes)} workers" if sizes else _count(plan.workers_per_server, "worker")
 
 
 def _check_interface(environment: Mapping[str, str]) -> None:
@@ -250,7 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = worker_parser(prog="launch.sh").parse_args(arguments)
     try:
         plan = load_plan(options.plan_folder)
-        check_torch()
+        if problem := version_problem():  # the workers report later if torch cannot be imported
+            raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
         job_note = check_job(plan)
         gpu_count = gpus() if plan.device == "cuda" else 0
         note = check_machine(plan, os.environ, len(os.sched_getaffinity(0)), gpu_count)
