@@ -94,7 +94,6 @@ TORCH_FREE_LAUNCH = (
     "job.bundled_models",
     "job_reference",
     "launchers.host_supervisor",
-    "launchers.slurm",
     "launchers.ssh",
     "capabilities",
     "checkpoint.manifest",

@@ -7,6 +7,7 @@ import difflib
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -26,7 +27,7 @@ from pipeplan_launch.plan.stage_files import CORRECTIONS
 T = TypeVar("T")
 
 
-class _Parser(argparse.ArgumentParser):
+class OptionParser(argparse.ArgumentParser):
     """Reports a wrong option in one line, with the most similar option that exists."""
 
     def error(self, message: str) -> NoReturn:
@@ -46,7 +47,7 @@ class _Parser(argparse.ArgumentParser):
 
 def worker_parser(prog: str) -> argparse.ArgumentParser:
     """The parser of a worker's options. launch.sh takes the same options and passes them on."""
-    parser = _Parser(
+    parser = OptionParser(
         prog=prog,
         description="Run a plan. The launch.sh in the plan folder starts all workers, and passes these options on.",
     )
@@ -61,7 +62,7 @@ def _add_start_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan_folder", type=Path, metavar="PLAN_FOLDER", help="folder that `pipeplan solve` wrote")
     parser.add_argument(
         "--epochs",
-        type=_whole(1),
+        type=whole_number_between(1),
         metavar="N",
         help="number of epochs in all (10); for inference, number of passes (1)",
     )
@@ -71,7 +72,10 @@ def _add_start_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run-dir", type=Path, metavar="D", help="run folder (PLAN_FOLDER/runs/<UTC time>)")
     parser.add_argument(
-        "--seed", type=_whole(0), metavar="N", help="seed of the weights, the order of samples and dropout (0)"
+        "--seed",
+        type=whole_number_between(0),
+        metavar="N",
+        help="seed of the weights, the order of samples and dropout (0)",
     )
     parser.add_argument("--weights", type=Path, metavar="D", help="begin with the weights of this checkpoint or run")
     parser.add_argument(
@@ -83,29 +87,40 @@ def _add_start_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_running_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--log-every", type=_whole(0), default=20, metavar="N", help="minibatches between two log lines; 0: none (20)"
+        "--log-every",
+        type=whole_number_between(0),
+        default=20,
+        metavar="N",
+        help="minibatches between two log lines; 0: none (20)",
     )
     parser.add_argument(
-        "--threads", type=_whole(1, 4096), metavar="N", help="torch threads per worker (OMP_NUM_THREADS)"
+        "--threads", type=whole_number_between(1, 4096), metavar="N", help="torch threads per worker (OMP_NUM_THREADS)"
     )
     parser.add_argument(
-        "--checkpoint-every", type=_whole(1), default=1, metavar="N", help="epochs between two checkpoints (1)"
+        "--checkpoint-every",
+        type=whole_number_between(1),
+        default=1,
+        metavar="N",
+        help="epochs between two checkpoints (1)",
     )
     parser.add_argument(
         "--checkpoint-minibatches",
-        type=_whole(1),
+        type=whole_number_between(1),
         metavar="N",
         help="also write a checkpoint every N minibatches of an epoch (none)",
     )
     parser.add_argument(
         "--evaluate-every",
-        type=_whole(1),
+        type=whole_number_between(1),
         default=1,
         metavar="N",
         help="epochs between two evaluations (1); the last epoch is always evaluated",
     )
     parser.add_argument(
-        "--max-minibatches", type=_whole(1), metavar="N", help="run only the first N minibatches of every epoch"
+        "--max-minibatches",
+        type=whole_number_between(1),
+        metavar="N",
+        help="run only the first N minibatches of every epoch",
     )
     parser.add_argument(
         "--on-nan",
@@ -114,7 +129,11 @@ def _add_running_options(parser: argparse.ArgumentParser) -> None:
         help="what to do after a loss that is not finite: stop, or warn and train on (stop)",
     )
     parser.add_argument(
-        "--restarts", type=_whole(0), default=3, metavar="N", help="maximum number of restarts after faults (3)"
+        "--restarts",
+        type=whole_number_between(0),
+        default=3,
+        metavar="N",
+        help="maximum number of restarts after faults (3)",
     )
 
     parser.add_argument(
@@ -143,7 +162,7 @@ def _add_staleness_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--flush-epochs",
-        type=_whole(0),
+        type=whole_number_between(0),
         default=0,
         metavar="N",
         help="drain the pipeline before every update in the first N epochs (0)",
@@ -195,7 +214,7 @@ def _add_communication_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--probe",
-        type=_probe,
+        type=partial(_seconds, least=0, most=600, meaning=" from 0 (no probe) to 600"),
         default=2.0,
         metavar="S",
         help="seconds for measuring the links between servers before training; 0: do not measure (2)",
@@ -231,7 +250,7 @@ def _parsed_by(parse: Callable[[str], T]) -> Callable[[str], T]:
     return parsed
 
 
-def _whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
+def whole_number_between(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     """The type of an option that takes a whole number from `least` to `most`."""
 
     def parsed(text: str) -> int:
@@ -248,22 +267,11 @@ def _whole(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     return parsed
 
 
-def _seconds(text: str) -> float:
-    value = _float_or(text, 0.0)
-    if not 0 < value < 1e8:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return value
-
-
-def _probe(text: str) -> float:
-    value = _float_or(text, -1.0)
-    if not 0 <= value <= 600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 (no probe) to 600")
-    return value
-
-
-def _float_or(text: str, default: float) -> float:
+def _seconds(text: str, least: float = 1e-9, most: float = 1e8, meaning: str = "") -> float:
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        return default
+        value = -1.0
+    if not least <= value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds{meaning}")
+    return value

@@ -47,7 +47,7 @@ def unsaved_weights(manifest: Manifest) -> dict[str, Tensor]:
 
     Raises `LaunchError` if the job builds other values.
     """
-    built = load_job(manifest.model_ref, manifest.seed).model.state_dict(keep_vars=True)
+    built = load_job(manifest.model.ref, manifest.seed).model.state_dict(keep_vars=True)
     saved_as = {key: MODEL_PREFIX + name for key, name in manifest.state_dict.items()}
     unsaved = {name: built[key] for key, name in saved_as.items() if name in manifest.frozen}
     checkpoint.check_frozen_weights(manifest, unsaved, tensor_store.frozen_checksums(unsaved))
@@ -97,12 +97,12 @@ def export_adapter(source: Path, output: Path, *, force: bool = False) -> tuple[
     """
     manifest = checkpoint.find_checkpoint(source)
     _check_free(output, force)
-    model = load_job(manifest.model_ref, manifest.seed).model
+    model = load_job(manifest.model.ref, manifest.seed).model
     save = getattr(model, "save_pretrained", None)
     if save is None or not hasattr(model, "peft_config"):
-        raise LaunchError(f"the model {manifest.model_ref!r} has no adapters of peft: leave out --adapter")
+        raise LaunchError(f"the model {manifest.model.ref!r} has no adapters of peft: leave out --adapter")
     with explain_errors(output, "writing"), tempfile.TemporaryDirectory(dir=output.absolute().parent) as part:
-        with user_code_errors(f"saving the adapters of {manifest.model_ref!r}"):
+        with user_code_errors(f"saving the adapters of {manifest.model.ref!r}"):
             model.load_state_dict(exported_state_dict(manifest))
             save(str(folder := Path(part) / output.name))
         if output.is_dir():

@@ -1,6 +1,6 @@
 """`python -m pipeplan_launch.preflight PLAN_FOLDER …`: checks before the workers start. launch.sh runs it first.
 
-It checks the stage files, the options, the folders and the port of the run, compares the devices of this machine with
+It checks the stage files, the options and the folders of the run, compares the devices of this machine with
 the devices that one server of the plan needs, and prints the number of workers to start. Workers take seconds to start,
 and an obvious mistake should be reported before that. Torch is imported only for a plan on GPUs.
 
@@ -56,17 +56,14 @@ REQUIRED_VARIABLES = ("NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 """Environment variables that each launch must have, if a run has several launches."""
 
 
-def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[str, str], launches: int) -> None:
-    """Raise `LaunchError` for options, folders or a port with which a run cannot begin.
-
-    `launches`: number of launch.sh processes that start the run together.
-    """
+def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[str, str]) -> None:
+    """Raise `LaunchError` for options or folders with which a run cannot begin."""
     check_start_options(options.resume, options.resume_from, options.weights, trains=plan.mode == "training")
     check_staleness_options(staleness_options(options), plan)
     check_averaging_options(averaging_options(options, plan), plan, compile_backend(options))
     transport_of(options.transport, plan, averaging_options(options, plan))
     if environment.get("NODE_RANK", "0") != "0":
-        return  # only the first launch uses the folders and the port
+        return  # only the first launch uses the folders
     run = options.run_dir or options.plan_folder / "runs"
     with explain_errors(run, "reading"):
         if options.resume:
@@ -78,8 +75,6 @@ def check_run_start(options: Namespace, plan: LaunchPlan, environment: Mapping[s
             with explain_errors(start, "reading"):
                 checkpoint.find_checkpoint(start)
         _check_room(run)
-    if launches > 1:  # a single launch picks a free port by itself
-        _check_port(environment)
 
 
 def check_job(plan: LaunchPlan) -> str | None:
@@ -94,12 +89,6 @@ def check_job(plan: LaunchPlan) -> str | None:
     return f"note: {note}" if note else None
 
 
-def check_torch() -> None:
-    """Raise `LaunchError` if torch is missing or too old. The workers report later if it cannot be imported."""
-    if problem := version_problem():
-        raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
-
-
 def _check_room(run: Path) -> None:
     """Raise `LaunchError` if the disk is full or the folder cannot be written to."""
     with explain_errors(run, "writing the run folder"):
@@ -109,28 +98,6 @@ def _check_room(run: Path) -> None:
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(MIN_FREE_BYTES))
             file.flush()
-
-
-def _check_port(environment: Mapping[str, str]) -> None:
-    """Raise `LaunchError` if the first launch cannot open MASTER_PORT, through which all launches find each other."""
-    text = environment.get("MASTER_PORT", "")
-    if not environment.get("NODE_RANK") or not text:
-        return
-    if not 0 < (whole_number(text) or 0) < 1 << 16:
-        raise LaunchError(f"MASTER_PORT is {shortened(text)}: it must be a free port, 1024 to 65535")
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as port:
-            port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            port.bind(("", int(text)))
-    except OSError as error:
-        raise LaunchError(
-            f"MASTER_PORT {text} cannot be used on this machine ({error.strerror}): give all launches another one"
-        ) from error
-
-
-def usable_cores() -> int:
-    """Number of processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpus() -> int:
@@ -145,7 +112,7 @@ def gpus() -> int:
 
 def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: int, gpu_count: int) -> str | None:
     """A note for the user, or None. Raises `LaunchError` if the plan cannot run on this machine."""
-    launches = launch_count(plan, environment)
+    launches = _number(environment, "NNODES") or plan.servers
     workers = workers_to_start(plan, environment, gpu_count)
     advice = f"for this machine: pipeplan solve --cluster local --workers {gpu_count or max(1, core_count)}"
     if plan.device == "cuda" and gpu_count < workers:
@@ -158,17 +125,27 @@ def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: 
         if missing:
             requirement = f"NNODES is {launches}: run launch.sh {launches} times"
             if launches == plan.servers:
-                requirement = f"the plan spans {plan.servers} servers of {_workers_each(plan)}: run launch.sh on each"
+                each = (
+                    f"{listed(plan.server_sizes)} workers"
+                    if plan.server_sizes
+                    else _count(plan.workers_per_server, "worker")
+                )
+                requirement = f"the plan spans {plan.servers} servers of {each}: run launch.sh on each"
             raise LaunchError(
                 f"{requirement} with NODE_RANK=0 to {launches - 1}, and MASTER_ADDR and MASTER_PORT of server 0 "
                 f"(not set: {', '.join(missing)}); {advice}"
             )
-        _check_node(environment["NODE_RANK"], launches)
+        node, port = environment["NODE_RANK"], environment["MASTER_PORT"]
+        number = whole_number(node)
+        if number is None or number >= launches:
+            raise LaunchError(f"NODE_RANK is {shortened(node)}: it must be this server's number, 0 to {launches - 1}")
+        if not 0 < (whole_number(port) or 0) < 1 << 16:
+            raise LaunchError(f"MASTER_PORT is {shortened(port)}: it must be a free port, 1024 to 65535")
         _check_interface(environment)
         check_secret(environment)
     elif environment.get("NODE_RANK", "0") != "0":
-        node = shortened(environment["NODE_RANK"])
-        raise LaunchError(f"NODE_RANK is {node}, and the plan uses one server only: run launch.sh there, once")
+        other = shortened(environment["NODE_RANK"])
+        raise LaunchError(f"NODE_RANK is {other}, and the plan uses one server only: run launch.sh there, once")
     elif workers != plan.world:
         raise LaunchError(
             f"the plan has {_count(plan.world, 'worker')}, and this launch alone would start {workers}: set WORKERS to "
@@ -180,11 +157,6 @@ def check_machine(plan: LaunchPlan, environment: Mapping[str, str], core_count: 
             "`--cluster local` allows for that"
         )
     return None
-
-
-def launch_count(plan: LaunchPlan, environment: Mapping[str, str]) -> int:
-    """Number of launch.sh processes in one run of the plan: NNODES, or one on each server."""
-    return _number(environment, "NNODES") or plan.servers
 
 
 def workers_to_start(plan: LaunchPlan, environment: Mapping[str, str], gpu_count: int) -> int:
@@ -222,17 +194,6 @@ def _place_text(plan: LaunchPlan, environment: Mapping[str, str]) -> str:
         node = environment.get("NODE_RANK")
         return f" on server {node}" if node else " on its largest server"
     return f" on each of its {plan.servers} servers" if plan.servers > 1 else ""
-
-
-def _workers_each(plan: LaunchPlan) -> str:
-    sizes = plan.server_sizes
-    return f"{listed(sizes)} workers" if sizes else _count(plan.workers_per_server, "worker")
-
-
-def _check_node(text: str, launches: int) -> None:
-    number = whole_number(text)
-    if number is None or number >= launches:
-        raise LaunchError(f"NODE_RANK is {shortened(text)}: it must be this server's number, 0 to {launches - 1}")
 
 
 def _check_interface(environment: Mapping[str, str]) -> None:
@@ -278,11 +239,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = worker_parser(prog="launch.sh").parse_args(arguments)
     try:
         plan = load_plan(options.plan_folder)
-        check_torch()
+        if problem := version_problem():  # the workers report later if torch cannot be imported
+            raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
         job_note = check_job(plan)
         gpu_count = gpus() if plan.device == "cuda" else 0
-        note = check_machine(plan, os.environ, usable_cores(), gpu_count)
-        check_run_start(options, plan, os.environ, launch_count(plan, os.environ))
+        note = check_machine(plan, os.environ, len(os.sched_getaffinity(0)), gpu_count)
+        check_run_start(options, plan, os.environ)
         tested = self_test_note(options, plan, gpu_count)
         print(workers_to_start(plan, os.environ, gpu_count))
     except LaunchError as error:

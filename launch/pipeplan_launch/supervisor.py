@@ -70,16 +70,14 @@ def _launch(arguments: list[str], folder: Path) -> int:
         raise LaunchError(f"running a plan needs torch: {problem[0]}; {problem[1]}")
     options = _worker_options(arguments)
     place = servers.ServerPlace.of(servers.split_options(arguments)[0])
-    import torch
     from torch.distributed import DistError
-    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
     from pipeplan_launch import worker_monitor
     from pipeplan_launch.worker_monitor import StoreReachability
 
-    grow_gpu_memory(os.environ, torch.__version__)
+    grow_gpu_memory(os.environ)
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     _ignore_torchrun_variables(os.environ)
     watch_signals(_forward_signal)
@@ -96,8 +94,6 @@ def _launch(arguments: list[str], folder: Path) -> int:
         return _status_after_failure(_report_failure(error))
     except worker_monitor.NoFurtherAttempt:
         return _status_after_failure(STATUS_STOPPED)
-    except SignalException:  # torchrun before 2.9 always handles all signals itself
-        return _status_after_stop(STATUS_STOPPED)
     except DistError as error:
         if missing := access.missing() if access.gateway is not None else "":
             print_status(f"error: {missing} did not come within {_timeout_s(options):g} s")
@@ -111,9 +107,7 @@ def _launch(arguments: list[str], folder: Path) -> int:
 
 
 def _ignore_torchrun_variables(environment: MutableMapping[str, str]) -> None:
-    """Remove torchrun's options from the environment. PET_STANDALONE, for example, would open a rendezvous on all
-    addresses.
-    """
+    """Remove torchrun's options from the environment. PET_STANDALONE would open a rendezvous on all addresses."""
     for name in [name for name in environment if name.startswith("PET_")]:
         del environment[name]
 
@@ -128,10 +122,14 @@ def _worker_options(arguments: Sequence[str]) -> Namespace | None:
 def _torchrun_arguments(
     arguments: Sequence[str], options: Namespace | None, folder: Path, access: StoreAccess
 ) -> list[str]:
-    """torchrun's arguments, with the store of this launch in place of torchrun's own."""
-    own = _torchrun_options(options, folder)
+    """torchrun's arguments, with the store of this launch in place of torchrun's own.
+
+    Without a log folder torchrun would leave its own log folder behind.
+    """
     from pipeplan_launch.elastic.store import rendezvous_options
 
+    own = [f"--max-restarts={options.restarts if options else 0}", f"--log-dir={folder}"]
+    own.append("--signals-to-handle=SIGQUIT")  # `_forward_signal` handles the others
     found = rendezvous_options(access.port, access.place.server, _timeout_s(options), access.listen_fd)
     return [*own, *found, *servers.split_options(arguments)[1]]
 
@@ -159,16 +157,6 @@ def _end_without_store(place: ServerPlace) -> None:
     child_processes.signal_all(child_processes.child_pids(), signal.SIGKILL)
     restart_state.remove_attempts_folder()
     os._exit(STATUS_REPORTED)
-
-
-def _torchrun_options(options: Namespace | None, folder: Path) -> list[str]:
-    """Options for torchrun. Without a log folder torchrun would leave its own log folder behind."""
-    from torch.distributed.launcher.api import LaunchConfig
-
-    own = [f"--max-restarts={options.restarts if options else 0}", f"--log-dir={folder}"]
-    if hasattr(LaunchConfig, "signals_to_handle"):
-        own.append("--signals-to-handle=SIGQUIT")  # `_forward_signal` handles the others
-    return own
 
 
 _first_signal_s: list[float] = []

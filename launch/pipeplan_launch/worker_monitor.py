@@ -27,11 +27,7 @@ OnRestart = Callable[[Mapping[int, ProcessFailure], int, int], None]
 """Called before a restart with (failures by rank, number of the restart, largest number of restarts)."""
 
 
-def monitor_workers(
-    patience_s: float | None,
-    reachability: StoreReachability | None = None,
-    on_restart: OnRestart = lambda *_: None,
-) -> None:
+def monitor_workers(patience_s: float | None, reachability: StoreReachability | None, on_restart: OnRestart) -> None:
     """Monitor the workers of the torchrun that runs in this process.
 
     `patience_s`: how long a worker may be stopped (SIGSTOP) before it is killed; None: for ever. `reachability`:

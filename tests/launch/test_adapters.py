@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from data_parallel_runs import MINIBATCH, AdaptedChain, Case, reference
+from msgspec import structs
 from safetensors.torch import load_file
 from saved import model_of, save
 from stagewise import train_beside_one_process
@@ -95,7 +95,7 @@ def test_frozen_weights_are_not_saved_but_checked(tmp_path: Path, capsys: pytest
 
     # A job that now builds other frozen weights, and a frozen weight that changed since it was built.
     (name,) = [name for name in manifest.frozen if name == "model.first.weight"]
-    other = replace(manifest, frozen={**manifest.frozen, name: manifest.frozen[name] ^ 1})
+    other = structs.replace(manifest, frozen={**manifest.frozen, name: manifest.frozen[name] ^ 1})
     other.write(manifest.folder)
     assert export.main([str(run), "-o", str(tmp_path / "other.pt")]) == 2
     said = "does not hold the frozen weight 'first.weight', and the job now builds it with other values"

@@ -25,7 +25,7 @@ from pipeplan_launch import child_processes, supervisor
 from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import restart_state
-from pipeplan_launch.elastic.servers import ServerPlace
+from pipeplan_launch.elastic.servers import ServerPlace, StoreAccess
 from pipeplan_launch.worker_monitor import NoFurtherAttempt, _HealthCheckHandler
 
 
@@ -224,11 +224,12 @@ def test_what_torchrun_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert supervisor.main(["--nnodes", "2", "-m", "pipeplan_measure.selftest"]) == 2
     assert capsys.readouterr().err.startswith("error: several servers need --nnodes, --node-rank, --master-addr")
     assert ServerPlace.of({}) == ServerPlace.of({"--nnodes": "1"}) == ServerPlace(0, 1)
+    access = StoreAccess(ServerPlace(0, 1), 1)
     ours = "--standalone -m pipeplan_launch plan --epochs 2"
     for given, restarts in ((ours, 3), (f"{ours} --restarts=0", 0), ("--standalone else.py --restarts 7", 0)):
         options = supervisor._worker_options(given.split())
         assert (options is None) == ("else.py" in given)
-        assert f"--max-restarts={restarts}" in supervisor._torchrun_options(options, tmp_path)
+        assert f"--max-restarts={restarts}" in supervisor._torchrun_arguments(given.split(), options, tmp_path, access)
 
 
 UNPICKLES_NOTHING = """

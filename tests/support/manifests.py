@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pipeplan_launch.checkpoint.manifest import History, Manifest, Position
+from pipeplan_launch.checkpoint.manifest import History, Manifest, Model, Position, StageLayers
 
 
 def write_manifest(folder: Path, position: Position, **fields: Any) -> None:
@@ -17,19 +18,17 @@ def write_manifest(folder: Path, position: Position, **fields: Any) -> None:
         "samples": 72,
         "seed": 0,
         "plan": "sha256:plan",
-        "model_ref": "model.py:build",
-        "graph_hash": "sha256:abc",
-        "stages": (("a",), ("b",)),
+        "model": Model("model.py:build", "sha256:abc"),
+        "stages": (StageLayers(("a",)), StageLayers(("b",))),
         "state_dict": {"a.weight": "a.weight"},
         "optimizer": {
             "groups": [{"kind": "SGD", "names": ["a.weight"], "settings": {"lr": 0.1}}],
             "state": {"a.weight": {"momentum_buffer": None}},
         },
         "tensors": {},
-        "frozen": {},
         "files": {},
     }
-    Manifest(folder=folder, position=position, **usual | fields).write(folder)
+    Manifest(folder=folder, **asdict(position), **usual | fields).write(folder)
 
 
 PIPEDREAM = (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from pipeplan_launch.checkpoint import checkpoint, tensor_store
-from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Model, Position, StageLayers
 from pipeplan_launch.files import with_checksum
 
 NOTHING: dict[str, Any] = {"groups": [], "state": {}}
@@ -33,19 +34,17 @@ def save(
     written = tensor_store.write_tensors(folder, tensors)
     manifest = Manifest(
         folder=folder,
-        position=position,
+        **asdict(position),
         history=history or History(),
         minibatch_samples=minibatch_samples,
         samples=samples,
         seed=7,
         plan="sha256:plan",
-        model_ref=model_ref,
-        graph_hash="sha256:toy",
-        stages=(("layer0",), ("layer1",)),
+        model=Model(model_ref, "sha256:toy"),
+        stages=(StageLayers(("layer0",)), StageLayers(("layer1",))),
         state_dict=dict(state_dict or {}),
         optimizer=optimizer,
         tensors=written,
-        frozen={},
         files={path.name: path.stat().st_size for path in sorted(folder.iterdir())},
     )
     return checkpoint.commit_checkpoint(run, manifest)

@@ -151,10 +151,10 @@ def _is_finite(folder: Path) -> bool:
 
 def check_same_model(manifest: Manifest, model_ref: str, graph_hash: str) -> None:
     """Raises `LaunchError` if the checkpoint belongs to another model."""
-    if manifest.graph_hash != graph_hash:
+    if manifest.model.graph_hash != graph_hash:
         raise LaunchError(
             f"{manifest.folder} is of another model, or another version of {model_ref!r}: its graph is "
-            f"{manifest.graph_hash[:19]}…, the model's is {graph_hash[:19]}…; start anew without --resume"
+            f"{manifest.model.graph_hash[:19]}…, the model's is {graph_hash[:19]}…; start anew without --resume"
         )
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs, to_builtins
 
 from pipeplan_launch.errors import DamagedCheckpoint, LaunchError
 from pipeplan_launch.files import explain_errors, finite, is_unchanged, read_file, with_checksum, write_atomically
@@ -42,16 +42,20 @@ class Position:
         )
 
 
-@dataclass
-class History:
+class History(Struct):
     """Losses and results of training so far."""
 
-    results: list[dict[str, Any]] = field(default_factory=list)
+    results: list[dict[str, Any]] = []
     """Results of the finished epochs, as in summary.json."""
-    loss_sum: float = 0.0
-    """Sum of the losses of the present epoch's finished minibatches."""
-    losses: float = 0
+    loss_sum: Finite | None = 0.0
+    """Sum of the losses of the present epoch's finished minibatches; null in a manifest if it was not finite."""
+    losses: Natural | Amount = 0
     """Number of losses in `loss_sum`, or the sum of their weights if the job has a `loss_weight`."""
+
+    def add(self, total: float, weight: float) -> None:
+        """Add losses, given by their sum and the sum of their weights."""
+        self.loss_sum = math.nan if self.loss_sum is None else self.loss_sum + total
+        self.losses += int(weight) if weight.is_integer() else weight
 
     @property
     def is_finite(self) -> bool:
@@ -59,13 +63,13 @@ class History:
         yet.
         """
         if self.losses:
-            return math.isfinite(self.loss_sum)
+            return self.loss_sum is not None and math.isfinite(self.loss_sum)
         return not self.results or self.results[-1].get("loss") is not None
 
     @property
     def loss(self) -> float | None:
         """Mean loss of the present epoch's minibatches, or None before the first."""
-        return self.loss_sum / self.losses if self.losses else None
+        return (math.nan if self.loss_sum is None else self.loss_sum) / self.losses if self.losses else None
 
 
 Checksum = Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -100,31 +104,56 @@ class OptimizerFields(TypedDict):
     """The number of past steps that are kept for each parameter, if the run corrects steps."""
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """A checkpoint without its tensors."""
+class Model(Struct):
+    """The model of a checkpoint."""
 
-    folder: Path
-    position: Position
-    history: History
-    minibatch_samples: int
+    ref: Text
+    graph_hash: Text
+
+
+class StageLayers(Struct):
+    """One stage of the plan that wrote the checkpoint."""
+
+    layers: Annotated[tuple[str, ...], Meta(min_length=1)]
+
+
+class ManifestFile(Struct, kw_only=True):
+    """A manifest.json."""
+
+    format: Literal["pipeplan-checkpoint"] = CHECKPOINT_FORMAT
+    version: Literal[4] = CHECKPOINT_VERSION
+    checksum: str = ""
+    epoch: Natural
+    minibatch: Natural
+    minibatches: Positive
+    minibatch_samples: Positive
     """Samples in a full minibatch."""
-    samples: int
+    samples: Positive
     """Samples in the training data."""
-    seed: int
-    plan: str
-    model_ref: str
-    graph_hash: str
-    stages: tuple[tuple[str, ...], ...]
-    """Layers of each stage of the plan that wrote the checkpoint."""
+    seed: Natural
+    plan: Text
+    model: Model
+    stages: Annotated[tuple[StageLayers, ...], Meta(min_length=1)]
+    history: History
+    files: dict[str, Natural]
+    """Size in bytes of every file of the checkpoint except the manifest."""
     state_dict: dict[str, str]
     """For every name in the model's state_dict, the name of the saved tensor: tied parameters are saved once."""
     optimizer: OptimizerFields
     tensors: dict[str, SavedTensor]
-    frozen: dict[str, int]
+    frozen: dict[str, Checksum] = {}
     """CRC-32 of the frozen weights that are not saved, because the job builds them with the same values."""
-    files: dict[str, int]
-    """Size in bytes of every file of the checkpoint except the manifest."""
+
+
+class Manifest(ManifestFile, kw_only=True):
+    """A checkpoint without its tensors."""
+
+    folder: Path
+
+    @property
+    def position(self) -> Position:
+        """Progress of training."""
+        return Position(self.epoch, self.minibatch, self.minibatches)
 
     @property
     def finished(self) -> int:
@@ -133,88 +162,12 @@ class Manifest:
 
     def as_json(self) -> dict[str, Any]:
         """The content of manifest.json."""
-        return {
-            "format": CHECKPOINT_FORMAT,
-            "version": CHECKPOINT_VERSION,
-            **asdict(self.position),
-            "minibatch_samples": self.minibatch_samples,
-            "samples": self.samples,
-            "seed": self.seed,
-            "plan": self.plan,
-            "model": {"ref": self.model_ref, "graph_hash": self.graph_hash},
-            "stages": [{"layers": list(layers)} for layers in self.stages],
-            "history": asdict(self.history),
-            "files": self.files,
-            "state_dict": self.state_dict,
-            "optimizer": self.optimizer,
-            "tensors": {name: asdict(tensor) for name, tensor in self.tensors.items()},
-            "frozen": self.frozen,
-        }
+        return {name: to_builtins(getattr(self, name)) for name in ManifestFile.__struct_fields__}
 
     def write(self, folder: Path) -> None:
         """Write the manifest into a folder. An older manifest stays until the new one is complete."""
         raw = with_checksum(finite(self.as_json()), indent=2).encode()
         write_atomically(folder / MANIFEST_NAME, lambda file: file.write(raw))
-
-
-class _Model(Struct):
-    ref: Text
-    graph_hash: Text
-
-
-class _StageLayers(Struct):
-    layers: Annotated[tuple[str, ...], Meta(min_length=1)]
-
-
-class _HistoryFields(Struct):
-    results: list[dict[str, Any]]
-    losses: Natural | Amount
-    loss_sum: Finite | None = None
-    """Sum of the losses, which may be negative; null if it was not finite."""
-
-
-class ManifestFile(Struct, kw_only=True):
-    """A manifest.json."""
-
-    format: Literal["pipeplan-checkpoint"]
-    version: Literal[4]
-    checksum: str
-    epoch: Natural
-    minibatch: Natural
-    minibatches: Positive
-    minibatch_samples: Positive
-    samples: Positive
-    seed: Natural
-    plan: Text
-    model: _Model
-    stages: Annotated[tuple[_StageLayers, ...], Meta(min_length=1)]
-    history: _HistoryFields
-    files: dict[str, Natural]
-    state_dict: dict[str, str]
-    optimizer: OptimizerFields
-    tensors: dict[str, SavedTensor]
-    frozen: dict[str, Checksum] = {}
-
-    def manifest(self, folder: Path) -> Manifest:
-        """The manifest of the checkpoint in a folder."""
-        loss = math.nan if self.history.loss_sum is None else self.history.loss_sum
-        return Manifest(
-            folder=folder,
-            position=Position(self.epoch, self.minibatch, self.minibatches),
-            history=History(self.history.results, loss, self.history.losses),
-            minibatch_samples=self.minibatch_samples,
-            samples=self.samples,
-            seed=self.seed,
-            plan=self.plan,
-            model_ref=self.model.ref,
-            graph_hash=self.model.graph_hash,
-            stages=tuple(stage.layers for stage in self.stages),
-            state_dict=self.state_dict,
-            optimizer=self.optimizer,
-            tensors=self.tensors,
-            frozen=self.frozen,
-            files=self.files,
-        )
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -239,7 +192,7 @@ def read_manifest(folder: Path) -> Manifest:
         )
     if not is_unchanged(raw):
         raise DamagedCheckpoint(f"{path} is not as it was written (its checksum differs): it was damaged or edited")
-    manifest = decode(content, ManifestFile, str(path)).manifest(folder)
+    manifest = Manifest(folder=folder, **structs.asdict(decode(content, ManifestFile, str(path))))
     _check(manifest, str(path))
     _check_files(manifest)
     return manifest

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import random
 import resource
 import socket
@@ -285,7 +286,8 @@ def _listen(address: str, port: int) -> socket.socket:
         return socket.create_server(("", port), backlog=1024)
     except OSError as error:
         raise LaunchError(
-            f"MASTER_PORT {port} cannot be used on this machine ({error.strerror}): give all launches another one"
+            f"MASTER_PORT {port} cannot be used on this machine ({os.strerror(error.errno or 0)}): give all launches "
+            "another one"
         ) from error
 
 

@@ -117,8 +117,7 @@ class EpochLoop:
             self._stop_unless_finite(steps)
             sums = [sum(loss for loss, _ in losses), sum(weight for _, weight in losses)]
             total, weight = process_groups.sum_over(sums, self._groups.active)
-            self._history.loss_sum += total
-            self._history.losses += int(weight) if weight.is_integer() else weight
+            self._history.add(total, weight)
             self._position = replace(self._position, minibatch=segment.first + ran)
             if stop or self._position.epoch_trained:
                 for training in self._trained:

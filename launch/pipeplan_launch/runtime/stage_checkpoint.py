@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -12,10 +12,20 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 from torch import Tensor
 
 from pipeplan_launch.checkpoint import checkpoint, optimizer_state, tensor_store
-from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position, SavedTensor, read_manifest
+from pipeplan_launch.checkpoint.manifest import (
+    MODEL_PREFIX,
+    History,
+    Manifest,
+    Model,
+    Position,
+    SavedTensor,
+    StageLayers,
+    read_manifest,
+)
 from pipeplan_launch.checkpoint.tensor_store import frozen_checksums
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import process_groups
@@ -146,15 +156,14 @@ def _commit(stage: WorkerStage, run: Path, position: Position, history: History,
         files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     manifest = Manifest(
         folder=folder,
-        position=position,
+        **asdict(position),
         history=history,
         minibatch_samples=sizes.minibatch,
         samples=sizes.samples,
         seed=place.seed,
         plan=place.plan.plan,
-        model_ref=place.plan.model_ref,
-        graph_hash=stage.graph_hash,
-        stages=place.plan.layers,
+        model=Model(place.plan.model_ref, stage.graph_hash),
+        stages=tuple(map(StageLayers, place.plan.layers)),
         state_dict=dict(_naming(place.program).state_dict),
         optimizer=optimizer_state.merge_optimizer_states(
             json.loads(optimizer) for optimizers, _, _ in parts for optimizer in optimizers
@@ -174,7 +183,7 @@ def _commit(stage: WorkerStage, run: Path, position: Position, history: History,
 
 def add_evaluation(folder: Path, history: History) -> None:
     """Add the result of an evaluation to a checkpoint's manifest; nothing else in it changes."""
-    replace(read_manifest(folder), history=history).write(folder)
+    structs.replace(read_manifest(folder), history=history).write(folder)
 
 
 def restore_stages(stage: WorkerStage, folder: Path) -> Manifest:

@@ -157,7 +157,8 @@ class TrainingEngine(Engine):
         with self.calling("the optimizer's step", own[-1] if own else group * self._group_size):
             self._optimiser.step(averaged, fresh=self._fresh)
         updated = lap()
-        self.timeline.note_group(UPDATE, *self._timeline_numbers(group), lap)
+        number, first = self._timeline_numbers(group)
+        self.timeline.note(UPDATE, number, lap, first=first)
         if own:
             self.step_of(own[-1]).update_s += updated
             self.finish_step(own[-1])
@@ -166,10 +167,10 @@ class TrainingEngine(Engine):
 
     def _note_allreduce(self, group: int, lap: Stopwatch) -> None:
         """Record that the stopwatch's last lap was a wait for a group's all-reduce, which has finished."""
-        numbers = self._timeline_numbers(group)
-        self.timeline.note_group(WAIT, *numbers, lap, keep_brief=False)
+        number, first = self._timeline_numbers(group)
+        self.timeline.note(WAIT, number, lap, first=first, keep_brief=False)
         if self.begun_s:
-            self.timeline.note_group(ALL_REDUCE, *numbers, lap, since_s=self.begun_s)
+            self.timeline.note(ALL_REDUCE, number, lap, first=first, since_s=self.begun_s)
 
     def _timeline_numbers(self, group: int) -> tuple[int, int]:
         """(number of a group in the timeline, number of its first minibatch in the epoch)."""

@@ -7,7 +7,6 @@ import gc
 import os
 import re
 import resource
-import sys
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +28,7 @@ class ResidentMemory:
 
 def resident_memory() -> ResidentMemory:
     """Resident memory now, by one reading of /proc."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     told: dict[str, int] = {}
     try:
         for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
@@ -125,8 +123,8 @@ virtual machines take."""
 
 
 def own_cores() -> str:
-    """The cores that this process may use, as text; empty if the system does not report them."""
-    return ",".join(map(str, sorted(os.sched_getaffinity(0)))) if hasattr(os, "sched_getaffinity") else ""
+    """The cores that this process may use, as text."""
+    return ",".join(map(str, sorted(os.sched_getaffinity(0))))
 
 
 def busy_s() -> float:
@@ -135,7 +133,7 @@ def busy_s() -> float:
         mine = {f"cpu{core}" for core in os.sched_getaffinity(0)}
         rows = [line.split() for line in _STAT.read_text(encoding="ascii").splitlines() if line.startswith("cpu")]
         ticks = sum(int(row[1 + field]) for row in rows if row[0] in mine for field in _BUSY)
-    except (OSError, AttributeError, IndexError, ValueError):
+    except (OSError, IndexError, ValueError):
         return 0.0
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -157,18 +155,15 @@ LARGEST_KEPT_BYTES = 1 << 30
 
 
 GPU_VARIABLE, OLDER_GPU_VARIABLE = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-"""Settings of torch's allocator for GPUs; torch before 2.9 knows only the older name."""
+"""Settings of torch's allocator for GPUs, and their older name."""
 
 
-def grow_gpu_memory(environment: MutableMapping[str, str], torch_version: str) -> None:
+def grow_gpu_memory(environment: MutableMapping[str, str]) -> None:
     """Make torch's GPU allocator grow its segments, which reduces fragmentation, unless the user has set its
     options.
     """
-    if GPU_VARIABLE in environment or OLDER_GPU_VARIABLE in environment:
-        return
-    numbers = re.match(r"(\d+)\.(\d+)", torch_version)
-    newer = numbers is None or (int(numbers[1]), int(numbers[2])) >= (2, 9)
-    environment[GPU_VARIABLE if newer else OLDER_GPU_VARIABLE] = "expandable_segments:True"
+    if OLDER_GPU_VARIABLE not in environment:
+        environment.setdefault(GPU_VARIABLE, "expandable_segments:True")
 
 
 def keep_freed_memory() -> bool:

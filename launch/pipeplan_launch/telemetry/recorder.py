@@ -11,10 +11,9 @@ import json
 import math
 import os
 import time
-from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pipeplan_launch.files import explain_errors, write_atomically
 from pipeplan_launch.telemetry.memory import busy_s, own_cores, resident_bytes
@@ -23,31 +22,15 @@ from pipeplan_launch.telemetry.run_folder import TIMELINE_FORMAT, TIMELINE_VERSI
 _PATH = "/proc/thread-self/schedstat"
 
 
-class RunQueueWait:
-    """Run-queue wait of the thread that creates this object: time in which the thread was runnable, but had no core.
-
-    Always 0 without Linux's /proc.
-    """
-
-    def __init__(self) -> None:
-        self._file = -1
-        with suppress(OSError):
-            self._file = os.open(_PATH, os.O_RDONLY | os.O_CLOEXEC)
-
-    def total_s(self) -> float:
-        """Run-queue wait since the thread started, in seconds."""
-        if self._file < 0:
-            return 0.0
-        try:  # the fields are time on a core (ns), run-queue wait (ns) and number of time slices
-            return int(os.pread(self._file, 64, 0).split()[1]) * 1e-9
-        except (OSError, IndexError, ValueError):
-            return 0.0
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+def core_wait_s() -> float:
+    """Run-queue wait of this thread since it started: time in which it was runnable, but had no core. 0 if unknown."""
+    try:
+        with open(
+            _PATH, "rb"
+        ) as file:  # the fields are time on a core (ns), run-queue wait (ns), number of time slices
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 MEMORY_EVERY_S = 1.0
@@ -158,18 +141,16 @@ class Recorder:
         and the resident memory."""
         self._memory = (-math.inf, 0)
         """Time of the last reading of resident memory, and its result."""
-        self._file: IO[str] | None = None
         self._path = path
         if path is not None:
             with explain_errors(path, "opening"):
-                self._file = path.open("a", encoding="utf-8")
+                path.open("a").close()
         self.steady = SteadyState(seconds=dict.fromkeys(SUMMED_FIELDS, 0.0), cores=own_cores())
         self._begun = (0.0, 0.0, 0.0)
         """When the epoch's first minibatch was finished: the time, the cores' processor time, and this worker's
         processor time."""
         self._computed_s = time.process_time()
-        self._core_wait = RunQueueWait()
-        self._waited_s = self._core_wait.total_s()
+        self._waited_s = core_wait_s()
 
     def begin(self, epoch: int, minibatch: int) -> MinibatchRecord:
         """Start the record of a minibatch."""
@@ -186,7 +167,7 @@ class Recorder:
         step.done_s = time.perf_counter()
         previous, self._computed_s = self._computed_s, time.process_time()
         step.cpu_s = self._computed_s - previous
-        previous, self._waited_s = self._waited_s, self._core_wait.total_s()
+        previous, self._waited_s = self._waited_s, core_wait_s()
         step.core_wait_s = max(0.0, self._waited_s - previous)
         if not self._epoch:
             self._begun = (step.done_s, busy_s(), self._computed_s)
@@ -226,18 +207,18 @@ class Recorder:
         return (recent[-1].done_s - recent[0].done_s) / (recent[-1].minibatch - recent[0].minibatch)
 
     def close(self) -> None:
-        """Write the remaining lines and close the file."""
-        self._core_wait.close()
+        """Write the remaining lines."""
         self._write()
-        if self._file is not None:
-            with self._explained():
-                self._file.close()
 
     def _note(self, step: MinibatchRecord) -> None:
-        if self._file is None:
+        if self._path is None:
             return
+        read_s, resident = self._memory
+        if step.done_s - read_s >= MEMORY_EVERY_S:
+            resident = resident_bytes()
+            self._memory = (step.done_s, resident)
         step_time = self.step_time_s()
-        self._lines.append((step, time.time(), 1 / step_time if step_time else None, self._resident(step.done_s)))
+        self._lines.append((step, time.time(), 1 / step_time if step_time else None, resident))
         if len(self._lines) == LINES_PER_WRITE:
             self._write()
 
@@ -246,7 +227,7 @@ class Recorder:
         processor's caches.
         """
         steps, self._lines = self._lines, []
-        if self._file is None:
+        if self._path is None or not steps:
             return
         lines = []
         for step, time_s, step_time, resident in steps:
@@ -258,30 +239,13 @@ class Recorder:
             line["minibatches_per_s"] = _rounded(step_time)
             line["memory_bytes"] = resident
             lines.append(_ENCODE(line) + "\n")
-        with self._explained():
-            self._file.write("".join(lines))
-            self._file.flush()
-            if self._file.tell() > MOST_METRICS_BYTES:
-                self._begin_new_file()
-
-    def _begin_new_file(self) -> None:
-        """Keep the file as the older file, in place of the previous older file."""
-        assert self._file is not None
-        assert self._path is not None
-        self._file.close()
-        os.replace(self._path, self._path.with_name(self._path.name + OLDER))
-        self._file = self._path.open("a", encoding="utf-8")
-
-    def _explained(self) -> AbstractContextManager[None]:
-        assert self._path is not None
-        return explain_errors(self._path, "writing")
-
-    def _resident(self, now_s: float) -> int:
-        read_s, resident = self._memory
-        if now_s - read_s >= MEMORY_EVERY_S:
-            resident = resident_bytes()
-            self._memory = (now_s, resident)
-        return resident
+        with explain_errors(self._path, "writing"):
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("".join(lines))
+                size = file.tell()
+            if size > MOST_METRICS_BYTES:  # keep this file as the older one, in place of the previous older one
+                os.replace(self._path, self._path.with_name(self._path.name + OLDER))
+                self._path.touch()
 
 
 def _rounded(value: float | None) -> float | None:
@@ -316,26 +280,23 @@ class Timeline:
         self._epoch, self._count, self._first, self._end = epoch, count, first, min(count, first + RECORDED_MINIBATCHES)
         self._zero_s = met_s
 
-    def note(self, kind: str, minibatch: int, lap: Stopwatch, *, keep_brief: bool = True) -> None:
-        """Record that the stopwatch's last lap was spent on this minibatch."""
-        if minibatch < self._end and (keep_brief or lap.end_s - lap.start_s >= MIN_INTERVAL_S):
-            self._intervals.append((kind, minibatch, lap.start_s, lap.end_s))
-
-    def note_group(
+    def note(
         self,
         kind: str,
-        group: int,
-        first: int,
+        number: int,
         lap: Stopwatch,
         *,
+        first: int | None = None,
         since_s: float | None = None,
         keep_brief: bool = True,
     ) -> None:
-        """Record an interval of the group of minibatches that starts with `first`. It is the stopwatch's last lap, or
-        begins at `since_s`, a reading of `time.perf_counter`.
+        """Record that the stopwatch's last lap was spent on this minibatch, or on a group that starts with `first`.
+
+        The interval begins with the lap, or at `since_s`, a reading of `time.perf_counter`.
         """
-        if first < self._end and (keep_brief or lap.end_s - lap.start_s >= MIN_INTERVAL_S):
-            self._intervals.append((kind, group, lap.start_s if since_s is None else since_s, lap.end_s))
+        minibatch = number if first is None else first
+        if minibatch < self._end and (keep_brief or lap.end_s - lap.start_s >= MIN_INTERVAL_S):
+            self._intervals.append((kind, number, lap.start_s if since_s is None else since_s, lap.end_s))
 
     def write(self, run: Path) -> None:
         """Write the recorded intervals into a run folder, replacing older ones. Raises `LaunchError`."""

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from datetime import UTC, datetime
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, Annotated, Any, Literal, get_args
 
@@ -158,7 +159,6 @@ class SummaryFile(Struct, kw_only=True, frozen=True):
 
 ERROR_FILE = "error.txt"
 LOCK_FILE = "in-use"
-_BLOCK = 2**20
 
 
 def new_run(plan_folder: Path, chosen: Path | None) -> Path:
@@ -245,28 +245,16 @@ def truncate_metrics(path: Path, end: tuple[int, int]) -> None:
     The lines of one worker are in order. A line that was only half written when the worker ended is cut off too.
     """
     with path.open("r+b") as file:
-        size, block, is_final = file.seek(0, os.SEEK_END), _BLOCK, False
-        while size and not is_final:
-            start = max(0, size - block)
-            file.seek(start)
-            kept, is_final = _kept_bytes(file.read(size - start), is_start=start == 0, end=end)
-            size, block = start + kept, 2 * block
-        file.truncate(size)
-
-
-def _kept_bytes(block: bytes, *, is_start: bool, end: tuple[int, int]) -> tuple[int, bool]:
-    """(bytes to keep of a block at the end of a file, whether that number is final). `is_start`: whether the block
-    starts the file.
-    """
-    kept = block.rfind(b"\n") + 1
-    while kept:
-        start = block.rfind(b"\n", 0, kept - 1) + 1
-        if start == 0 and not is_start:
-            return kept, False  # this line starts before the block
-        if _is_before(block[start:kept], end):
-            return kept, True
-        kept = start
-    return 0, False
+        kept = 0
+        if file.seek(0, os.SEEK_END):
+            with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+                kept = content.rfind(b"\n") + 1
+                while kept:
+                    start = content.rfind(b"\n", 0, kept - 1) + 1
+                    if _is_before(content[start:kept], end):
+                        break
+                    kept = start
+        file.truncate(kept)
 
 
 def _is_before(line: bytes, end: tuple[int, int]) -> bool:

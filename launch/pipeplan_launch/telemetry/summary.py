@@ -31,17 +31,10 @@ class WorkerReport:
     """Peak memory that the stage added to the worker's process, including training."""
 
 
-@dataclass(frozen=True)
-class PredictedMeasured:
-    """A predicted and a measured value, in the same unit."""
-
-    predicted: float | None
-    measured: float | None
-
-    def as_json(self) -> dict[str, float | None]:
-        """For summary.json; `ratio` is measured over predicted."""
-        ratio = self.measured / self.predicted if self.predicted and self.measured is not None else None
-        return {"predicted": self.predicted, "measured": self.measured, "ratio": ratio}
+def _pair(predicted: float | None, measured: float | None) -> dict[str, float | None]:
+    """A predicted and a measured value, in the same unit, for summary.json; `ratio` is measured over predicted."""
+    ratio = measured / predicted if predicted and measured is not None else None
+    return {"predicted": predicted, "measured": measured, "ratio": ratio}
 
 
 def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, Any]:
@@ -71,7 +64,7 @@ def summarise(plan: LaunchPlan, reports: Sequence[WorkerReport]) -> dict[str, An
         "profile": plan.profile,
         "device": plan.device,
         "emulated": bool(plan.emulated),
-        "minibatch_s": PredictedMeasured(plan.predictions[0].minibatch_s, step_time).as_json(),
+        "minibatch_s": _pair(plan.predictions[0].minibatch_s, step_time),
         "includes_fill": any(report.steady.includes_fill for report in last),
         "steady_minibatches": sum(report.steady.minibatches for report in last),
         "stages": stages,
@@ -125,36 +118,16 @@ def _stage(
         "cores": prediction.cores,
         "boundary_s": prediction.boundary_s,
         **({} if prediction.executor_s is None else {"executor_s": prediction.executor_s}),
-        "forward_s": PredictedMeasured(prediction.forward_s, means["forward_s"]).as_json(),
-        "backward_s": PredictedMeasured(prediction.backward_s, means["backward_s"]).as_json(),
-        "update_s": PredictedMeasured(prediction.update_s, means["update_s"]).as_json(),
-        "sync_s": PredictedMeasured(_exposed_s(plan, stage, prediction), means["sync_s"]).as_json(),
-        "wait_s": PredictedMeasured(_idle_s(plan, stage, prediction), means["wait_s"]).as_json(),
-        "memory_bytes": PredictedMeasured(
-            prediction.memory_bytes, max((r.memory_bytes for r in reports), default=None)
-        ).as_json(),
+        "forward_s": _pair(prediction.forward_s, means["forward_s"]),
+        "backward_s": _pair(prediction.backward_s, means["backward_s"]),
+        "update_s": _pair(prediction.update_s, means["update_s"]),
+        "sync_s": _pair(prediction.exposed_s, means["sync_s"]),
+        "wait_s": _pair(prediction.wait_s, means["wait_s"]),
+        "memory_bytes": _pair(prediction.memory_bytes, max((r.memory_bytes for r in reports), default=None)),
         "measured": own
         | {"other_s": other_s, "cpu_s": means["cpu_s"], "core_wait_s": means["core_wait_s"]}
         | {"others_wait_s": blamed / count if count else None},
     }
-
-
-def _exposed_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | None:
-    """The predicted exposed all-reduce time per minibatch of a worker, or the whole all-reduce in plans without it."""
-    if prediction.exposed_s is not None or prediction.sync_s is None:
-        return prediction.exposed_s
-    shape = plan.shapes[stage]
-    group = plan.schedule.group_size(shape) if plan.mode == "training" else shape.replicas
-    return prediction.sync_s * shape.replicas / group
-
-
-def _idle_s(plan: LaunchPlan, stage: int, prediction: Prediction) -> float | None:
-    """The predicted idle time per minibatch of a worker: replicas × step time minus its busy time."""
-    if prediction.wait_s is not None or prediction.minibatch_s is None or prediction.forward_s is None:
-        return prediction.wait_s
-    work = prediction.forward_s + (prediction.backward_s or 0.0) + (prediction.update_s or 0.0)
-    exposed = _exposed_s(plan, stage, prediction) or 0.0
-    return max(0.0, len(plan.pipeline[stage].workers) * prediction.minibatch_s - work - exposed)
 
 
 def _other_s(plan: LaunchPlan, reports: Sequence[WorkerReport], everyone: Sequence[WorkerReport]) -> float | None:
@@ -196,7 +169,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     others = {"load_s": "load", "send_s": "send", "other_s": "other"}
     rows = [["stage", "workers", *(titles[name] for name in columns), *others.values()]]
     for stage in summary["stages"]:
-        cells = [_pair(stage[name], scale.get(name, 1e3)) for name in columns]
+        cells = [_cell(stage[name], scale.get(name, 1e3)) for name in columns]
         cells += [_number(stage["measured"][name], 1e3) for name in others]
         rows.append([str(stage["stage"]), _ranks(stage["workers"]), *cells])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -234,7 +207,7 @@ def _throughput_line(summary: dict[str, Any]) -> str:
     return f"{line} ({fill})"
 
 
-def _pair(pair: dict[str, float | None], scale: float) -> str:
+def _cell(pair: dict[str, float | None], scale: float) -> str:
     return f"{_number(pair['predicted'], scale)} -> {_number(pair['measured'], scale)}"
 
 

@@ -18,7 +18,6 @@ from pipeplan.errors import InputError
 from pipeplan.rendering.kubernetes import KUBERNETES
 from pipeplan.rendering.launcher import Launcher, LauncherSetting, TemplateContext
 from pipeplan.util.text import did_you_mean, one_line
-from pipeplan_launch.job_reference import file_of
 
 CORES_PER_GPU = 4
 """Default number of cores of a worker on a GPU: one computes, the others read samples and send messages."""
@@ -121,7 +120,6 @@ SSH = Launcher(
     "launch-ssh.sh",
     "launch-ssh.sh.j2",
     mode=0o755,
-    more=lambda context, settings: {"model_file": str(file_of(context.model_ref) or "")},
 )
 SLURM = Launcher(
     "slurm",

@@ -210,4 +210,4 @@ def _read(folder: Path) -> tuple[Checkpoint, str]:
     except LaunchError as error:
         raise InputError(str(error)) from None
     at = manifest.position
-    return Checkpoint(folder.parent.parent, folder, at.epoch, at.minibatch, at.minibatches), manifest.graph_hash
+    return Checkpoint(folder.parent.parent, folder, at.epoch, at.minibatch, at.minibatches), manifest.model.graph_hash

@@ -49,7 +49,7 @@ def test_the_latest_complete_one_is_found(tmp_path: Path) -> None:
     third = save(tmp_path, tensors(3), Position(10, 3, 10), minibatch_samples=200)
     fourth = save(tmp_path, tensors(4), Position(10, 301, 1000), minibatch_samples=2)
     manifest = latest(tmp_path)
-    assert (manifest.folder, manifest.seed, manifest.graph_hash) == (fourth, 7, "sha256:toy")
+    assert (manifest.folder, manifest.seed, manifest.model.graph_hash) == (fourth, 7, "sha256:toy")
     assert manifest.position == Position(10, 301, 1000)
     assert torch.equal(model_of(manifest)["a"], torch.full((300, 3), 4.0))
     assert model_of(manifest)["b"].dtype == torch.bfloat16

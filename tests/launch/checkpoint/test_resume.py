@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from extents import slow_but_for
+from msgspec import structs
 from saved import marks, model_of, rewrite, save
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from toy_workers import Toy, initial, initial_buffers, run_plan, stage_contents, write_plan
@@ -351,7 +352,7 @@ def test_positions_in_epochs_of_other_minibatches(tmp_path: Path) -> None:
         found = position_in(latest(run), MinibatchSizes(40, 40 // count, True, True))
         assert (found.epoch, found.minibatch, found.minibatches) == (*expected, count)
         if at.epoch_trained:
-            evaluated = replace(latest(run), history=History([*results, {"epoch": at.epoch + 1}]))
+            evaluated = structs.replace(latest(run), history=History([*results, {"epoch": at.epoch + 1}]))
             assert position_in(evaluated, MinibatchSizes(40, 2, True, True)) == Position(at.epoch + 1, 0, 20)
         else:
             with pytest.raises(LaunchError, match=r"in the middle of an epoch over 40 samples, .* data has 38"):

@@ -64,9 +64,9 @@ def test_waiting_for_a_core_is_the_kernels_account(tmp_path: Path, monkeypatch: 
         recorder.begin(0, waited)
         assert recorder.end(waited).core_wait_s == pytest.approx(0.25 if waited < 1.5e9 else 0.5)
     account.write_text("nothing known")
-    assert metrics.RunQueueWait().total_s() == 0.0
+    assert metrics.core_wait_s() == 0.0
     account.unlink()
-    assert metrics.RunQueueWait().total_s() == 0.0
+    assert metrics.core_wait_s() == 0.0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
@@ -76,8 +76,6 @@ def test_a_full_disk_is_one_line() -> None:
     recorder.end(0)
     with pytest.raises(LaunchError, match="writing /dev/full failed: No space left on device"):
         recorder.end_epoch()
-    with pytest.raises(LaunchError, match="writing /dev/full failed: No space left on device"):
-        recorder.close()
 
 
 def test_metrics_have_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +136,11 @@ def test_predicted_beside_measured(tmp_path: Path) -> None:
 
 
 def test_the_table_has_waiting_beside_its_prediction(tmp_path: Path) -> None:
-    """Two replicas at 10 ms a minibatch: 20 ms for each of theirs, of which 6 are passes; or as the plan says."""
     contents = stage_contents([2, 1])
     contents[1]["prediction"] = contents[1]["prediction"] | {"wait_s": 0.0031, "exposed_s": 0.0009, "sync_s": 0.005}
     plan = load_plan(write_plan(tmp_path, contents))
     summary = reported(plan, (2, 1, 0, {"forward_s": 0.008, "wait_s": 0.05}, 0.5, 50))
-    assert summary["stages"][0]["wait_s"] == {"predicted": pytest.approx(0.014), "measured": None, "ratio": None}
+    assert summary["stages"][0]["wait_s"] == {"predicted": None, "measured": None, "ratio": None}
     last = summary["stages"][1]
     assert last["wait_s"] == {"predicted": 0.0031, "measured": 0.0125, "ratio": pytest.approx(0.0125 / 0.0031)}
     assert last["sync_s"]["predicted"] == 0.0009
@@ -246,12 +243,11 @@ def test_large_blocks_are_kept() -> None:
 
 def test_segments_of_gpus_grow_unless_the_user_says_otherwise() -> None:
     newer, older = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
-    for version, given, found in (
-        ("2.13.0+cu130", {}, {newer: "expandable_segments:True"}),
-        ("2.8.0", {}, {older: "expandable_segments:True"}),
-        ("2.13.0", {older: "backend:native"}, {older: "backend:native"}),
-        ("2.8.0", {newer: ""}, {newer: ""}),
+    for given, found in (
+        ({}, {newer: "expandable_segments:True"}),
+        ({older: "backend:native"}, {older: "backend:native"}),
+        ({newer: ""}, {newer: ""}),
     ):
         environment = dict(given)
-        grow_gpu_memory(environment, version)
+        grow_gpu_memory(environment)
         assert environment == found

@@ -158,8 +158,8 @@ def test_only_the_first_minibatches_are_recorded_and_only_once_begun(tmp_path: P
     for minibatch in (100, 99 + RECORDED_MINIBATCHES, 100 + RECORDED_MINIBATCHES):
         timeline.note("forward", minibatch, _lap(zero + 1, zero + 2))
     timeline.note("wait", 101, _lap(zero, zero + 1e-5), keep_brief=False)
-    timeline.note_group("all-reduce", 50, 100, _lap(zero + 2, zero + 3), since_s=zero + 0.5)
-    timeline.note_group("update", 178, 100 + RECORDED_MINIBATCHES, _lap(zero + 2, zero + 3))
+    timeline.note("all-reduce", 50, _lap(zero + 2, zero + 3), first=100, since_s=zero + 0.5)
+    timeline.note("update", 178, _lap(zero + 2, zero + 3), first=100 + RECORDED_MINIBATCHES)
     assert _recorded(tmp_path, timeline) == {
         "format": "pipeplan-timeline",
         "version": 1,

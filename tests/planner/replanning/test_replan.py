@@ -28,7 +28,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.plan_folder import write_plan
 from pipeplan.replanning.migration import plan_changes
 from pipeplan.replanning.remaining_cluster import RemainingCluster, remove_workers, workers_named
-from pipeplan_launch.checkpoint.manifest import Position
+from pipeplan_launch.checkpoint.manifest import Model, Position
 
 HEAD = 'format = "pipeplan-cluster"\nversion = 1\nname = "lab"\n'
 INSIDE = 'bandwidth = "1 GB/s"\nlatency = "5 us"\n'
@@ -223,7 +223,7 @@ def test_what_cannot_be_is_refused_in_one_line(run: Run) -> None:
         (f"{flush} --batch 33", "a batch of 33 samples cannot be cut into microbatches of 8"),
     ):
         assert says in _refused(run, *arguments.split()), arguments
-    _checkpoint("plan/runs/a", "epoch-0001-sample-00000040", graph_hash="sha256:other")
+    _checkpoint("plan/runs/a", "epoch-0001-sample-00000040", model=Model("model.py:build", "sha256:other"))
     assert "is of another model" in _refused(run, "--lost", "server0")
 
 
