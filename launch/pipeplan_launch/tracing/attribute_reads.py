@@ -22,8 +22,8 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.kept_values import Attribute
 from pipeplan_launch.tracing.aliasing import GraphBehaviour, tensors_in
-from pipeplan_launch.tracing.python_state import Attribute
 from pipeplan_launch.tracing.regions import attribute_at, operator_name
 
 FILLING = frozenset({"append", "appendleft", "add", "extend", "update", "clear", "pop", "popleft", "insert"})

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.kept_values import Attributes, same_bits
 from pipeplan_launch.job.pass_conditions import RandomState
 from pipeplan_launch.runtime.self_check import differences
 from pipeplan_launch.runtime.self_check.differences import (
@@ -30,7 +31,7 @@ from pipeplan_launch.runtime.self_check.differences import (
     last_bit_changed,
 )
 from pipeplan_launch.runtime.self_check.passes import CPU, EagerModel, PipelineModel, Sample, Trained, Updates
-from pipeplan_launch.runtime.self_check.training_state import Attributes, TrainedModules, TrainingState, same_bits
+from pipeplan_launch.runtime.self_check.training_state import TrainedModules, TrainingState
 from pipeplan_launch.tracing.trace import TracedModel
 
 LONGEST_PASS_S = 60.0
@@ -94,7 +95,7 @@ class Check:
             plain = self._eager.train(sample)
             if step == 0 and (took_s := time.perf_counter() - begun) > LONGEST_PASS_S:
                 raise TooSlow(f"one pass over {sample.size} samples takes {took_s:.0f} s")
-            changed, attributes = state.changed(), Attributes.now(self._modules)
+            changed, attributes = state.changed(), self._modules.attributes()
             state.restore()
             piped = self._pipeline.train(sample)
             kept = self._attribute_difference(state, attributes, when)
@@ -151,17 +152,16 @@ class Check:
         An attribute that was None until plain training filled it is a cache. One that nothing reads makes only a
         remark.
         """
-        piped, before = Attributes.now(self._modules).values, state.attributes.values
+        piped, before = self._modules.attributes().values, state.attributes.values
         for name in dict.fromkeys((*plain.values, *piped)):
             if self._tolerance.same_value(piped.get(name), plain.values.get(name)):
                 continue
             if name not in before or before[name].original is None:
                 continue
             if is_read(name.name, self._files()):
-                return differences.attribute_difference(name, when)
-            owner = differences.owner_text(name.owner, name.kind, name.name)
-            remark = f"the attribute {name.name!r} of {owner}, which nothing reads, stays as it is in training"
-            self.remarks[remark] = None
+                return differences.attribute_difference(name, self._modules, when)
+            text = differences.attribute_text(name, self._modules)
+            self.remarks[f"{text}, which nothing reads, stays as it is in training"] = None
         return None
 
     def _files(self) -> list[ModuleType]:
@@ -192,15 +192,15 @@ class Check:
             return
         sample, when = self._samples[0], f"in evaluation {when}"
         plain = self._eager.evaluate(sample)
-        changed, attributes = state.changed(), Attributes.now(self._modules).values
+        changed, attributes = state.changed(), self._modules.attributes().values
         state.restore()
         piped = self._pipeline.evaluate(sample)
         self._compare_state(state, changed, sample, when)
-        present = Attributes.now(self._modules).values
+        present = self._modules.attributes().values
         for name, before in state.attributes.values.items():
             same = self._tolerance.same_value
             if same(attributes.get(name), before) and not same(present.get(name), before):
-                self._refuse(differences.attribute_difference(name, when, piped_only=True), state, sample)
+                self._refuse(differences.attribute_difference(name, self._modules, when, lost=False), state, sample)
         self._pipeline.restore()
         state.restore()
         for number, (one, other) in enumerate(zip(plain, piped, strict=False)):

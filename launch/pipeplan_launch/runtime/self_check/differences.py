@@ -5,18 +5,16 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipeplan_launch.runtime.self_check.kept_values import Kept, Unknown, is_users_class
-from pipeplan_launch.runtime.self_check.training_state import MODEL, AttributeName, TrainedModules, same_bits
+from pipeplan_launch.job.kept_values import UNKNOWN, Attribute, Kept, same_bits
+from pipeplan_launch.job.user_code import is_user_code
+from pipeplan_launch.runtime.self_check.training_state import MODEL, TrainedModules
 
 # Whether two results are the same except for rounding.
 #
@@ -77,27 +75,21 @@ class Tolerance:
         return RELATIVE_LOW if self.low else RELATIVE.get(tensor.dtype, RELATIVE_LOW)
 
     def same_value(self, one: Kept | None, other: Kept | None) -> bool:
-        """Whether two kept values are equal. Numbers and tensors may differ by rounding."""
+        """Whether two kept values are equal. Numbers and tensors may differ by rounding, and values that are not copied
+        count as equal.
+        """
         if one is None or other is None:
             return one is other
-        return self._same(one.content, other.content)
+        return one.same(other, self._same_leaf)
 
-    def _same(self, one: Any, other: Any) -> bool:
-        if isinstance(one, Unknown) or isinstance(other, Unknown):
-            return type(one) is type(other)
-        if type(one) is not type(other):
-            return False
-        if isinstance(one, Kept):
-            return self._same(one.content, other.content)
-        if isinstance(one, Tensor):
-            return self.close(one, other)
-        if isinstance(one, list):
-            return len(one) == len(other) and all(map(self._same, one, other))
-        if isinstance(one, dict):
-            return one.keys() == other.keys() and all(self._same(one[key], other[key]) for key in one)
-        if isinstance(one, float):
-            return math.isclose(one, other, rel_tol=RELATIVE[torch.float32]) or (one != one and other != other)
-        return bool(one == other)
+    def _same_leaf(self, one: Kept, other: Kept) -> bool:
+        if one.content is UNKNOWN or other.content is UNKNOWN:
+            return one.content is other.content
+        if isinstance(one.content, Tensor):
+            return self.close(one.content, other.content)
+        if isinstance(one.content, float):
+            return math.isclose(one.content, other.content, rel_tol=RELATIVE[torch.float32]) or one.same(other)
+        return bool(one.content == other.content)
 
 
 def dense(tensor: Tensor) -> Tensor:
@@ -169,11 +161,8 @@ def tensor_difference(
         how = f"differs by {largest_difference(plain, piped):.3g}"
     owner, _, local = name.rpartition(".")
     remedy = "move the code that writes it into a submodule of its own, which is then taken whole"
-    module = modules.modules[owner]
     path = owner.partition(".")[2] if owner.partition(".")[0] == MODEL else ""
-    return Difference(
-        f"the {kind} {local!r} of {owner_text(owner, type(module), local)}", how, when, remedy, path or None
-    )
+    return Difference(f"the {kind} {local!r} of {module_text(owner, modules)}", how, when, remedy, path or None)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
@@ -181,20 +170,33 @@ def same(one: Tensor, other: Tensor) -> bool:
     return largest_difference(one, other) == 0.0
 
 
-def attribute_difference(attribute: AttributeName, when: str, *, piped_only: bool = False) -> Difference:
-    """Reports that an attribute does not change as in plain training."""
+def attribute_difference(attribute: Attribute, modules: TrainedModules, when: str, *, lost: bool = True) -> Difference:
+    """Reports that an attribute does not change as in plain training: its change is lost, or there is one in the
+    pipeline alone.
+    """
     how = (
-        "changes in the pipeline, and not in the model,"
-        if piped_only
-        else "changes from minibatch to minibatch, and keeps its value in the pipeline"
+        "changes from minibatch to minibatch, and keeps its value in the pipeline"
+        if lost
+        else "changes in the pipeline, and not in the model,"
     )
     remedy = (
         f"keep it in a buffer, as in self.register_buffer({attribute.name!r}, torch.zeros(())), and write it in place"
-        if attribute.kind is not None and issubclass(attribute.kind, nn.Module)
+        if isinstance(attribute.owner, nn.Module)
         else "keep it in a buffer of the module that uses it, and write it in place"
     )
-    what = f"the attribute {attribute.name!r} of {owner_text(attribute.owner, attribute.kind, attribute.name)}"
-    return Difference(what, how, when, remedy)
+    return Difference(attribute_text(attribute, modules), how, when, remedy)
+
+
+def attribute_text(attribute: Attribute, modules: TrainedModules) -> str:
+    """An attribute with its owner, for people."""
+    owner = attribute.owner
+    if isinstance(owner, ModuleType):
+        place = f"the file {owner.__name__}"
+    elif isinstance(owner, type):
+        place = f"the class {owner.__name__}"
+    else:
+        place = module_text(next(path for path, module in modules.modules.items() if module is owner), modules)
+    return f"the attribute {attribute.name!r} of {place}"
 
 
 def loss_difference(plain: float, piped: float, when: str) -> Difference:
@@ -212,7 +214,7 @@ def gradient_difference(
     else:
         how = f"differs by {largest_difference(plain, piped):.3g}"
     owner, _, local = name.rpartition(".")
-    what = f"the gradient of the parameter {local!r} of {owner_text(owner, type(modules.modules[owner]), None)}"
+    what = f"the gradient of the parameter {local!r} of {module_text(owner, modules)}"
     remedy = "leave .data out of forward(), and parameters of the model out of the loss"
     return Difference(what, how, when, remedy)
 
@@ -224,34 +226,13 @@ def output_difference(plain: object, piped: object, when: str) -> Difference:
     return Difference("the model's output in evaluation mode", how, when, "make forward() the same code in both modes")
 
 
-def owner_text(owner: str, kind: type | None, name: str | None) -> str:
-    """The owner of a tensor or attribute for people: `module 'norm' (Norm, job.py:12)`."""
-    root, _, path = owner.partition(".")
-    if kind is None or owner.startswith(("class ", "file ")):
-        return f"the {owner}"
-    place = place_of_write(kind, name or "")
-    inside = f"{kind.__name__}{f', {place}' if place else ''}"
-    return f"{f'module {path!r}' if path else f'the {root}'} ({inside})"
-
-
-# Where the user's code writes a buffer or an attribute, and whether anything reads it, found in the source.
-
-
-def place_of_write(kind: type, name: str) -> str | None:
-    """`file:line` where a class writes its attribute `name`, else of its `forward`; None if its source is not the
-    user's.
-    """
-    for one in kind.__mro__:
-        if not is_users_class(one) or (parsed := _parsed(one)) is None:
-            continue
-        tree, file, first = parsed
-        writes = [node for method in _methods(tree) for node in ast.walk(method) if _writes(node, name)]
-        lines = [node.lineno for node in writes if isinstance(node, (ast.stmt, ast.expr))] or [
-            method.lineno for method in _methods(tree) if method.name == "forward"
-        ]
-        if lines:
-            return f"{file}:{first + lines[0] - 1}"
-    return None
+def module_text(path: str, modules: TrainedModules) -> str:
+    """A module for people, with its class and the place of its `forward`: `module 'norm' (Norm, job.py:12)`."""
+    root, _, inner = path.partition(".")
+    kind = type(modules.modules[path])
+    code = getattr(kind.forward, "__code__", None)
+    place = f", {code.co_filename}:{code.co_firstlineno}" if code and is_user_code(code.co_filename) else ""
+    return f"{f'module {inner!r}' if inner else f'the {root}'} ({kind.__name__}{place})"
 
 
 def is_read(name: str, files: Iterable[ModuleType]) -> bool:
@@ -269,39 +250,6 @@ def is_read(name: str, files: Iterable[ModuleType]) -> bool:
         if any(_reads(node, name) for node in ast.walk(tree) if id(node) not in called):
             return True
     return False
-
-
-@cache
-def _parsed(kind: type) -> tuple[ast.AST, str, int] | None:
-    """(syntax tree of a class, its file, its first line)."""
-    try:
-        lines, first = inspect.getsourcelines(kind)
-        return ast.parse(textwrap.dedent("".join(lines))), inspect.getsourcefile(kind) or "", first
-    except (OSError, TypeError, SyntaxError):
-        return None
-
-
-def _methods(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    """The methods of a class except `__init__`, `forward` first."""
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
-    yield from sorted(found, key=lambda node: node.name != "forward")
-
-
-def _writes(node: ast.AST, name: str) -> bool:
-    """Whether a statement assigns to an attribute, or calls one of its methods that write in place."""
-    targets: list[ast.expr] = []
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
-        targets = [node.target]
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_writer(node.func.attr):
-        targets = [node.func.value]
-    return any(_is_name(inner, name) for target in targets for inner in ast.walk(target))
-
-
-def _is_writer(method: str) -> bool:
-    """Whether a method of this name writes in place: `copy_`, `append`."""
-    return method.endswith("_") or method in ("append", "extend", "update", "add", "pop")
 
 
 def _reads(node: ast.AST, name: str) -> bool:

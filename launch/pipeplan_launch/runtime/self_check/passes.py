@@ -16,11 +16,12 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hooks import hooked_gradients, parameter_hooks
 from pipeplan_launch.job.job import Batch, Job, StageInfo
+from pipeplan_launch.job.kept_values import put
 from pipeplan_launch.job.loss import checked_loss, loss_text
 from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.runtime.self_check.kept_values import SameRandomNumbers
-from pipeplan_launch.runtime.self_check.training_state import MODEL, TrainedModules, put
+from pipeplan_launch.runtime.self_check.random_numbers import SameRandomNumbers
+from pipeplan_launch.runtime.self_check.training_state import MODEL, TrainedModules
 from pipeplan_launch.runtime.weight_stash import WeightVersions
 from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
