@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_map_only
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.kept_values import Kept
 from pipeplan_launch.job.loss import REMEDY, LossState, loss_text
+from pipeplan_launch.job.nested_tensors import gradient_functions
 from pipeplan_launch.job.reachable import reachable_values
 
 LARGE_ELEMENTS = 1 << 22
@@ -67,18 +68,7 @@ def _leaf_copy(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
 
 def trained_leaves(value: object) -> list[Tensor]:
     """The leaves that would get gradients in a backward pass from a value."""
-    waiting = [value.grad_fn] if isinstance(value, Tensor) else []
-    seen: set[Any] = set()
-    leaves: list[Tensor] = []
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            leaves.append(node.variable)
-        waiting += [following for following, _ in node.next_functions]
-    return leaves
+    return [function.variable for function in gradient_functions([value]) if hasattr(function, "variable")]
 
 
 def refuse_hidden_state(

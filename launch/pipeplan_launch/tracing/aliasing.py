@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.nested_tensors import gradient_functions, tensors_in
 from pipeplan_launch.job.user_code import is_user_code
 from pipeplan_launch.tracing.opaque_calls import remove_dead_code
 from pipeplan_launch.tracing.regions import attribute_at, operator_name, statistics_written
@@ -58,15 +59,6 @@ class GraphBehaviour:
         return any(tensor.grad_fn in self.gradient_functions for tensor in tensors_in(self.values.get(node)))
 
 
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in a node's value."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for member in value for tensor in tensors_in(member)]
-    return []
-
-
 def observe_behaviour(graph_module: fx.GraphModule, inputs: tuple[Tensor, ...]) -> GraphBehaviour:
     """Run the graph on fake tensors with gradients on, and record aliases, writes and gradients."""
     values: dict[fx.Node, Any] = {}
@@ -84,22 +76,8 @@ def observe_behaviour(graph_module: fx.GraphModule, inputs: tuple[Tensor, ...]) 
                 values[node], writes = _call(node, values)
                 if writes:
                     written[node] = writes
-    outputs = [
-        tensor for node in graph_module.graph.output_node().all_input_nodes for tensor in tensors_in(values[node])
-    ]
-    return GraphBehaviour(values, written, _reached(outputs))
-
-
-def _reached(outputs: list[Tensor]) -> frozenset[Any]:
-    """The autograd functions that can be reached from these tensors."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-    reached = set(waiting)
-    while waiting:
-        for function, _ in waiting.pop().next_functions:
-            if function is not None and function not in reached:
-                reached.add(function)
-                waiting.append(function)
-    return frozenset(reached)
+    outputs = [values[node] for node in graph_module.graph.output_node().all_input_nodes]
+    return GraphBehaviour(values, written, frozenset(gradient_functions(outputs)))
 
 
 def _call(node: fx.Node, values: dict[fx.Node, Any]) -> tuple[Any, tuple[fx.Node, ...]]:

@@ -23,7 +23,8 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.kept_values import Attribute
-from pipeplan_launch.tracing.aliasing import GraphBehaviour, tensors_in
+from pipeplan_launch.job.nested_tensors import tensors_in
+from pipeplan_launch.tracing.aliasing import GraphBehaviour
 from pipeplan_launch.tracing.regions import attribute_at, operator_name
 
 FILLING = frozenset({"append", "appendleft", "add", "extend", "update", "clear", "pop", "popleft", "insert"})

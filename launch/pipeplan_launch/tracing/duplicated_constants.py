@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan_launch.tracing.aliasing import GraphBehaviour, tensors_in
+from pipeplan_launch.job.nested_tensors import tensors_in
+from pipeplan_launch.tracing.aliasing import GraphBehaviour
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall
 from pipeplan_launch.tracing.regions import NORMS_WITH_STATE, attribute_at, operator_name, region_of
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipeplan_launch.job.job import Batch, Job
-from pipeplan_launch.job.pass_conditions import autocast
+from pipeplan_launch.job.pass_conditions import autocast, module_mode
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing import eval_mode, opaque_calls
 from pipeplan_launch.tracing.aliasing import DependsOnData, GraphBehaviour, observe_behaviour
@@ -24,8 +24,7 @@ from pipeplan_launch.tracing.attribute_reads import assignments_copied
 from pipeplan_launch.tracing.export_hazards import hazards_refused
 from pipeplan_launch.tracing.model_outputs import plain_outputs
 from pipeplan_launch.tracing.opaque_interface import OutputsByModule
-from pipeplan_launch.tracing.opaque_modules import recording_forwards, replaced_forwards
-from pipeplan_launch.tracing.opaque_training import observe_calls
+from pipeplan_launch.tracing.opaque_modules import observe_calls, recording_forwards, replaced_forwards
 from pipeplan_launch.tracing.regions import name_state_inside
 
 DynamicShapes = tuple[dict[int, object], ...]
@@ -157,16 +156,33 @@ class _Attempt:
         The operators of torch's modules carry their mode, and are converted. If other code reads the mode, the model is
         also exported in evaluation mode, and the two graphs are compared.
         """
-        suspects = sorted({kind.__name__ for kind in self.askers})
-        if not suspects:
+        if not self.askers:
             return None, ()
-        problem = f"{', '.join(suspects)} does other work in evaluation mode than in training mode (self.training)"
         try:
             evaluated, _ = self._export(train=False)
         except Exception as error:
+            problem = _other_work(self.askers)
             return f"{problem}, and cannot be traced in evaluation mode: {describe_error(error)}", ()
         differing = eval_mode.differing_modules(trained, evaluated)
-        return (problem, differing) if differing else (None, ())
+        if not differing:
+            return None, ()
+        return _other_work(self._askers_around(differing)), differing
+
+    def _askers_around(self, differing: Sequence[str]) -> set[type]:
+        """Classes of the modules that asked for their mode and are a module that differs, or the nearest around it."""
+        modules = self.job.model.named_modules(remove_duplicate=False)
+        asking = {path: type(one) for path, one in modules if type(one) in self.askers}
+        found = set()
+        for path in differing:
+            while path and path not in asking:
+                path = path.rpartition(".")[0]
+            found |= {asking[path]} if path in asking else set()
+        return found or self.askers
+
+
+def _other_work(kinds: set[type]) -> str:
+    names = ", ".join(sorted(kind.__name__ for kind in kinds))
+    return f"{names} does other work in evaluation mode than in training mode (self.training)"
 
 
 def _with_named_inputs(model: nn.Module, batch: Batch) -> dict[str, Callable[..., Any]]:
@@ -187,20 +203,6 @@ def _with_named_inputs(model: nn.Module, batch: Batch) -> dict[str, Callable[...
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     )
     return {"": named}
-
-
-@contextmanager
-def module_mode(model: nn.Module, train: bool) -> Iterator[None]:
-    """Context in which the model is in training or evaluation mode. Afterwards every submodule has its own mode
-    again.
-    """
-    modes = {module: module.training for module in model.modules()}
-    model.train(train)
-    try:
-        yield
-    finally:
-        for module, was in modes.items():
-            module.training = was
 
 
 @contextmanager

@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_map_only
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job, call_model
-from pipeplan_launch.job.pass_conditions import autocast
+from pipeplan_launch.job.pass_conditions import autocast, module_mode
 from pipeplan_launch.job.user_code import describe_error, user_line
 from pipeplan_launch.tracing.aliasing import DependsOnData
-from pipeplan_launch.tracing.export import ExportedModel, depends_on_data, export_model, module_mode
+from pipeplan_launch.tracing.export import ExportedModel, depends_on_data, export_model
 from pipeplan_launch.tracing.export_hazards import Untraceable
 from pipeplan_launch.tracing.forward_state import CarriedState, carry_python_state
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects

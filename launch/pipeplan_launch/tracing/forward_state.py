@@ -23,9 +23,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.kept_values import ABSENT, GENERATORS, Attribute
-from pipeplan_launch.job.pass_conditions import autocast
+from pipeplan_launch.job.pass_conditions import autocast, module_mode
 from pipeplan_launch.tracing.attribute_reads import Accesses, accesses_noted
-from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.opaque_modules import PYTHON_STATE
 from pipeplan_launch.tracing.python_state import Snapshot, restored_state
 

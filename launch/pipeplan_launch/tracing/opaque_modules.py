@@ -19,7 +19,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall, ValueStructure, record_call
-from pipeplan_launch.tracing.opaque_interface import CallOutput, OutputsByModule
+from pipeplan_launch.tracing.opaque_interface import (
+    CallOutput,
+    ObservedCall,
+    OutputsByModule,
+    buffer_places,
+    infer_outputs,
+    observed_forward,
+)
+from pipeplan_launch.tracing.python_state import restored_state
 
 
 class OpaqueModuleCall(OpaqueCall):
@@ -127,11 +135,6 @@ def python_state_in_buffers(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def buffer_places(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, Tensor | None]]:
-    """(dictionary of buffers, name in it, tensor) for every buffer of a module and the modules inside it."""
-    return [(one._buffers, name, tensor) for one in module.modules() for name, tensor in one._buffers.items()]
-
-
 def module_state(module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """(parameters, buffers) of a module, each once, in the order in which its call takes them."""
     return list(module.parameters()), list(module.buffers())
@@ -182,6 +185,24 @@ def shape_text(shape: Sequence[int]) -> str:
 
 def _shapes_text(shapes: Sequence[Sequence[int]]) -> str:
     return ", ".join(map(shape_text, shapes)) or "no tensor"
+
+
+def observe_calls(
+    model: nn.Module, paths: Sequence[str], run: Callable[[int], Any], minibatches: Sequence[int]
+) -> OutputsByModule:
+    """Observe what the modules return while `run(n)` runs the model on n samples. Raises `CannotBeOpaque` for a
+    module that cannot be opaque.
+    """
+    seen: dict[str, list[list[ObservedCall]]] = {path: [] for path in paths}
+    with restored_state(model):
+        for samples in minibatches:
+            forwards = {}
+            for path, module in ((path, model.get_submodule(path)) for path in paths):
+                seen[path].append([])
+                forwards[path] = observed_forward(path, module, own_call(module), samples, seen[path][-1])
+            with replaced_forwards(model, forwards):
+                run(samples)
+    return {path: infer_outputs(path, runs) for path, runs in seen.items()}
 
 
 def recording_forwards(model: nn.Module, calls: OutputsByModule) -> dict[str, Callable[..., Any]]:

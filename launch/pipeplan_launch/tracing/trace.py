@@ -14,16 +14,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
+from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hooks import refuse_accumulation_hooks, refuse_module_hooks
-from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.job import PADDING_REMEDY, Job
 from pipeplan_launch.job.loss import LossState, loss_state
-from pipeplan_launch.job.pass_conditions import autocast
+from pipeplan_launch.job.pass_conditions import autocast, module_mode
 from pipeplan_launch.tracing import aliasing, layers
 from pipeplan_launch.tracing.attribute_reads import protect_saved_values
 from pipeplan_launch.tracing.duplicated_constants import is_size
-from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.export_fallback import export_with_fallback
 from pipeplan_launch.tracing.layers import LayerInfo
+from pipeplan_launch.tracing.opaque_modules import shape_text
 from pipeplan_launch.tracing.regions import attribute_at, inner_keys, operator_key, write_unnoticed
 
 Dimension: TypeAlias = Any
@@ -141,6 +142,16 @@ class TracedModel:
     def input_dimensions(self, index: int) -> tuple[Dimension, ...]:
         """The dimensions of one of the model's inputs."""
         return tuple(dimension_of(size) for size in self.input_nodes[index].meta["val"].shape)
+
+
+def check_input_shape(index: int, shape: Sequence[int], dimensions: Sequence[Dimension], samples: int) -> None:
+    """Raise `LaunchError` if a model input does not have the traced shape at this number of samples."""
+    expected = tuple(dimension_at(dimension, samples) for dimension in dimensions)
+    if tuple(shape) != expected:
+        raise LaunchError(
+            f"input {index} of the model is {shape_text(shape)} for {samples} samples, and was {shape_text(expected)} "
+            f"where the model was traced: only the number of samples may differ between minibatches; {PADDING_REMEDY}"
+        )
 
 
 def trace_job(job: Job, minibatch: int, granularity: str = "layer", whole: Sequence[str] = ()) -> TracedModel:

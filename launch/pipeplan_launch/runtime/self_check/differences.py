@@ -152,7 +152,7 @@ def tensor_difference(
     in the pipeline).
     """
     plain, piped = values
-    unchanged = (same(plain, before), same(piped, before))
+    unchanged = (same_bits(plain, before), same_bits(piped, before))
     if unchanged == (False, True):
         how = "is written by forward() alone: the pipeline loses the write"
     elif unchanged == (True, False):
@@ -163,11 +163,6 @@ def tensor_difference(
     remedy = "move the code that writes it into a submodule of its own, which is then taken whole"
     path = owner.partition(".")[2] if owner.partition(".")[0] == MODEL else ""
     return Difference(f"the {kind} {local!r} of {module_text(owner, modules)}", how, when, remedy, path or None)
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same shape and values."""
-    return largest_difference(one, other) == 0.0
 
 
 def attribute_difference(attribute: Attribute, modules: TrainedModules, when: str, *, lost: bool = True) -> Difference:
