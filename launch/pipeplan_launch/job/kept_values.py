@@ -10,6 +10,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import CellType, FunctionType, ModuleType
 from typing import Any
@@ -104,8 +105,10 @@ def keep(value: Any, depth: int = 0, *, arrays: bool = True, fields: bool = True
         return Kept(value, value)
     if isinstance(value, Tensor):
         left_out = not arrays or isinstance(value, (nn.Parameter, FakeTensor)) or value.layout is not torch.strided
-        copy = UNKNOWN if left_out else value.detach().clone()
-        return Kept(value, copy, None if left_out or value.is_meta else lambda: put(value, copy))
+        if left_out:
+            return Kept(value, UNKNOWN)
+        copy = value.detach().clone()
+        return Kept(value, copy, None if value.is_meta else lambda: put(value, copy))
     if (generator := _keep_generator(value)) is not None:
         return generator
     if depth == MOST_DEPTH or (isinstance(value, list | tuple | dict | set | deque) and len(value) > most):
@@ -197,6 +200,27 @@ class Attribute:
         return isinstance(other, Attribute) and self.owner is other.owner and self.name == other.name
 
 
+@contextmanager
+def replaced_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Context in which an attribute of an object or a class has another value."""
+    own = vars(owner).get(name, ABSENT)
+    _put_attribute(owner, name, value)
+    try:
+        yield
+    finally:
+        _put_attribute(owner, name, own)
+
+
+def _put_attribute(owner: Any, name: str, value: Any) -> None:
+    """Set or delete an attribute. An object's own __setattr__ is not asked: that of nn.Module registers parameters."""
+    if isinstance(owner, type):
+        setattr(owner, name, value) if value is not ABSENT else delattr(owner, name)
+    elif value is ABSENT:
+        del vars(owner)[name]
+    else:
+        vars(owner)[name] = value
+
+
 class Attributes:
     """The attributes of some objects, and the variables of some functions, at one moment."""
 
@@ -226,15 +250,10 @@ class Attributes:
         """Bring everything back to this moment."""
         self._functions.restore()
         for one in [one for one in self._present() if one not in self.values]:
-            delattr(one.owner, one.name)
+            _put_attribute(one.owner, one.name, ABSENT)
         for one, kept in self.values.items():
-            value = kept.restore()
-            if one.value is value:
-                continue
-            if isinstance(one.owner, type):
-                setattr(one.owner, one.name, value)
-            else:
-                vars(one.owner)[one.name] = value  # nn.Module would register a parameter
+            if kept.restore() is not vars(one.owner).get(one.name, ABSENT):
+                _put_attribute(one.owner, one.name, kept.original)
 
 
 def _is_state(name: str, value: object) -> bool:

@@ -8,7 +8,6 @@ other in-place operators must stay in one stage, together with all nodes that re
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -233,8 +232,3 @@ def inseparable_nodes(graph: fx.Graph, behaviour: GraphBehaviour) -> list[set[fx
             group |= {user for member in members[storage] for user in member.users}
         groups.append({node for node in group if node.op == "call_function"})
     return groups
-
-
-def storage_of_each(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """The storage behind each named tensor; two names with the same storage are tied."""
-    return {name: tensor.untyped_storage()._cdata for name, tensor in tensors}

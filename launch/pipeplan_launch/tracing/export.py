@@ -66,7 +66,7 @@ def export_model(job: Job, minibatch: int, opaque_paths: Sequence[str] = ()) -> 
     if any(dynamic):
         try:
             # Sizes that depend on the data are unlikely to be linear in the minibatch size in four runs.
-            calls = _observe_calls(job, opaque_paths, (traced_at, traced_at + 1, traced_at + 2, traced_at))
+            calls = observe_calls(job, opaque_paths, (traced_at, traced_at + 1, traced_at + 2, traced_at))
             exported = _Attempt(job, batch, traced_at, dynamic, calls).run()
         except Exception as error:
             if depends_on_data(error):
@@ -78,23 +78,13 @@ def export_model(job: Job, minibatch: int, opaque_paths: Sequence[str] = ()) -> 
     if traced_at != minibatch:
         batch = job.example(minibatch)
     static: DynamicShapes = tuple({} for _ in batch.inputs)
-    return _Attempt(job, batch, minibatch, static, _observe_calls(job, opaque_paths, (minibatch, minibatch))).run()
+    return _Attempt(job, batch, minibatch, static, observe_calls(job, opaque_paths, (minibatch, minibatch))).run()
 
 
 def depends_on_data(error: BaseException) -> bool:
     """Whether an error means that the model's control flow or sizes depend on its data."""
     kind = type(error).__name__
     return "data-dependent" in str(error).lower() or "DataDependent" in kind or isinstance(error, DependsOnData)
-
-
-def _observe_calls(job: Job, opaque_paths: Sequence[str], minibatches: Sequence[int]) -> OutputsByModule:
-    """Run the model at these minibatch sizes to see what its opaque modules return."""
-
-    def run(minibatch: int) -> None:
-        with module_mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
-            job.example(minibatch).call(job.model)
-
-    return observe_calls(job.model, opaque_paths, run, minibatches) if opaque_paths else {}
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 
 import torch
 from torch import fx, nn
@@ -212,19 +212,12 @@ def module_of_error(model: nn.Module, error: BaseException) -> str | None:
         if current is None or id(current) in seen:
             continue
         seen.add(id(current))
-        path = _innermost(paths, current.__traceback__)
-        if path:
-            return path
+        frames = [frame for frame, _ in traceback.walk_tb(current.__traceback__)]
+        running = [paths[key] for frame in frames if (key := id(frame.f_locals.get("self"))) in paths]
+        if running and running[-1]:
+            return running[-1]
         waiting += [current.__context__, current.__cause__]
     return None
-
-
-def _innermost(paths: dict[int, str], trace: TracebackType | None) -> str | None:
-    path = None
-    while trace is not None:
-        path = paths.get(id(trace.tb_frame.f_locals.get("self")), path)
-        trace = trace.tb_next
-    return path
 
 
 def module_of_node(model: nn.Module, node: fx.Node) -> str | None:

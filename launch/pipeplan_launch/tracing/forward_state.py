@@ -59,7 +59,7 @@ def carry_python_state(job: Job, minibatch: int) -> CarriedState:
             continue
         owner = attribute.owner
         if isinstance(owner, nn.Module) and isinstance(values[0], Tensor) and _keeps_kind(values):
-            _become_buffer(owner, attribute.name)
+            _make_buffer(owner, attribute.name, vars(owner).pop(attribute.name).detach())
             continue
         module = _module_around(job.model, attribute, accesses[attribute], values)
         vars(module).setdefault(PYTHON_STATE, []).append(PythonState(attribute, module, values))
@@ -79,10 +79,6 @@ BUFFERS_MADE = "_pipeplan_buffers"
 def _keeps_kind(values: Sequence[Any]) -> bool:
     first = values[0]
     return all(isinstance(one, Tensor) and (one.shape, one.dtype) == (first.shape, first.dtype) for one in values)
-
-
-def _become_buffer(module: nn.Module, name: str) -> None:
-    _make_buffer(module, name, vars(module).pop(name).detach())
 
 
 def _make_buffer(module: nn.Module, name: str, tensor: Tensor) -> None:

@@ -302,7 +302,7 @@ def _together(
     others read.
     """
     groups: list[set[str]] = []
-    storage_of = aliasing.storage_of_each(model.named_parameters())
+    storage_of = {name: one.untyped_storage()._cdata for name, one in model.named_parameters()}
     several = [storage for storage, count in Counter(storage_of.values()).items() if count > 1]
     for storage in several:
         groups.append({info.name for info in infos if any(storage_of.get(name) == storage for name in info.parameters)})

@@ -72,7 +72,7 @@ class Check:
         """Compare, and leave the job as it was. Raises `DifferenceFound` or `NotDeterministic`, and exceptions of the
         user's code.
         """
-        random_state, start = RandomState.now(CPU), TrainingState.now(self._modules)
+        random_state, start = RandomState.now(CPU), TrainingState(self._modules)
         try:
             trained = self._compare_training(start) if trains else None
             # Evaluation comes last, because the report of a difference in training says more.
@@ -108,7 +108,7 @@ class Check:
             del piped
             self._update(updates, state, changed, plain, compare=step == 0)
             attributes.restore()
-            state = TrainingState.now(self._modules)
+            state = TrainingState(self._modules)
         return state
 
     def _update(
@@ -232,7 +232,7 @@ class Check:
 
     def _rounding(self, state: TrainingState, sample: Sample) -> dict[str, float]:
         """Largest change of each result of the model when all parameters change in their last bit."""
-        present = TrainingState.now(self._modules)
+        present = TrainingState(self._modules)
         try:
             exact = self._repeated_results(state, sample)
             shifted = {

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -70,27 +68,17 @@ class TrainedModules:
         return Attributes([*own, *users, *files], [self.loss, *hooks])
 
 
-@dataclass(frozen=True)
 class TrainingState:
     """The state of a job's modules at one moment."""
 
-    modules: TrainedModules
-    tensors: dict[str, Tensor]
-    """Copies of all parameters and buffers."""
-    attributes: Attributes
-    _held: list[tuple[dict[str, Any], dict[str, Any]]] = field(repr=False)
-    """Every module's dictionaries of parameters and of buffers, and the tensors that were in them."""
-    _gradients: list[tuple[Tensor, Tensor | None]] = field(repr=False)
-
-    @staticmethod
-    def now(modules: TrainedModules) -> TrainingState:
-        """The present state."""
-        tensors = {name: tensor.detach().clone() for name, tensor in modules.tensors.items()}
-        held = [
-            (held, dict(held)) for module in modules.modules.values() for held in (module._parameters, module._buffers)
-        ]
-        gradients = [(parameter, parameter.grad) for parameter in modules.parameters.values()]
-        return TrainingState(modules, tensors, modules.attributes(), held, gradients)
+    def __init__(self, modules: TrainedModules) -> None:
+        self._modules, self.attributes = modules, modules.attributes()
+        self.tensors = {name: tensor.detach().clone() for name, tensor in modules.tensors.items()}
+        """Copies of all parameters and buffers."""
+        every = modules.modules.values()
+        self._held = [(held, dict(held)) for one in every for held in (one._parameters, one._buffers)]
+        """Every module's dictionaries of parameters and of buffers, and the tensors that were in them."""
+        self._gradients = [(parameter, parameter.grad) for parameter in modules.parameters.values()]
 
     def restore(self) -> None:
         """Bring everything back to this state."""
@@ -109,7 +97,7 @@ class TrainingState:
         """
         return {
             name: tensor.detach().clone()
-            for name, tensor in self.modules.present().items()
+            for name, tensor in self._modules.present().items()
             if name in self.tensors and not same_bits(tensor, self.tensors[name])
         }
 
@@ -117,4 +105,4 @@ class TrainingState:
         """Write these values into the parameters and buffers, which are the same objects as at first."""
         with torch.no_grad():
             for name, value in values.items():
-                put(self.modules.tensors[name], value)
+                put(self._modules.tensors[name], value)
