@@ -23,7 +23,6 @@ from pipeplan_launch.job.reachable import reachable_values
 from pipeplan_launch.job.user_code import is_user_code, is_users_class
 
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-GENERATORS = (torch.Generator, random.Random)
 MOST_MEMBERS = 10_000
 """Largest container that is copied: larger ones hold data, and copying them would take long."""
 MOST_DEPTH = 8
@@ -162,6 +161,11 @@ def _keep_generator(value: Any) -> Kept | None:
         before = value.getstate()
         return Kept(value, before, lambda: value.setstate(before))
     return None
+
+
+def is_generator(value: Any) -> bool:
+    """Whether a value is a random generator of torch, Python or NumPy."""
+    return _keep_generator(value) is not None
 
 
 def _keep_array(value: Any) -> Kept | None:

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
-from pipeplan_launch.job.kept_values import ABSENT, GENERATORS, Attribute
+from pipeplan_launch.job.kept_values import ABSENT, Attribute, is_generator
 from pipeplan_launch.job.pass_conditions import autocast, module_mode
 from pipeplan_launch.tracing.attribute_reads import Accesses, accesses_noted
 from pipeplan_launch.tracing.opaque_modules import PYTHON_STATE
@@ -95,7 +95,7 @@ def _module_around(model: nn.Module, attribute: Attribute, access: Accesses, val
     what = f"{attribute.name!r} of {type(owner).__name__}" + (f" ({path!r})" if path else "")
     at = f" ({access.place})" if access.place else ""
     begins = f"forward() changes the attribute {what}{at}, and later minibatches depend on it"
-    if any(isinstance(leaf, GENERATORS) for value in values for leaf in tree_leaves(value)):
+    if any(is_generator(leaf) for value in values for leaf in tree_leaves(value)):
         raise LaunchError(f"{begins}: draw from torch's own generator, which is seeded for each minibatch")
     problem = _problem(values)
     if problem:

@@ -194,9 +194,11 @@ def observe_calls(job: Job, paths: Sequence[str], minibatches: Sequence[int]) ->
     """Run the job's model at these minibatch sizes, and observe what these modules return. Raises `CannotBeOpaque` for
     a module that cannot be opaque.
     """
+    if not paths:
+        return {}
     seen: dict[str, list[list[ObservedCall]]] = {path: [] for path in paths}
     with restored_state(job.model), module_mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
-        for samples in minibatches if paths else ():
+        for samples in minibatches:
             forwards = {}
             for path, module in ((path, job.model.get_submodule(path)) for path in paths):
                 seen[path].append([])
