@@ -74,7 +74,7 @@ def _same_leaf(one: Kept, other: Kept) -> bool:
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
     """Whether two tensors have the same type and values; NaN equals NaN. Tensors without data have no values."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
         return False
     if one.is_meta or torch.equal(one, other):
         return True

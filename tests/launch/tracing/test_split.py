@@ -219,8 +219,8 @@ def test_a_compiled_stage_trains_and_evaluates_as_the_stage_does(backend: str) -
     for samples in (4, 3):  # the last minibatch of an epoch is shorter
         inputs = torch.randn(samples, 6)
         for ours, theirs in zip(_step(stage, inputs), _step(plain, inputs), strict=True):
-            # Inductor fuses operators, so that sums of float32 run in another order, and a norm of three or four samples
-            # divides by small deviations: a hundred units in the last place.
+            # Inductor fuses operators, so that sums of float32 run in another order. A norm of three or four samples
+            # divides by small deviations, which multiplies the rounding.
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
