@@ -53,6 +53,10 @@ class GraphBehaviour:
         """Identities of the storages behind the node's output."""
         return {tensor.untyped_storage()._cdata for tensor in tensors_in(self.values.get(node))}
 
+    def written_storages(self) -> set[int]:
+        """Identities of the storages that some node writes to."""
+        return {storage for arguments in self.written.values() for one in arguments for storage in self.storages(one)}
+
     def gets_gradient(self, node: fx.Node) -> bool:
         """Whether the backward pass reaches the node's tensor. A tensor may require a gradient and get none."""
         return any(tensor.grad_fn in self.gradient_functions for tensor in tensors_in(self.values.get(node)))

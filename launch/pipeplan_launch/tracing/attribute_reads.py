@@ -256,9 +256,7 @@ def protect_saved_values(graph_module: fx.GraphModule, behaviour: GraphBehaviour
         for storage in behaviour.storages(node)
         if not isinstance(attribute_at(graph_module, str(node.target)), nn.Parameter)
     }
-    written = {
-        storage for arguments in behaviour.written.values() for one in arguments for storage in behaviour.storages(one)
-    } & state
+    written = behaviour.written_storages() & state
     found = False
     for node in list(graph_module.graph.nodes) if written else ():
         if node in behaviour.written or not _may_save(node, behaviour):

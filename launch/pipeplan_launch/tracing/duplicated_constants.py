@@ -48,12 +48,7 @@ def is_shape_only(node: fx.Node) -> bool:
 
 def copied_nodes(graph_module: fx.GraphModule, behaviour: GraphBehaviour) -> set[fx.Node]:
     """The nodes that are computed in every stage that reads them."""
-    touched = {
-        storage
-        for arguments in behaviour.written.values()
-        for argument in arguments
-        for storage in behaviour.storages(argument)
-    }
+    touched = behaviour.written_storages()
     constant: set[fx.Node] = set()
     of_input: set[fx.Node] = set()
     for node in graph_module.graph.nodes:

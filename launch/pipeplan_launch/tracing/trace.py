@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -50,10 +51,7 @@ class TensorSpec:
 
     def bytes(self, batch: int) -> int:
         """The size in bytes for a minibatch of that many samples."""
-        count = 1
-        for size in self.shape(batch):
-            count *= size
-        return count * self.dtype.itemsize
+        return math.prod(self.shape(batch)) * self.dtype.itemsize
 
 
 def dimension_at(dimension: Dimension, batch: int) -> int:
@@ -329,9 +327,7 @@ def _tied(infos: tuple[LayerInfo, ...], model: nn.Module, of_loss: LossState | N
 
 
 def _written_parameters(graph_module: fx.GraphModule, behaviour: aliasing.GraphBehaviour) -> tuple[str, ...]:
-    written = {
-        storage for arguments in behaviour.written.values() for one in arguments for storage in behaviour.storages(one)
-    }
+    written = behaviour.written_storages()
     return tuple(
         str(node.target)
         for node in graph_module.graph.find_nodes(op="get_attr")
