@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from pipeplan_launch.job.kept_values import Attributes, same_bits
 from pipeplan_launch.job.pass_conditions import RandomState
 from pipeplan_launch.runtime.self_check import differences
 from pipeplan_launch.runtime.self_check.differences import (
+    GRADIENT,
+    OUTPUT,
     Difference,
     Tolerance,
     dense,
@@ -99,8 +101,9 @@ class Check:
             state.restore()
             piped = self._pipeline.train(sample)
             kept = self._attribute_difference(state, attributes, when)
-            self._compare_state(state, changed, sample, when)
-            found = self._result_difference(state, plain, piped, sample, when)
+            if (found := self._difference(changed, state.changed(), state, sample, when)) is not None:
+                self._refuse(found, state, sample)
+            found = self._difference(_results_of(plain), _results_of(piped), state, sample, when)
             if found is None and step == len(self._samples) - 1:  # the first step may set up what later steps keep
                 found = kept
             if found is not None:
@@ -132,19 +135,20 @@ class Check:
                 ] = None
                 return
 
-    def _compare_state(self, state: TrainingState, changed: dict[str, Tensor], sample: Sample, when: str) -> None:
-        """Compare the buffers and parameters that a pass itself has written; `changed`: their values after plain
-        training.
+    def _difference(
+        self, plain: Mapping[str, Tensor], piped: Mapping[str, Tensor], state: TrainingState, sample: Sample, when: str
+    ) -> Difference | None:
+        """The first result, by name, in which plain training and the pipeline differ.
+
+        A parameter or buffer that one of them lacks has not changed there, and a gradient is zero.
         """
-        piped = state.changed()
-        for name in dict.fromkeys((*changed, *piped)):
-            before = state.tensors[name]
-            pair = changed.get(name, before), piped.get(name, before)
+        for name in dict.fromkeys((*plain, *piped)):
+            one, other, before = plain.get(name), piped.get(name), state.tensors.get(name)
+            missing = torch.zeros_like(other if one is None else one) if before is None else before
+            pair = missing if one is None else one, missing if other is None else other
             if not self._close(state, sample, name, pair, before):
-                kind = "parameter" if name in self._modules.parameters else "buffer"
-                self._refuse(
-                    differences.tensor_difference(kind, name, self._modules, pair, before, when), state, sample
-                )
+                return differences.result_difference(name, self._modules, one, other, when)
+        return None
 
     def _attribute_difference(self, state: TrainingState, plain: Attributes, when: str) -> Difference | None:
         """The first attribute that the model reads and the pipeline does not change as plain training does.
@@ -169,23 +173,6 @@ class Check:
         names = {kind.__module__ for module in self._modules.modules.values() for kind in type(module).__mro__}
         return [sys.modules[name] for name in sorted(names) if name.partition(".")[0] not in ("torch", "builtins")]
 
-    def _result_difference(
-        self, state: TrainingState, plain: Trained, piped: Trained, sample: Sample, when: str
-    ) -> Difference | None:
-        """A difference of the losses, or else of a gradient."""
-        if not self._close(state, sample, "loss", (plain.loss, piped.loss)):
-            return differences.loss_difference(float(plain.loss), float(piped.loss), when)
-        # The search begins at the loss: a fault makes the gradients of all layers before it wrong too.
-        for name in reversed(self._modules.trained):
-            one, other = plain.gradients.get(name), piped.gradients.get(name)
-            if one is None and other is None:
-                continue
-            zero = torch.zeros_like(self._modules.trained[name])
-            pair = (zero if one is None else dense(one), zero if other is None else dense(other))
-            if not self._close(state, sample, f"gradient {name}", pair):
-                return differences.gradient_difference(name, self._modules, one, other, when)
-        return None
-
     def _compare_evaluation(self, state: TrainingState, when: str) -> None:
         """Compare outputs in evaluation mode, and the state after evaluation."""
         if not self._pipeline.evaluates:
@@ -195,19 +182,17 @@ class Check:
         changed, attributes = state.changed(), self._modules.attributes().values
         state.restore()
         piped = self._pipeline.evaluate(sample)
-        self._compare_state(state, changed, sample, when)
+        found = self._difference(changed, state.changed(), state, sample, when)
         present = self._modules.attributes().values
         for name, before in state.attributes.values.items():
             same = self._tolerance.same_value
-            if same(attributes.get(name), before) and not same(present.get(name), before):
-                self._refuse(differences.attribute_difference(name, self._modules, when, lost=False), state, sample)
+            if found is None and same(attributes.get(name), before) and not same(present.get(name), before):
+                found = differences.attribute_difference(name, self._modules, when, lost=False)
         self._pipeline.restore()
         state.restore()
-        for number, (one, other) in enumerate(zip(plain, piped, strict=False)):
-            if isinstance(one, Tensor) and not (
-                isinstance(other, Tensor) and self._close(state, sample, f"output {number}", (one, other))
-            ):
-                self._refuse(differences.output_difference(one, other, when), state, sample)
+        found = found or self._difference(_outputs(plain), _outputs(piped), state, sample, when)
+        if found is not None:
+            self._refuse(found, state, sample)
 
     def _close(
         self,
@@ -256,13 +241,11 @@ class Check:
         state.restore()
         state.adopt(parameters or {})
         trained = self._eager.train(sample)
-        results = {"loss": trained.loss}
-        results |= {f"gradient {name}": dense(gradient) for name, gradient in trained.gradients.items()}
+        results = _results_of(trained)
         results |= {name: tensor.detach().clone() for name, tensor in self._modules.present().items()}
         state.restore()
         state.adopt(parameters or {})
-        outputs = self._eager.evaluate(sample)
-        results |= {f"output {number}": one for number, one in enumerate(outputs) if isinstance(one, Tensor)}
+        results |= _outputs(self._eager.evaluate(sample))
         state.restore()
         return results
 
@@ -282,3 +265,14 @@ class Check:
                     f"from torch's own generator, {differences.LEAVE_OUT}"
                 )
         return first
+
+
+def _results_of(trained: Trained) -> dict[str, Tensor]:
+    """The loss and the gradients by name, from the last: a fault makes the gradients of all layers before it wrong."""
+    gradients = reversed(trained.gradients.items())
+    return {"loss": trained.loss, **{f"{GRADIENT}{name}": dense(gradient) for name, gradient in gradients}}
+
+
+def _outputs(members: Sequence[Any]) -> dict[str, Tensor]:
+    """The tensors among the members of a model's output, by name."""
+    return {f"{OUTPUT}{number}": one for number, one in enumerate(members) if isinstance(one, Tensor)}

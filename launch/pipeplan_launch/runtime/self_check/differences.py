@@ -120,6 +120,8 @@ def last_bit_changed(parameter: Tensor, low: bool) -> Tensor:
     return parameter * (1 + unit * signs)
 
 
+GRADIENT, OUTPUT = "gradient ", "output "
+"""Beginnings of the names of results."""
 OPTION = "--no-self-check"
 LEAVE_OUT = f"or leave the check out with {OPTION} if that does no harm"
 
@@ -145,24 +147,33 @@ class Difference:
         )
 
 
-def tensor_difference(
-    kind: str, name: str, modules: TrainedModules, values: tuple[Tensor, Tensor], before: Tensor, when: str
+def result_difference(
+    name: str, modules: TrainedModules, plain: Tensor | None, piped: Tensor | None, when: str
 ) -> Difference:
-    """Reports that the pipeline changes a buffer or parameter in another way. `values`: (in plain training,
-    in the pipeline).
+    """Reports that a result is different in plain training and in the pipeline, or is there in one of them alone.
+
+    `name`: `loss`, `gradient` or `output` with what it belongs to, or a parameter or buffer that a pass has written.
     """
-    plain, piped = values
-    unchanged = (same_bits(plain, before), same_bits(piped, before))
-    if unchanged == (False, True):
-        how = "is written by forward() alone: the pipeline loses the write"
-    elif unchanged == (True, False):
-        how = "is written by the pipeline, and not by the model"
-    else:
-        how = f"differs by {largest_difference(plain, piped):.3g}"
-    owner, _, local = name.rpartition(".")
+    how = "" if plain is None or piped is None else f"differs by {largest_difference(plain, piped):.3g}"
+    if name == "loss":
+        how = f"is {plain:.9g} in the model and {piped:.9g} in the pipeline"
+        remedy = "make what the model computes follow from its inputs, parameters and buffers alone"
+        return Difference("the loss", how, when, remedy)
+    if name.startswith(OUTPUT):
+        remedy = "make forward() the same code in both modes"
+        return Difference("the model's output in evaluation mode", how or "differs", when, remedy)
+    owner, _, local = name.removeprefix(GRADIENT).rpartition(".")
+    if name.startswith(GRADIENT):
+        how = how or f"is there in the {'model' if piped is None else 'pipeline'} alone"
+        remedy = "leave .data out of forward(), and parameters of the model out of the loss"
+        what = f"the gradient of the parameter {local!r} of {module_text(owner, modules)}"
+        return Difference(what, how, when, remedy)
+    lost, added = "by forward() alone: the pipeline loses the write", "by the pipeline, and not by the model"
+    how = how or f"is written {lost if piped is None else added}"
+    what = f"the {'parameter' if name in modules.parameters else 'buffer'} {local!r} of {module_text(owner, modules)}"
     remedy = "move the code that writes it into a submodule of its own, which is then taken whole"
     path = owner.partition(".")[2] if owner.partition(".")[0] == MODEL else ""
-    return Difference(f"the {kind} {local!r} of {module_text(owner, modules)}", how, when, remedy, path or None)
+    return Difference(what, how, when, remedy, path or None)
 
 
 def attribute_difference(attribute: Attribute, modules: TrainedModules, when: str, *, lost: bool = True) -> Difference:
@@ -192,33 +203,6 @@ def attribute_text(attribute: Attribute, modules: TrainedModules) -> str:
     else:
         place = module_text(next(path for path, module in modules.modules.items() if module is owner), modules)
     return f"the attribute {attribute.name!r} of {place}"
-
-
-def loss_difference(plain: float, piped: float, when: str) -> Difference:
-    """Reports that the losses of a minibatch differ."""
-    remedy = "make what the model computes follow from its inputs, parameters and buffers alone"
-    return Difference("the loss", f"is {plain:.9g} in the model and {piped:.9g} in the pipeline", when, remedy)
-
-
-def gradient_difference(
-    name: str, modules: TrainedModules, plain: Tensor | None, piped: Tensor | None, when: str
-) -> Difference:
-    """Reports that the gradients of a parameter differ."""
-    if plain is None or piped is None:
-        how = "is there in the model alone" if piped is None else "is there in the pipeline alone"
-    else:
-        how = f"differs by {largest_difference(plain, piped):.3g}"
-    owner, _, local = name.rpartition(".")
-    what = f"the gradient of the parameter {local!r} of {module_text(owner, modules)}"
-    remedy = "leave .data out of forward(), and parameters of the model out of the loss"
-    return Difference(what, how, when, remedy)
-
-
-def output_difference(plain: object, piped: object, when: str) -> Difference:
-    """Reports that the model's outputs in evaluation differ."""
-    pair = [one for one in (plain, piped) if isinstance(one, Tensor)]
-    how = f"differs by {largest_difference(*pair):.3g}" if len(pair) == 2 else "differs"
-    return Difference("the model's output in evaluation mode", how, when, "make forward() the same code in both modes")
 
 
 def module_text(path: str, modules: TrainedModules) -> str:
