@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pipeplan_launch.job.reachable import reachable_values
+from pipeplan_launch.job.reachable import INTERNAL, reachable_values
 from pipeplan_launch.job.user_code import is_user_code, is_users_class
 
 CONSTANTS = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
@@ -30,8 +30,6 @@ UNKNOWN = object()
 """The content of a value that is not copied."""
 ABSENT = object()
 """The value of an attribute that does not exist."""
-INTERNAL = frozenset(vars(nn.Module()))
-"""Attributes that every module has."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ MOST_MEMBERS = 1000
 MOST_VALUES = 20_000
 """Largest number of values that are visited."""
 _DEEPEST = 12
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+INTERNAL = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
 
 
 def reachable_values(function: object) -> Iterator[tuple[str, Any]]:
@@ -61,7 +62,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, nn.Module):
         yield from value.named_children()
         yield from value.named_buffers(recurse=False)
-        yield from ((name, one) for name, one in vars(value).items() if name not in _OF_EVERY_MODULE)
+        yield from ((name, one) for name, one in vars(value).items() if name not in INTERNAL)
         yield from _methods_of(value)
     elif isinstance(value, Mapping) and len(value) <= MOST_MEMBERS:
         yield from ((str(key), member) for key, member in list(value.items()))

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pipeplan_launch.job.kept_values import INTERNAL, Attributes
+from pipeplan_launch.job.kept_values import Attributes
 from pipeplan_launch.job.pass_conditions import RandomState
+from pipeplan_launch.job.reachable import INTERNAL
 
 _LIBRARIES = {"torch", "numpy", "pipeplan_launch", *sys.stdlib_module_names} - {"__main__"}
 MOST_MEMBERS = 1_000_000

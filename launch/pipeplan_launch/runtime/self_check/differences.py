@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -170,7 +172,8 @@ def result_difference(
         return Difference(what, how, when, remedy)
     lost, added = "by forward() alone: the pipeline loses the write", "by the pipeline, and not by the model"
     how = how or f"is written {lost if piped is None else added}"
-    what = f"the {'parameter' if name in modules.parameters else 'buffer'} {local!r} of {module_text(owner, modules)}"
+    what = f"the {'parameter' if name in modules.parameters else 'buffer'} {local!r} of "
+    what += module_text(owner, modules, local)
     remedy = "move the code that writes it into a submodule of its own, which is then taken whole"
     path = owner.partition(".")[2] if owner.partition(".")[0] == MODEL else ""
     return Difference(what, how, when, remedy, path or None)
@@ -201,16 +204,22 @@ def attribute_text(attribute: Attribute, modules: TrainedModules) -> str:
     elif isinstance(owner, type):
         place = f"the class {owner.__name__}"
     else:
-        place = module_text(next(path for path, module in modules.modules.items() if module is owner), modules)
+        path = next(path for path, module in modules.modules.items() if module is owner)
+        place = module_text(path, modules, attribute.name)
     return f"the attribute {attribute.name!r} of {place}"
 
 
-def module_text(path: str, modules: TrainedModules) -> str:
-    """A module for people, with its class and the place of its `forward`: `module 'norm' (Norm, job.py:12)`."""
+def module_text(path: str, modules: TrainedModules, name: str = "") -> str:
+    """A module for people, with its class and the first line of its forward() that mentions its attribute `name`, or
+    else the line where forward() begins: `module 'norm' (Norm, job.py:12)`.
+    """
     root, _, inner = path.partition(".")
     kind = type(modules.modules[path])
-    code = getattr(kind.forward, "__code__", None)
-    place = f", {code.co_filename}:{code.co_firstlineno}" if code and is_user_code(code.co_filename) else ""
+    place = ""
+    with suppress(OSError, TypeError):  # there is no source
+        file, (lines, first) = inspect.getsourcefile(kind.forward) or "", inspect.getsourcelines(kind.forward)
+        mentions = [number for number, line in enumerate(lines) if name and re.search(rf"\b{re.escape(name)}\b", line)]
+        place = f", {file}:{first + (mentions or [0])[0]}" if is_user_code(file) else ""
     return f"{f'module {inner!r}' if inner else f'the {root}'} ({kind.__name__}{place})"
 
 
