@@ -76,7 +76,8 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
         return False
     if one.is_meta or torch.equal(one, other):
         return True
-    return one.is_floating_point() and bool(((one == other) | (one.isnan() & other.isnan())).all())
+    has_nan = one.is_floating_point() or one.is_complex()
+    return has_nan and bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def put(tensor: Tensor, value: Tensor) -> None:
