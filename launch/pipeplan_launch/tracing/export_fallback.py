@@ -213,7 +213,7 @@ def module_of_error(model: nn.Module, error: BaseException) -> str | None:
             continue
         seen.add(id(current))
         frames = [frame for frame, _ in traceback.walk_tb(current.__traceback__)]
-        running = [paths[key] for frame in frames if (key := id(frame.f_locals.get("self"))) in paths]
+        running: list[str] = [paths[key] for one in frames if (key := id(one.f_locals.get("self"))) in paths]
         if running and running[-1]:
             return running[-1]
         waiting += [current.__context__, current.__cause__]

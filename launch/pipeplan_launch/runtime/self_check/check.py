@@ -143,11 +143,11 @@ class Check:
         A parameter or buffer that one of them lacks has not changed there, and a gradient is zero.
         """
         for name in dict.fromkeys((*plain, *piped)):
-            one, other, before = plain.get(name), piped.get(name), state.tensors.get(name)
-            missing = torch.zeros_like(other if one is None else one) if before is None else before
-            pair = missing if one is None else one, missing if other is None else other
+            before = state.tensors.get(name)
+            missing = torch.zeros_like({**piped, **plain}[name]) if before is None else before
+            pair = plain.get(name, missing), piped.get(name, missing)
             if not self._close(state, sample, name, pair, before):
-                return differences.result_difference(name, self._modules, one, other, when)
+                return differences.result_difference(name, self._modules, plain.get(name), piped.get(name), when)
         return None
 
     def _attribute_difference(self, state: TrainingState, plain: Attributes, when: str) -> Difference | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +77,8 @@ class TrainingState:
         self.tensors = {name: tensor.detach().clone() for name, tensor in modules.tensors.items()}
         """Copies of all parameters and buffers."""
         every = modules.modules.values()
-        self._held = [(held, dict(held)) for one in every for held in (one._parameters, one._buffers)]
+        held: list[dict[str, Any]] = [held for one in every for held in (one._parameters, one._buffers)]
+        self._held = [(one, dict(one)) for one in held]
         """Every module's dictionaries of parameters and of buffers, and the tensors that were in them."""
         self._gradients = [(parameter, parameter.grad) for parameter in modules.parameters.values()]
 
