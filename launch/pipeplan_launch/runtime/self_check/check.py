@@ -142,9 +142,10 @@ class Check:
 
         A parameter or buffer that one of them lacks has not changed there, and a gradient is zero.
         """
+        either = {**piped, **plain}
         for name in dict.fromkeys((*plain, *piped)):
             before = state.tensors.get(name)
-            missing = torch.zeros_like({**piped, **plain}[name]) if before is None else before
+            missing = torch.zeros_like(either[name]) if before is None else before
             pair = plain.get(name, missing), piped.get(name, missing)
             if not self._close(state, sample, name, pair, before):
                 return differences.result_difference(name, self._modules, plain.get(name), piped.get(name), when)
