@@ -161,7 +161,9 @@ def check_training(model, job, stages, batch, *, rounds=False):
             # One process adds the gradients of both uses in bfloat16, stages add theirs in 32 bits.
             torch.testing.assert_close(ours[name].grad, parameter.grad, rtol=2**-7, atol=2**-12)
         else:
-            assert equal(ours[name].grad, parameter.grad, model, rounds=rounds), name
+            # Autograd adds the gradients of several uses in another order than stages that each hold some of the uses.
+            reordered = rounds or held[id(ours[name])] > 1
+            assert equal(ours[name].grad, parameter.grad, model, rounds=reordered), name
     for (name, own), (_, other) in zip(job.model.named_buffers(), whole.named_buffers(), strict=True):
         assert equal(own, other, model), name
 

@@ -20,10 +20,6 @@ class Bundled(TypedDict):
     """First author and year of the model's paper."""
 
 
-def _model(description: str, parameters: int, minibatch: int, source: str) -> Bundled:
-    return {"description": description, "parameters": parameters, "minibatch": minibatch, "source": source}
-
-
 _MODULES = {"gnmt": ("gnmt8", "gnmt16"), "image_networks": ("alexnet", "vgg16", "resnet50", "resnet-tiny")}
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -34,42 +30,19 @@ def builder_of(name: str) -> tuple[str, str]:
     return (_MODULE_OF[name], function) if name in _MODULE_OF else (function, "build")
 
 
-BUNDLED: dict[str, Bundled] = {
-    "mnist": _model(
-        "digits: 2 convolutions, 3 linear layers; real scans from scikit-learn",
-        *(369_258, 32, "course slides"),
-    ),
-    "vgg16": _model(
-        "VGG-16; generated 224×224 images",
-        *(138_357_544, 64, "Simonyan 2014"),
-    ),
-    "resnet50": _model(
-        "ResNet-50; generated 224×224 images",
-        *(25_557_032, 128, "He 2015"),
-    ),
-    "alexnet": _model(
-        "AlexNet, one column; generated 224×224 images",
-        *(61_100_840, 256, "Krizhevsky 2014"),
-    ),
-    "gnmt8": _model(
-        "GNMT, 4 + 4 LSTM layers; generated sentences of 48 tokens",
-        *(193_765_952, 64, "Wu 2016"),
-    ),
-    "gnmt16": _model(
-        "GNMT, 8 + 8 LSTM layers; generated sentences of 25 tokens",
-        *(277_717_568, 64, "Wu 2016"),
-    ),
-    "awd-lm": _model(
-        "AWD-LM, 4 LSTMs whose weights drop out; generated text",
-        *(102_058_000, 80, "Merity 2018"),
-    ),
-    "s2vt": _model(
-        "S2VT, video to text; generated features of frames",
-        *(87_362_668, 80, "Venugopalan 2015"),
-    ),
-    "resnet-tiny": _model(
-        "a small ResNet, to test with; generated 32×32 images",
-        *(78_042, 32, "He 2015"),
-    ),
+_TABLE = (
+    ("mnist", 369_258, 32, "course slides", "digits: 2 convolutions, 3 linear layers; real scans from scikit-learn"),
+    ("vgg16", 138_357_544, 64, "Simonyan 2014", "VGG-16; generated 224×224 images"),
+    ("resnet50", 25_557_032, 128, "He 2015", "ResNet-50; generated 224×224 images"),
+    ("alexnet", 61_100_840, 256, "Krizhevsky 2014", "AlexNet, one column; generated 224×224 images"),
+    ("gnmt8", 193_765_952, 64, "Wu 2016", "GNMT, 4 + 4 LSTM layers; generated sentences of 48 tokens"),
+    ("gnmt16", 277_717_568, 64, "Wu 2016", "GNMT, 8 + 8 LSTM layers; generated sentences of 25 tokens"),
+    ("awd-lm", 102_058_000, 80, "Merity 2018", "AWD-LM, 4 LSTMs whose weights drop out; generated text"),
+    ("s2vt", 87_362_668, 80, "Venugopalan 2015", "S2VT, video to text; generated features of frames"),
+    ("resnet-tiny", 78_042, 32, "He 2015", "a small ResNet, to test with; generated 32×32 images"),
+)
+BUNDLED = {
+    name: Bundled(description=description, parameters=parameters, minibatch=minibatch, source=source)
+    for name, parameters, minibatch, source, description in _TABLE
 }
 """The bundled models by name."""

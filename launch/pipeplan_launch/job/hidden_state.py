@@ -15,7 +15,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.kept_values import Kept
 from pipeplan_launch.job.loss import REMEDY, LossState, loss_text
+from pipeplan_launch.job.nested_tensors import gradient_functions
 from pipeplan_launch.job.reachable import reachable_values
 
 LARGE_ELEMENTS = 1 << 22
@@ -66,18 +68,7 @@ def _leaf_copy(tensor: Tensor, leaves: list[Tensor]) -> Tensor:
 
 def trained_leaves(value: object) -> list[Tensor]:
     """The leaves that would get gradients in a backward pass from a value."""
-    waiting = [value.grad_fn] if isinstance(value, Tensor) else []
-    seen: set[Any] = set()
-    leaves: list[Tensor] = []
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            leaves.append(node.variable)
-        waiting += [following for following, _ in node.next_functions]
-    return leaves
+    return [function.variable for function in gradient_functions([value]) if hasattr(function, "variable")]
 
 
 def refuse_hidden_state(
@@ -94,7 +85,7 @@ def refuse_hidden_state(
     _call_alike(call)
     after = _snapshot(function, known)
     for path, value in after.items():
-        if path not in before or not _same(before[path], value):
+        if path not in before or not before[path].same(value):
             raise LaunchError(
                 f"{what} changes {path!r} at every call, which no checkpoint holds and replicas do not share: {remedy}"
             )
@@ -106,29 +97,16 @@ def _call_alike(call: Callable[[], object]) -> None:
         call()
 
 
-def _snapshot(function: object, known: Collection[int]) -> dict[str, Any]:
-    """The present values of everything that a function can reach, by path."""
-    found: dict[str, Any] = {}
+def _snapshot(function: object, known: Collection[int]) -> dict[str, Kept]:
+    """The present values of everything that a function can reach, by path; of a container only its length."""
+    found: dict[str, Kept] = {}
     for path, value in reachable_values(function):
         if isinstance(value, Tensor):
             if id(value) not in known:
-                found[path] = _tensor_mark(value)
+                is_small = value.numel() <= LARGE_ELEMENTS and value.layout is torch.strided and not value.is_meta
+                found[path] = Kept(value, value.detach().clone() if is_small else (id(value), value._version))
         elif isinstance(value, bool | int | float | complex | str):
-            found[path] = value
+            found[path] = Kept(value, value)
         elif isinstance(value, list | set | deque | Mapping):
-            found[path] = len(value)
+            found[path] = Kept(0, len(value))
     return found
-
-
-def _tensor_mark(tensor: Tensor) -> Any:
-    if tensor.numel() > LARGE_ELEMENTS or tensor.layout is not torch.strided or tensor.is_meta:
-        return (id(tensor), tensor._version)
-    return tensor.detach().clone()
-
-
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return (
-            one.shape == other.shape and one.dtype == other.dtype and torch.equal(one.nan_to_num(), other.nan_to_num())
-        )
-    return type(one) is type(other) and bool(one == other or one != one)

@@ -147,8 +147,8 @@ class Job:
         validation.check_callbacks(self.callbacks)
         check_autocast_type(self.autocast)
         self._check_training()
-        validation.check_minibatch(self.minibatch)
-        validation.check_tokens(self.tokens_per_sample)
+        validation.check_whole_number("minibatch", self.minibatch, 1)
+        validation.check_whole_number("tokens_per_sample", self.tokens_per_sample, 0)
         if self.inputs is None and self.data is None:
             raise LaunchError(
                 "a job needs example inputs or data, as in Job(model, inputs=lambda n: torch.randn(n, 3, 224, 224))"

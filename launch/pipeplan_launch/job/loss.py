@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.pass_conditions import module_mode
 from pipeplan_launch.job.reachable import reachable_values
 
 
@@ -134,7 +134,7 @@ class LossState:
 
     def evaluate(self, output: Any, target: Any) -> Any:
         """The loss's value in evaluation mode. Its buffers stay unchanged."""
-        with self._in_evaluation_mode():
+        with module_mode(self._holder, train=False):
             return self.call({name: one.clone() for name, one in self.buffers().items()}, output, target)
 
     def to(self, device: torch.device) -> None:
@@ -145,16 +145,6 @@ class LossState:
         """Free the memory of the loss's tensors, in a worker that does not call the loss."""
         if len(self._names) == len([*self._holder.parameters(), *self._holder.buffers()]):  # it holds no model
             self._holder.to("meta")
-
-    @contextmanager
-    def _in_evaluation_mode(self) -> Iterator[None]:
-        modes = {module: module.training for module in self._holder.modules()}
-        self._holder.eval()
-        try:
-            yield
-        finally:
-            for module, was in modes.items():
-                module.training = was
 
 
 class _Holder(nn.Module):

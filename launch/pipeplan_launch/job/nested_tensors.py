@@ -32,6 +32,18 @@ def bytes_of_tensors(value: Any) -> int:
     return sum(leaf.nbytes for leaf in tensors_in(value))
 
 
+def gradient_functions(value: Any) -> dict[Any, None]:
+    """The autograd functions that a backward pass from the tensors in a nested structure reaches."""
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors_in(value)]
+    reached: dict[Any, None] = {}
+    while waiting:
+        function = waiting.pop()
+        if function is not None and function not in reached:
+            reached[function] = None
+            waiting += [following for following, _ in function.next_functions]
+    return reached
+
+
 def own_part(tensor: Tensor) -> Tensor:
     """The part of a tensor that this worker holds, which shares its memory; all of it unless FSDP2 has divided it."""
     to_local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)

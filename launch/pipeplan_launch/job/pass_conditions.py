@@ -1,4 +1,4 @@
-"""The conditions of a pass besides weights and inputs: random numbers and autocast.
+"""The conditions of a pass besides weights and inputs: random numbers, the mode of modules, and autocast.
 
 A seed depends on what is computed. It does not depend on which worker computes it, or on what ran before.
 
@@ -12,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeplan_launch.devices.backend import backend_of, seed_generators
 from pipeplan_launch.errors import LaunchError
@@ -82,6 +83,20 @@ class RandomState:
             sys.modules["numpy"].random.set_state(self.numpy)
         torch.set_rng_state(self.cpu)
         backend_of(self.device).set_random_state(self.own, self.device)
+
+
+@contextmanager
+def module_mode(model: nn.Module, train: bool) -> Iterator[None]:
+    """Context in which the model is in training or evaluation mode. Afterwards every submodule has its own mode
+    again.
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.train(train)
+    try:
+        yield
+    finally:
+        for module, was in modes.items():
+            module.training = was
 
 
 # Autocast: computing in bfloat16 where possible, with weights, gradients and updates in the model's own precision.

@@ -6,7 +6,6 @@ A loss or a metric that is a plain function may read modules, tensors and counte
 from __future__ import annotations
 
 import functools
-import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -14,14 +13,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pipeplan_launch.job.user_code import is_user_code
+from pipeplan_launch.job.user_code import is_user_code, is_users_class
 
 MOST_MEMBERS = 1000
 """Largest number of members of a list or dictionary that are visited. For a larger one only its length counts."""
 MOST_VALUES = 20_000
 """Largest number of values that are visited."""
 _DEEPEST = 12
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+INTERNAL = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
 
 
 def reachable_values(function: object) -> Iterator[tuple[str, Any]]:
@@ -62,7 +62,7 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, nn.Module):
         yield from value.named_children()
         yield from value.named_buffers(recurse=False)
-        yield from ((name, one) for name, one in vars(value).items() if name not in _OF_EVERY_MODULE)
+        yield from ((name, one) for name, one in vars(value).items() if name not in INTERNAL)
         yield from _methods_of(value)
     elif isinstance(value, Mapping) and len(value) <= MOST_MEMBERS:
         yield from ((str(key), member) for key, member in list(value.items()))
@@ -82,8 +82,7 @@ def _methods_of(value: object) -> Iterator[tuple[str, Any]]:
 
 def _is_of_user(value: object) -> bool:
     """Whether a value is an object of a class that the user defined."""
-    file = getattr(sys.modules.get(type(value).__module__), "__file__", None)
-    return file is not None and not isinstance(value, type | ModuleType | Tensor) and is_user_code(file)
+    return not isinstance(value, type | ModuleType | Tensor) and is_users_class(type(value))
 
 
 def _members_of_function(function: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -56,6 +56,12 @@ def is_user_code(filename: str) -> bool:
     return not any(library in path.parents for library in libraries if library is not None)
 
 
+def is_users_class(kind: type) -> bool:
+    """Whether a class is defined in a file of the user's."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and is_user_code(file)
+
+
 def _folder_of(package: str) -> Path | None:
     """The folder of a package, if it was imported."""
     module = sys.modules.get(package)

@@ -76,16 +76,10 @@ def check_optimizer(optimizer: Optimizer) -> None:
         )
 
 
-def check_minibatch(samples: Any) -> None:
-    """Raises `LaunchError` unless the minibatch is a number of samples."""
-    if not isinstance(samples, Integral) or samples < 1:
-        raise LaunchError(f"a job's minibatch must be a whole number of at least 1, not {samples!r}")
-
-
-def check_tokens(tokens: Any) -> None:
-    """Raises `LaunchError` unless the tokens of a sample are a number of at least 0."""
-    if not isinstance(tokens, Integral) or isinstance(tokens, bool) or tokens < 0:
-        raise LaunchError(f"a job's tokens_per_sample must be a whole number of at least 0, not {tokens!r}")
+def check_whole_number(name: str, value: Any, least: int) -> None:
+    """Raises `LaunchError` unless a field of a job is a whole number of at least `least`."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise LaunchError(f"a job's {name} must be a whole number of at least {least}, not {value!r}")
 
 
 def check_callbacks(callbacks: Any) -> None:

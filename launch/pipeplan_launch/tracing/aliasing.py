@@ -8,7 +8,6 @@ other in-place operators must stay in one stage, together with all nodes that re
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.nested_tensors import gradient_functions, tensors_in
 from pipeplan_launch.job.user_code import is_user_code
 from pipeplan_launch.tracing.opaque_calls import remove_dead_code
 from pipeplan_launch.tracing.regions import attribute_at, operator_name, statistics_written
@@ -53,18 +53,13 @@ class GraphBehaviour:
         """Identities of the storages behind the node's output."""
         return {tensor.untyped_storage()._cdata for tensor in tensors_in(self.values.get(node))}
 
+    def written_storages(self) -> set[int]:
+        """Identities of the storages that some node writes to."""
+        return {storage for arguments in self.written.values() for one in arguments for storage in self.storages(one)}
+
     def gets_gradient(self, node: fx.Node) -> bool:
         """Whether the backward pass reaches the node's tensor. A tensor may require a gradient and get none."""
         return any(tensor.grad_fn in self.gradient_functions for tensor in tensors_in(self.values.get(node)))
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in a node's value."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for member in value for tensor in tensors_in(member)]
-    return []
 
 
 def observe_behaviour(graph_module: fx.GraphModule, inputs: tuple[Tensor, ...]) -> GraphBehaviour:
@@ -84,22 +79,8 @@ def observe_behaviour(graph_module: fx.GraphModule, inputs: tuple[Tensor, ...]) 
                 values[node], writes = _call(node, values)
                 if writes:
                     written[node] = writes
-    outputs = [
-        tensor for node in graph_module.graph.output_node().all_input_nodes for tensor in tensors_in(values[node])
-    ]
-    return GraphBehaviour(values, written, _reached(outputs))
-
-
-def _reached(outputs: list[Tensor]) -> frozenset[Any]:
-    """The autograd functions that can be reached from these tensors."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
-    reached = set(waiting)
-    while waiting:
-        for function, _ in waiting.pop().next_functions:
-            if function is not None and function not in reached:
-                reached.add(function)
-                waiting.append(function)
-    return frozenset(reached)
+    outputs = [values[node] for node in graph_module.graph.output_node().all_input_nodes]
+    return GraphBehaviour(values, written, frozenset(gradient_functions(outputs)))
 
 
 def _call(node: fx.Node, values: dict[fx.Node, Any]) -> tuple[Any, tuple[fx.Node, ...]]:
@@ -255,8 +236,3 @@ def inseparable_nodes(graph: fx.Graph, behaviour: GraphBehaviour) -> list[set[fx
             group |= {user for member in members[storage] for user in member.users}
         groups.append({node for node in group if node.op == "call_function"})
     return groups
-
-
-def storage_of_each(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """The storage behind each named tensor; two names with the same storage are tied."""
-    return {name: tensor.untyped_storage()._cdata for name, tensor in tensors}

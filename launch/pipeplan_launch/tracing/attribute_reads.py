@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,8 +22,9 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.tracing.aliasing import GraphBehaviour, tensors_in
-from pipeplan_launch.tracing.python_state import Attribute
+from pipeplan_launch.job.kept_values import Attribute, replaced_attribute
+from pipeplan_launch.job.nested_tensors import tensors_in
+from pipeplan_launch.tracing.aliasing import GraphBehaviour
 from pipeplan_launch.tracing.regions import attribute_at, operator_name
 
 FILLING = frozenset({"append", "appendleft", "add", "extend", "update", "clear", "pop", "popleft", "insert"})
@@ -82,19 +83,18 @@ def accesses_noted(model: nn.Module, attributes: Sequence[Attribute]) -> Iterato
     with ExitStack() as stack:
         for hook in (register_module_forward_pre_hook(enter), register_module_forward_hook(leave)):
             stack.callback(hook.remove)
-        for kind in dict.fromkeys(_class_to_watch(attribute.owner) for attribute in attributes):
-            stack.enter_context(_watched(kind, by_name, running))
+        owners = [attribute.owner for attribute in attributes]
+        for kind in dict.fromkeys(nn.Module if isinstance(owner, nn.Module) else type(owner) for owner in owners):
+            get, put = _watched(kind, by_name, running)
+            stack.enter_context(replaced_attribute(kind, "__getattribute__", get))
+            stack.enter_context(replaced_attribute(kind, "__setattr__", put))
         yield noted
 
 
-def _class_to_watch(owner: Any) -> type:
-    return nn.Module if isinstance(owner, nn.Module) else type(owner)
-
-
-@contextmanager
-def _watched(kind: type, noted: dict[tuple[int, str], Accesses], running: list[nn.Module]) -> Iterator[None]:
-    """Context in which accesses to attributes of a class are noted."""
-    own = {name: vars(kind)[name] for name in ("__getattribute__", "__setattr__") if name in vars(kind)}
+def _watched(
+    kind: type, noted: dict[tuple[int, str], Accesses], running: list[nn.Module]
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The methods of a class that read and set attributes, which also note the accesses."""
     get: Any = kind.__getattribute__
     put: Any = kind.__setattr__
 
@@ -110,15 +110,7 @@ def _watched(kind: type, noted: dict[tuple[int, str], Accesses], running: list[n
             _note(access, running, sys._getframe(1), name, writes=True)
         put(instance, name, value)
 
-    kind.__getattribute__, kind.__setattr__ = read, write  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        for name in ("__getattribute__", "__setattr__"):
-            if name in own:
-                setattr(kind, name, own[name])
-            else:
-                delattr(kind, name)
+    return read, write
 
 
 def _note(access: Accesses, running: list[nn.Module], frame: FrameType, name: str, *, writes: bool) -> None:
@@ -264,9 +256,7 @@ def protect_saved_values(graph_module: fx.GraphModule, behaviour: GraphBehaviour
         for storage in behaviour.storages(node)
         if not isinstance(attribute_at(graph_module, str(node.target)), nn.Parameter)
     }
-    written = {
-        storage for arguments in behaviour.written.values() for one in arguments for storage in behaviour.storages(one)
-    } & state
+    written = behaviour.written_storages() & state
     found = False
     for node in list(graph_module.graph.nodes) if written else ():
         if node in behaviour.written or not _may_save(node, behaviour):

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from pipeplan_launch.tracing.aliasing import GraphBehaviour, tensors_in
+from pipeplan_launch.job.nested_tensors import tensors_in
+from pipeplan_launch.tracing.aliasing import GraphBehaviour
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall
 from pipeplan_launch.tracing.regions import NORMS_WITH_STATE, attribute_at, operator_name, region_of
 
@@ -47,12 +48,7 @@ def is_shape_only(node: fx.Node) -> bool:
 
 def copied_nodes(graph_module: fx.GraphModule, behaviour: GraphBehaviour) -> set[fx.Node]:
     """The nodes that are computed in every stage that reads them."""
-    touched = {
-        storage
-        for arguments in behaviour.written.values()
-        for argument in arguments
-        for storage in behaviour.storages(argument)
-    }
+    touched = behaviour.written_storages()
     constant: set[fx.Node] = set()
     of_input: set[fx.Node] = set()
     for node in graph_module.graph.nodes:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from pipeplan_launch.job.kept_values import replaced_attribute
 from pipeplan_launch.tracing.opaque_modules import OpaqueModuleCall
 from pipeplan_launch.tracing.regions import (
     graphs_of,
@@ -103,11 +104,8 @@ def questions_noted(askers: set[type]) -> Iterator[None]:
             askers.add(type(module))
         return bool(vars(module)["training"])
 
-    nn.Module.training = property(training, _set_mode)  # type: ignore[assignment]
-    try:
+    with replaced_attribute(nn.Module, "training", property(training, _set_mode)):
         yield
-    finally:
-        del nn.Module.training
 
 
 _KNOWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1] / "tracing"))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from pipeplan_launch.job.job import Batch, Job
-from pipeplan_launch.job.pass_conditions import autocast
+from pipeplan_launch.job.pass_conditions import autocast, module_mode
 from pipeplan_launch.job.user_code import describe_error
 from pipeplan_launch.tracing import eval_mode, opaque_calls
 from pipeplan_launch.tracing.aliasing import DependsOnData, GraphBehaviour, observe_behaviour
@@ -24,8 +24,7 @@ from pipeplan_launch.tracing.attribute_reads import assignments_copied
 from pipeplan_launch.tracing.export_hazards import hazards_refused
 from pipeplan_launch.tracing.model_outputs import plain_outputs
 from pipeplan_launch.tracing.opaque_interface import OutputsByModule
-from pipeplan_launch.tracing.opaque_modules import recording_forwards, replaced_forwards
-from pipeplan_launch.tracing.opaque_training import observe_calls
+from pipeplan_launch.tracing.opaque_modules import observe_calls, recording_forwards, replaced_forwards
 from pipeplan_launch.tracing.regions import name_state_inside
 
 DynamicShapes = tuple[dict[int, object], ...]
@@ -67,7 +66,7 @@ def export_model(job: Job, minibatch: int, opaque_paths: Sequence[str] = ()) -> 
     if any(dynamic):
         try:
             # Sizes that depend on the data are unlikely to be linear in the minibatch size in four runs.
-            calls = _observe_calls(job, opaque_paths, (traced_at, traced_at + 1, traced_at + 2, traced_at))
+            calls = observe_calls(job, opaque_paths, (traced_at, traced_at + 1, traced_at + 2, traced_at))
             exported = _Attempt(job, batch, traced_at, dynamic, calls).run()
         except Exception as error:
             if depends_on_data(error):
@@ -79,23 +78,13 @@ def export_model(job: Job, minibatch: int, opaque_paths: Sequence[str] = ()) -> 
     if traced_at != minibatch:
         batch = job.example(minibatch)
     static: DynamicShapes = tuple({} for _ in batch.inputs)
-    return _Attempt(job, batch, minibatch, static, _observe_calls(job, opaque_paths, (minibatch, minibatch))).run()
+    return _Attempt(job, batch, minibatch, static, observe_calls(job, opaque_paths, (minibatch, minibatch))).run()
 
 
 def depends_on_data(error: BaseException) -> bool:
     """Whether an error means that the model's control flow or sizes depend on its data."""
     kind = type(error).__name__
     return "data-dependent" in str(error).lower() or "DataDependent" in kind or isinstance(error, DependsOnData)
-
-
-def _observe_calls(job: Job, opaque_paths: Sequence[str], minibatches: Sequence[int]) -> OutputsByModule:
-    """Run the model at these minibatch sizes to see what its opaque modules return."""
-
-    def run(minibatch: int) -> None:
-        with module_mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
-            job.example(minibatch).call(job.model)
-
-    return observe_calls(job.model, opaque_paths, run, minibatches) if opaque_paths else {}
 
 
 @dataclass(frozen=True)
@@ -157,16 +146,33 @@ class _Attempt:
         The operators of torch's modules carry their mode, and are converted. If other code reads the mode, the model is
         also exported in evaluation mode, and the two graphs are compared.
         """
-        suspects = sorted({kind.__name__ for kind in self.askers})
-        if not suspects:
+        if not self.askers:
             return None, ()
-        problem = f"{', '.join(suspects)} does other work in evaluation mode than in training mode (self.training)"
         try:
             evaluated, _ = self._export(train=False)
         except Exception as error:
+            problem = _other_work(self.askers)
             return f"{problem}, and cannot be traced in evaluation mode: {describe_error(error)}", ()
         differing = eval_mode.differing_modules(trained, evaluated)
-        return (problem, differing) if differing else (None, ())
+        if not differing:
+            return None, ()
+        return _other_work(self._askers_around(differing)), differing
+
+    def _askers_around(self, differing: Sequence[str]) -> set[type]:
+        """Classes of the modules that asked for their mode and are a module that differs, or the nearest around it."""
+        modules = self.job.model.named_modules(remove_duplicate=False)
+        asking = {path: type(one) for path, one in modules if type(one) in self.askers}
+        found = set()
+        for path in differing:
+            while path and path not in asking:
+                path = path.rpartition(".")[0]
+            found |= {asking[path]} if path in asking else set()
+        return found or self.askers
+
+
+def _other_work(kinds: set[type]) -> str:
+    names = ", ".join(sorted(kind.__name__ for kind in kinds))
+    return f"{names} does other work in evaluation mode than in training mode (self.training)"
 
 
 def _with_named_inputs(model: nn.Module, batch: Batch) -> dict[str, Callable[..., Any]]:
@@ -187,20 +193,6 @@ def _with_named_inputs(model: nn.Module, batch: Batch) -> dict[str, Callable[...
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     )
     return {"": named}
-
-
-@contextmanager
-def module_mode(model: nn.Module, train: bool) -> Iterator[None]:
-    """Context in which the model is in training or evaluation mode. Afterwards every submodule has its own mode
-    again.
-    """
-    modes = {module: module.training for module in model.modules()}
-    model.train(train)
-    try:
-        yield
-    finally:
-        for module, was in modes.items():
-            module.training = was
 
 
 @contextmanager

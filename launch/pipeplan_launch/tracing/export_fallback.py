@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 
 import torch
 from torch import fx, nn
@@ -12,10 +12,10 @@ from torch.utils._pytree import tree_map_only
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job, call_model
-from pipeplan_launch.job.pass_conditions import autocast
+from pipeplan_launch.job.pass_conditions import autocast, module_mode
 from pipeplan_launch.job.user_code import describe_error, user_line
 from pipeplan_launch.tracing.aliasing import DependsOnData
-from pipeplan_launch.tracing.export import ExportedModel, depends_on_data, export_model, module_mode
+from pipeplan_launch.tracing.export import ExportedModel, depends_on_data, export_model
 from pipeplan_launch.tracing.export_hazards import Untraceable
 from pipeplan_launch.tracing.forward_state import CarriedState, carry_python_state
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
@@ -212,19 +212,12 @@ def module_of_error(model: nn.Module, error: BaseException) -> str | None:
         if current is None or id(current) in seen:
             continue
         seen.add(id(current))
-        path = _innermost(paths, current.__traceback__)
-        if path:
-            return path
+        frames = [frame for frame, _ in traceback.walk_tb(current.__traceback__)]
+        running: list[str] = [paths[key] for one in frames if (key := id(one.f_locals.get("self"))) in paths]
+        if running and running[-1]:
+            return running[-1]
         waiting += [current.__context__, current.__cause__]
     return None
-
-
-def _innermost(paths: dict[int, str], trace: TracebackType | None) -> str | None:
-    path = None
-    while trace is not None:
-        path = paths.get(id(trace.tb_frame.f_locals.get("self")), path)
-        trace = trace.tb_next
-    return path
 
 
 def module_of_node(model: nn.Module, node: fx.Node) -> str | None:

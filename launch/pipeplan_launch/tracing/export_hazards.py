@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from pipeplan_launch.job.kept_values import replaced_attribute
 from pipeplan_launch.tracing.opaque_calls import AutogradFunctionCall, ValueStructure, record_call
 
 TENSOR_DATA: Any = Tensor.data
@@ -33,23 +34,19 @@ def hazards_refused() -> Iterator[None]:
     """Context in which tracing keeps the user's own gradients, and raises `Untraceable` for tensor hooks and for random
     numbers of Python or NumPy.
     """
-    apply, register = torch.autograd.Function.__dict__["apply"], Tensor.register_hook
-    torch.autograd.Function.apply = classmethod(partial(_apply, _unbound(apply)))  # type: ignore[method-assign,assignment]
-    Tensor.register_hook = _refuse_tensor_hook  # type: ignore[method-assign]
-    Tensor.data = property(_data, _set_data)  # type: ignore[assignment]
-    differentiate = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
-    torch.autograd._engine_run_backward = _refuse_differentiation  # type: ignore[attr-defined]
+    apply = torch.autograd.Function.__dict__["apply"]
     random_watch = _RandomNumberWatch()
-    hooks = register_module_forward_pre_hook(random_watch.before), register_module_forward_hook(random_watch.after)
-    try:
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (torch.autograd.Function, "apply", classmethod(partial(_apply, _unbound(apply)))),
+            (Tensor, "register_hook", _refuse_tensor_hook),
+            (Tensor, "data", property(_data, _set_data)),
+            (torch.autograd, "_engine_run_backward", _refuse_differentiation),
+        ):
+            stack.enter_context(replaced_attribute(owner, name, value))
+        stack.callback(register_module_forward_pre_hook(random_watch.before).remove)
+        stack.callback(register_module_forward_hook(random_watch.after).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-        Tensor.register_hook = register  # type: ignore[method-assign]
-        del Tensor.data
-        torch.autograd._engine_run_backward = differentiate  # type: ignore[attr-defined]
 
 
 def _unbound(method: Any) -> Callable[..., Any]:

@@ -22,11 +22,11 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
-from pipeplan_launch.job.pass_conditions import autocast
+from pipeplan_launch.job.kept_values import ABSENT, Attribute, is_generator
+from pipeplan_launch.job.pass_conditions import autocast, module_mode
 from pipeplan_launch.tracing.attribute_reads import Accesses, accesses_noted
-from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.opaque_modules import PYTHON_STATE
-from pipeplan_launch.tracing.python_state import ABSENT, GENERATORS, Attribute, Snapshot, restored_state
+from pipeplan_launch.tracing.python_state import Snapshot, restored_state
 
 SMALL = 2
 """Samples in a minibatch that is run only to see what changes."""
@@ -59,7 +59,7 @@ def carry_python_state(job: Job, minibatch: int) -> CarriedState:
             continue
         owner = attribute.owner
         if isinstance(owner, nn.Module) and isinstance(values[0], Tensor) and _keeps_kind(values):
-            _become_buffer(owner, attribute.name)
+            _make_buffer(owner, attribute.name, vars(owner).pop(attribute.name).detach())
             continue
         module = _module_around(job.model, attribute, accesses[attribute], values)
         vars(module).setdefault(PYTHON_STATE, []).append(PythonState(attribute, module, values))
@@ -81,10 +81,6 @@ def _keeps_kind(values: Sequence[Any]) -> bool:
     return all(isinstance(one, Tensor) and (one.shape, one.dtype) == (first.shape, first.dtype) for one in values)
 
 
-def _become_buffer(module: nn.Module, name: str) -> None:
-    _make_buffer(module, name, vars(module).pop(name).detach())
-
-
 def _make_buffer(module: nn.Module, name: str, tensor: Tensor) -> None:
     module.register_buffer(name, tensor, persistent=False)
     vars(module).setdefault(BUFFERS_MADE, []).append(name)
@@ -99,7 +95,7 @@ def _module_around(model: nn.Module, attribute: Attribute, access: Accesses, val
     what = f"{attribute.name!r} of {type(owner).__name__}" + (f" ({path!r})" if path else "")
     at = f" ({access.place})" if access.place else ""
     begins = f"forward() changes the attribute {what}{at}, and later minibatches depend on it"
-    if any(isinstance(leaf, GENERATORS) for value in values for leaf in tree_leaves(value)):
+    if any(is_generator(leaf) for value in values for leaf in tree_leaves(value)):
         raise LaunchError(f"{begins}: draw from torch's own generator, which is seeded for each minibatch")
     problem = _problem(values)
     if problem:

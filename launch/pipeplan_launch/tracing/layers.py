@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
 from torch import Tensor, fx, nn
 
@@ -182,7 +183,7 @@ def _contract(
     component = strong_components(len(number), arrows)
     component_of = {node: component[number[key_of[node]]] for node in work}
     between = {(component[a], component[b]) for a, b in arrows if component[a] != component[b]}
-    return topological_order(sorted(set(component)), between, lambda number: number), component_of
+    return topological_order(set(component), between), component_of
 
 
 def strong_components(count: int, arrows: Iterable[tuple[int, int]]) -> list[int]:
@@ -192,51 +193,42 @@ def strong_components(count: int, arrows: Iterable[tuple[int, int]]) -> list[int
     for source, target in arrows:
         successors[source].append(target)
         predecessors[target].append(source)
-    finished: list[int] = []
-    seen: set[int] = set()
-    for root in range(count):
-        stack = [(root, False)]
-        while stack:
-            node, is_finished = stack.pop()
-            if is_finished:
-                finished.append(node)
-            elif node not in seen:
-                seen.add(node)
-                stack.append((node, True))
-                stack += [(successor, False) for successor in successors[node] if successor not in seen]
-    component = [-1] * count
-    for root in reversed(finished):
-        if component[root] >= 0:
-            continue
-        members, stack_back = [], [root]
-        component[root] = root
-        while stack_back:
-            node = stack_back.pop()
-            members.append(node)
-            for predecessor in predecessors[node]:
-                if component[predecessor] < 0:
-                    component[predecessor] = root
-                    stack_back.append(predecessor)
+    finished = [node for tree in _depth_first_trees(range(count), successors) for node in tree]
+    component = [0] * count
+    for members in _depth_first_trees(reversed(finished), predecessors):
         for member in members:
             component[member] = min(members)
     return component
 
 
-def topological_order(nodes: list[int], arrows: Iterable[tuple[int, int]], rank: Callable[[int], int]) -> list[int]:
-    """Kahn's algorithm: a topological order that takes the node of lowest rank whenever there is a choice."""
-    waiting = dict.fromkeys(nodes, 0)
-    successors: dict[int, list[int]] = defaultdict(list)
+def _depth_first_trees(roots: Iterable[int], following: Mapping[int, Sequence[int]]) -> list[list[int]]:
+    """The trees of a depth-first search from these roots in turn; the nodes of a tree in the order of leaving them."""
+    trees: list[list[int]] = []
+    seen: set[int] = set()
+    for root in roots:
+        tree, stack = [], [(root, False)]
+        while stack:
+            node, is_finished = stack.pop()
+            if is_finished:
+                tree.append(node)
+            elif node not in seen:
+                seen.add(node)
+                stack += [(node, True), *((other, False) for other in following.get(node, ()))]
+        trees += [tree] if tree else []
+    return trees
+
+
+def topological_order(nodes: Iterable[int], arrows: Iterable[tuple[int, int]]) -> list[int]:
+    """A topological order that takes the smallest node whenever there is a choice."""
+    sorter = TopologicalSorter[int](dict.fromkeys(nodes, ()))
     for source, target in arrows:
-        waiting[target] += 1
-        successors[source].append(target)
-    ready = [(rank(node), node) for node in nodes if not waiting[node]]
-    heapq.heapify(ready)
+        sorter.add(target, source)
+    sorter.prepare()
+    ready: list[int] = []
     order = []
-    while ready:
-        _, node = heapq.heappop(ready)
-        order.append(node)
-        for successor in successors[node]:
-            waiting[successor] -= 1
-            if not waiting[successor]:
-                heapq.heappush(ready, (rank(successor), successor))
+    while sorter.is_active():
+        for node in sorter.get_ready():
+            heapq.heappush(ready, node)
+        order.append(heapq.heappop(ready))
+        sorter.done(order[-1])
     return order

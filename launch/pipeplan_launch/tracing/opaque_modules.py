@@ -18,8 +18,19 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from pipeplan_launch.errors import LaunchError
+from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.kept_values import replaced_attribute
+from pipeplan_launch.job.pass_conditions import autocast, module_mode
 from pipeplan_launch.tracing.opaque_calls import OpaqueCall, ValueStructure, record_call
-from pipeplan_launch.tracing.opaque_interface import CallOutput, OutputsByModule
+from pipeplan_launch.tracing.opaque_interface import (
+    CallOutput,
+    ObservedCall,
+    OutputsByModule,
+    buffer_places,
+    infer_outputs,
+    observed_forward,
+)
+from pipeplan_launch.tracing.python_state import restored_state
 
 
 class OpaqueModuleCall(OpaqueCall):
@@ -127,11 +138,6 @@ def python_state_in_buffers(module: nn.Module) -> Iterator[None]:
         yield
 
 
-def buffer_places(module: nn.Module) -> list[tuple[dict[str, Tensor | None], str, Tensor | None]]:
-    """(dictionary of buffers, name in it, tensor) for every buffer of a module and the modules inside it."""
-    return [(one._buffers, name, tensor) for one in module.modules() for name, tensor in one._buffers.items()]
-
-
 def module_state(module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """(parameters, buffers) of a module, each once, in the order in which its call takes them."""
     return list(module.parameters()), list(module.buffers())
@@ -184,6 +190,24 @@ def _shapes_text(shapes: Sequence[Sequence[int]]) -> str:
     return ", ".join(map(shape_text, shapes)) or "no tensor"
 
 
+def observe_calls(job: Job, paths: Sequence[str], minibatches: Sequence[int]) -> OutputsByModule:
+    """Run the job's model at these minibatch sizes, and observe what these modules return. Raises `CannotBeOpaque` for
+    a module that cannot be opaque.
+    """
+    if not paths:
+        return {}
+    seen: dict[str, list[list[ObservedCall]]] = {path: [] for path in paths}
+    with restored_state(job.model), module_mode(job.model, train=True), autocast(job.autocast, torch.device("cpu")):
+        for samples in minibatches:
+            forwards = {}
+            for path, module in ((path, job.model.get_submodule(path)) for path in paths):
+                seen[path].append([])
+                forwards[path] = observed_forward(path, module, own_call(module), samples, seen[path][-1])
+            with replaced_forwards(job.model, forwards):
+                job.example(samples).call(job.model)
+    return {path: infer_outputs(path, runs) for path, runs in seen.items()}
+
+
 def recording_forwards(model: nn.Module, calls: OutputsByModule) -> dict[str, Callable[..., Any]]:
     """For every opaque module: a forward() that records its call in the graph under export."""
     return {path: _as_one_call(path, model.get_submodule(path), returns) for path, returns in calls.items()}
@@ -210,18 +234,10 @@ def _as_one_call(path: str, module: nn.Module, returns: tuple[CallOutput, ...]) 
 @contextmanager
 def replaced_forwards(model: nn.Module, replacements: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Context in which some submodules have other forward() methods; see `own_call`."""
-    replaced = []
-    for path, forward in replacements.items():
-        module = model.get_submodule(path)
-        # Torch calls the first of these in place of hooks and forward(), and the second between the hooks.
-        name = "_compiled_call_impl" if _has_torch_hooks_only(module) else "forward"
-        replaced.append((vars(module), name, vars(module).get(name)))
-        vars(module)[name] = forward
-    try:
+    with ExitStack() as stack:
+        for path, forward in replacements.items():
+            module = model.get_submodule(path)
+            # Torch calls the first of these in place of hooks and forward(), and the second between the hooks.
+            name = "_compiled_call_impl" if _has_torch_hooks_only(module) else "forward"
+            stack.enter_context(replaced_attribute(module, name, forward))
         yield
-    finally:
-        for attributes, name, own in replaced:
-            if own is None:
-                del attributes[name]
-            else:
-                attributes[name] = own

@@ -42,10 +42,7 @@ _NO_MODULE = "_empty_nn_module_stack"
 
 def attribute_at(module: nn.Module, path: str) -> Any:
     """The parameter, buffer, constant or submodule at a dotted path."""
-    value: Any = module
-    for name in path.split("."):
-        value = getattr(value, name)
-    return value
+    return operator.attrgetter(path)(module)
 
 
 def graphs_of(node: fx.Node) -> list[fx.GraphModule]:

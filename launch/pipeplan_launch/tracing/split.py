@@ -15,11 +15,10 @@ from pipeplan_launch.job.loss import LossState
 from pipeplan_launch.job.pass_conditions import autocast
 from pipeplan_launch.tracing.compiled import check_compiler, compiled_function
 from pipeplan_launch.tracing.eval_mode import evaluation_refusal
-from pipeplan_launch.tracing.input_shapes import check_input_shape
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 from pipeplan_launch.tracing.regions import attribute_at
 from pipeplan_launch.tracing.subgraph import cut_subgraph
-from pipeplan_launch.tracing.trace import TensorSpec, TracedModel
+from pipeplan_launch.tracing.trace import TensorSpec, TracedModel, check_input_shape
 
 
 def build_stage_program(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,16 +15,17 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, fx, nn
 
+from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hooks import refuse_accumulation_hooks, refuse_module_hooks
-from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.job import PADDING_REMEDY, Job
 from pipeplan_launch.job.loss import LossState, loss_state
-from pipeplan_launch.job.pass_conditions import autocast
+from pipeplan_launch.job.pass_conditions import autocast, module_mode
 from pipeplan_launch.tracing import aliasing, layers
 from pipeplan_launch.tracing.attribute_reads import protect_saved_values
 from pipeplan_launch.tracing.duplicated_constants import is_size
-from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.export_fallback import export_with_fallback
 from pipeplan_launch.tracing.layers import LayerInfo
+from pipeplan_launch.tracing.opaque_modules import shape_text
 from pipeplan_launch.tracing.regions import attribute_at, inner_keys, operator_key, write_unnoticed
 
 Dimension: TypeAlias = Any
@@ -49,10 +51,7 @@ class TensorSpec:
 
     def bytes(self, batch: int) -> int:
         """The size in bytes for a minibatch of that many samples."""
-        count = 1
-        for size in self.shape(batch):
-            count *= size
-        return count * self.dtype.itemsize
+        return math.prod(self.shape(batch)) * self.dtype.itemsize
 
 
 def dimension_at(dimension: Dimension, batch: int) -> int:
@@ -141,6 +140,16 @@ class TracedModel:
     def input_dimensions(self, index: int) -> tuple[Dimension, ...]:
         """The dimensions of one of the model's inputs."""
         return tuple(dimension_of(size) for size in self.input_nodes[index].meta["val"].shape)
+
+
+def check_input_shape(index: int, shape: Sequence[int], dimensions: Sequence[Dimension], samples: int) -> None:
+    """Raise `LaunchError` if a model input does not have the traced shape at this number of samples."""
+    expected = tuple(dimension_at(dimension, samples) for dimension in dimensions)
+    if tuple(shape) != expected:
+        raise LaunchError(
+            f"input {index} of the model is {shape_text(shape)} for {samples} samples, and was {shape_text(expected)} "
+            f"where the model was traced: only the number of samples may differ between minibatches; {PADDING_REMEDY}"
+        )
 
 
 def trace_job(job: Job, minibatch: int, granularity: str = "layer", whole: Sequence[str] = ()) -> TracedModel:
@@ -291,7 +300,7 @@ def _together(
     others read.
     """
     groups: list[set[str]] = []
-    storage_of = aliasing.storage_of_each(model.named_parameters())
+    storage_of = {name: one.untyped_storage()._cdata for name, one in model.named_parameters()}
     several = [storage for storage, count in Counter(storage_of.values()).items() if count > 1]
     for storage in several:
         groups.append({info.name for info in infos if any(storage_of.get(name) == storage for name in info.parameters)})
@@ -318,9 +327,7 @@ def _tied(infos: tuple[LayerInfo, ...], model: nn.Module, of_loss: LossState | N
 
 
 def _written_parameters(graph_module: fx.GraphModule, behaviour: aliasing.GraphBehaviour) -> tuple[str, ...]:
-    written = {
-        storage for arguments in behaviour.written.values() for one in arguments for storage in behaviour.storages(one)
-    }
+    written = behaviour.written_storages()
     return tuple(
         str(node.target)
         for node in graph_module.graph.find_nodes(op="get_attr")

@@ -32,8 +32,7 @@ from pipeplan_launch.runtime.data import (
 from pipeplan_launch.runtime.self_check.check import DifferenceFound
 from pipeplan_launch.runtime.self_check.self_check import SelfCheck, self_check
 from pipeplan_launch.tracing.export_fallback import enclosing_module, is_same_or_inside
-from pipeplan_launch.tracing.input_shapes import check_input_shape
-from pipeplan_launch.tracing.trace import TracedModel, trace_job
+from pipeplan_launch.tracing.trace import TracedModel, check_input_shape, trace_job
 
 MOST_READS, MOST_S = 30, 0.5
 """Largest number of minibatches that are read, and the time limit in seconds."""

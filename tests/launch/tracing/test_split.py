@@ -219,7 +219,9 @@ def test_a_compiled_stage_trains_and_evaluates_as_the_stage_does(backend: str) -
     for samples in (4, 3):  # the last minibatch of an epoch is shorter
         inputs = torch.randn(samples, 6)
         for ours, theirs in zip(_step(stage, inputs), _step(plain, inputs), strict=True):
-            torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+            # Inductor fuses operators, so that sums of float32 run in another order. A norm of three or four samples
+            # divides by small deviations, which multiplies the rounding.
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_what_cannot_be_compiled_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

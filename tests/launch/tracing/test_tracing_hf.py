@@ -37,6 +37,7 @@ HOW = {
 }
 
 
+EVALUATES_OTHERWISE = "MixtralSparseMoeBlock does other work in evaluation mode than in training mode (self.training)"
 EVERY = [(name, granularity) for name in ZOO for granularity in ("module", "layer", "op")]
 
 
@@ -57,6 +58,9 @@ def test_split_equals_whole(case: tuple[str, str]) -> None:
         # Qwen2-MoE's blocks have a shared expert beside the others, so that any cut may be inside a fan.
         rounds = number >= count or name == "qwen"
         check_training(name, job, stages, BATCH + number, rounds=rounds)
+        if name == "mixtral":  # its router multiplies by noise in training alone
+            assert traced.evaluation_problem == EVALUATES_OTHERWISE
+            continue
         assert traced.evaluation_problem is None
         check_evaluation(name, job, stages, BATCH, rounds=rounds)
 

@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+import numpy
 import pytest
 import torch
 from stagewise import BATCH, backward, forward, job_of, programs, random_pipeline, train_beside_one_process
@@ -365,11 +366,21 @@ class OwnGenerator(Kept):
         return self.linear(x) + torch.rand(4, generator=self.generator)
 
 
+class OwnGeneratorOfNumpy(Kept):
+    def __init__(self) -> None:
+        super().__init__()
+        self.source = numpy.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + self.source.random()
+
+
 def test_other_state_is_refused_and_tensors_of_the_model_itself_are_kept() -> None:
     for model, says in (
         (within(Grows()), r"'seen' of Grows \('1'\) .*, but it grows or changes its structure: keep it in a tensor"),
         (within(FirstMinibatch()), r"'scale' of FirstMinibatch .*, but it holds NoneType and Tensor: keep it in a"),
         (within(OwnGenerator()), r"'generator' of OwnGenerator .*: draw from torch's own generator, which is seeded"),
+        (within(OwnGeneratorOfNumpy()), r"'source' of OwnGeneratorOfNumpy .*: draw from torch's own generator"),
     ):
         with pytest.raises(LaunchError, match=says) as caught:
             trace_job(job_of(model), BATCH)

@@ -12,16 +12,19 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Job
+from pipeplan_launch.job.kept_values import Attributes, same_bits
 from pipeplan_launch.job.pass_conditions import RandomState
 from pipeplan_launch.runtime.self_check import differences
 from pipeplan_launch.runtime.self_check.differences import (
+    GRADIENT,
+    OUTPUT,
     Difference,
     Tolerance,
     dense,
@@ -30,7 +33,7 @@ from pipeplan_launch.runtime.self_check.differences import (
     last_bit_changed,
 )
 from pipeplan_launch.runtime.self_check.passes import CPU, EagerModel, PipelineModel, Sample, Trained, Updates
-from pipeplan_launch.runtime.self_check.training_state import Attributes, TrainedModules, TrainingState, same_bits
+from pipeplan_launch.runtime.self_check.training_state import TrainedModules, TrainingState
 from pipeplan_launch.tracing.trace import TracedModel
 
 LONGEST_PASS_S = 60.0
@@ -71,7 +74,7 @@ class Check:
         """Compare, and leave the job as it was. Raises `DifferenceFound` or `NotDeterministic`, and exceptions of the
         user's code.
         """
-        random_state, start = RandomState.now(CPU), TrainingState.now(self._modules)
+        random_state, start = RandomState.now(CPU), TrainingState(self._modules)
         try:
             trained = self._compare_training(start) if trains else None
             # Evaluation comes last, because the report of a difference in training says more.
@@ -94,12 +97,13 @@ class Check:
             plain = self._eager.train(sample)
             if step == 0 and (took_s := time.perf_counter() - begun) > LONGEST_PASS_S:
                 raise TooSlow(f"one pass over {sample.size} samples takes {took_s:.0f} s")
-            changed, attributes = state.changed(), Attributes.now(self._modules)
+            changed, attributes = state.changed(), self._modules.attributes()
             state.restore()
             piped = self._pipeline.train(sample)
             kept = self._attribute_difference(state, attributes, when)
-            self._compare_state(state, changed, sample, when)
-            found = self._result_difference(state, plain, piped, sample, when)
+            if (found := self._difference(changed, state.changed(), state, sample, when)) is not None:
+                self._refuse(found, state, sample)
+            found = self._difference(_results_of(plain), _results_of(piped), state, sample, when)
             if found is None and step == len(self._samples) - 1:  # the first step may set up what later steps keep
                 found = kept
             if found is not None:
@@ -107,7 +111,7 @@ class Check:
             del piped
             self._update(updates, state, changed, plain, compare=step == 0)
             attributes.restore()
-            state = TrainingState.now(self._modules)
+            state = TrainingState(self._modules)
         return state
 
     def _update(
@@ -131,19 +135,21 @@ class Check:
                 ] = None
                 return
 
-    def _compare_state(self, state: TrainingState, changed: dict[str, Tensor], sample: Sample, when: str) -> None:
-        """Compare the buffers and parameters that a pass itself has written; `changed`: their values after plain
-        training.
+    def _difference(
+        self, plain: Mapping[str, Tensor], piped: Mapping[str, Tensor], state: TrainingState, sample: Sample, when: str
+    ) -> Difference | None:
+        """The first result, by name, in which plain training and the pipeline differ.
+
+        A parameter or buffer that one of them lacks has not changed there, and a gradient is zero.
         """
-        piped = state.changed()
-        for name in dict.fromkeys((*changed, *piped)):
-            before = state.tensors[name]
-            pair = changed.get(name, before), piped.get(name, before)
+        either = {**piped, **plain}
+        for name in dict.fromkeys((*plain, *piped)):
+            before = state.tensors.get(name)
+            missing = torch.zeros_like(either[name]) if before is None else before
+            pair = plain.get(name, missing), piped.get(name, missing)
             if not self._close(state, sample, name, pair, before):
-                kind = "parameter" if name in self._modules.parameters else "buffer"
-                self._refuse(
-                    differences.tensor_difference(kind, name, self._modules, pair, before, when), state, sample
-                )
+                return differences.result_difference(name, self._modules, plain.get(name), piped.get(name), when)
+        return None
 
     def _attribute_difference(self, state: TrainingState, plain: Attributes, when: str) -> Difference | None:
         """The first attribute that the model reads and the pipeline does not change as plain training does.
@@ -151,17 +157,16 @@ class Check:
         An attribute that was None until plain training filled it is a cache. One that nothing reads makes only a
         remark.
         """
-        piped, before = Attributes.now(self._modules).values, state.attributes.values
+        piped, before = self._modules.attributes().values, state.attributes.values
         for name in dict.fromkeys((*plain.values, *piped)):
             if self._tolerance.same_value(piped.get(name), plain.values.get(name)):
                 continue
             if name not in before or before[name].original is None:
                 continue
             if is_read(name.name, self._files()):
-                return differences.attribute_difference(name, when)
-            owner = differences.owner_text(name.owner, name.kind, name.name)
-            remark = f"the attribute {name.name!r} of {owner}, which nothing reads, stays as it is in training"
-            self.remarks[remark] = None
+                return differences.attribute_difference(name, self._modules, when)
+            text = differences.attribute_text(name, self._modules)
+            self.remarks[f"{text}, which nothing reads, stays as it is in training"] = None
         return None
 
     def _files(self) -> list[ModuleType]:
@@ -169,45 +174,26 @@ class Check:
         names = {kind.__module__ for module in self._modules.modules.values() for kind in type(module).__mro__}
         return [sys.modules[name] for name in sorted(names) if name.partition(".")[0] not in ("torch", "builtins")]
 
-    def _result_difference(
-        self, state: TrainingState, plain: Trained, piped: Trained, sample: Sample, when: str
-    ) -> Difference | None:
-        """A difference of the losses, or else of a gradient."""
-        if not self._close(state, sample, "loss", (plain.loss, piped.loss)):
-            return differences.loss_difference(float(plain.loss), float(piped.loss), when)
-        # The search begins at the loss: a fault makes the gradients of all layers before it wrong too.
-        for name in reversed(self._modules.trained):
-            one, other = plain.gradients.get(name), piped.gradients.get(name)
-            if one is None and other is None:
-                continue
-            zero = torch.zeros_like(self._modules.trained[name])
-            pair = (zero if one is None else dense(one), zero if other is None else dense(other))
-            if not self._close(state, sample, f"gradient {name}", pair):
-                return differences.gradient_difference(name, self._modules, one, other, when)
-        return None
-
     def _compare_evaluation(self, state: TrainingState, when: str) -> None:
         """Compare outputs in evaluation mode, and the state after evaluation."""
         if not self._pipeline.evaluates:
             return
         sample, when = self._samples[0], f"in evaluation {when}"
         plain = self._eager.evaluate(sample)
-        changed, attributes = state.changed(), Attributes.now(self._modules).values
+        changed, attributes = state.changed(), self._modules.attributes().values
         state.restore()
         piped = self._pipeline.evaluate(sample)
-        self._compare_state(state, changed, sample, when)
-        present = Attributes.now(self._modules).values
+        found = self._difference(changed, state.changed(), state, sample, when)
+        present = self._modules.attributes().values
         for name, before in state.attributes.values.items():
             same = self._tolerance.same_value
-            if same(attributes.get(name), before) and not same(present.get(name), before):
-                self._refuse(differences.attribute_difference(name, when, piped_only=True), state, sample)
+            if found is None and same(attributes.get(name), before) and not same(present.get(name), before):
+                found = differences.attribute_difference(name, self._modules, when, lost=False)
         self._pipeline.restore()
         state.restore()
-        for number, (one, other) in enumerate(zip(plain, piped, strict=False)):
-            if isinstance(one, Tensor) and not (
-                isinstance(other, Tensor) and self._close(state, sample, f"output {number}", (one, other))
-            ):
-                self._refuse(differences.output_difference(one, other, when), state, sample)
+        found = found or self._difference(_outputs(plain), _outputs(piped), state, sample, when)
+        if found is not None:
+            self._refuse(found, state, sample)
 
     def _close(
         self,
@@ -232,7 +218,7 @@ class Check:
 
     def _rounding(self, state: TrainingState, sample: Sample) -> dict[str, float]:
         """Largest change of each result of the model when all parameters change in their last bit."""
-        present = TrainingState.now(self._modules)
+        present = TrainingState(self._modules)
         try:
             exact = self._repeated_results(state, sample)
             shifted = {
@@ -256,13 +242,11 @@ class Check:
         state.restore()
         state.adopt(parameters or {})
         trained = self._eager.train(sample)
-        results = {"loss": trained.loss}
-        results |= {f"gradient {name}": dense(gradient) for name, gradient in trained.gradients.items()}
+        results = _results_of(trained)
         results |= {name: tensor.detach().clone() for name, tensor in self._modules.present().items()}
         state.restore()
         state.adopt(parameters or {})
-        outputs = self._eager.evaluate(sample)
-        results |= {f"output {number}": one for number, one in enumerate(outputs) if isinstance(one, Tensor)}
+        results |= _outputs(self._eager.evaluate(sample))
         state.restore()
         return results
 
@@ -282,3 +266,14 @@ class Check:
                     f"from torch's own generator, {differences.LEAVE_OUT}"
                 )
         return first
+
+
+def _results_of(trained: Trained) -> dict[str, Tensor]:
+    """The loss and the gradients by name, from the last: a fault makes the gradients of all layers before it wrong."""
+    gradients = reversed(trained.gradients.items())
+    return {"loss": trained.loss, **{f"{GRADIENT}{name}": dense(gradient) for name, gradient in gradients}}
+
+
+def _outputs(members: Sequence[Any]) -> dict[str, Tensor]:
+    """The tensors among the members of a model's output, by name."""
+    return {f"{OUTPUT}{number}": one for number, one in enumerate(members) if isinstance(one, Tensor)}

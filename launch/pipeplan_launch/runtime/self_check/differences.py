@@ -5,18 +5,18 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pipeplan_launch.runtime.self_check.kept_values import Kept, Unknown, is_users_class
-from pipeplan_launch.runtime.self_check.training_state import MODEL, AttributeName, TrainedModules, same_bits
+from pipeplan_launch.job.kept_values import UNKNOWN, Attribute, Kept, same_bits
+from pipeplan_launch.job.user_code import is_user_code
+from pipeplan_launch.runtime.self_check.training_state import MODEL, TrainedModules
 
 # Whether two results are the same except for rounding.
 #
@@ -77,27 +77,21 @@ class Tolerance:
         return RELATIVE_LOW if self.low else RELATIVE.get(tensor.dtype, RELATIVE_LOW)
 
     def same_value(self, one: Kept | None, other: Kept | None) -> bool:
-        """Whether two kept values are equal. Numbers and tensors may differ by rounding."""
+        """Whether two kept values are equal. Numbers and tensors may differ by rounding, and values that are not copied
+        count as equal.
+        """
         if one is None or other is None:
             return one is other
-        return self._same(one.content, other.content)
+        return one.same(other, self._same_leaf)
 
-    def _same(self, one: Any, other: Any) -> bool:
-        if isinstance(one, Unknown) or isinstance(other, Unknown):
-            return type(one) is type(other)
-        if type(one) is not type(other):
-            return False
-        if isinstance(one, Kept):
-            return self._same(one.content, other.content)
-        if isinstance(one, Tensor):
-            return self.close(one, other)
-        if isinstance(one, list):
-            return len(one) == len(other) and all(map(self._same, one, other))
-        if isinstance(one, dict):
-            return one.keys() == other.keys() and all(self._same(one[key], other[key]) for key in one)
-        if isinstance(one, float):
-            return math.isclose(one, other, rel_tol=RELATIVE[torch.float32]) or (one != one and other != other)
-        return bool(one == other)
+    def _same_leaf(self, one: Kept, other: Kept) -> bool:
+        if one.content is UNKNOWN or other.content is UNKNOWN:
+            return one.content is other.content
+        if isinstance(one.content, Tensor):
+            return self.close(one.content, other.content)
+        if isinstance(one.content, float):
+            return math.isclose(one.content, other.content, rel_tol=RELATIVE[torch.float32]) or one.same(other)
+        return bool(one.content == other.content)
 
 
 def dense(tensor: Tensor) -> Tensor:
@@ -128,6 +122,8 @@ def last_bit_changed(parameter: Tensor, low: bool) -> Tensor:
     return parameter * (1 + unit * signs)
 
 
+GRADIENT, OUTPUT = "gradient ", "output "
+"""Beginnings of the names of results."""
 OPTION = "--no-self-check"
 LEAVE_OUT = f"or leave the check out with {OPTION} if that does no harm"
 
@@ -153,105 +149,78 @@ class Difference:
         )
 
 
-def tensor_difference(
-    kind: str, name: str, modules: TrainedModules, values: tuple[Tensor, Tensor], before: Tensor, when: str
+def result_difference(
+    name: str, modules: TrainedModules, plain: Tensor | None, piped: Tensor | None, when: str
 ) -> Difference:
-    """Reports that the pipeline changes a buffer or parameter in another way. `values`: (in plain training,
-    in the pipeline).
+    """Reports that a result is different in plain training and in the pipeline, or is there in one of them alone.
+
+    `name`: `loss`, `gradient` or `output` with what it belongs to, or a parameter or buffer that a pass has written.
     """
-    plain, piped = values
-    unchanged = (same(plain, before), same(piped, before))
-    if unchanged == (False, True):
-        how = "is written by forward() alone: the pipeline loses the write"
-    elif unchanged == (True, False):
-        how = "is written by the pipeline, and not by the model"
-    else:
-        how = f"differs by {largest_difference(plain, piped):.3g}"
-    owner, _, local = name.rpartition(".")
+    how = "" if plain is None or piped is None else f"differs by {largest_difference(plain, piped):.3g}"
+    if name == "loss":
+        how = f"is {plain:.9g} in the model and {piped:.9g} in the pipeline"
+        remedy = "make what the model computes follow from its inputs, parameters and buffers alone"
+        return Difference("the loss", how, when, remedy)
+    if name.startswith(OUTPUT):
+        remedy = "make forward() the same code in both modes"
+        return Difference("the model's output in evaluation mode", how or "differs", when, remedy)
+    owner, _, local = name.removeprefix(GRADIENT).rpartition(".")
+    if name.startswith(GRADIENT):
+        how = how or f"is there in the {'model' if piped is None else 'pipeline'} alone"
+        remedy = "leave .data out of forward(), and parameters of the model out of the loss"
+        what = f"the gradient of the parameter {local!r} of {module_text(owner, modules)}"
+        return Difference(what, how, when, remedy)
+    lost, added = "by forward() alone: the pipeline loses the write", "by the pipeline, and not by the model"
+    how = how or f"is written {lost if piped is None else added}"
+    what = f"the {'parameter' if name in modules.parameters else 'buffer'} {local!r} of "
+    what += module_text(owner, modules, local)
     remedy = "move the code that writes it into a submodule of its own, which is then taken whole"
-    module = modules.modules[owner]
     path = owner.partition(".")[2] if owner.partition(".")[0] == MODEL else ""
-    return Difference(
-        f"the {kind} {local!r} of {owner_text(owner, type(module), local)}", how, when, remedy, path or None
-    )
+    return Difference(what, how, when, remedy, path or None)
 
 
-def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same shape and values."""
-    return largest_difference(one, other) == 0.0
-
-
-def attribute_difference(attribute: AttributeName, when: str, *, piped_only: bool = False) -> Difference:
-    """Reports that an attribute does not change as in plain training."""
+def attribute_difference(attribute: Attribute, modules: TrainedModules, when: str, *, lost: bool = True) -> Difference:
+    """Reports that an attribute does not change as in plain training: its change is lost, or there is one in the
+    pipeline alone.
+    """
     how = (
-        "changes in the pipeline, and not in the model,"
-        if piped_only
-        else "changes from minibatch to minibatch, and keeps its value in the pipeline"
+        "changes from minibatch to minibatch, and keeps its value in the pipeline"
+        if lost
+        else "changes in the pipeline, and not in the model,"
     )
     remedy = (
         f"keep it in a buffer, as in self.register_buffer({attribute.name!r}, torch.zeros(())), and write it in place"
-        if attribute.kind is not None and issubclass(attribute.kind, nn.Module)
+        if isinstance(attribute.owner, nn.Module)
         else "keep it in a buffer of the module that uses it, and write it in place"
     )
-    what = f"the attribute {attribute.name!r} of {owner_text(attribute.owner, attribute.kind, attribute.name)}"
-    return Difference(what, how, when, remedy)
+    return Difference(attribute_text(attribute, modules), how, when, remedy)
 
 
-def loss_difference(plain: float, piped: float, when: str) -> Difference:
-    """Reports that the losses of a minibatch differ."""
-    remedy = "make what the model computes follow from its inputs, parameters and buffers alone"
-    return Difference("the loss", f"is {plain:.9g} in the model and {piped:.9g} in the pipeline", when, remedy)
-
-
-def gradient_difference(
-    name: str, modules: TrainedModules, plain: Tensor | None, piped: Tensor | None, when: str
-) -> Difference:
-    """Reports that the gradients of a parameter differ."""
-    if plain is None or piped is None:
-        how = "is there in the model alone" if piped is None else "is there in the pipeline alone"
+def attribute_text(attribute: Attribute, modules: TrainedModules) -> str:
+    """An attribute with its owner, for people."""
+    owner = attribute.owner
+    if isinstance(owner, ModuleType):
+        place = f"the file {owner.__name__}"
+    elif isinstance(owner, type):
+        place = f"the class {owner.__name__}"
     else:
-        how = f"differs by {largest_difference(plain, piped):.3g}"
-    owner, _, local = name.rpartition(".")
-    what = f"the gradient of the parameter {local!r} of {owner_text(owner, type(modules.modules[owner]), None)}"
-    remedy = "leave .data out of forward(), and parameters of the model out of the loss"
-    return Difference(what, how, when, remedy)
+        path = next(path for path, module in modules.modules.items() if module is owner)
+        place = module_text(path, modules, attribute.name)
+    return f"the attribute {attribute.name!r} of {place}"
 
 
-def output_difference(plain: object, piped: object, when: str) -> Difference:
-    """Reports that the model's outputs in evaluation differ."""
-    pair = [one for one in (plain, piped) if isinstance(one, Tensor)]
-    how = f"differs by {largest_difference(*pair):.3g}" if len(pair) == 2 else "differs"
-    return Difference("the model's output in evaluation mode", how, when, "make forward() the same code in both modes")
-
-
-def owner_text(owner: str, kind: type | None, name: str | None) -> str:
-    """The owner of a tensor or attribute for people: `module 'norm' (Norm, job.py:12)`."""
-    root, _, path = owner.partition(".")
-    if kind is None or owner.startswith(("class ", "file ")):
-        return f"the {owner}"
-    place = place_of_write(kind, name or "")
-    inside = f"{kind.__name__}{f', {place}' if place else ''}"
-    return f"{f'module {path!r}' if path else f'the {root}'} ({inside})"
-
-
-# Where the user's code writes a buffer or an attribute, and whether anything reads it, found in the source.
-
-
-def place_of_write(kind: type, name: str) -> str | None:
-    """`file:line` where a class writes its attribute `name`, else of its `forward`; None if its source is not the
-    user's.
+def module_text(path: str, modules: TrainedModules, name: str = "") -> str:
+    """A module for people, with its class and the first line of its forward() that mentions its attribute `name`, or
+    else the line where forward() begins: `module 'norm' (Norm, job.py:12)`.
     """
-    for one in kind.__mro__:
-        if not is_users_class(one) or (parsed := _parsed(one)) is None:
-            continue
-        tree, file, first = parsed
-        writes = [node for method in _methods(tree) for node in ast.walk(method) if _writes(node, name)]
-        lines = [node.lineno for node in writes if isinstance(node, (ast.stmt, ast.expr))] or [
-            method.lineno for method in _methods(tree) if method.name == "forward"
-        ]
-        if lines:
-            return f"{file}:{first + lines[0] - 1}"
-    return None
+    root, _, inner = path.partition(".")
+    kind = type(modules.modules[path])
+    place = ""
+    with suppress(OSError, TypeError):  # there is no source
+        file, (lines, first) = inspect.getsourcefile(kind.forward) or "", inspect.getsourcelines(kind.forward)
+        mentions = [number for number, line in enumerate(lines) if name and re.search(rf"\b{re.escape(name)}\b", line)]
+        place = f", {file}:{first + (mentions or [0])[0]}" if is_user_code(file) else ""
+    return f"{f'module {inner!r}' if inner else f'the {root}'} ({kind.__name__}{place})"
 
 
 def is_read(name: str, files: Iterable[ModuleType]) -> bool:
@@ -269,39 +238,6 @@ def is_read(name: str, files: Iterable[ModuleType]) -> bool:
         if any(_reads(node, name) for node in ast.walk(tree) if id(node) not in called):
             return True
     return False
-
-
-@cache
-def _parsed(kind: type) -> tuple[ast.AST, str, int] | None:
-    """(syntax tree of a class, its file, its first line)."""
-    try:
-        lines, first = inspect.getsourcelines(kind)
-        return ast.parse(textwrap.dedent("".join(lines))), inspect.getsourcefile(kind) or "", first
-    except (OSError, TypeError, SyntaxError):
-        return None
-
-
-def _methods(tree: ast.AST) -> Iterator[ast.FunctionDef]:
-    """The methods of a class except `__init__`, `forward` first."""
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
-    yield from sorted(found, key=lambda node: node.name != "forward")
-
-
-def _writes(node: ast.AST, name: str) -> bool:
-    """Whether a statement assigns to an attribute, or calls one of its methods that write in place."""
-    targets: list[ast.expr] = []
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
-        targets = [node.target]
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _is_writer(node.func.attr):
-        targets = [node.func.value]
-    return any(_is_name(inner, name) for target in targets for inner in ast.walk(target))
-
-
-def _is_writer(method: str) -> bool:
-    """Whether a method of this name writes in place: `copy_`, `append`."""
-    return method.endswith("_") or method in ("append", "extend", "update", "add", "pop")
 
 
 def _reads(node: ast.AST, name: str) -> bool:

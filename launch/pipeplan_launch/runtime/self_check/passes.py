@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,17 +15,17 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.hooks import hooked_gradients, parameter_hooks
-from pipeplan_launch.job.job import Batch, Job, StageInfo
+from pipeplan_launch.job.job import Batch, Job, StageInfo, call_model
+from pipeplan_launch.job.kept_values import put
 from pipeplan_launch.job.loss import checked_loss, loss_text
-from pipeplan_launch.job.pass_conditions import autocast
+from pipeplan_launch.job.pass_conditions import autocast, module_mode
 from pipeplan_launch.job.user_code import user_code_errors
-from pipeplan_launch.runtime.self_check.kept_values import SameRandomNumbers
-from pipeplan_launch.runtime.self_check.training_state import MODEL, TrainedModules, put
+from pipeplan_launch.runtime.self_check.random_numbers import SameRandomNumbers
+from pipeplan_launch.runtime.self_check.training_state import MODEL, TrainedModules
 from pipeplan_launch.runtime.weight_stash import WeightVersions
-from pipeplan_launch.tracing.export import module_mode
 from pipeplan_launch.tracing.model_outputs import without_unknown_objects
 from pipeplan_launch.tracing.opaque_modules import python_state_in_buffers
-from pipeplan_launch.tracing.split import StageProgram, build_stage_program
+from pipeplan_launch.tracing.split import build_stage_program
 from pipeplan_launch.tracing.trace import TracedModel
 
 CPU = torch.device("cpu")
@@ -63,31 +63,28 @@ class EagerModel:
 
     def train(self, sample: Sample) -> Trained:
         """Forward and backward."""
-        job, (inputs, target) = self._job, sample.fresh()
         take_gradients(self._modules.trained)
-        with ExitStack() as stack:
-            stack.enter_context(module_mode(self._model, train=True))
-            stack.enter_context(python_state_in_buffers(self._model))
-            stack.enter_context(SameRandomNumbers(self._seed, sample.number))
-            with autocast(job.autocast, CPU):
-                output = Batch(tuple(inputs), target, sample.batch.names).call(self._model)
-                output = without_unknown_objects(output, {})
-                loss = loss_of(job, output, target)
+        with self._running(sample, train=True):
+            inputs, target = sample.fresh()
+            with autocast(self._job.autocast, CPU):
+                output = call_model(self._model, inputs, sample.batch.names)
+                loss = loss_of(self._job, without_unknown_objects(output, {}), target)
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
         return Trained(loss.detach().clone(), take_gradients(self._modules.trained))
 
     def evaluate(self, sample: Sample) -> list[Any]:
         """The members of the model's output in evaluation mode."""
-        inputs, target = sample.fresh()
-        with ExitStack() as stack:
-            stack.enter_context(module_mode(self._model, train=False))
-            stack.enter_context(python_state_in_buffers(self._model))
-            stack.enter_context(SameRandomNumbers(self._seed, sample.number))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(autocast(self._job.autocast, CPU))
-            output = Batch(tuple(inputs), target, sample.batch.names).call(self._model)
+        with self._running(sample, train=False), torch.no_grad(), autocast(self._job.autocast, CPU):
+            output = call_model(self._model, sample.fresh()[0], sample.batch.names)
             return copied_leaves(without_unknown_objects(output, {}))
+
+    @contextmanager
+    def _running(self, sample: Sample, *, train: bool) -> Iterator[None]:
+        """Context for a pass in one of the modes, with the random numbers of the sample."""
+        random_numbers = SameRandomNumbers(self._seed, sample.number)
+        with module_mode(self._model, train), python_state_in_buffers(self._model), random_numbers:
+            yield
 
 
 class PipelineModel:
@@ -168,14 +165,11 @@ class PipelineModel:
         received: list[list[Tensor]] = []
         sent: list[Sequence[Tensor]] = [()]
         for program, leaves in zip(self.programs, weights, strict=True):
-            received.append([_received(tensor, spec.requires_grad) for tensor, spec in _arriving(program, sent[-1])])
+            arriving = zip(sent[-1], program.receives, strict=True)
+            received.append([_received(tensor, spec.requires_grad) for tensor, spec in arriving])
             own = [inputs[index] for index in program.model_inputs]
             sent.append(program.call(leaves, received[-1], own, size))
         return sent[-1], received, sent[1:-1]
-
-
-def _arriving(program: StageProgram, sent: Sequence[Tensor]) -> zip[tuple[Tensor, Any]]:
-    return zip(sent, program.receives, strict=True)
 
 
 def _received(tensor: Tensor, requires_grad: bool) -> Tensor:

@@ -9,12 +9,12 @@ from typing import Any
 
 from pipeplan_launch.errors import LaunchError, print_status
 from pipeplan_launch.job.job import Batch, Job, collate_samples
+from pipeplan_launch.job.kept_values import keep
 from pipeplan_launch.job.pass_conditions import RandomState, seed_loading
 from pipeplan_launch.job.user_code import describe_error, user_code_errors
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.runtime.self_check.check import Check, DifferenceFound, NotDeterministic, TooSlow
 from pipeplan_launch.runtime.self_check.differences import OPTION
-from pipeplan_launch.runtime.self_check.kept_values import keep
 from pipeplan_launch.runtime.self_check.passes import CPU, Sample
 from pipeplan_launch.telemetry.memory import free_bytes
 from pipeplan_launch.tracing.trace import TracedModel
