@@ -62,7 +62,7 @@ def worker_actions(engines: Sequence[Engine]) -> Iterator[StageAction]:
         end = segment_end_before(engines[-1], action)
         if end is not None:
             for engine in engines:
-                engine.end_at(end)
+                engine.count = end
             break
         yield stage, action
         done[stage, action.kind] = action.index  # actions of one kind and stage are in the order of indices
@@ -150,8 +150,7 @@ def _actions_in_one_order(engine: Engine, transport: OrderedTransport) -> Iterat
             continue
         end = None if ended else _segment_end_at(engine, node)
         if end is not None:
-            engine.end_at(end)
-            ended = True
+            engine.count, ended = end, True
         if ended and not stays(node, engine.schedule, engine.shapes, engine.count):
             continue
         match node:

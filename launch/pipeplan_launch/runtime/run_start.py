@@ -107,7 +107,7 @@ def restore_in_all(
         if lowest is None:
             return start, manifest
         rank = dist.get_rank()
-        earlier = run_in_all(groups.everyone, partial(_start_before, start, options) if rank == 0 else _nothing)
+        earlier = run_in_all(groups.everyone, partial(_start_before, start, options) if rank == 0 else lambda: None)
         earlier = broadcast(earlier, 0, groups.everyone, RunStart | None)
         if rank == lowest and damage is not None:
             if earlier is None:
@@ -142,10 +142,6 @@ def _start_before(start: RunStart, options: RunOptions) -> RunStart | None:
     return replace(start, checkpoint=manifest.folder)
 
 
-def _nothing() -> None:
-    return None
-
-
 def epoch_count(options: RunOptions) -> int:
     """Total number of epochs to train."""
     return options.epochs or DEFAULT_EPOCHS
@@ -170,15 +166,12 @@ def _restart(run: Path, options: RunOptions, plan: LaunchPlan) -> RunStart:
     """Start after a restart: from the run's last checkpoint, or as the first attempt did if there is none."""
     run_folder.lock_run(run)
     manifest = checkpoint.latest_checkpoint(run, print_status)
+    if manifest is None and options.resume_from is not None:
+        manifest = checkpoint.find_checkpoint(options.resume_from, print_status)
     if manifest is not None:
         return _continue_run(run, manifest, options, plan)
-    if options.resume_from is None:
-        run_folder.reopen_run(run, 0, 0)
-        return RunStart(run, options.seed or 0)
-    manifest = checkpoint.find_checkpoint(options.resume_from, print_status)
-    _check_fits(manifest, options, plan)
-    run_folder.reopen_run(run, manifest.position.epoch, manifest.position.minibatch)
-    return RunStart(run, manifest.seed, manifest.folder)
+    run_folder.reopen_run(run, 0, 0)
+    return RunStart(run, options.seed or 0)
 
 
 def _check_fits(manifest: Manifest, options: RunOptions, plan: LaunchPlan) -> None:

@@ -122,17 +122,6 @@ ModelCheck = Callable[[LaunchPlan, Job, TracedModel, int], None]
 """A check of the whole model, given the plan, the job, the traced model and the seed of the run."""
 
 
-def _no_check(plan: LaunchPlan, job: Job, traced: TracedModel, seed: int) -> None:
-    """Check nothing."""
-
-
-def model_check(options: RunOptions, plan: LaunchPlan, rank: int) -> ModelCheck:
-    """The check that a worker makes: the self-check at the first worker, and none at the others, which wait for it."""
-    if rank != plan.active[0]:
-        return _no_check
-    return check_at_start if options.self_check else say_unchecked
-
-
 class Engines:
     """Loads the stages of a worker, and builds the pipeline engines that run them."""
 
@@ -144,8 +133,10 @@ class Engines:
     ) -> tuple[Job, list[Program], str, bool]:
         """`load_stages`, with the self-check at the first worker. Stages are compiled after the check."""
         options = self._options
-        check = model_check(options, plan, dist.get_rank())
-        job, programs, graph_hash, dynamic = load_stages(plan, stages, seed, device, check)
+        check = check_at_start if options.self_check else say_unchecked
+        job, programs, graph_hash, dynamic = load_stages(
+            plan, stages, seed, device, check if dist.get_rank() == plan.active[0] else None
+        )
         for program in programs:
             if options.compile_backend is not None and isinstance(program, StageProgram):  # emulated ones sleep
                 program.compile_with(options.compile_backend)
@@ -165,7 +156,7 @@ class Engines:
 
 
 def load_stages(
-    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck = _no_check
+    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck | None = None
 ) -> tuple[Job, list[Program], str, bool]:
     """(job without its model, the stages' programs, graph hash, whether they run at any batch size).
 
@@ -198,7 +189,7 @@ def one_garbage_collection() -> Iterator[None]:
 
 
 def _load_stages(
-    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck
+    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck | None
 ) -> tuple[Job, list[Program], str, bool]:
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
@@ -210,7 +201,8 @@ def _load_stages(
             f"{traced.graph_hash[:19]}…, the plan's is {plan.graph_hash[:19]}…): profile and solve again"
         )
     _check_written_parameters(plan, traced.written_parameters)
-    check(plan, job, traced, seed)
+    if check is not None:
+        check(plan, job, traced, seed)
     programs: list[Program] = []
     for stage in stages:
         program = build_stage_program(traced, plan.layers, stage, device)
