@@ -81,13 +81,6 @@ def test_a_failure_is_one_line_that_names_it(tmp_path: Path, case: tuple[list[in
     assert (tmp_path / "run" / "error.txt").read_text().strip() == line.removeprefix("error: ")
 
 
-def test_a_frozen_peer_is_given_up_on(tmp_path: Path) -> None:
-    ended = run(tmp_path, [1, 1], Toy(die=(0, 3), freeze=True), "--timeout", "1")
-    assert ended.statuses[1] == 2
-    (line,) = errors(ended.err)
-    assert "stage 1 (rank 1) waited for the activations of minibatch 3 from rank 0, which did not come" in line
-
-
 def test_a_wrong_number_of_workers_is_refused(tmp_path: Path) -> None:
     write_plan(tmp_path, stage_contents([1, 1, 1]))
     ended = run_plan(tmp_path, [], Toy(), 2)
