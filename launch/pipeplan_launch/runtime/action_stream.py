@@ -16,7 +16,6 @@ from pipeplan_launch.plan.communication_order import (
     Collective,
     Computation,
     Direction,
-    Node,
     Transfer,
     communication_order,
     last_reader,
@@ -148,7 +147,12 @@ def _actions_in_one_order(engine: Engine, transport: OrderedTransport) -> Iterat
     for node in communication_order(engine.schedule, engine.shapes, engine.count, shared=engine.sharing_stages):
         if not takes_part(node, place):
             continue
-        end = None if ended else _segment_end_at(engine, node)
+        end = None
+        match node:  # a collective comes after action R of its group
+            case Computation(action=action) if not ended:
+                end = segment_end_before(engine, action)
+            case Transfer() if not ended:
+                end = engine.limit(node.minibatch)
         if end is not None:
             engine.count, ended = end, True
         if ended and not stays(node, engine.schedule, engine.shapes, engine.count):
@@ -163,16 +167,6 @@ def _actions_in_one_order(engine: Engine, transport: OrderedTransport) -> Iterat
                 _start_transfer(engine, transport, node)
             case Collective():
                 engine.start_collective(node.stages, node.group)
-
-
-def _segment_end_at(engine: Engine, node: Node) -> int | None:
-    """The index at which the segment ends, if this node would go beyond it; otherwise None."""
-    match node:
-        case Computation(action=action):
-            return segment_end_before(engine, action)
-        case Transfer():
-            return engine.limit(node.minibatch)
-    return None  # action R of the group comes before the all-reduce
 
 
 def _start_transfer(engine: Engine, transport: OrderedTransport, transfer: Transfer) -> None:

@@ -62,9 +62,8 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
         manifest = checkpoint.find_checkpoint(options.resume_from, print_status)
         _check_fits(manifest, options, plan)
         if manifest.finished >= epoch_count(options):
-            start = RunStart(options.resume_from, manifest.seed, finished=manifest.finished)
-        else:
-            start = RunStart(_new_run(options), manifest.seed, manifest.folder)
+            return RunStart(options.resume_from, manifest.seed, finished=manifest.finished)
+        start = RunStart(_new_run(options), manifest.seed, manifest.folder)
     else:
         if options.weights is not None:
             checkpoint.find_checkpoint(options.weights, print_status)
@@ -81,14 +80,12 @@ def build_own_stage(
     if plan.place(dist.get_rank()) is None:
         return None
     stage = build_stage(options, plan, groups, start.seed, start.run, engines)
-    if stage.training is not None:
-        # An optimiser that cannot be saved is reported now, not at the first checkpoint.
-        for one in stage.every:
-            assert one.training is not None
-            optimizer_state(one.training.optimizer, one.training.updated)
-    if start.checkpoint is None and options.weights is not None:
-        for one in stage.every:
-            division = None if one.training is None else one.training.divided
+    for one in stage.every:
+        training = one.training
+        if training is not None:  # an optimiser that cannot be saved is reported now, not at the first checkpoint
+            optimizer_state(training.optimizer, training.updated)
+        if start.checkpoint is None and options.weights is not None:
+            division = None if training is None else training.divided
             stage_checkpoint.load_weights(checkpoint.find_checkpoint(options.weights), one.place.program, division)
     return stage
 

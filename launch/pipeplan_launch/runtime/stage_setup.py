@@ -155,22 +155,6 @@ class Engines:
         return ForwardEngine(place, transport, recorder)
 
 
-def load_stages(
-    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck | None = None
-) -> tuple[Job, list[Program], str, bool]:
-    """(job without its model, the stages' programs, graph hash, whether they run at any batch size).
-
-    An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
-    keeps only the parameters of its own stages. `check` is called before these move to `device`.
-    """
-    if plan.emulated:
-        job, emulated = load_emulated_stages({stage: plan.emulated[stage] for stage in stages})
-        return job, [*emulated], "emulated", True
-    with one_garbage_collection():
-        importlib.import_module("torch._dynamo")  # otherwise tracing would import it later
-        return _load_stages(plan, stages, seed, device, check)
-
-
 @contextmanager
 def one_garbage_collection() -> Iterator[None]:
     """Context that collects garbage once at its end, and exempts all objects that exist then from later collections.
@@ -188,9 +172,19 @@ def one_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _load_stages(
-    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck | None
+@one_garbage_collection()
+def load_stages(
+    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck | None = None
 ) -> tuple[Job, list[Program], str, bool]:
+    """(job without its model, the stages' programs, graph hash, whether they run at any batch size).
+
+    An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
+    keeps only the parameters of its own stages. `check` is called before these move to `device`.
+    """
+    if plan.emulated:
+        job, emulated = load_emulated_stages({stage: plan.emulated[stage] for stage in stages})
+        return job, [*emulated], "emulated", True
+    importlib.import_module("torch._dynamo")  # otherwise tracing would import it later
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
         job = with_data(job, plan.minibatch)
