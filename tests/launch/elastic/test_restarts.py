@@ -97,7 +97,7 @@ def test_what_no_restart_can_cure_is_not_tried_again(tmp_path: Path) -> None:
 
 def test_a_worker_that_hangs_at_an_epochs_end_is_noticed(tmp_path: Path) -> None:
     """In the last backward pass of the epoch, when the other stage has nothing to wait for but the epoch's end."""
-    ended = attempts(tmp_path, [1, 1], [Toy(fault=("hang", 0, 19)), Toy()], "--timeout", "4")
+    ended = attempts(tmp_path, [1, 1], [Toy(fault=("hang", 0, 19)), Toy()], "--timeout", "2")
     assert [one.statuses for one in ended] == [[3, 3], [0, 0]], ended[0].err + ended[1].err
     assert re.search(r"worker 0 hung for \d+ s in one action; restart 1 of 1: resumed from", ended[1].err)
 
