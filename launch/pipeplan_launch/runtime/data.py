@@ -79,7 +79,9 @@ class Batches:
         self._seed = seed
         self._epoch = epoch
         self._collate, self._processes = (None, 0) if reading is None else (reading.collate, reading.processes)
-        self._prefetcher: Prefetcher | None = None
+        self._prefetched: Iterator[Batch | str] | None = None
+        self._expected: list[int] = []
+        """Minibatches to prefetch, the next one last."""
         self._order: list[int] | range = range(sizes.samples)
         if sizes.training and reading is not None and reading.order is not None:
             self._order = order_of_samples(reading, seed, epoch)
@@ -103,23 +105,38 @@ class Batches:
 
     @contextmanager
     def prefetch(self, minibatches: Sequence[int]) -> Iterator[None]:
-        """Context in which these minibatches are loaded in this order. Prefetches them if the job's data asks for
-        that.
+        """Context in which these minibatches are loaded in this order. Prefetches them in processes if the job's data
+        asks for that.
         """
         if not self._processes or not minibatches:
             yield
             return
-        self._prefetcher = Prefetcher(self._read, minibatches, min(self._processes, len(minibatches)))
+        loader = DataLoader(
+            _Minibatches(self._read),
+            batch_size=None,
+            sampler=minibatches,
+            num_workers=min(self._processes, len(minibatches)),
+            collate_fn=lambda batch: batch,
+            worker_init_fn=_start_process,
+            generator=torch.Generator(),  # otherwise the loader would draw from the generator that dropout uses
+            multiprocessing_context="fork",
+        )
+        self._expected, self._prefetched = list(reversed(minibatches)), iter(loader)
         try:
             yield
         finally:
-            self._prefetcher.close()
-            self._prefetcher = None
+            self._prefetched = None  # torch ends the processes with the iterator
 
     def load(self, minibatch: int, *, inputs: bool = True, target: bool = True) -> Batch:
         """Load a minibatch. If `inputs` or `target` is false, that part may be missing."""
-        batch = self._prefetcher.take(minibatch) if self._prefetcher is not None else None
-        return self._read(minibatch, inputs, target) if batch is None else batch
+        # Any but the next in order is read here, such as one that is read a second time.
+        if self._prefetched is None or self._expected[-1:] != [minibatch]:
+            return self._read(minibatch, inputs, target)
+        self._expected.pop()
+        batch = next(self._prefetched)
+        if isinstance(batch, str):
+            raise LaunchError(f"reading the job's data for minibatch {minibatch} failed: {batch}")
+        return batch
 
     def _read(self, minibatch: int, inputs: bool = True, target: bool = True) -> Batch:
         start = minibatch * self.sizes.minibatch
@@ -188,38 +205,6 @@ class _Minibatches(Dataset[Batch | str]):
             return self._read(minibatch)
         except Exception as error:
             return describe_error(error)
-
-
-class Prefetcher:
-    """Prefetches minibatches in the order in which they are needed, each in one of several processes."""
-
-    def __init__(self, read: Callable[[int], Batch], minibatches: Sequence[int], processes: int) -> None:
-        self._expected = list(reversed(minibatches))
-        loader = DataLoader(
-            _Minibatches(read),
-            batch_size=None,
-            sampler=minibatches,
-            num_workers=processes,
-            collate_fn=lambda batch: batch,
-            worker_init_fn=_start_process,
-            generator=torch.Generator(),  # otherwise the loader would draw from the generator that dropout uses
-            multiprocessing_context="fork",
-        )
-        self._batches: Iterator[Batch | str] | None = iter(loader)
-
-    def take(self, minibatch: int) -> Batch | None:
-        """The minibatch if it is the next in order; None for any other, such as one that is read a second time."""
-        if self._batches is None or not self._expected or self._expected[-1] != minibatch:
-            return None
-        self._expected.pop()
-        batch = next(self._batches)
-        if isinstance(batch, str):
-            raise LaunchError(f"reading the job's data for minibatch {minibatch} failed: {batch}")
-        return batch
-
-    def close(self) -> None:
-        """End the processes."""
-        self._batches = None  # torch ends them with the iterator
 
 
 def _start_process(_number: int) -> None:

@@ -111,10 +111,10 @@ class EpochLoop:
                     record_stop_line(f"stopped after {self._position}: --resume goes on from there")
                 break
             self._position = Position(self._position.epoch + 1, 0, self._sizes.count)
-        position = self.stopped
+        stopped = self.stopped
         return {
             "epochs": self._history.results,
-            "stopped": None if position is None else {"epoch": position.epoch, "minibatch": position.minibatch},
+            "stopped": None if stopped is None else {"epoch": stopped.epoch, "minibatch": stopped.minibatch},
         }
 
     def _train_epoch(self) -> bool:
@@ -152,9 +152,10 @@ class EpochLoop:
         number, last = self._position.epoch + 1, self._position.epoch + 1 == self._epochs
         if last or number % self._options.checkpoint_every == 0:
             self._save()
-        score, stop = Score.empty(self._stage.place.job), False
+        score: Score | None = Score.empty(self._stage.place.job)
+        stop = False
         if last or number % self._options.evaluate_every == 0:
-            score, stop = self._evaluate(score)
+            score, stop = self._evaluate()
         if score is None:
             return True
         result = self._result(score)
@@ -172,13 +173,13 @@ class EpochLoop:
             self._listeners.epoch(result)
         return stop and not last
 
-    def _evaluate(self, none: Score) -> tuple[Score | None, bool]:
-        """(this worker's score, whether to stop now). The score is `none` without test data, and None if the stop came
-        before the end of the test data.
+    def _evaluate(self) -> tuple[Score | None, bool]:
+        """(this worker's score, whether to stop now). The score is None if the stop came before the end of the test
+        data.
         """
         stage = self._stage
         if stage.test_sizes is None:
-            return none, False
+            return Score.empty(stage.place.job), False
         data: Any = stage.data.test if stage.data.test is not None else stage.data.train
         batches = Batches(data, stage.test_sizes, self._start.seed, self._position.epoch, stage.data)
         segment = Segment(self._position.epoch, batches)

@@ -28,33 +28,26 @@ from pipeplan_launch.runtime.backward_passes import ForwardConditions
 # State that a stage keeps for a minibatch between its forward and its backward pass.
 
 
-@dataclass(frozen=True)
-class StageInputs:
-    """The inputs of a stage's forward pass for one minibatch."""
+@dataclass(eq=False)
+class InFlightMinibatch:
+    """Inputs and outputs of a minibatch's forward pass, which its backward pass needs."""
 
     received: Sequence[Tensor]
     """Activations from the previous stage."""
     inputs: Sequence[Tensor]
     """Model inputs read from the data set."""
     target: Any
+    outputs: Sequence[Tensor] = ()
+    """The outputs; empty if the stage recomputes."""
+    conditions: ForwardConditions | None = None
+    """The conditions of the forward pass, if the stage recomputes."""
+    is_read_again: bool = False
+    """Whether the forward pass wrote to data that was read for it. Such data is not kept but read again."""
 
     @property
     def write_counts(self) -> list[int]:
         """Number of writes to each tensor that was read from the data."""
         return [tensor._version for tensor in tensors_in((self.inputs, self.target))]
-
-
-@dataclass(frozen=True)
-class InFlightMinibatch:
-    """Inputs and outputs of a minibatch's forward pass, which its backward pass needs."""
-
-    inputs: StageInputs
-    outputs: Sequence[Tensor]
-    """The outputs; empty if the stage recomputes."""
-    conditions: ForwardConditions | None = None
-    """The conditions of the forward pass, if the stage recomputes."""
-    inputs_modified: bool = False
-    """Whether the forward pass wrote to data that was read for it. Such data is not kept but read again."""
 
 
 @dataclass(eq=False)
