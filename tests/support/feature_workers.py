@@ -84,10 +84,6 @@ def with_momentum(parameters: list[nn.Parameter]) -> SGD:
     return SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def plain(parameters: list[nn.Parameter]) -> SGD:
-    return SGD(parameters, lr=0.1)
-
-
 def everything(**more: Any) -> Job:
     return Job(
         Everything(),
@@ -103,25 +99,6 @@ def everything(**more: Any) -> Job:
 
 def half() -> Job:
     return everything(autocast=torch.bfloat16)
-
-
-class Line(nn.Module):
-    """Its loss is linear in the first layer's weights: their gradient is the same wherever they are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 5, bias=False), nn.Linear(5, 1, bias=False).requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x))
-
-
-def line(**more: Any) -> Job:
-    return Job(Line(), loss=lambda output, _: output.mean(), data=data, optimizer=plain, minibatch=2, **more)
-
-
-def scaled_line() -> Job:
-    return line(scale_lr="linear")
 
 
 def traced(name: str) -> TracedModel:

@@ -16,7 +16,7 @@ import torch
 from data_parallel_runs import OneProcess
 from extents import slow_but_for
 from feature_workers import SAMPLES, cut_before, run, traced, trained
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
@@ -24,7 +24,6 @@ from toy_workers import stage_contents, write_plan
 from pipeplan_launch import Data, Job, export, load_job
 from pipeplan_launch.checkpoint.checkpoint import complete_checkpoints
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.pass_conditions import mix_seed
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime import stage_setup
@@ -36,10 +35,6 @@ assert SAMPLES == state_jobs.SAMPLES
 
 def reference(name: str) -> str:
     return f"{(feature_workers if hasattr(feature_workers, name) else state_jobs).__file__}:{name}"
-
-
-def order_of(epoch: int) -> Tensor:
-    return torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(mix_seed("order", 0, epoch)))
 
 
 SINGLE, EXACT, ROUNDED = (1e-6, 1e-7), (0.0, 0.0), (1e-10, 1e-12)
@@ -75,22 +70,6 @@ def test_training_is_that_of_one_process(tmp_path: Path, case: Any) -> None:
         assert last["test_accuracy"] == found["correct"] / SAMPLES
         assert last["test_metrics"] == pytest.approx({one: found[one] for one in one_process.job.metrics}, rel=1e-5)
         assert 0 < found["sure"] < 1
-
-
-@pytest.mark.parametrize("name", slow_but_for(["scaled_line"], ["scaled_line", "line"]))
-def test_how_far_an_epoch_moves_a_stage_with_two_replicas(tmp_path: Path, name: str) -> None:
-    """2-1 and plain SGD, with a loss that is linear in the first stage's weights.
-
-    It makes half as many updates, each from the mean of two gradients. At the same rate an epoch moves it half as far
-    as one process would, at twice the rate (`scale_lr="linear"`) just as far.
-    """
-    folder = run(tmp_path, name, cut_before(traced(name), "last"), [2, 1], "--epochs", "1", "--max-minibatches", "6")
-    job = load_job(reference(name), 0)
-    first, last = (job.model.state_dict()[f"{layer}.weight"] for layer in ("first", "last"))
-    seen = job.datasets.train[order_of(0)[:12]][0]
-    moved = 0.1 * 6 * torch.outer(last[0], seen.mean(dim=0)) * (1.0 if name == "scaled_line" else 0.5)
-    torch.testing.assert_close(first - trained(folder)["first.weight"], moved, rtol=1e-4, atol=1e-6)
-    assert torch.equal(trained(folder)["last.weight"], last), "a stage whose parameters are all frozen"
 
 
 @pytest.mark.parametrize("recompute", slow_but_for([False], [False, True]))
