@@ -147,14 +147,14 @@ def _actions_in_one_order(engine: Engine, transport: OrderedTransport) -> Iterat
     for node in communication_order(engine.schedule, engine.shapes, engine.count, shared=engine.sharing_stages):
         if not takes_part(node, place):
             continue
-        end = None
-        match node:  # a collective comes after action R of its group
-            case Computation(action=action) if not ended:
-                end = segment_end_before(engine, action)
-            case Transfer() if not ended:
+        if not ended:
+            end = None  # a collective comes after action R of its group, which has asked
+            if isinstance(node, Computation):
+                end = segment_end_before(engine, node.action)
+            elif isinstance(node, Transfer):
                 end = engine.limit(node.minibatch)
-        if end is not None:
-            engine.count, ended = end, True
+            if end is not None:
+                engine.count, ended = end, True
         if ended and not stays(node, engine.schedule, engine.shapes, engine.count):
             continue
         match node:

@@ -134,9 +134,8 @@ class Engines:
         """`load_stages`, with the self-check at the first worker. Stages are compiled after the check."""
         options = self._options
         check = check_at_start if options.self_check else say_unchecked
-        job, programs, graph_hash, dynamic = load_stages(
-            plan, stages, seed, device, check if dist.get_rank() == plan.active[0] else None
-        )
+        is_first = dist.get_rank() == plan.active[0]  # the other workers wait for its check
+        job, programs, graph_hash, dynamic = load_stages(plan, stages, seed, device, check if is_first else None)
         for program in programs:
             if options.compile_backend is not None and isinstance(program, StageProgram):  # emulated ones sleep
                 program.compile_with(options.compile_backend)
