@@ -17,9 +17,8 @@ import pytest
 from extents import slow_but_for
 from launching import JOB, SLOW_JOB, Launch, curve, left_nothing, render, script_of
 from listening import Observed, observe, why_impossible
+from saved import latest
 from toy_workers import stage_contents, write_plan
-
-from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
 LOOPBACK = "0100007F"
@@ -58,8 +57,7 @@ def test_goes_on_after_a_kill_and_stops_when_its_terminal_closes(script: Path, t
     assert said[0].startswith(f"worker 1 was lost; restart 1 of 3: resumed from {run}/checkpoints/")
     assert said[1].startswith("stopped after ")
     assert {path.name for path in (tmp_path / "temporary").iterdir()} <= {f"torchinductor_{getpass.getuser()}"}
-    last = latest_checkpoint(run)
-    assert last is not None
+    last = latest(run)
     losses = curve(run)  # every minibatch up to the checkpoint of the stop, once, and no other
     assert max(losses) == (last.position.epoch, last.position.minibatch - 1)
     assert len(losses) == 24 * last.position.epoch + last.position.minibatch

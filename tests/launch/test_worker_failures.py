@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from extents import slow_but_for
 from launching import curve
-from toy_workers import Toy, run_plan, stage_contents, write_plan
+from saved import latest
+from toy_workers import Toy, run_plan, run_toy, stage_contents, write_plan
 from worker_host import Ended
 
 from pipeplan_launch import child_processes, supervisor
-from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.servers import ServerPlace
@@ -30,9 +30,7 @@ from pipeplan_launch.worker_monitor import NoFurtherAttempt, _HealthCheckHandler
 
 
 def run(folder: Path, replicas: list[int], toy: Toy, *options: str, **plan: Any) -> Ended:
-    write_plan(folder, stage_contents(replicas, **plan))
-    given = ["--run-dir", str(folder / "run"), "--log-every", "0", *options]
-    return run_plan(folder, given, toy, sum(replicas) + plan.get("idle", 0))
+    return run_toy(folder, toy, replicas, "--log-every", "0", *options, **plan)
 
 
 def errors(text: str) -> list[str]:
@@ -102,9 +100,7 @@ def test_a_signal_to_some_stops_all_at_a_checkpoint(tmp_path: Path, case: tuple[
     watcher.join()
     assert {*ended.statuses} == {0}, ended.err
     (line,) = [line for line in ended.err.splitlines() if "--resume" in line]
-    last = latest_checkpoint(folder)
-    assert last is not None
-    at = last.position
+    at = latest(folder).position
     assert line == f"stopped after {at}: --resume goes on from there"
     assert "Traceback" not in ended.err
     assert not errors(ended.err)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from saved import model_of
+from saved import latest, model_of
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD
@@ -17,7 +17,6 @@ from toy_workers import stage_contents, write_plan
 from worker_host import start_attempt
 
 from pipeplan_launch import Data, Job, __main__, load_job
-from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
 
 SAMPLES, MINIBATCH = 14, 4
@@ -137,6 +136,4 @@ def run(folder: Path, name: str, stages: list[list[str]], replicas: Sequence[int
 
 def trained(run: Path) -> dict[str, Tensor]:
     """The model's state in a run's last checkpoint."""
-    manifest = latest_checkpoint(run)
-    assert manifest is not None
-    return model_of(manifest)
+    return model_of(latest(run))
