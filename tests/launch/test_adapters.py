@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from data_parallel_runs import MINIBATCH, AdaptedChain, Case, reference
+from data_parallel_runs import AdaptedChain, Case, OneProcess, reference
 from msgspec import structs
 from safetensors.torch import load_file
 from saved import model_of, save
@@ -15,7 +15,6 @@ from stagewise import train_beside_one_process
 from pipeplan.profiler.outcome import charged_parameters, layer_fields, tied_weights
 from pipeplan_launch import Job, export, load_job
 from pipeplan_launch.checkpoint.checkpoint import find_checkpoint
-from pipeplan_launch.job.pass_conditions import mix_seed
 from pipeplan_launch.tracing.trace import trace_job
 
 WIDTH = 8
@@ -53,20 +52,13 @@ def test_a_layer_has_trained_bytes_and_stored_bytes_of_frozen_weights() -> None:
 @pytest.mark.parametrize("name", ["adapted", "adapted_in_eight_bits"])
 def test_ddp_and_fsdp_train_adapters_as_one_process_does(tmp_path: Path, name: str) -> None:
     """Frozen weights stay as they are, and trained ones differ by rounding alone."""
-    job = load_job(reference(name), 0)
-    before = {name: one.detach().clone() for name, one in job.model.named_parameters()}
-    trained = [one for one in job.model.parameters() if one.requires_grad]
-    optimizer, data = job.make_optimizer(trained), job.datasets.train
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(mix_seed("order", 0, 0)))
-    for batch in order.split(2 * MINIBATCH):
-        points, targets = (torch.stack(column) for column in zip(*(data[index] for index in batch), strict=True))
-        optimizer.zero_grad()
-        job.loss(job.model(points), targets).backward()
-        optimizer.step()
+    before = dict(load_job(reference(name), 0).model.named_parameters())
+    one_process = OneProcess(load_job(reference(name), 0), replicas=2, accumulate=2)
+    one_process.train(1)
     for mode in ("ddp", "fsdp"):
         run = Case(name, mode, replicas=2, accumulate=2).train(tmp_path / mode, "--epochs", "1")
         found = model_of(find_checkpoint(run))
-        for key, expected in job.model.named_parameters():
+        for key, expected in one_process.named.items():
             if expected.requires_grad:
                 assert not torch.equal(found[key], before[key]), key
                 torch.testing.assert_close(found[key], expected.detach())

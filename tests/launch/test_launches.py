@@ -17,9 +17,8 @@ import pytest
 from extents import slow_but_for
 from launching import JOB, SLOW_JOB, Launch, curve, left_nothing, render, script_of
 from listening import Observed, observe, why_impossible
+from saved import latest
 from toy_workers import stage_contents, write_plan
-
-from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
 LOOPBACK = "0100007F"
@@ -49,6 +48,7 @@ def test_goes_on_after_a_kill_and_stops_when_its_terminal_closes(script: Path, t
         assert set(launch.listening()) == {LOOPBACK}
         launch.kill(rank=1)
         launch.trains()
+        assert set(launch.listening()) == {LOOPBACK}, "after a restart as well"
         launch.process.send_signal(signal.SIGHUP)
         assert launch.wait() == 0, launch.lines
         assert left_nothing(launch)
@@ -57,8 +57,7 @@ def test_goes_on_after_a_kill_and_stops_when_its_terminal_closes(script: Path, t
     assert said[0].startswith(f"worker 1 was lost; restart 1 of 3: resumed from {run}/checkpoints/")
     assert said[1].startswith("stopped after ")
     assert {path.name for path in (tmp_path / "temporary").iterdir()} <= {f"torchinductor_{getpass.getuser()}"}
-    last = latest_checkpoint(run)
-    assert last is not None
+    last = latest(run)
     losses = curve(run)  # every minibatch up to the checkpoint of the stop, once, and no other
     assert max(losses) == (last.position.epoch, last.position.minibatch - 1)
     assert len(losses) == 24 * last.position.epoch + last.position.minibatch
@@ -181,19 +180,17 @@ def launch(script: Path, *options: str) -> Observed:
 
 
 @in_a_namespace
-def test_a_launch_with_a_restart_opens_no_door(tmp_path: Path) -> None:
-    job = JOB.replace("def job():", f"def job():{FAILS_ONCE}")
-    observed = launch(script_of(tmp_path, job), "--epochs", "1", "--restarts", "1")
-    assert_closed(observed)
-    assert "restart 1 of 1" in observed.output
-
-
-@in_a_namespace
 @pytest.mark.slow
-@pytest.mark.parametrize("transport", ["gloo", "nccl", "inference"])
+@pytest.mark.parametrize("transport", ["gloo", "nccl", "inference", "restart"])
 def test_no_launch_opens_a_door(tmp_path: Path, transport: str) -> None:
     if transport == "inference":
         assert_closed(launch(script_of(tmp_path, JOB, mode="inference")))
+        return
+    if transport == "restart":
+        job = JOB.replace("def job():", f"def job():{FAILS_ONCE}")
+        observed = launch(script_of(tmp_path, job), "--epochs", "1", "--restarts", "1")
+        assert_closed(observed)
+        assert "restart 1 of 1" in observed.output
         return
     job = JOB.replace("Data(data, data)", "Data(data, data, processes=2)")
     for replicas in ([1], [2], [1, 1, 1]):

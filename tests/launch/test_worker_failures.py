@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 from extents import slow_but_for
 from launching import curve
-from toy_workers import Toy, run_plan, stage_contents, write_plan
+from saved import latest
+from toy_workers import Toy, run_plan, run_toy, stage_contents, write_plan
 from worker_host import Ended
 
 from pipeplan_launch import child_processes, supervisor
-from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.command_line import worker_parser
 from pipeplan_launch.elastic import restart_state
 from pipeplan_launch.elastic.servers import ServerPlace, StoreAccess
@@ -30,9 +30,7 @@ from pipeplan_launch.worker_monitor import NoFurtherAttempt, _HealthCheckHandler
 
 
 def run(folder: Path, replicas: list[int], toy: Toy, *options: str, **plan: Any) -> Ended:
-    write_plan(folder, stage_contents(replicas, **plan))
-    given = ["--run-dir", str(folder / "run"), "--log-every", "0", *options]
-    return run_plan(folder, given, toy, sum(replicas) + plan.get("idle", 0))
+    return run_toy(folder, toy, replicas, "--log-every", "0", *options, **plan)
 
 
 def errors(text: str) -> list[str]:
@@ -81,13 +79,6 @@ def test_a_failure_is_one_line_that_names_it(tmp_path: Path, case: tuple[list[in
     assert (tmp_path / "run" / "error.txt").read_text().strip() == line.removeprefix("error: ")
 
 
-def test_a_frozen_peer_is_given_up_on(tmp_path: Path) -> None:
-    ended = run(tmp_path, [1, 1], Toy(die=(0, 3), freeze=True), "--timeout", "1")
-    assert ended.statuses[1] == 2
-    (line,) = errors(ended.err)
-    assert "stage 1 (rank 1) waited for the activations of minibatch 3 from rank 0, which did not come" in line
-
-
 def test_a_wrong_number_of_workers_is_refused(tmp_path: Path) -> None:
     write_plan(tmp_path, stage_contents([1, 1, 1]))
     ended = run_plan(tmp_path, [], Toy(), 2)
@@ -109,9 +100,7 @@ def test_a_signal_to_some_stops_all_at_a_checkpoint(tmp_path: Path, case: tuple[
     watcher.join()
     assert {*ended.statuses} == {0}, ended.err
     (line,) = [line for line in ended.err.splitlines() if "--resume" in line]
-    last = latest_checkpoint(folder)
-    assert last is not None
-    at = last.position
+    at = latest(folder).position
     assert line == f"stopped after {at}: --resume goes on from there"
     assert "Traceback" not in ended.err
     assert not errors(ended.err)

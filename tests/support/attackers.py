@@ -4,9 +4,6 @@
 
 Every server is a network namespace, and so is the attacker's machine; cables join them. KIND is:
 
-    one-machine    The attacker tries every TCP port of the only server, and sends what torch's store would answer, and
-                   then garbage, to each that is open. A port that the test itself opens there shows that the attacker
-                   reaches the machine.
     two-servers    The attacker does not know the secret. Before server 1 is there, it joins as server 1: by a launcher
                    of its own with another secret, by a client of torch's store, and by a handshake. Once the run has a
                    checkpoint, it tries every TCP port of server 0: it counts, deletes and overwrites keys of a store,
@@ -37,38 +34,12 @@ from torch.distributed import TCPStore
 from pipeplan_launch.elastic import handshake
 from pipeplan_launch.elastic.handshake import HandshakeFailed, Purpose
 
-VICTIM, PORT, CONTROL_PORT = "10.0.0.1", 29500, 5555
+VICTIM, PORT = "10.0.0.1", 29500
 SECRET, GUESS = "the secret of both servers", "a guess that is long enough"
 STORE_HELLO = b"\x0b\x3c\x85\x5c\x00"
 """torch's magic number of a TCPStore, as a client sends it first."""
 KEYS = ("pipeplan/attempt", "pipeplan/over", "pipeplan/run", "torch.rendezvous.none", "none/torchelastic/role")
 PATIENCE_S, STORE_PATIENCE_S = 120, 5
-
-
-def one_machine(script: str, run: str, options: list[str]) -> dict[str, Any]:
-    """Launch, attack, stop: {open ports, status of the attacker, status of the launch}."""
-    inside, outside = _machines(2).servers
-
-    def victim() -> None:
-        socket_of_control = socket.create_server(("0.0.0.0", CONTROL_PORT))
-        os.set_inheritable(socket_of_control.fileno(), True)
-        for name in ("MASTER_ADDR", "GLOO_SOCKET_IFNAME"):
-            del os.environ[name]
-        _become(script, run, options, f"{run}.log")
-
-    def attack() -> None:
-        opened = _open_ports(range(1, 1 << 16))
-        for port in opened:
-            with suppress(OSError), socket.create_connection((VICTIM, port), timeout=5) as probe:
-                probe.sendall(STORE_HELLO + os.urandom(4096))
-        found.write_text(json.dumps(opened))
-
-    found = Path(run).parent / "opened.json"
-    launch = start_in_namespace(inside[0], victim)
-    _wait_for_checkpoint(run, f"{run}.log")
-    attacked = _status_of(start_in_namespace(outside[0], attack))
-    os.kill(launch, signal.SIGTERM)
-    return {"open": json.loads(found.read_text()), "attack": attacked, "status": _status_of(launch)}
 
 
 def two_servers(script: str, run: str, options: list[str]) -> dict[str, Any]:
@@ -126,13 +97,8 @@ def _machines(count: int) -> Network:
 
 
 def _launch(script: str, run: str, options: list[str], node: int, secret: str, log: str) -> None:
-    """Become the launch.sh of one of several servers."""
+    """Become the launch.sh of one of several servers, whose output goes to a file."""
     os.environ |= {"NODE_RANK": str(node), "MASTER_PORT": str(PORT), "PIPEPLAN_SECRET": secret}
-    _become(script, run, options, log)
-
-
-def _become(script: str, run: str, options: list[str], log: str) -> None:
-    """Become a launch.sh whose output goes to a file."""
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
@@ -233,4 +199,4 @@ if __name__ == "__main__":
         print(json.dumps(cut(seconds, script, run, options)))
     else:
         script, run, *options = words
-        print(json.dumps({"one-machine": one_machine, "two-servers": two_servers}[kind](script, run, options)))
+        print(json.dumps(two_servers(script, run, options)))

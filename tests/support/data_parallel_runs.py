@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from toy_workers import stage_contents, write_plan
 from worker_host import Ended, start_attempt
 
 from pipeplan_launch import Data, Job, __main__, load_job
-from pipeplan_launch.job.pass_conditions import mix_seed, seed_forward
+from pipeplan_launch.job.pass_conditions import autocast, mix_seed, seed_forward
 
 
 class EightBits(Tensor):
@@ -307,97 +307,127 @@ class Case:
         return folder / run
 
 
-@dataclass
-class Literal:
-    """One process that trains the job as the plan says, with buffers of its own for each replica."""
+def modules_of(job: Job) -> dict[str, nn.Module]:
+    """The modules of a job's loss, found by hand, by the prefix of their state."""
+    loss: Any = job.loss
+    if isinstance(loss, nn.Module):
+        return {"loss.": loss}
+    cells = [cell.cell_contents for cell in getattr(loss, "__closure__", None) or ()]
+    if len(cells) == 2:
+        return dict(zip(("loss.first.", "loss.second."), cells, strict=True))
+    held = [*getattr(loss, "parts", ()), getattr(loss, "__self__", None), *getattr(loss, "args", ())]
+    found = [one for one in held if isinstance(one, nn.Module)]
+    return {"loss.": found[0]} if found else {}
 
-    case: Case
-    epochs: list[dict[str, float]] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.job = load_job(reference(self.case.job), 0)
-        self.hooks: dict[str, Any] = {}
-        loss = self.job.loss
-        assert isinstance(loss, torch.nn.Module)
-        self.loss, self.model, self.data = loss, self.job.model.train(), self.job.datasets
-        self.named = dict(self.model.named_parameters()) | {f"loss.{n}": p for n, p in loss.named_parameters()}
+class OneProcess:
+    """One process that trains a job as a plan with a flush says, with buffers of its own for each replica."""
+
+    def __init__(self, job: Job, replicas: int, accumulate: int, shares: tuple[int, ...] = ()) -> None:
+        """`replicas`: of the stage that has buffers."""
+        self.job, self.accumulate, self.data = job, accumulate, job.datasets
+        self.taken_by = [number for number, share in enumerate(shares) for _ in range(share)] or [*range(replicas)]
+        self.modules = {"": job.model, **modules_of(job)}
+        self.named = {prefix + n: p for prefix, one in self.modules.items() for n, p in one.named_parameters()}
         self.trained = {name: one for name, one in self.named.items() if one.requires_grad}
+        self.hooks: dict[str, Any] = {}
         for name, parameter in self.trained.items():
             if parameter._backward_hooks:
                 self.hooks[name] = list(parameter._backward_hooks.values())
                 parameter._backward_hooks = None
-        self.optimizer = self.job.make_optimizer([*self.trained.values()])
-        assert self.job.scheduler is not None
-        self.scheduler = self.job.scheduler(self.optimizer)
-        self.buffers = [{n: b.clone() for n, b in self.own_buffers().items()} for _ in range(self.case.replicas)]
+        self.optimizer = job.make_optimizer([*self.trained.values()])
+        self.scheduler = None if job.scheduler is None else job.scheduler(self.optimizer)
+        self.buffers = [{n: b.clone() for n, b in self.own_buffers().items()} for _ in range(replicas)]
+        self.epochs: list[dict[str, float]] = []
+        """Results of the epochs."""
 
     def own_buffers(self) -> State:
-        return dict(self.model.named_buffers()) | {f"loss.{n}": b for n, b in self.loss.named_buffers()}
+        return {prefix + n: b for prefix, one in self.modules.items() for n, b in one.named_buffers()}
 
     def use(self, buffers: State) -> None:
         for name, buffer in self.own_buffers().items():
             buffer.copy_(buffers[name])
 
+    def loss_of(self, inputs: Any, target: Any) -> tuple[Any, Tensor]:
+        """(output, loss)."""
+        assert self.job.loss is not None
+        with autocast(self.job.autocast, torch.device("cpu")):
+            output = self.job.model(inputs)
+            return output, self.job.loss(output, target)
+
+    def weigh(self, target: Any) -> float:
+        return float(len(target) if self.job.loss_weight is None else self.job.loss_weight(target))
+
     def train(self, epochs: int) -> State:
+        """The model's and the loss's parameters and buffers after the epochs."""
+        for one in self.modules.values():
+            one.train()
+        count = len(self.data.train)  # type: ignore[arg-type]
         for epoch in range(epochs):
-            order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(mix_seed("order", 0, epoch)))
-            numbered = list(enumerate(order.split(MINIBATCH)))
+            order = torch.randperm(count, generator=torch.Generator().manual_seed(mix_seed("order", 0, epoch)))
+            numbered = list(enumerate(order.split(self.job.minibatch or 1)))
             losses = []
-            for start in range(0, len(numbered), self.case.accumulate):
-                losses += self.update(epoch, numbered[start : start + self.case.accumulate])
+            for start in range(0, len(numbered), self.accumulate):
+                losses += self.update(epoch, numbered[start : start + self.accumulate])
             agree(self.buffers)
             self.use(self.buffers[0])
             total = sum(weight for _, weight in losses)
             self.epochs.append({"loss": sum(loss * weight for loss, weight in losses) / total} | self.evaluate())
-            if self.job.scheduler_interval == "epoch":
+            if self.scheduler is not None and self.job.scheduler_interval == "epoch":
                 self.scheduler.step()
         return {**{n: p.detach() for n, p in self.named.items()}, **self.own_buffers()}
 
     def update(self, epoch: int, group: list[tuple[int, Tensor]]) -> list[tuple[float, float]]:
         """(loss, weight) of each minibatch of the group."""
         taken = [self.data.train[chosen] for _, chosen in group]
-        weigh = self.job.loss_weight
-        weights = [1.0 if weigh is None else float(weigh(target)) for _, target in taken]
+        weights = [self.weigh(target) for _, target in taken]
         losses = []
         for (number, _), (inputs, target), weight in zip(group, taken, weights, strict=True):
-            taken_by = [replica for replica, share in enumerate(self.case.shares) for _ in range(share)]
-            taken_by = taken_by or [*range(self.case.replicas)]
-            own = self.buffers[taken_by[number % len(taken_by)]]
+            own = self.buffers[self.taken_by[number % len(self.taken_by)]]
             self.use(own)
             seed_forward(0, epoch, number, 0)
-            loss = self.loss(self.model(inputs), target)
-            (loss * weight / sum(weights)).backward()
+            _, loss = self.loss_of(inputs, target)
+            (loss * (weight / sum(weights))).backward()
             losses.append((float(loss.detach()), weight))
             own |= {name: buffer.clone() for name, buffer in self.own_buffers().items()}
         for name, hooks in self.hooks.items():
             for hook in hooks:
                 self.trained[name].grad = hook(self.trained[name].grad)
-        assert self.job.clip_norm is not None
-        torch.nn.utils.clip_grad_norm_([*self.trained.values()], self.job.clip_norm)
+        if self.job.clip_norm is not None:
+            nn.utils.clip_grad_norm_([*self.trained.values()], self.job.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        if self.job.scheduler_interval == "minibatch":
+        if self.scheduler is not None and self.job.scheduler_interval == "minibatch":
             for _ in group:
                 self.scheduler.step()
         return losses
 
+    @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        self.model.eval(), self.loss.eval()
-        with torch.no_grad():
-            total = weights = rights = 0.0
-            for start in range(0, TEST_SAMPLES, MINIBATCH):
-                inputs, target = self.data.test[start : start + MINIBATCH]
-                weight = len(target) if self.job.loss_weight is None else float(self.job.loss_weight(target))
-                output = self.model(inputs)
-                total, weights = total + float(self.loss(output, target)) * weight, weights + weight
-                rights += float(self.job.metrics["right"](output, target)) * len(target)
-        self.model.train(), self.loss.train()
-        return {"test_loss": total / weights, "right": rights / TEST_SAMPLES}
+        """The mean loss of the test data, the number of right answers, and means of the job's other metrics."""
+        if self.data.test is None:
+            return {}
+        for one in self.modules.values():
+            one.eval()
+        count, losses, weights = len(self.data.test), 0.0, 0.0  # type: ignore[arg-type]
+        found = dict.fromkeys(("correct", *self.job.metrics), 0.0)
+        for chosen in torch.arange(count).split(self.job.minibatch or 1):
+            inputs, target = self.data.test[chosen]  # type: ignore[index]
+            self.use(self.buffers[0])  # an evaluation leaves no trace in the buffers of the loss
+            output, loss = self.loss_of(inputs, target)
+            losses, weights = losses + float(loss) * self.weigh(target), weights + self.weigh(target)
+            found["correct"] += float(self.job.metric(output, target)) if self.job.metric else 0.0
+            for name, metric in self.job.metrics.items():
+                found[name] += float(metric(output, target)) * len(target) / count
+        self.use(self.buffers[0])
+        for one in self.modules.values():
+            one.train()
+        return {"test_loss": losses / weights, **found}
 
 
 def assert_equal_to_one_process(case: Case, run: Path, epochs: int, but: tuple[str, ...] = ()) -> None:
     """`but`: names of the state that is left out."""
-    literal = Literal(case)
+    literal = OneProcess(load_job(reference(case.job), 0), case.replicas, case.accumulate, case.shares)
     expected, ours = literal.train(epochs), trained(run)
     assert ours.keys() == expected.keys()
     for name, value in expected.items():

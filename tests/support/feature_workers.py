@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from saved import model_of
+from saved import latest, model_of
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD
@@ -17,7 +17,6 @@ from toy_workers import stage_contents, write_plan
 from worker_host import start_attempt
 
 from pipeplan_launch import Data, Job, __main__, load_job
-from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
 from pipeplan_launch.export import unsaved_weights
 from pipeplan_launch.tracing.trace import TracedModel, trace_job
@@ -86,10 +85,6 @@ def with_momentum(parameters: list[nn.Parameter]) -> SGD:
     return SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def plain(parameters: list[nn.Parameter]) -> SGD:
-    return SGD(parameters, lr=0.1)
-
-
 def everything(**more: Any) -> Job:
     return Job(
         Everything(),
@@ -105,25 +100,6 @@ def everything(**more: Any) -> Job:
 
 def half() -> Job:
     return everything(autocast=torch.bfloat16)
-
-
-class Line(nn.Module):
-    """Its loss is linear in the first layer's weights: their gradient is the same wherever they are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 5, bias=False), nn.Linear(5, 1, bias=False).requires_grad_(False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x))
-
-
-def line(**more: Any) -> Job:
-    return Job(Line(), loss=lambda output, _: output.mean(), data=data, optimizer=plain, minibatch=2, **more)
-
-
-def scaled_line() -> Job:
-    return line(scale_lr="linear")
 
 
 def traced(name: str) -> TracedModel:
@@ -162,7 +138,6 @@ def run(folder: Path, name: str, stages: list[list[str]], replicas: Sequence[int
 
 def trained(run: Path) -> dict[str, Tensor]:
     """The model's state in a run's last checkpoint, with frozen weights that the job builds."""
-    manifest = latest_checkpoint(run)
-    assert manifest is not None
+    manifest = latest(run)
     frozen = unsaved_weights(manifest) if manifest.frozen else {}
     return model_of(manifest) | {name.removeprefix(MODEL_PREFIX): one for name, one in frozen.items()}

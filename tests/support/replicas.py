@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from worker_host import run_workers
+from worker_host import start_workers
 
 from pipeplan_launch.comm.buckets import BucketExchange, UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
@@ -28,9 +28,8 @@ Group = Sequence[Sequence[Minibatch]]
 
 def run(world: int, call: Callable[..., Any], folder: Path, *arguments: Any) -> list[Any]:
     """What `call(rank, *arguments)` returns in each of so many processes, which have a process group."""
-    ended = run_workers(
-        _work, [(rank, world, str(folder), call, arguments) for rank in range(world)], folder, hung_after_s=20
-    )
+    given = [(rank, world, str(folder), call, arguments) for rank in range(world)]
+    ended = start_workers(_work, given, folder, hung_after_s=20).finish()
     assert ended.statuses == [0] * world, ended.err
     return [torch.load(folder / f"result-{rank}.pt", weights_only=False) for rank in range(world)]
 

@@ -61,10 +61,16 @@ def model_of(manifest: Manifest) -> dict[str, Tensor]:
     return {name.removeprefix(MODEL_PREFIX): value for name, value in found.items()}
 
 
-def marks(run: Path) -> dict[str, Any]:
-    """All that a run's last checkpoint says, where two are equal if all their tensors are, bit by bit."""
+def latest(run: Path) -> Manifest:
+    """The last checkpoint of a run, which has one."""
     manifest = checkpoint.latest_checkpoint(run)
     assert manifest is not None
+    return manifest
+
+
+def marks(run: Path) -> dict[str, Any]:
+    """All that a run's last checkpoint says, where two are equal if all their tensors are, bit by bit."""
+    manifest = latest(run)
     content = manifest.as_json()
     for key in ("plan", "stages", "files"):
         del content[key]

@@ -27,7 +27,6 @@ from toy_workers import STAGE, write_plan
 from worker_host import start_attempt
 
 from pipeplan_launch.job.job import Data, Job
-from pipeplan_launch.job.presets import muon, nesterov_for_stashing
 from pipeplan_launch.plan.schedule import SCHEDULES
 from pipeplan_launch.tracing import split
 from pipeplan_launch.tracing.split import StageProgram
@@ -291,8 +290,6 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "sgd-foreach": lambda p: SGD(p, lr=0.02, momentum=0.9, foreach=True),
     "sgd-fused": lambda p: SGD(p, lr=0.02, momentum=0.9, fused=True),
     "adamw-fused": lambda p: AdamW(p, lr=0.01, fused=True),
-    "nesterov": nesterov_for_stashing(0.01, weight_decay=0.1),
-    "muon": muon(0.01),
 }
 
 
@@ -413,26 +410,11 @@ def _work(traced: TracedModel, folder: Path, case: Case, rank: int) -> int:
     stage_setup.load_job = lambda *_: job
     stage_setup.trace_job = lambda *_: traced
     stage_setup.build_stage_program = stage_program
-    given = [
-        "--transport",
-        case.transport,
-        "--run-dir",
-        folder / "run",
-        "--epochs",
-        case.epochs,
-        "--seed",
-        case.seed,
-        "--flush-epochs",
-        case.flush_epochs,
-        *(() if case.resume is None else ("--resume-from", case.resume)),
-        *(("--force-correction",) if case.correction == "ef" else ()),
-        *(("--shard-optimizer",) if case.shards else ()),
-        "--threads",
-        1,
-        "--log-every",
-        0,
-    ]
-    status = __main__.main([str(folder), *map(str, given), "--checkpoint-every", str(case.epochs)])
+    given: dict[str, Any] = {"transport": case.transport, "run-dir": folder / "run", "epochs": case.epochs}
+    given |= {"checkpoint-every": case.epochs, "seed": case.seed, "flush-epochs": case.flush_epochs}
+    given |= {"threads": 1, "log-every": 0} | ({} if case.resume is None else {"resume-from": case.resume})
+    flags = ["--force-correction"] * (case.correction == "ef") + ["--shard-optimizer"] * case.shards
+    status = __main__.main([str(folder), *flags, *(f"--{name}={value}" for name, value in given.items())])
     own = [stage for stage, ranks in enumerate(case.ranks) if rank in ranks]
     for stage, program in zip(own, kept, strict=True):
         left: Left = {"parameters": program.parameters_by_name(), "buffers": program.buffers_by_name()}

@@ -160,10 +160,6 @@ def half_of_the_last(parameters: list[Any], stage: StageInfo) -> SGD:
     return SGD([{"params": matrices, "momentum": 0.9}, {"params": others}], lr=rate)
 
 
-def plain(parameters: list[Any]) -> SGD:
-    return SGD(parameters, lr=0.2)
-
-
 Change = Callable[[Job], Job]
 
 

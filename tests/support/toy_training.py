@@ -11,7 +11,7 @@ from typing import Any
 
 import literal
 import torch
-from saved import model_of
+from saved import latest, model_of
 from schedule_rules import depths_for
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -25,14 +25,13 @@ from toy_workers import (
     initial,
     initial_buffers,
     run_layer,
-    run_plan,
+    run_toy,
     split_layers,
     stage_contents,
     toy_data,
     write_plan,
 )
 
-from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
 from pipeplan_launch.comm.p2p import MessageTensor, Transport
 from pipeplan_launch.job.job import Job
 from pipeplan_launch.plan.communication_order import Direction
@@ -108,9 +107,7 @@ def train_literally(
 
 def trained(run: Path) -> tuple[State, State]:
     """(weights, buffers) of a run's last checkpoint."""
-    manifest = latest_checkpoint(run)
-    assert manifest is not None
-    state = model_of(manifest)
+    state = model_of(latest(run))
     known = {name for layer in initial_buffers() for name in layer}
     return (
         {name: value for name, value in state.items() if name not in known},
@@ -125,10 +122,8 @@ def assert_close(ours: State, theirs: State, tolerance: float = 1e-6) -> None:
 
 
 def train(folder: Path, toy: Toy, replicas: list[int], *arguments: str, **plan: Any) -> Path:
-    write_plan(folder, stage_contents(replicas, **plan))
-    world = sum(replicas) + plan.get("idle", 0)
-    ended = run_plan(folder, ["--run-dir", str(folder / "run"), *arguments], toy, world)
-    assert ended.statuses == [0] * world, ended.err
+    ended = run_toy(folder, toy, replicas, *arguments, **plan)
+    assert not any(ended.statuses), ended.err
     return folder / "run"
 
 

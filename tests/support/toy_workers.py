@@ -245,6 +245,13 @@ def run_plan(folder: Path, arguments: Sequence[str], toy: Toy, world: int) -> En
     return start_attempt(toy_worker, given, folder, unawaited=unawaited).finish()
 
 
+def run_toy(folder: Path, toy: Toy, replicas: Sequence[int], *arguments: str, **plan: Any) -> Ended:
+    """Run a plan of the toy in `folder / "run"`, unless the arguments name another folder, to its end."""
+    write_plan(folder, stage_contents(replicas, **plan))
+    chosen = () if "--run-dir" in arguments else ("--run-dir", str(folder / "run"))
+    return run_plan(folder, [*chosen, *arguments], toy, sum(replicas) + plan.get("idle", 0))
+
+
 def toy_worker(rank: int, arguments: list[str], toy: Toy) -> int:
     """Be one worker: the executor's own `main`, with the toy for a model."""
     from pipeplan_launch import __main__

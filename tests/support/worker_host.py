@@ -108,13 +108,6 @@ def start_workers(
     )
 
 
-def run_workers(
-    target: Callable[..., int | None], arguments: Sequence[tuple[Any, ...]], folder: Path, **options: Any
-) -> Ended:
-    """Start workers as `start_workers` does, and wait for their end."""
-    return start_workers(target, arguments, folder, **options).finish()
-
-
 def start_attempt(
     target: Callable[..., int | None],
     arguments: Sequence[tuple[Any, ...]],

@@ -16,7 +16,6 @@ from pipeplan_launch.plan.communication_order import (
     Collective,
     Computation,
     Direction,
-    Node,
     Transfer,
     communication_order,
     last_reader,
@@ -62,7 +61,7 @@ def worker_actions(engines: Sequence[Engine]) -> Iterator[StageAction]:
         end = segment_end_before(engines[-1], action)
         if end is not None:
             for engine in engines:
-                engine.end_at(end)
+                engine.count = end
             break
         yield stage, action
         done[stage, action.kind] = action.index  # actions of one kind and stage are in the order of indices
@@ -148,10 +147,14 @@ def _actions_in_one_order(engine: Engine, transport: OrderedTransport) -> Iterat
     for node in communication_order(engine.schedule, engine.shapes, engine.count, shared=engine.sharing_stages):
         if not takes_part(node, place):
             continue
-        end = None if ended else _segment_end_at(engine, node)
-        if end is not None:
-            engine.end_at(end)
-            ended = True
+        if not ended:
+            end = None  # a collective comes after action R of its group, which has asked
+            if isinstance(node, Computation):
+                end = segment_end_before(engine, node.action)
+            elif isinstance(node, Transfer):
+                end = engine.limit(node.minibatch)
+            if end is not None:
+                engine.count, ended = end, True
         if ended and not stays(node, engine.schedule, engine.shapes, engine.count):
             continue
         match node:
@@ -164,16 +167,6 @@ def _actions_in_one_order(engine: Engine, transport: OrderedTransport) -> Iterat
                 _start_transfer(engine, transport, node)
             case Collective():
                 engine.start_collective(node.stages, node.group)
-
-
-def _segment_end_at(engine: Engine, node: Node) -> int | None:
-    """The index at which the segment ends, if this node would go beyond it; otherwise None."""
-    match node:
-        case Computation(action=action):
-            return segment_end_before(engine, action)
-        case Transfer():
-            return engine.limit(node.minibatch)
-    return None  # action R of the group comes before the all-reduce
 
 
 def _start_transfer(engine: Engine, transport: OrderedTransport, transfer: Transfer) -> None:

@@ -41,11 +41,7 @@ def saving_no_tensors() -> AbstractContextManager[object]:
     Gradients stay enabled, unlike with `no_grad`: some operators choose their kernel by it, and both passes must give
     the same result.
     """
-    return torch.autograd.graph.saved_tensors_hooks(_drop_tensor, _fail_unpacking)
-
-
-def _drop_tensor(_: Tensor) -> None:
-    return None
+    return torch.autograd.graph.saved_tensors_hooks(lambda _tensor: None, _fail_unpacking)
 
 
 def _fail_unpacking(_: None) -> Tensor:

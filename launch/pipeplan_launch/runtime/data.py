@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -80,7 +79,9 @@ class Batches:
         self._seed = seed
         self._epoch = epoch
         self._collate, self._processes = (None, 0) if reading is None else (reading.collate, reading.processes)
-        self._prefetcher: Prefetcher | None = None
+        self._prefetched: Iterator[Batch | str] | None = None
+        self._expected: list[int] = []
+        """Minibatches to prefetch, the next one last."""
         self._order: list[int] | range = range(sizes.samples)
         if sizes.training and reading is not None and reading.order is not None:
             self._order = order_of_samples(reading, seed, epoch)
@@ -104,23 +105,38 @@ class Batches:
 
     @contextmanager
     def prefetch(self, minibatches: Sequence[int]) -> Iterator[None]:
-        """Context in which these minibatches are loaded in this order. Prefetches them if the job's data asks for
-        that.
+        """Context in which these minibatches are loaded in this order. Prefetches them in processes if the job's data
+        asks for that.
         """
         if not self._processes or not minibatches:
             yield
             return
-        self._prefetcher = Prefetcher(self._read, minibatches, min(self._processes, len(minibatches)))
+        loader = DataLoader(
+            _Minibatches(self._read),
+            batch_size=None,
+            sampler=minibatches,
+            num_workers=min(self._processes, len(minibatches)),
+            collate_fn=lambda batch: batch,
+            worker_init_fn=_start_process,
+            generator=torch.Generator(),  # otherwise the loader would draw from the generator that dropout uses
+            multiprocessing_context="fork",
+        )
+        self._expected, self._prefetched = list(reversed(minibatches)), iter(loader)
         try:
             yield
         finally:
-            self._prefetcher.close()
-            self._prefetcher = None
+            self._prefetched = None  # torch ends the processes with the iterator
 
     def load(self, minibatch: int, *, inputs: bool = True, target: bool = True) -> Batch:
         """Load a minibatch. If `inputs` or `target` is false, that part may be missing."""
-        batch = self._prefetcher.take(minibatch) if self._prefetcher is not None else None
-        return self._read(minibatch, inputs, target) if batch is None else batch
+        # Any but the next in order is read here, such as one that is read a second time.
+        if self._prefetched is None or self._expected[-1:] != [minibatch]:
+            return self._read(minibatch, inputs, target)
+        self._expected.pop()
+        batch = next(self._prefetched)
+        if isinstance(batch, str):
+            raise LaunchError(f"reading the job's data for minibatch {minibatch} failed: {batch}")
+        return batch
 
     def _read(self, minibatch: int, inputs: bool = True, target: bool = True) -> Batch:
         start = minibatch * self.sizes.minibatch
@@ -176,63 +192,19 @@ def minibatch_sizes(
 # Random augmentation is seeded by the minibatch and not by the process, so results do not depend on the number of
 # processes.
 
-ReadMinibatch = Callable[[int], Batch]
 
-
-@dataclass(frozen=True)
-class _Failed:
-    """An exception in the user's code, as one line, because the exception itself may not be picklable."""
-
-    message: str
-
-
-class _Minibatches(Dataset[Batch | _Failed]):
+class _Minibatches(Dataset[Batch | str]):
     """The minibatches as a data set, which reads each on access."""
 
-    def __init__(self, read: ReadMinibatch) -> None:
+    def __init__(self, read: Callable[[int], Batch]) -> None:
         self._read = read
 
-    def __getitem__(self, minibatch: int) -> Batch | _Failed:
+    def __getitem__(self, minibatch: int) -> Batch | str:
+        """A minibatch. An exception in the user's code is one line, because it may not be picklable."""
         try:
             return self._read(minibatch)
         except Exception as error:
-            return _Failed(describe_error(error))
-
-
-class Prefetcher:
-    """Prefetches minibatches in the order in which they are needed, each in one of several processes."""
-
-    def __init__(self, read: ReadMinibatch, minibatches: Sequence[int], processes: int) -> None:
-        self._expected = list(reversed(minibatches))
-        loader = DataLoader(
-            _Minibatches(read),
-            batch_size=None,
-            sampler=minibatches,
-            num_workers=processes,
-            collate_fn=_unchanged,
-            worker_init_fn=_start_process,
-            generator=torch.Generator(),  # otherwise the loader would draw from the generator that dropout uses
-            multiprocessing_context="fork",
-        )
-        self._batches: Iterator[Batch | _Failed] | None = iter(loader)
-
-    def take(self, minibatch: int) -> Batch | None:
-        """The minibatch if it is the next in order; None for any other, such as one that is read a second time."""
-        if self._batches is None or not self._expected or self._expected[-1] != minibatch:
-            return None
-        self._expected.pop()
-        batch = next(self._batches)
-        if isinstance(batch, _Failed):
-            raise LaunchError(f"reading the job's data for minibatch {minibatch} failed: {batch.message}")
-        return batch
-
-    def close(self) -> None:
-        """End the processes."""
-        self._batches = None  # torch ends them with the iterator
-
-
-def _unchanged(batch: Any) -> Any:
-    return batch
+            return describe_error(error)
 
 
 def _start_process(_number: int) -> None:
@@ -268,10 +240,12 @@ def data_fingerprint(name: str, dataset: Any, seed: int, reader: int = 0) -> dic
     count = len(dataset)
     marks = {f"the number of {name} samples": str(count)}
     for index in sorted({0, count // 2, count - 1}) if count else ():
-        seed_loading(mix_seed("first reading", seed, reader), 0, index)
-        dataset[index]
-        description = f"{name} sample {index}"
-        marks[description] = _read_twice(description, partial(_seeded_sample, dataset, seed, index))
+        read: list[str] = []
+        for first in (mix_seed("first reading", seed, reader), seed, seed):
+            seed_loading(first, 0, index)
+            read.append(digest(dataset[index]))
+        marks[f"{name} sample {index}"] = read[-1]
+        _refuse_different(f"{name} sample {index}", *read[1:])
     if len(dataset) != count:
         raise LaunchError(
             f"the {name} data has {count} samples at first and {len(dataset)} after some were read: its length must "
@@ -288,7 +262,8 @@ def minibatch_fingerprint(name: str, dataset: Any, sizes: MinibatchSizes, data: 
     if data.collate is None and type(dataset) is TensorDataset:
         return {}
     batches, description = Batches(dataset, sizes, seed, 0, data), f"minibatch 0 of the {name} data"
-    mark = _read_twice(description, partial(_minibatch, batches))
+    mark = _minibatch(batches)
+    _refuse_different(description, mark, _minibatch(batches))
     if data.processes:
         with batches.prefetch([0]):
             if _minibatch(batches) != mark:
@@ -304,18 +279,11 @@ def check_order(data: Data, seed: int) -> None:
         raise LaunchError(f"the data's `order` differs each time for epoch 0: {ORDER_REMEDY}")
 
 
-def _seeded_sample(dataset: Any, seed: int, index: int) -> str:
-    seed_loading(seed, 0, index)
-    return digest(dataset[index])
-
-
 def _minibatch(batches: Batches) -> str:
     batch = batches.load(0)
     return digest([batch.inputs, batch.target])
 
 
-def _read_twice(description: str, read: Callable[[], str]) -> str:
-    mark = read()
-    if read() != mark:
+def _refuse_different(description: str, first: str, second: str) -> None:
+    if first != second:
         raise LaunchError(f"{description} differs at each reading: {REMEDY}")
-    return mark

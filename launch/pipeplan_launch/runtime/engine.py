@@ -167,9 +167,9 @@ class Engine:
         self.timeline = Timeline(place.plan.plan, place.rank, place.stage, place.replica, name)
         self.on_minibatch: Callable[[MinibatchRecord], None] | None = None
         """Called after each of this worker's minibatches."""
-        self.on_progress: Callable[[], None] = _nothing
+        self.on_progress: Callable[[], None] = lambda: None
         """Called after each action."""
-        self.limit: SegmentLimit = _no_limit
+        self.limit: SegmentLimit = lambda _index: None
         """Set from outside if a segment may have to end early."""
         self.sharing_stages: Collection[tuple[int, ...]] = ()
         """All sets of stages of the pipeline that share weights, for the common order."""
@@ -177,7 +177,8 @@ class Engine:
         """Whether action W of a minibatch directly follows the B that is performed next; set from outside."""
         self._handlers = handlers
         self._segment: Segment | None = None
-        self._count = 0
+        self.count = 0
+        """Minibatches in the segment being run, fewer once `limit` has ended it."""
         self._receives_to_post: Sequence[int] = ()
         self._message_tensors: dict[tuple[str, int], MessageTensor] = {}
 
@@ -187,8 +188,8 @@ class Engine:
         place = self.place
         if isinstance(self.transport, OrderedTransport):
             self.transport.open()
-        self._segment, self._count = segment, segment.count
-        self._receives_to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, self._count)
+        self._segment, self.count = segment, segment.count
+        self._receives_to_post = () if place.is_first else own_minibatches(place.replica, place.replicas, self.count)
         for _ in range(POSTED_RECEIVES):
             self._post_next_receive()
         with segment.batches.prefetch(self._minibatches_to_read()):
@@ -200,20 +201,11 @@ class Engine:
         self._handlers[action.kind](action.index)
         self.on_progress()
 
-    def end_at(self, end: int) -> None:
-        """End the segment before the minibatch with this index."""
-        self._count = end
-
     @property
     def segment(self) -> Segment:
         """The segment being run."""
         assert self._segment is not None
         return self._segment
-
-    @property
-    def count(self) -> int:
-        """Minibatches in the segment being run, fewer once `limit` has ended it."""
-        return self._count
 
     def take_activations(self, index: int) -> list[Tensor]:
         """The activations of this minibatch from the previous stage. Posts the next receive."""
@@ -234,14 +226,17 @@ class Engine:
 
     def layout(self, tensors: Sequence[BoundaryTensor], index: int) -> list[MessageTensor]:
         """Shapes and types of the tensors that cross a cut, for this minibatch's size."""
-        size = self.size(index)
-        return [self._message_tensor(tensor, size) for tensor in tensors]
+        size, known = self.size(index), self._message_tensors
+        for tensor in tensors:  # evaluating a symbolic shape takes longer than sending a small tensor
+            if (tensor.name, size) not in known:
+                known[tensor.name, size] = MessageTensor(tuple(tensor.shape(size)), tensor.dtype)
+        return [known[tensor.name, size] for tensor in tensors]
 
     def gradient_layout(self, index: int) -> list[MessageTensor]:
         """Shapes and types of the message with a minibatch's gradients: with a `loss_weight` also the weight, which
         only the last stage can count.
         """
-        tensors = self.layout(differentiable(self.place.program.sends), index)
+        tensors = self.layout([one for one in self.place.program.sends if one.requires_grad], index)
         weighted = bool(tensors) and self.place.job.loss_weight is not None
         return [*tensors, MessageTensor((1,), torch.float64)] if weighted else tensors
 
@@ -271,7 +266,7 @@ class Engine:
             return []
         # Evaluation deals minibatches in turn, whatever the shares in training are.
         shares = place.shares if ActionKind.BACKWARD in self._handlers else ()
-        own = own_minibatches(place.replica, place.replicas, self._count, shares)
+        own = own_minibatches(place.replica, place.replicas, self.count, shares)
         return [self.segment.number(index) for index in own]
 
     def calling(self, what: str, index: int) -> AbstractContextManager[None]:
@@ -317,33 +312,9 @@ class Engine:
         """Start the all-reduce of a group among the replicas of these stages, at its place in the common order."""
         raise NotImplementedError
 
-    def _message_tensor(self, tensor: BoundaryTensor, size: int) -> MessageTensor:
-        """The shape and type of a tensor at this size. Cached, because evaluating a symbolic shape takes longer than
-        sending a small tensor.
-        """
-        message_tensor = self._message_tensors.get((tensor.name, size))
-        if message_tensor is None:
-            message_tensor = self._message_tensors[tensor.name, size] = MessageTensor(
-                tuple(tensor.shape(size)), tensor.dtype
-            )
-        return message_tensor
-
     def _post_next_receive(self) -> None:
         if self._receives_to_post:
             index, self._receives_to_post = self._receives_to_post[0], self._receives_to_post[1:]
             source = self.place.peer(self.place.stage - 1, index)
             layout = self.layout(self.place.program.receives, index)
             self.transport.post(Direction.ACTIVATIONS, self.segment.number(index), source, layout)
-
-
-def _nothing() -> None:
-    """Do nothing about progress."""
-
-
-def differentiable(tensors: Sequence[BoundaryTensor]) -> list[BoundaryTensor]:
-    """The tensors that have gradients."""
-    return [tensor for tensor in tensors if tensor.requires_grad]
-
-
-def _no_limit(_: int) -> int | None:
-    return None

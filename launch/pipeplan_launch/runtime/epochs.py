@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import isfinite, lcm
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from pipeplan_launch.elastic.process_groups import Groups, run_in_all
 from pipeplan_launch.elastic.restart_state import record_stop_line
 from pipeplan_launch.errors import LaunchError, print_status
 from pipeplan_launch.job.callbacks import CallbackList, EpochResult, MinibatchInfo, RunInfo
-from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.run_options import staleness_text
 from pipeplan_launch.runtime import stage_checkpoint, stage_optimizer
 from pipeplan_launch.runtime.action_stream import run_stages
@@ -57,7 +57,12 @@ class EpochLoop:
         self._saved: tuple[Position, Path] | None = None
         """Position and folder of this run's last checkpoint."""
         self._step_time: float | None = None
-        self._watch = self._learning_watch(resumed is None)
+        staleness = staleness_text(place.plan)
+        self._watch: LearningWatch | None = None
+        """Detects that training with stale gradients does not learn; None in a run that is resumed."""
+        if resumed is None and staleness is not None:
+            group = place.plan.schedule.group_size(place.plan.shapes[-1])
+            self._watch = LearningWatch(group, staleness, print_status)
         self.results: list[EpochResult] = []
         """Results of the epochs that this process has finished."""
         self.stopped: Position | None = None
@@ -84,19 +89,32 @@ class EpochLoop:
         if self._stage.place.is_last:
             self._training.on_minibatch = lambda step: self._after_minibatch(step, progress)
         if self._reports:
-            self._listeners.start(self._run_info())
+            plan, position = self._stage.place.plan, self._position
+            self._listeners.start(
+                RunInfo(
+                    folder=self._start.run,
+                    plan=plan.written(),
+                    minibatch=plan.minibatch,
+                    epochs=self._epochs,
+                    minibatches=self._sizes.count,
+                    epoch=position.epoch,
+                    minibatch_of_epoch=position.minibatch,
+                )
+            )
         if self._start.continues_other_run:
             self._save()  # from now on this run does not depend on the other run's folder
         while self._position.epoch < self._epochs:
-            stop = self._train_epoch() or self._finish_epoch(progress)
-            if stop:
-                self._stop()
+            if self._train_epoch() or self._finish_epoch(progress):
+                self._save()
+                self.stopped = self._position
+                if self._is_leader:
+                    record_stop_line(f"stopped after {self._position}: --resume goes on from there")
                 break
             self._position = Position(self._position.epoch + 1, 0, self._sizes.count)
-        position = self.stopped
+        stopped = self.stopped
         return {
             "epochs": self._history.results,
-            "stopped": None if position is None else {"epoch": position.epoch, "minibatch": position.minibatch},
+            "stopped": None if stopped is None else {"epoch": stopped.epoch, "minibatch": stopped.minibatch},
         }
 
     def _train_epoch(self) -> bool:
@@ -133,14 +151,17 @@ class EpochLoop:
         number, last = self._position.epoch + 1, self._position.epoch + 1 == self._epochs
         if last or number % self._options.checkpoint_every == 0:
             self._save()
-        due = last or number % self._options.evaluate_every == 0
-        score, stop = self._evaluate() if due else (self._no_score(), False)
+        score: Score | None = Score.empty(self._stage.place.job)
+        stop = False
+        if last or number % self._options.evaluate_every == 0:
+            score, stop = self._evaluate()
         if score is None:
             return True
         result = self._result(score)
         self.results.append(result)
         self._history = History([*self._history.results, result.as_json()])
-        self._save_result()
+        if self._saved is not None and self._saved[0] == self._position:
+            self._on_leader(partial(stage_checkpoint.add_evaluation, self._saved[1], self._history))
         for training in self._trained:
             if training.rates is not None:
                 training.rates.after_epoch(result.test_loss)
@@ -157,15 +178,12 @@ class EpochLoop:
         """
         stage = self._stage
         if stage.test_sizes is None:
-            return self._no_score(), False
+            return Score.empty(stage.place.job), False
         data: Any = stage.data.test if stage.data.test is not None else stage.data.train
         batches = Batches(data, stage.test_sizes, self._start.seed, self._position.epoch, stage.data)
         segment = Segment(self._position.epoch, batches)
         ran, stop = self._run([one.forward for one in stage.every], segment)
         return (stage.forward.score if ran == segment.count else None), stop
-
-    def _no_score(self) -> Score:
-        return Score.empty(self._stage.place.job)
 
     def _result(self, score: Score) -> EpochResult:
         """The epoch's result over all workers."""
@@ -194,13 +212,6 @@ class EpochLoop:
         stop = self._stopping.end()
         return self._stopping.reached(segment.count), stop
 
-    def _stop(self) -> None:
-        """Save a checkpoint and record where training stopped."""
-        self._save()
-        self.stopped = self._position
-        if self._is_leader:
-            record_stop_line(f"stopped after {self._position}: --resume goes on from there")
-
     def _save(self) -> None:
         """Write a checkpoint of the current position, unless there is one already."""
         if self._saved is None or self._saved[0] != self._position:
@@ -210,14 +221,9 @@ class EpochLoop:
             self._saved = self._position, folder
             self._listeners.checkpoint(folder)
 
-    def _save_result(self) -> None:
-        """Add the evaluation's result to the epoch's checkpoint, if it has one."""
-        if self._saved is not None and self._saved[0] == self._position:
-            _, folder = self._saved
-            run_in_all(
-                self._groups.active,
-                lambda: stage_checkpoint.add_evaluation(folder, self._history) if self._is_leader else None,
-            )
+    def _on_leader(self, call: Callable[[], None]) -> None:
+        """Make a call in the leading worker. All workers end if it raises `LaunchError`."""
+        run_in_all(self._groups.active, lambda: call() if self._is_leader else None)
 
     def _set_rates(self) -> None:
         """Set the learning rates for the position where training starts. Raises `LaunchError` for a scheduler that
@@ -232,34 +238,12 @@ class EpochLoop:
             minibatches = self._position.epoch * self._sizes.count + self._position.minibatch
             rates.catch_up(minibatches, [result.get("test_loss") for result in self._history.results])
 
-    def _run_info(self) -> RunInfo:
-        plan, position = self._stage.place.plan, self._position
-        return RunInfo(
-            folder=self._start.run,
-            plan=plan.written(),
-            minibatch=plan.minibatch,
-            epochs=self._epochs,
-            minibatches=self._sizes.count,
-            epoch=position.epoch,
-            minibatch_of_epoch=position.minibatch,
-        )
-
     def _after_minibatch(self, step: MinibatchRecord, progress: Progress) -> None:
         """React to a minibatch that this replica of the last stage has finished."""
         if self._options.stop_on_nan and step.loss is not None and not isfinite(step.loss):
             self._stopping.request()  # all workers stop at the same minibatch, which is soon
         if self._reports:
             self._report_minibatch(step, progress)
-
-    def _learning_watch(self, begins: bool) -> LearningWatch | None:
-        """Detects that training does not learn. None if the run is resumed, or if its schedule has no stale
-        gradients.
-        """
-        plan = self._stage.place.plan
-        staleness = staleness_text(plan)
-        if not begins or staleness is None:
-            return None
-        return LearningWatch(plan.schedule.group_size(plan.shapes[-1]), staleness, print_status)
 
     def _stop_unless_finite(self, steps: Sequence[MinibatchRecord]) -> None:
         """After a segment, raise `LaunchError` if one of its losses was not finite, unless the options let training go
@@ -272,7 +256,7 @@ class EpochLoop:
         bad = [step.minibatch for step in steps if step.loss is not None and not isfinite(step.loss)]
         first = process_groups.lowest_of(min(bad, default=None), self._groups.active)
         if first is not None:
-            run_in_all(self._groups.active, lambda: self._end_because_of(first) if self._is_leader else None)
+            self._on_leader(partial(self._end_because_of, first))
 
     def _end_because_of(self, minibatch: int) -> None:
         where = f"epoch {self._position.epoch + 1}/{self._epochs}, minibatch {minibatch + 1}/{self._sizes.count}"
@@ -312,7 +296,9 @@ class EpochLoop:
         ):
             if note is not None:
                 print_status(f"note: {note}")
-        every, group = self._options.checkpoint_minibatches, minibatches_per_round(self._stage.place.plan)
+        # After so many minibatches every stage has made a whole number of updates.
+        group = lcm(*(place.plan.schedule.group_size(shape) for shape in place.plan.shapes))
+        every = self._options.checkpoint_minibatches
         if every is not None and every % group:
             print_status(
                 f"note: --checkpoint-minibatches {every} is no multiple of {group}, so updates before a checkpoint "
@@ -342,11 +328,6 @@ def segment_end(first: int, count: int, every: int | None) -> int:
     epoch.
     """
     return count if every is None else min(count, (first // every + 1) * every)
-
-
-def minibatches_per_round(plan: LaunchPlan) -> int:
-    """Number of minibatches after which every stage has made a whole number of updates."""
-    return lcm(*(plan.schedule.group_size(shape) for shape in plan.shapes))
 
 
 def position_in(manifest: Manifest, sizes: MinibatchSizes) -> Position:

@@ -134,11 +134,14 @@ class ForwardEngine(Engine):
         with self.calling("the job's metric", index):
             correct = job.correct(output, target)
             if correct is not None:
-                self.score.correct += _number(correct)
+                self.score.correct += _one_number(
+                    "the job's metric", "how many samples of the minibatch are right", correct, ": sum them"
+                )
                 self.score.judged += real
         for name, metric in job.metrics.items():
             with self.calling(f"the job's metric {name!r}", index):
-                self.score.sums[name] += _mean(name, metric(output, target)) * real
+                mean = _one_number(f"the job's metric {name!r}", "the mean over the minibatch", metric(output, target))
+                self.score.sums[name] += mean * real
         weight = float(real)
         if job.loss_weight is not None:
             with self.calling("the job's loss_weight", index):
@@ -149,20 +152,10 @@ class ForwardEngine(Engine):
                 self.score.loss_weight += weight
 
 
-def _number(correct: object) -> float:
-    if isinstance(correct, Tensor) and correct.numel() != 1:
-        raise LaunchError(
-            "the job's metric must return one number, how many samples of the minibatch are right, not "
-            f"{tuple(correct.shape)}: sum them"
-        )
-    return float(correct)  # type: ignore[arg-type]
-
-
-def _mean(name: str, value: object) -> float:
+def _one_number(what: str, meaning: str, value: object, remedy: str = "") -> float:
+    """A metric's value as a number. Raises `LaunchError` for several numbers."""
     if isinstance(value, Tensor) and value.numel() != 1:
-        raise LaunchError(
-            f"the job's metric {name!r} must return one number, the mean over the minibatch, not {tuple(value.shape)}"
-        )
+        raise LaunchError(f"{what} must return one number, {meaning}, not {tuple(value.shape)}{remedy}")
     return float(value)  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ all-reduce. Source: Rajbhandari et al., ZeRO, SC 2020.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 import torch
@@ -78,7 +78,7 @@ class OptimizerShards:
         self._trained, self._group = trained, group
         self._index, self._count = dist.get_rank(group), dist.get_world_size(group)
         self.parameters: dict[str, nn.Parameter] = {
-            name: self._part_as_parameter(parameter) if parameter.ndim else parameter
+            name: nn.Parameter(self._own_part(parameter.detach())) if parameter.ndim else parameter
             for name, parameter in trained.items()
         }
         """Tensors that the optimiser changes, by name: parts, and parameters without dimensions, which stay whole."""
@@ -99,16 +99,13 @@ class OptimizerShards:
     def take(self, averaged: Mapping[str, Tensor]) -> None:
         """Give the optimiser the present values and the gradients of its parts, from whole gradients by name."""
         for name, gradient in averaged.items():
-            part, parameter = self.parameters[name], self._trained[name]
-            if name in self._divided:
-                part.data = self._own_part(parameter.detach())
-                part.grad = self._own_part(gradient)
-            else:
-                part.grad = gradient
+            part = self.parameters[name]
+            part.data = self.own_part(name, self._trained[name].detach())
+            part.grad = self.own_part(name, gradient)
 
-    def values_in(self, whole: Tensor | None, name: str) -> Tensor | None:
-        """This replica's part of a parameter's earlier values."""
-        return whole if whole is None or name not in self._divided else self._own_part(whole.detach())
+    def own_part(self, name: str, whole: Tensor) -> Tensor:
+        """This replica's part of a parameter's values, or of its gradient."""
+        return self._own_part(whole) if name in self._divided else whole
 
     @torch.no_grad()
     def gather(self, names: Collection[str]) -> None:
@@ -119,7 +116,8 @@ class OptimizerShards:
         divided = [name for name in names if name in self._divided]
         large = [name for name in divided if self._is_gathered_in_place(self._trained[name])]
         self._gather_in_place(large)
-        for bucket in self._buckets_of([name for name in divided if name not in large]):
+        small = [name for name in divided if name not in large]
+        for bucket in _runs(small, lambda name: self._trained[name].nbytes, buckets.BUCKET_BYTES, self._kind):
             self._gather_bucket(bucket)
         for name in names:
             self.parameters[name].grad = None
@@ -135,33 +133,24 @@ class OptimizerShards:
 
         A larger part has a batch of its own. The batches are the same on all replicas.
         """
-        batch: dict[str, Tensor] = {}
-        size = 0
-        for name in sorted(tensors):
-            part = self._length(self._trained[divided[id(tensors[name])]]) * tensors[name].element_size()
-            if batch and size + part > most_bytes:
-                yield batch
-                batch, size = {}, 0
-            batch[name], size = tensors[name], size + part
-        if batch:
-            yield batch
+
+        def part_bytes(name: str) -> int:
+            return self._length(self._trained[divided[id(tensors[name])]]) * tensors[name].element_size()
+
+        for batch in _runs(sorted(tensors), part_bytes, most_bytes):
+            yield {name: tensors[name] for name in batch}
 
     def whole_tensors(
         self, tensors: Mapping[str, Tensor], divided: Mapping[int, str], turn: int = 0
     ) -> dict[str, Tensor]:
-        """The tensors for a checkpoint, by their names there, with divided ones put together again.
+        """Divided tensors for a checkpoint, by their names there, put together again.
 
-        `divided` has parameter names by the `id` of each tensor that is a part. Each whole tensor goes to one replica,
-        so that no replica ever holds all of them; replica number `turn` gets the first. All replicas call this
-        together.
+        `divided` has parameter names by the `id` of each tensor. Each whole tensor goes to one replica, so that no
+        replica ever holds all of them; replica number `turn` gets the first. All replicas call this together.
         """
         kept = {}
         for number, name in enumerate(sorted(tensors)):
-            tensor, parameter = tensors[name], divided.get(id(tensors[name]))
-            if parameter is None or parameter not in self._divided:
-                kept[name] = tensor
-                continue
-            whole = self._gathered(tensor, self._trained[parameter])
+            whole = self._gathered(tensors[name], self._trained[divided[id(tensors[name])]])
             if (number + turn) % self._count == self._index:
                 kept[name] = whole
         return kept
@@ -199,9 +188,6 @@ class OptimizerShards:
                 return self._own_part(tensor).clone()
         return tensor
 
-    def _part_as_parameter(self, parameter: nn.Parameter) -> nn.Parameter:
-        return nn.Parameter(self._own_part(parameter.detach()))
-
     def _own_part(self, whole: Tensor) -> Tensor:
         """This replica's elements in the order of the dimensions: a view, if the memory has that order."""
         length = self._length(whole)
@@ -211,23 +197,8 @@ class OptimizerShards:
         """Number of elements of every part. The last parts may have fewer, or none."""
         return -(-whole.numel() // self._count)
 
-    def _buckets_of(self, names: Iterable[str]) -> Iterator[list[str]]:
-        """The names in lists. The parameters of a list have one type and device, and fit into a bucket or are a single
-        one.
-        """
-        kind: tuple[torch.dtype, torch.device] | None = None
-        bucket: list[str] = []
-        size = 0
-        for name in names:
-            parameter = self._trained[name]
-            own_kind = (parameter.dtype, parameter.device)
-            if bucket and (own_kind != kind or size + parameter.nbytes > buckets.BUCKET_BYTES):
-                yield bucket
-                bucket, size = [], 0
-            kind, size = own_kind, size + parameter.nbytes
-            bucket.append(name)
-        if bucket:
-            yield bucket
+    def _kind(self, name: str) -> tuple[torch.dtype, torch.device]:
+        return self._trained[name].dtype, self._trained[name].device
 
     def _is_gathered_in_place(self, parameter: nn.Parameter) -> bool:
         """Whether a parameter is large, in one piece, and in as many parts as there are replicas."""
@@ -250,23 +221,18 @@ class OptimizerShards:
     def _gather_bucket(self, names: list[str]) -> None:
         lengths = [self._length(self._trained[name]) for name in names]
         width, first = sum(lengths), self._trained[names[0]]
-        buffer = self._buffer(width * (self._count + 1), first)
-        own, everyone = buffer[:width], buffer[width:].view(self._count, width)
+        kind, elements = self._kind(names[0]), width * (self._count + 1)
+        if kind not in self._buffers or self._buffers[kind].numel() < elements:
+            self._buffers[kind] = first.new_zeros(elements)
+        own, everyone = torch.split(self._buffers[kind][:elements], [width, width * self._count])
         for name, place in zip(names, torch.split(own, lengths), strict=True):
             part = self.parameters[name].detach()
             place[: part.numel()].copy_(part)
         if width:
-            _all_gather(everyone.view(-1), own, self._group)
-        for name, columns in zip(names, torch.split(everyone, lengths, dim=1), strict=True):
+            _all_gather(everyone, own, self._group)
+        for name, columns in zip(names, torch.split(everyone.view(self._count, width), lengths, dim=1), strict=True):
             parameter = self._trained[name]
             parameter.data.copy_(columns.reshape(-1)[: parameter.numel()].view(parameter.shape))
-
-    def _buffer(self, size: int, like: Tensor) -> Tensor:
-        kind = (like.dtype, like.device)
-        buffer = self._buffers.get(kind)
-        if buffer is None or buffer.numel() < size:
-            self._buffers[kind] = buffer = torch.zeros(size, dtype=like.dtype, device=like.device)
-        return buffer[:size]
 
     def _gathered(self, part: Tensor, parameter: Tensor) -> Tensor:
         length = self._length(parameter)
@@ -282,6 +248,23 @@ def _all_gather(everyone: Tensor, own: Tensor, group: dist.ProcessGroup) -> None
     """`all_gather_into_tensor`, also for complex tensors, which torch refuses."""
     gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)  # its name from torch 2.13 on
     gather(buckets.as_real(everyone), buckets.as_real(own), group=group)
+
+
+def _runs(
+    names: Iterable[str],
+    bytes_of: Callable[[str], int],
+    most_bytes: int,
+    kind_of: Callable[[str], object] = lambda _name: None,
+) -> Iterator[list[str]]:
+    """The names in lists: of one kind, and of at most so many bytes or with a single name."""
+    run: list[str] = []
+    for name in names:
+        if run and (kind_of(name) != kind_of(run[0]) or sum(map(bytes_of, run)) + bytes_of(name) > most_bytes):
+            yield run
+            run = []
+        run.append(name)
+    if run:
+        yield run
 
 
 def check_elementwise(optimizer: Optimizer) -> None:

@@ -34,7 +34,7 @@ from pipeplan_launch.runtime.backward_passes import (
 from pipeplan_launch.runtime.engine import Segment, StageContext
 from pipeplan_launch.runtime.stage_optimizer import StageOptimizer
 from pipeplan_launch.runtime.training import TrainingEngine
-from pipeplan_launch.runtime.weight_stash import InFlightMinibatch, StageInputs
+from pipeplan_launch.runtime.weight_stash import InFlightMinibatch
 from pipeplan_launch.telemetry.recorder import Recorder, Stopwatch
 from pipeplan_launch.telemetry.run_folder import BACKWARD, FORWARD, WAIT, WEIGHTS
 
@@ -151,19 +151,19 @@ class PipelineTraining(TrainingEngine):
         self.note(WAIT, index, lap, keep_brief=False)
         if not place.is_first:
             self._latest_received[replica_of(index, len(place.plan.pipeline[place.stage - 1].workers))] = index
-        stage_inputs = StageInputs(received, *self.read(index))
+        self._in_flight[index] = minibatch = InFlightMinibatch(received, *self.read(index))
         step.load_s += lap()
         for tensor, boundary in zip(received, place.program.receives, strict=True):
             tensor.requires_grad_(boundary.requires_grad)
         self._versions.acquire(index, self._version(index), self._version(index + place.replicas))
         seed_forward(place.seed, self.segment.epoch, self.segment.number(index), place.stage)
+        target = minibatch.target
         if place.recomputes:
-            outputs, self._in_flight[index] = self._compute_without_saving(index, stage_inputs)
+            outputs = self._compute_without_saving(index, minibatch)
         else:
-            outputs = self._compute(index, stage_inputs)
-            self._in_flight[index] = InFlightMinibatch(stage_inputs, outputs)
+            outputs = minibatch.outputs = self._compute(index, minibatch)
         if place.is_last:
-            step.weight = self._weigh(index, stage_inputs.target)
+            step.weight = self._weigh(index, target)
             step.loss = outputs[0].item() if step.weight else 0.0
         step.forward_s += lap()
         self.note(FORWARD, index, lap)
@@ -202,14 +202,14 @@ class PipelineTraining(TrainingEngine):
             pairs = []  # a mean over no targets has no gradient, and may be NaN
         splits = self._splits and not self.weights_follow
         if pairs and splits:
-            self._differentiate_inputs(index, pairs, state.inputs.received)
+            self._differentiate_inputs(index, pairs, state.received)
         elif pairs:
             with self._gradients_to_reducer(index), self.calling("the model's backward", index):
                 torch.autograd.backward([root for root, _ in pairs], [gradient for _, gradient in pairs])
         step.backward_s += lap()
         self.note(BACKWARD, index, lap)
         if not place.is_first:  # before anything else, because the previous stage may be waiting
-            self._send_gradients(index, state.inputs.received)
+            self._send_gradients(index, state.received)
         step.send_s += lap()
         if splits:
             self._deferred.add(index)
@@ -268,7 +268,7 @@ class PipelineTraining(TrainingEngine):
     def _compute(
         self,
         index: int,
-        stage_inputs: StageInputs,
+        minibatch: InFlightMinibatch,
         state: Mapping[str, Tensor] | None = None,
         saving: AbstractContextManager[object] | None = None,
     ) -> Sequence[Tensor]:
@@ -276,33 +276,32 @@ class PipelineTraining(TrainingEngine):
         place = self.place
         weights = {**self._versions.leaves_of(index), **(state or {})}
         with self.calling("the model's forward", index), saving or nullcontext():
-            result: Any = place.program.call(weights, stage_inputs.received, stage_inputs.inputs, self.size(index))
+            result: Any = place.program.call(weights, minibatch.received, minibatch.inputs, self.size(index))
         if place.is_last:
-            result = (self._loss(index, weights, result, stage_inputs.target, stage_inputs.received),)
+            result = (self._loss(index, weights, result, minibatch.target, minibatch.received),)
         outputs: Sequence[Tensor] = result
         return outputs
 
-    def _compute_without_saving(
-        self, index: int, stage_inputs: StageInputs
-    ) -> tuple[Sequence[Tensor], InFlightMinibatch]:
-        """(outputs of the stage, the state from which backward computes them again)."""
-        conditions = ForwardConditions.now(self.place.program, self.place.device)
-        writes = stage_inputs.write_counts
-        outputs = self._compute(index, stage_inputs, saving=saving_no_tensors())
-        inputs_modified = stage_inputs.write_counts != writes
-        kept = StageInputs(stage_inputs.received, (), None) if inputs_modified else stage_inputs
-        return [output.detach() for output in outputs], InFlightMinibatch(kept, (), conditions, inputs_modified)
+    def _compute_without_saving(self, index: int, minibatch: InFlightMinibatch) -> Sequence[Tensor]:
+        """The stage's outputs, which backward computes again."""
+        minibatch.conditions = ForwardConditions.now(self.place.program, self.place.device)
+        writes = minibatch.write_counts
+        outputs = self._compute(index, minibatch, saving=saving_no_tensors())
+        if minibatch.write_counts != writes:
+            minibatch.inputs, minibatch.target, minibatch.is_read_again = (), None, True
+        return [output.detach() for output in outputs]
 
-    def _compute_again(self, index: int, state: InFlightMinibatch, conditions: ForwardConditions) -> Sequence[Tensor]:
+    def _compute_again(
+        self, index: int, minibatch: InFlightMinibatch, conditions: ForwardConditions
+    ) -> Sequence[Tensor]:
         """Run the forward pass again with the same weights, keeping the tensors that backward needs. Returns the
         outputs.
         """
         with preserved_random_state(self.place.device):
-            stage_inputs = (
-                StageInputs(state.inputs.received, *self.read(index)) if state.inputs_modified else state.inputs
-            )
+            if minibatch.is_read_again:
+                minibatch.inputs, minibatch.target = self.read(index)
             with conditions.restored() as buffers:
-                return self._compute(index, stage_inputs, buffers)
+                return self._compute(index, minibatch, buffers)
 
     def _post_gradient_receive(self, index: int) -> None:
         """Post the receive of a minibatch's gradients before its activations leave, so that gradients never wait for

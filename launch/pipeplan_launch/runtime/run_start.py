@@ -62,9 +62,8 @@ def decide_start(options: RunOptions, plan: LaunchPlan, attempt: Attempt | None 
         manifest = checkpoint.find_checkpoint(options.resume_from, print_status)
         _check_fits(manifest, options, plan)
         if manifest.finished >= epoch_count(options):
-            start = RunStart(options.resume_from, manifest.seed, finished=manifest.finished)
-        else:
-            start = RunStart(_new_run(options), manifest.seed, manifest.folder)
+            return RunStart(options.resume_from, manifest.seed, finished=manifest.finished)
+        start = RunStart(_new_run(options), manifest.seed, manifest.folder)
     else:
         if options.weights is not None:
             checkpoint.find_checkpoint(options.weights, print_status)
@@ -81,14 +80,12 @@ def build_own_stage(
     if plan.place(dist.get_rank()) is None:
         return None
     stage = build_stage(options, plan, groups, start.seed, start.run, engines)
-    if stage.training is not None:
-        # An optimiser that cannot be saved is reported now, not at the first checkpoint.
-        for one in stage.every:
-            assert one.training is not None
-            optimizer_state(one.training.optimizer, one.training.updated)
-    if start.checkpoint is None and options.weights is not None:
-        for one in stage.every:
-            division = None if one.training is None else one.training.divided
+    for one in stage.every:
+        training = one.training
+        if training is not None:  # an optimiser that cannot be saved is reported now, not at the first checkpoint
+            optimizer_state(training.optimizer, training.updated)
+        if start.checkpoint is None and options.weights is not None:
+            division = None if training is None else training.divided
             source = checkpoint.find_checkpoint(options.weights)
             stage_checkpoint.load_weights(source, one.place.program, one.frozen, division)
     return stage
@@ -108,7 +105,7 @@ def restore_in_all(
         if lowest is None:
             return start, manifest
         rank = dist.get_rank()
-        earlier = run_in_all(groups.everyone, partial(_start_before, start, options) if rank == 0 else _nothing)
+        earlier = run_in_all(groups.everyone, partial(_start_before, start, options) if rank == 0 else lambda: None)
         earlier = broadcast(earlier, 0, groups.everyone, RunStart | None)
         if rank == lowest and damage is not None:
             if earlier is None:
@@ -143,10 +140,6 @@ def _start_before(start: RunStart, options: RunOptions) -> RunStart | None:
     return replace(start, checkpoint=manifest.folder)
 
 
-def _nothing() -> None:
-    return None
-
-
 def epoch_count(options: RunOptions) -> int:
     """Total number of epochs to train."""
     return options.epochs or DEFAULT_EPOCHS
@@ -171,15 +164,12 @@ def _restart(run: Path, options: RunOptions, plan: LaunchPlan) -> RunStart:
     """Start after a restart: from the run's last checkpoint, or as the first attempt did if there is none."""
     run_folder.lock_run(run)
     manifest = checkpoint.latest_checkpoint(run, print_status)
+    if manifest is None and options.resume_from is not None:
+        manifest = checkpoint.find_checkpoint(options.resume_from, print_status)
     if manifest is not None:
         return _continue_run(run, manifest, options, plan)
-    if options.resume_from is None:
-        run_folder.reopen_run(run, 0, 0)
-        return RunStart(run, options.seed or 0)
-    manifest = checkpoint.find_checkpoint(options.resume_from, print_status)
-    _check_fits(manifest, options, plan)
-    run_folder.reopen_run(run, manifest.position.epoch, manifest.position.minibatch)
-    return RunStart(run, manifest.seed, manifest.folder)
+    run_folder.reopen_run(run, 0, 0)
+    return RunStart(run, options.seed or 0)
 
 
 def _check_fits(manifest: Manifest, options: RunOptions, plan: LaunchPlan) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -85,48 +84,35 @@ class StageOptimizer:
 
     def step(self, averaged: Mapping[str, Tensor], *, fresh: bool = False) -> None:
         """Make the next version of the weights from gradients by parameter name, which are `fresh` if none is stale."""
-        if self.shards is not None:
-            self._step_in_parts(self.shards, averaged, fresh=fresh)
-            return
-        changed = []
-        for name, gradient in averaged.items():
-            parameter = self.trained[name]
-            parameter.grad = gradient
-            changed.append(parameter)
         # Stages that train nothing count updates too: minibatches ask for their weights by the number of updates.
-        step: Callable[[], object] = self.optimizer.step if self.optimizer is not None else _no_step
-        if self.correction is not None and not fresh:
-            step = partial(self.correction.around, step, list(averaged), self.versions.values_before)
-        self.versions.update(changed, step)
-        for parameter in changed:
-            parameter.grad = None
+        self.versions.update([self.trained[name] for name in averaged], lambda: self._step(averaged, fresh=fresh))
 
-    def _step_in_parts(self, shards: OptimizerShards, averaged: Mapping[str, Tensor], *, fresh: bool) -> None:
-        """`step` of an optimiser that is divided among the replicas."""
-        assert self.optimizer is not None
-        own_step: Callable[[], object] = self.optimizer.step
-        if self.correction is not None and not fresh:
-            name_of = {id(shards.parameters[name]): name for name in averaged}
+    def _step(self, averaged: Mapping[str, Tensor], *, fresh: bool) -> None:
+        """Run the optimiser on parameters that have been moved to other memory where that is necessary."""
+        shards = self.shards
+        if self.optimizer is None:
+            return
+        if shards is None:
+            for name, gradient in averaged.items():
+                self.trained[name].grad = gradient
+        else:
+            shards.take(averaged)
+        if self.correction is None or fresh:
+            self.optimizer.step()
+        else:
+            self.correction.around(self.optimizer.step, list(averaged), self._values_before)
+        if shards is None:
+            for name in averaged:
+                self.trained[name].grad = None
+            return
+        lost = f"stage {self._place.stage} (rank {self._place.rank}) could not gather the weights of its replicas"
+        with peer_loss_explained(lost):
+            shards.gather(averaged)
 
-            def before(part: nn.Parameter) -> Tensor | None:
-                name = name_of[id(part)]
-                return shards.values_in(self.versions.values_before(self.trained[name]), name)
-
-            own_step = partial(self.correction.around, own_step, list(averaged), before)
-
-        def step() -> None:
-            shards.take(averaged)  # after `update` has moved parameters to other memory
-            own_step()
-            with peer_loss_explained(
-                f"stage {self._place.stage} (rank {self._place.rank}) could not gather the weights of its replicas"
-            ):
-                shards.gather(averaged)
-
-        self.versions.update([self.trained[name] for name in averaged], step)
-
-
-def _no_step() -> None:
-    """The optimiser step of a stage that trains nothing."""
+    def _values_before(self, name: str) -> Tensor | None:
+        """During a step: the values before it of the tensor that the optimiser changes, if they are kept."""
+        values = self.versions.values_before(self.trained[name])
+        return values if values is None or self.shards is None else self.shards.own_part(name, values.detach())
 
 
 def _stage_info(place: StageContext, trained: Mapping[str, nn.Parameter]) -> StageInfo:

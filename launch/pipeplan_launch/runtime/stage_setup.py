@@ -126,17 +126,6 @@ ModelCheck = Callable[[LaunchPlan, Job, TracedModel, int], None]
 """A check of the whole model, given the plan, the job, the traced model and the seed of the run."""
 
 
-def _no_check(plan: LaunchPlan, job: Job, traced: TracedModel, seed: int) -> None:
-    """Check nothing."""
-
-
-def model_check(options: RunOptions, plan: LaunchPlan, rank: int) -> ModelCheck:
-    """The check that a worker makes: the self-check at the first worker, and none at the others, which wait for it."""
-    if rank != plan.active[0]:
-        return _no_check
-    return check_at_start if options.self_check else say_unchecked
-
-
 class Engines:
     """Loads the stages of a worker, and builds the pipeline engines that run them."""
 
@@ -148,8 +137,9 @@ class Engines:
     ) -> tuple[Job, list[Program], str, bool]:
         """`load_stages`, with the self-check at the first worker. Stages are compiled after the check."""
         options = self._options
-        check = model_check(options, plan, dist.get_rank())
-        job, programs, graph_hash, dynamic = load_stages(plan, stages, seed, device, check)
+        check = check_at_start if options.self_check else say_unchecked
+        is_first = dist.get_rank() == plan.active[0]  # the other workers wait for its check
+        job, programs, graph_hash, dynamic = load_stages(plan, stages, seed, device, check if is_first else None)
         for program in programs:
             if options.compile_backend is not None and isinstance(program, StageProgram):  # emulated ones sleep
                 program.compile_with(options.compile_backend)
@@ -166,22 +156,6 @@ class Engines:
     ) -> ForwardEngine:
         """The engine that evaluates a stage, after the one that trains it, if it is trained."""
         return ForwardEngine(place, transport, recorder)
-
-
-def load_stages(
-    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck = _no_check
-) -> tuple[Job, list[Program], str, bool]:
-    """(job without its model, the stages' programs, graph hash, whether they run at any batch size).
-
-    An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
-    keeps only the parameters of its own stages. `check` is called before these move to `device`.
-    """
-    if plan.emulated:
-        job, emulated = load_emulated_stages({stage: plan.emulated[stage] for stage in stages})
-        return job, [*emulated], "emulated", True
-    with one_garbage_collection():
-        importlib.import_module("torch._dynamo")  # otherwise tracing would import it later
-        return _load_stages(plan, stages, seed, device, check)
 
 
 @contextmanager
@@ -201,9 +175,19 @@ def one_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _load_stages(
-    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck
+@one_garbage_collection()
+def load_stages(
+    plan: LaunchPlan, stages: Sequence[int], seed: int, device: torch.device, check: ModelCheck | None = None
 ) -> tuple[Job, list[Program], str, bool]:
+    """(job without its model, the stages' programs, graph hash, whether they run at any batch size).
+
+    An emulated stage is built from its file. Otherwise every worker builds the whole model from the same seed, and
+    keeps only the parameters of its own stages. `check` is called before these move to `device`.
+    """
+    if plan.emulated:
+        job, emulated = load_emulated_stages({stage: plan.emulated[stage] for stage in stages})
+        return job, [*emulated], "emulated", True
+    importlib.import_module("torch._dynamo")  # otherwise tracing would import it later
     job = load_job(plan.model_ref, seed)
     if plan.mode == "training" and job.data is not None:
         job = with_data(job, plan.minibatch)
@@ -214,7 +198,8 @@ def _load_stages(
             f"{traced.graph_hash[:19]}…, the plan's is {plan.graph_hash[:19]}…): profile and solve again"
         )
     _check_written_parameters(plan, traced.written_parameters)
-    check(plan, job, traced, seed)
+    if check is not None:
+        check(plan, job, traced, seed)
     programs: list[Program] = []
     for stage in stages:
         program = build_stage_program(traced, plan.layers, stage, device)

@@ -34,22 +34,19 @@ class StepCorrection:
         """The last steps of each parameter, the oldest first: at most τ."""
 
     @torch.no_grad()
-    def around(
-        self, step: Callable[[], object], names: list[str], before: Callable[[nn.Parameter], Tensor | None]
-    ) -> None:
+    def around(self, step: Callable[[], object], names: list[str], before: Callable[[str], Tensor | None]) -> None:
         """Run `step`, which changes the parameters with these names, and correct its changes.
 
         `before` returns a parameter's values before the step, in a tensor that nobody writes to; None if there is none.
         """
-        parameters = [self._parameters[name] for name in names]
-        kept = [before(parameter) for parameter in parameters]
-        old = [
-            parameter.detach().clone() if values is None else values.detach()
-            for parameter, values in zip(parameters, kept, strict=True)
-        ]
+        kept = {name: before(name) for name in names}
+        old = {
+            name: self._parameters[name].detach().clone() if values is None else values.detach()
+            for name, values in kept.items()
+        }
         step()
-        for name, parameter, values in zip(names, parameters, old, strict=True):
-            self._correct(self.steps[name], parameter.detach(), values)
+        for name, values in old.items():
+            self._correct(self.steps[name], self._parameters[name].detach(), values)
 
     def _correct(self, steps: list[Tensor], parameter: Tensor, old: Tensor) -> None:
         if len(steps) < self.delay:

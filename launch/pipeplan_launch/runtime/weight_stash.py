@@ -22,46 +22,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pipeplan_launch.job.nested_tensors import map_tensors
+from pipeplan_launch.job.nested_tensors import tensors_in
 from pipeplan_launch.runtime.backward_passes import ForwardConditions
 
 # State that a stage keeps for a minibatch between its forward and its backward pass.
 
 
-@dataclass(frozen=True)
-class StageInputs:
-    """The inputs of a stage's forward pass for one minibatch."""
+@dataclass(eq=False)
+class InFlightMinibatch:
+    """Inputs and outputs of a minibatch's forward pass, which its backward pass needs."""
 
     received: Sequence[Tensor]
     """Activations from the previous stage."""
     inputs: Sequence[Tensor]
     """Model inputs read from the data set."""
     target: Any
+    outputs: Sequence[Tensor] = ()
+    """The outputs; empty if the stage recomputes."""
+    conditions: ForwardConditions | None = None
+    """The conditions of the forward pass, if the stage recomputes."""
+    is_read_again: bool = False
+    """Whether the forward pass wrote to data that was read for it. Such data is not kept but read again."""
 
     @property
     def write_counts(self) -> list[int]:
         """Number of writes to each tensor that was read from the data."""
-        tensors: list[Tensor] = []
-
-        def note(tensor: Tensor) -> Tensor:
-            tensors.append(tensor)
-            return tensor
-
-        map_tensors((self.inputs, self.target), note)
-        return [tensor._version for tensor in tensors]
-
-
-@dataclass(frozen=True)
-class InFlightMinibatch:
-    """Inputs and outputs of a minibatch's forward pass, which its backward pass needs."""
-
-    inputs: StageInputs
-    outputs: Sequence[Tensor]
-    """The outputs; empty if the stage recomputes."""
-    conditions: ForwardConditions | None = None
-    """The conditions of the forward pass, if the stage recomputes."""
-    inputs_modified: bool = False
-    """Whether the forward pass wrote to data that was read for it. Such data is not kept but read again."""
+        return [tensor._version for tensor in tensors_in((self.inputs, self.target))]
 
 
 @dataclass(eq=False)
@@ -112,14 +98,10 @@ class WeightVersions:
             self._kept.append(version)
         version.in_flight += 1
         self._users[minibatch] = version
-        self._expect(following)
-        return version.leaves
-
-    def _expect(self, following: int | None) -> None:
-        """Note which version the next minibatch will ask for, as in `acquire`, and drop versions that nobody needs."""
         self._next = following
-        for version in list(self._kept):
-            self._retire_if_done(version)
+        for kept in list(self._kept):
+            self._retire_if_done(kept)
+        return version.leaves
 
     def leaves_of(self, minibatch: int) -> Mapping[str, Tensor]:
         """The weights that this minibatch's forward used."""
@@ -128,7 +110,9 @@ class WeightVersions:
     def release(self, minibatch: int) -> dict[str, Tensor]:
         """End a minibatch after its backward: return its gradients by parameter name, and release its version."""
         version = self._users.pop(minibatch)
-        gradients = _take_gradients(version.leaves)
+        gradients = {name: leaf.grad for name, leaf in version.leaves.items() if leaf.grad is not None}
+        for leaf in version.leaves.values():
+            leaf.grad = None
         version.in_flight -= 1
         self._retire_if_done(version)
         return gradients
@@ -205,14 +189,3 @@ class WeightVersions:
             for parameter, memory in version.displaced:
                 self._spare.setdefault(parameter, []).append(memory)
         version.displaced = []
-
-
-def _take_gradients(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The gradients of the leaves, which are then cleared."""
-    gradients: dict[str, Tensor] = {}
-    for name, leaf in leaves.items():
-        if leaf.grad is not None:
-            gradients[name] = leaf.grad
-    for leaf in leaves.values():
-        leaf.grad = None
-    return gradients

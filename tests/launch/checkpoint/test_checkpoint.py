@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from saved import model_of, rewrite, save
+from saved import latest, model_of, rewrite, save
 from torch import Tensor
 
 from pipeplan_launch.checkpoint import checkpoint, tensor_store
-from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Manifest, Position, read_manifest
+from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX, History, Position, read_manifest
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.files import is_unchanged
 
@@ -33,12 +33,6 @@ def tensors(value: float = 1.0) -> dict[str, Tensor]:
         f"{MODEL_PREFIX}b": torch.full((2,), value, dtype=torch.bfloat16),
         "optim.state.a.step": torch.tensor(value),
     }
-
-
-def latest(run: Path) -> Manifest:
-    manifest = checkpoint.latest_checkpoint(run)
-    assert manifest is not None
-    return manifest
 
 
 def test_the_latest_complete_one_is_found(tmp_path: Path) -> None:

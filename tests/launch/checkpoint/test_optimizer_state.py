@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from saved import save
+from saved import latest, save
 from torch import Tensor, nn
 from torch.optim import ASGD, SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop, Rprop
 
-from pipeplan_launch.checkpoint import checkpoint, optimizer_state, tensor_store
+from pipeplan_launch.checkpoint import optimizer_state, tensor_store
 from pipeplan_launch.errors import LaunchError
 
 Parameters = dict[str, nn.Parameter]
@@ -73,8 +73,7 @@ def through_disk(
         assert not tensors.keys() & mine.keys()
         tensors |= mine
     save(run, tensors or {"nothing": torch.zeros(1)}, optimizer=optimizer_state.merge_optimizer_states(parts))
-    manifest = checkpoint.latest_checkpoint(run)
-    assert manifest is not None
+    manifest = latest(run)
     return manifest.optimizer, lambda names: tensor_store.load_tensors(manifest, list(names))
 
 

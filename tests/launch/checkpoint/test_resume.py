@@ -16,13 +16,13 @@ import pytest
 import torch
 from extents import slow_but_for
 from msgspec import structs
-from saved import marks, model_of, rewrite, save
+from saved import latest, marks, model_of, rewrite, save
 from torch.distributed import HashStore  # type: ignore[attr-defined]
-from toy_workers import Toy, initial, initial_buffers, run_plan, stage_contents, write_plan
+from toy_workers import Toy, initial, initial_buffers, run_toy, stage_contents, write_plan
 
 from pipeplan_launch import export
 from pipeplan_launch.checkpoint import checkpoint
-from pipeplan_launch.checkpoint.manifest import History, Manifest, Position
+from pipeplan_launch.checkpoint.manifest import History, Position
 from pipeplan_launch.elastic.rendezvous import Attempt
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.stage_files import load_plan
@@ -38,9 +38,7 @@ TOY = Toy("adamw-fused")  # 20 minibatches of 2
 
 def launch(folder: Path, toy: Toy, replicas: Sequence[int], *arguments: str, **plan: Any) -> tuple[list[int], str]:
     """(statuses, what was said on stderr) of a run in `folder / "run"`, unless the arguments name another."""
-    write_plan(folder, stage_contents(replicas, **plan))
-    chosen = () if "--run-dir" in arguments else ("--run-dir", str(folder / "run"))
-    ended = run_plan(folder, [*chosen, *arguments], toy, sum(replicas))
+    ended = run_toy(folder, toy, replicas, *arguments, **plan)
     return ended.statuses, ended.err
 
 
@@ -53,12 +51,6 @@ def train(folder: Path, toy: Toy, replicas: Sequence[int], *arguments: str, **pl
 def epochs(run: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((run / "summary.json").read_text())["epochs"]
     return found
-
-
-def latest(run: Path) -> Manifest:
-    manifest = checkpoint.latest_checkpoint(run)
-    assert manifest is not None
-    return manifest
 
 
 def lines(run: Path, first_rank: int = 0) -> list[tuple[int, int, float]]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from toy_workers import Toy, run_plan, stage_contents, write_plan
+from toy_workers import Toy, run_toy
 
 from pipeplan_launch.comm import buckets, p2p
 from pipeplan_launch.comm.buckets import UpdateGroup
@@ -137,9 +137,7 @@ def test_gradients_travel_by_connections_of_their_own_where_there_are_any(monkey
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_a_lost_peer_is_named(tmp_path: Path, freeze: bool) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    toy = Toy(die=(0, 3), freeze=freeze)
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--timeout", "2"], toy, 2)
+    ended = run_toy(tmp_path, Toy(die=(0, 3), freeze=freeze), [1, 1], "--timeout", "2")
     assert ended.statuses[1] == 2
     why = r"[Tt]imed out" if freeze else "[Cc]onnection closed by peer|Connection reset by peer|Broken pipe"
     waited = "waited for the activations of minibatch 3 from rank 0, which did not come"

@@ -17,12 +17,11 @@ import torch
 from extents import first_few, slow_but_for
 from order_rules import stuck_devices
 from recorded_transport import Device, plan_of, record
+from saved import latest, model_of
 from schedule_rules import NAMES, TRAINING, pipelines, shapes
-from toy_workers import Toy, run_plan, stage_contents, write_plan
+from toy_training import train
+from toy_workers import Toy, run_toy, stage_contents, write_plan
 
-from pipeplan_launch.checkpoint import tensor_store
-from pipeplan_launch.checkpoint.checkpoint import latest_checkpoint
-from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
 from pipeplan_launch.comm.ordered_transport import OrderedTransport
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.communication_order import Direction
@@ -109,16 +108,9 @@ Trained = tuple[list[Any], dict[str, torch.Tensor]]
 
 def trained(folder: Path, transport: str, replicas: list[int], toy: Toy, arguments: list[str], **plan: Any) -> Trained:
     """(losses of training and evaluation, weights and buffers) of a run."""
-    write_plan(folder, stage_contents(replicas, **plan))
-    run = folder / "run"
-    arguments = ["--run-dir", str(run), "--transport", transport, "--timeout", "20", *arguments]
-    ended = run_plan(folder, arguments, toy, sum(replicas))
-    assert ended.statuses == [0] * sum(replicas), ended.err
-    manifest = latest_checkpoint(run)
-    assert manifest is not None
-    names = [name for name in manifest.tensors if name.startswith(MODEL_PREFIX)]
+    run = train(folder, toy, replicas, "--transport", transport, "--timeout", "20", *arguments, **plan)
     epochs = json.loads((run / "summary.json").read_text())["epochs"]
-    return [(one["loss"], one["test_loss"]) for one in epochs], tensor_store.load_tensors(manifest, names)
+    return [(one["loss"], one["test_loss"]) for one in epochs], model_of(latest(run))
 
 
 def check_equal(tmp_path: Path, replicas: list[int], toy: Toy, arguments: list[str], **plan: Any) -> None:
@@ -155,9 +147,7 @@ def test_every_schedule_runs_in_the_order(tmp_path: Path, name: str, replicas: l
 
 
 def test_a_lost_peer_is_named(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    arguments = ["--run-dir", str(tmp_path / "run"), "--timeout", "5", "--transport", "nccl"]
-    ended = run_plan(tmp_path, arguments, Toy(die=(0, 3)), 2)
+    ended = run_toy(tmp_path, Toy(die=(0, 3)), [1, 1], "--timeout", "5", "--transport", "nccl")
     assert ended.statuses[1] == 2
     waited = r"waited for the activations of minibatch \d from rank 0, which did not come"
     undelivered = r"could not deliver the gradients of minibatch \d to rank 0"

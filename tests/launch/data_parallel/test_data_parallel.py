@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from data_parallel_runs import SLEEP_S, Case, assert_equal_to_one_process, reference
+from extents import slow_but_for
 from feature_workers import trained
 from launching import curve
 from torch import Tensor, nn
@@ -312,15 +313,18 @@ def test_training_goes_on_as_if_no_worker_had_been_lost(tmp_path: Path, mode: st
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
-def test_a_checkpoint_belongs_to_no_engine(tmp_path: Path) -> None:
-    """Epochs under ZeRO-1, FSDP, the traced stage, HSDP and DDP, each from the last checkpoint of the one before."""
+ENGINES = [("zero1", 2, 1), ("fsdp", 3, 1), ("", 1, 1), ("ddp", 2, 1)]
+
+
+@pytest.mark.parametrize("modes", slow_but_for([ENGINES], [ENGINES, [("", 1, 1), ("hsdp", 4, 2), ("ddp", 2, 1)]]))
+def test_a_checkpoint_belongs_to_no_engine(tmp_path: Path, modes: list[tuple[str, int, int]]) -> None:
+    """Epochs under ZeRO-1, FSDP, the traced stage and DDP, each from the last checkpoint of the one before."""
     job = load_job(reference("all_used"), 0)
     traced = trace_job(job, job.minibatch)
     plan = {
         "layers": [layer.name for layer in traced.layers],
         "model": {"ref": reference("all_used"), "graph_hash": traced.graph_hash},
     }
-    modes = [("zero1", 2, 1), ("fsdp", 3, 1), ("", 1, 1), ("hsdp", 4, 2), ("ddp", 2, 1)]
     cases = [Case("all_used", mode, replicas, 4, servers) for mode, replicas, servers in modes]
     start: tuple[str, ...] = ()
     for epochs, case in enumerate(cases, 1):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from toy_workers import Toy, run_plan, stage_contents, write_plan
+from toy_workers import Toy, run_toy, stage_contents, write_plan
 
 from pipeplan_launch import load_job
 from pipeplan_launch.comm import worker_values
@@ -77,8 +77,7 @@ def test_digests_tell_tensors_apart() -> None:
 
 
 def test_a_run_on_different_data_is_refused(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([2, 1], idle=1))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run")], Toy(other_data_rank=3), 4)
+    ended = run_toy(tmp_path, Toy(other_data_rank=3), [2, 1], idle=1)
     assert ended.statuses == [2, 2, 2, 2]
     (line,) = ended.err.splitlines()
     assert "the data differs between workers: the number of training samples is not the same at ranks 1 and 3" in line

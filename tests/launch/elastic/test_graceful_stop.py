@@ -29,7 +29,7 @@ def stopped_at(schedule: Schedule, planned: int, end: int) -> Schedule:
 
     def stream(pipeline: Sequence[StageShape], stage: int, replica: int, _: int) -> Iterator[Action]:
         engine: Any = object.__new__(Engine)
-        engine.schedule, engine._count = schedule, planned
+        engine.schedule, engine.count = schedule, planned
         engine.place, engine.shapes = SimpleNamespace(stage=stage, replica=replica), pipeline
         engine.limit = lambda index: end if index >= end else None
         return iter([action for _, action in worker_actions([engine])])

@@ -15,7 +15,7 @@ import pytest
 import torch.distributed as dist
 from extents import slow_but_for
 from launching import curve
-from toy_workers import Toy, run_attempts, run_plan, stage_contents, write_plan
+from toy_workers import Toy, run_attempts, run_toy, stage_contents, write_plan
 
 from pipeplan_launch.elastic import rendezvous, restart_state
 from pipeplan_launch.elastic.rendezvous import Attempt, LaunchOver
@@ -30,8 +30,8 @@ OPTIONS = ("--epochs", "2", "--checkpoint-minibatches", "6", "--log-every", "0")
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], float]:
     """The toy's losses under 2-1, in 64-bit numbers."""
-    folder = write_plan(tmp_path_factory.mktemp("uninterrupted"), stage_contents([2, 1]))
-    ended = run_plan(folder, ["--run-dir", str(folder / "run"), *OPTIONS], Toy(), 3)
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    ended = run_toy(folder, Toy(), [2, 1], *OPTIONS)
     assert ended.statuses == [0, 0, 0], ended.err
     return curve(folder / "run")
 
@@ -97,7 +97,7 @@ def test_what_no_restart_can_cure_is_not_tried_again(tmp_path: Path) -> None:
 
 def test_a_worker_that_hangs_at_an_epochs_end_is_noticed(tmp_path: Path) -> None:
     """In the last backward pass of the epoch, when the other stage has nothing to wait for but the epoch's end."""
-    ended = attempts(tmp_path, [1, 1], [Toy(fault=("hang", 0, 19)), Toy()], "--timeout", "4")
+    ended = attempts(tmp_path, [1, 1], [Toy(fault=("hang", 0, 19)), Toy()], "--timeout", "2")
     assert [one.statuses for one in ended] == [[3, 3], [0, 0]], ended[0].err + ended[1].err
     assert re.search(r"worker 0 hung for \d+ s in one action; restart 1 of 1: resumed from", ended[1].err)
 

@@ -103,7 +103,7 @@ def ended_early(
     for stage in stages:
         engine: Any = object.__new__(Engine)
         engine.place = SimpleNamespace(stage=stage, replica=replica, plan=plan)
-        engine.schedule, engine.shapes, engine._count = schedule, shapes, count
+        engine.schedule, engine.shapes, engine.count = schedule, shapes, count
         engine.limit = lambda index: end if index >= end else None
         engines.append(engine)
     done = list(worker_actions(engines))

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from extents import slow_but_for
 from launching import curve
 from torch import Tensor, nn
 from torch.nn import functional
@@ -52,7 +51,8 @@ PIPELINES: list[Any] = [
 """Also one that is far deeper than its neighbour has room for, and one that has fewer minibatches than replicas."""
 
 
-@pytest.mark.parametrize("case", slow_but_for(PIPELINES[:1], PIPELINES), ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("case", PIPELINES, ids=str)
 def test_any_pipeline_ends_with_the_same_bits(tmp_path: Path, case: Any) -> None:
     replicas, depth, flags, samples = case
     toy = Toy("sgd-fused", samples=samples)

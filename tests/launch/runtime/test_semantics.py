@@ -54,18 +54,13 @@ DEFAULT = [
     case_of("resnet", "vertical-sync", (2, 1), "sgd-fused"),
     case_of("encoder-decoder", "2bw", (1, 2), "adamw-fused"),
     case_of("tied", "gpipe", (2, 1, 1), "sgd-foreach"),
-    case_of("chain", "1f1b-flush", (1, 1, 1), "sgd-fused"),
     case_of("resnet", "zb-h1", (2, 1), "adamw-fused"),
-    # The optimisers of presets for job files, under the schedule that each is meant for.
-    case_of("chain", "1f1b-stashing", (1, 1, 1), "nesterov"),
-    case_of("chain", "2bw", (1, 1, 1), "muon"),
     case_of("tied", "vertical-sync", (1, 2), "sgd-fused", correction="ef"),
     case_of("tied", "1f1b-flush", (1, 2), "adamw-fused", shards=True),
     case_of("chain", "2bw", (2, 1, 1), "sgd-foreach", shards=True, correction="ef"),
     case_of("chain", "1f1b-stashing", (3, 2, 1), "adamw-fused", 5, clip=0.3, shards=True, correction="ef"),
     case_of("chain", "1f1b-stashing", (2, 1), "sgd-fused", epochs=3, flush_epochs=1, correction="ef"),
     case_of("resnet", "1f1b-stashing", (2, 1), "sgd-fused", recompute=True),
-    case_of("chain", "1f1b-stashing", (2, 1, 1), "sgd-fused", clip=0.3),
     # Depths that are not those of the schedule, and fewer minibatches than replicas.
     case_of("chain", "1f1b-stashing", (3, 2, 1), "sgd-fused", 10, samples=71, epochs=3, depths=(4, 2, 1)),
     case_of("chain", "1f1b-stashing", (2, 1), "sgd-fused", 4, samples=3, epochs=3),

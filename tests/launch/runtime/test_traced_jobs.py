@@ -13,18 +13,17 @@ import feature_workers
 import pytest
 import state_jobs
 import torch
+from data_parallel_runs import OneProcess
 from extents import slow_but_for
 from feature_workers import SAMPLES, cut_before, run, traced, trained
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
-from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import TensorDataset
 from toy_workers import stage_contents, write_plan
 
 from pipeplan_launch import Data, Job, export, load_job
 from pipeplan_launch.checkpoint.checkpoint import complete_checkpoints
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.job.pass_conditions import autocast, mix_seed
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.stage_files import load_plan
 from pipeplan_launch.runtime import stage_setup
@@ -36,59 +35,6 @@ assert SAMPLES == state_jobs.SAMPLES
 
 def reference(name: str) -> str:
     return f"{(feature_workers if hasattr(feature_workers, name) else state_jobs).__file__}:{name}"
-
-
-def order_of(epoch: int) -> Tensor:
-    return torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(mix_seed("order", 0, epoch)))
-
-
-def modules_of(job: Job) -> dict[str, nn.Module]:
-    """The modules of the loss, found by hand, by the prefix of their state."""
-    loss: Any = job.loss
-    if isinstance(loss, nn.Module):
-        return {"loss.": loss}
-    cells = [cell.cell_contents for cell in getattr(loss, "__closure__", None) or ()]
-    if len(cells) == 2:
-        return dict(zip(("loss.first.", "loss.second."), cells, strict=True))
-    held = [*getattr(loss, "parts", ()), getattr(loss, "__self__", None), *getattr(loss, "args", ())]
-    found = [one for one in held if isinstance(one, nn.Module)]
-    return {"loss.": found[0]} if found else {}
-
-
-def in_one_process(name: str, epochs: int, accumulate: int) -> tuple[dict[str, Tensor], float, float, dict[str, float]]:
-    """(state of the model and of the loss, test loss, right answers, other metrics) after an ordinary training loop
-    that takes the samples of an update in one batch."""
-    job = load_job(reference(name), 0)
-    model, data, losses = job.model.train(), job.datasets, modules_of(job)
-    parameters = [parameter for one in (model, *losses.values()) for parameter in one.parameters()]
-    optimizer = job.make_optimizer([one for one in parameters if one.requires_grad])
-
-    def loss_of(inputs: Any, target: Any) -> tuple[Any, Tensor]:
-        with autocast(job.autocast, CPU):
-            output = model(inputs)
-            return output, job.loss(output, target)  # type: ignore[misc]
-
-    for epoch in range(epochs):
-        for chosen in order_of(epoch).split(accumulate * job.minibatch):
-            optimizer.zero_grad()
-            loss_of(*data.train[chosen])[1].backward()  # type: ignore[index]
-            if job.clip_norm is not None:
-                clip_grad_norm_(parameters, job.clip_norm)
-            optimizer.step()
-    of_loss = {prefix + key: value.clone() for prefix, one in losses.items() for key, value in one.state_dict().items()}
-    test_loss, correct, others = 0.0, 0.0, dict.fromkeys(job.metrics, 0.0)
-    model.eval()
-    for chosen in torch.arange(SAMPLES).split(job.minibatch):
-        for prefix, one in losses.items():  # an evaluation leaves no trace in the buffers of the loss
-            one.eval().load_state_dict({key: of_loss[prefix + key] for key in one.state_dict()})
-        with torch.no_grad():
-            inputs, target = data.test[chosen]  # type: ignore[index]
-            output, loss = loss_of(inputs, target)
-            test_loss += float(loss) * len(target) / SAMPLES
-            correct += float(job.metric(output, target)) if job.metric else 0.0
-            for metric in others:
-                others[metric] += float(job.metrics[metric](output, target)) * len(target) / SAMPLES
-    return dict(model.state_dict()) | of_loss, test_loss, correct, others
 
 
 SINGLE, EXACT, ROUNDED = (1e-6, 1e-7), (0.0, 0.0), (1e-10, 1e-12)
@@ -113,33 +59,17 @@ def test_training_is_that_of_one_process(tmp_path: Path, case: Any) -> None:
     stages, epochs = cut_before(traced(reference(name)), *cuts), 3 - accumulate
     plan = plan | {"schedule": "1f1b-flush", "accumulate": accumulate}
     folder = run(tmp_path, reference(name), stages, replicas, "--epochs", str(epochs), *options, **plan)
-    expected, test_loss, correct, others = in_one_process(name, epochs, accumulate)
-    ours = trained(folder)
+    one_process = OneProcess(load_job(reference(name), 0), replicas[-1], accumulate)
+    expected, ours = one_process.train(epochs), trained(folder)
     assert ours.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(ours[key], value, rtol=relative, atol=absolute, msg=lambda m, k=key: f"{k}: {m}")
-    last = json.loads((folder / "summary.json").read_text())["epochs"][-1]
-    assert last["test_loss"] == pytest.approx(test_loss, rel=max(relative, 1e-12))
-    if others:
-        assert last["test_accuracy"] == correct / SAMPLES
-        assert last["test_metrics"] == pytest.approx(others, rel=1e-5)
-        assert 0 < others["sure"] < 1
-
-
-@pytest.mark.parametrize("name", slow_but_for(["scaled_line"], ["scaled_line", "line"]))
-def test_how_far_an_epoch_moves_a_stage_with_two_replicas(tmp_path: Path, name: str) -> None:
-    """2-1 and plain SGD, with a loss that is linear in the first stage's weights.
-
-    It makes half as many updates, each from the mean of two gradients. At the same rate an epoch moves it half as far
-    as one process would, at twice the rate (`scale_lr="linear"`) just as far.
-    """
-    folder = run(tmp_path, name, cut_before(traced(name), "last"), [2, 1], "--epochs", "1", "--max-minibatches", "6")
-    job = load_job(reference(name), 0)
-    first, last = (job.model.state_dict()[f"{layer}.weight"] for layer in ("first", "last"))
-    seen = job.datasets.train[order_of(0)[:12]][0]
-    moved = 0.1 * 6 * torch.outer(last[0], seen.mean(dim=0)) * (1.0 if name == "scaled_line" else 0.5)
-    torch.testing.assert_close(first - trained(folder)["first.weight"], moved, rtol=1e-4, atol=1e-6)
-    assert torch.equal(trained(folder)["last.weight"], last), "a stage whose parameters are all frozen"
+    last, found = json.loads((folder / "summary.json").read_text())["epochs"][-1], one_process.epochs[-1]
+    assert last["test_loss"] == pytest.approx(found["test_loss"], rel=max(relative, 1e-12))
+    if one_process.job.metrics:
+        assert last["test_accuracy"] == found["correct"] / SAMPLES
+        assert last["test_metrics"] == pytest.approx({one: found[one] for one in one_process.job.metrics}, rel=1e-5)
+        assert 0 < found["sure"] < 1
 
 
 @pytest.mark.parametrize("recompute", slow_but_for([False], [False, True]))

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.optim import SGD
 from toy_jobs import by_rule, diary
 from toy_training import assert_close, train, train_literally, trained
-from toy_workers import OPTIMIZERS, Toy, run_layer, run_plan, samples, stage_contents, write_plan
+from toy_workers import OPTIMIZERS, Toy, run_layer, run_plan, run_toy, samples, stage_contents, write_plan
 
 from pipeplan_launch.checkpoint.checkpoint import complete_checkpoints
 
@@ -50,8 +50,8 @@ def test_evaluation_and_inference_count_as_one_process_does(tmp_path: Path, dyna
     epoch = json.loads((run / "summary.json").read_text())["epochs"][-1]
     assert epoch["test_accuracy"] == correct / 23
     assert epoch["test_loss"] == pytest.approx(functional.cross_entropy(given[0], targets).item(), rel=1e-9)
-    folder = write_plan(tmp_path / "infer", stage_contents(inference, mode="inference", minibatch=4))
-    ended = run_plan(folder, ["--run-dir", str(folder / "run"), "--weights", str(run)], toy, sum(inference))
+    folder = tmp_path / "infer"
+    ended = run_toy(folder, toy, inference, "--weights", str(run), mode="inference", minibatch=4)
     assert ended.statuses == [0] * sum(inference), ended.err
     summary = json.loads((folder / "run" / "summary.json").read_text())
     assert (summary["correct"], summary["samples"]) == (correct, 23)
@@ -153,8 +153,7 @@ def test_what_callbacks_are_told(tmp_path: Path) -> None:
 
 
 def test_a_callback_that_fails_is_one_line(tmp_path: Path) -> None:
-    write_plan(tmp_path, stage_contents([1, 1]))
-    ended = run_plan(tmp_path, ["--run-dir", str(tmp_path / "run"), "--epochs", "1"], Toy(features="spoilsport"), 2)
+    ended = run_toy(tmp_path, Toy(features="spoilsport"), [1, 1], "--epochs", "1")
     assert 2 in ended.statuses
     says = "the job's callback Spoilsport.on_epoch failed: OSError: the log's disk is full"
     assert [line for line in ended.err.splitlines() if line.startswith("error:") and says in line]

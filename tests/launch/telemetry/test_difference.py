@@ -103,6 +103,12 @@ def test_the_first_cause() -> None:
     # 40 ms: 40 + 30 + 3 · 40.
     slow = stage([1], FORWARD, {"backward_s": 0.030})
     assert cause_of(5 * 0.030 / 4, 0.190 / 4, GOOD, slow, schedule="gpipe", accumulate=4) == ("backward", 1, 1.0)
+    # An update after four minibatches takes four times its share of a minibatch: 5 · 30 + 4 · 3.
+    slow = stage([1], FORWARD, {"update_s": 0.003})
+    assert cause_of(0.150 / 4, 0.162 / 4, GOOD, slow, schedule="gpipe", accumulate=4) == ("update", 1, 1.0)
+    # Two replicas on one core take turns, so that the stage's 30 ms are not halved.
+    both = stage([0, 1], FORWARD, {"forward_s": 0.020}, cores=1)
+    assert cause_of(0.030, 0.040, both) == ("forward", 0, 1.0)
 
 
 def test_a_worker_whose_core_others_use_is_told_from_a_wrong_profile() -> None:
