@@ -196,7 +196,7 @@ def join_attempt(timeout_s: float, cards: Sequence[str] = ()) -> Attempt:
             number = _join_attempt(launch_store, rank, deadline, own_json)
         else:
             number = _assemble_attempt(launch_store, world, deadline, own_json)
-        locations = read_locations(launch_store.get(f"{number}/go").decode())
+        locations = read_locations(launch_store.get(f"{number}/go"))
     return Attempt(number, _under(str(number), _under("pipeplan", base)), launch_store, rank, world, locations)
 
 
@@ -238,7 +238,7 @@ def _absence(launch_store: KeyValueStore, number: int, missing: Sequence[int]) -
         return f"{_workers_text(missing)} did not come, after {stored_text(before.get('silent'))}"
     hosts = ""
     if number > 1 and before.check(["go"]):
-        locations = read_locations(before.get("go").decode())
+        locations = read_locations(before.get("go"))
         names = dict.fromkeys(locations[rank].name for rank in missing if rank < len(locations))
         hosts = f" (before on {listed(names)})" if len({location.server for location in locations}) > 1 else ""
     return f"{_workers_text(missing)} did not come{hosts}"
@@ -275,7 +275,7 @@ def end_attempt(store_port: int, fault: str, server: int | None = None) -> None:
     if number:
         attempt_store = _under(str(number), launch_store)
         if server is not None and attempt_store.check(["go"]):
-            fault += _server_text(server, read_locations(attempt_store.get("go").decode()))
+            fault += _server_text(server, read_locations(attempt_store.get("go")))
         attempt_store.set("silent", fault)
         attempt_store.set("again", "")
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 SERVER_VARIABLE = "PIPEPLAN_SERVER"
 """Environment variable: a name for a process's server, which replaces the detected server. It decides whether
@@ -91,21 +92,14 @@ def machine_and_network() -> tuple[str, str]:
 
 def location_json(where: Location) -> str:
     """A location as JSON, for the store."""
-    return json.dumps(asdict(where))
+    return msgspec.json.encode(where).decode()
 
 
 def locations_json(locations: Sequence[str]) -> str:
-    """The JSON locations of all processes, by rank, as one JSON text. Fields common to a launcher are stored once."""
-    table: dict[str, int] = {}
-    rows = []
-    for text in locations:
-        content = json.loads(text)
-        local = content.pop("local")
-        rows.append([table.setdefault(json.dumps(content), len(table)), local])
-    return json.dumps({"common": [json.loads(text) for text in table], "processes": rows})
+    """The JSON locations of all processes, by rank, as one JSON text."""
+    return f"[{','.join(locations)}]"
 
 
-def read_locations(text: str) -> tuple[Location, ...]:
+def read_locations(text: bytes) -> tuple[Location, ...]:
     """The locations of all processes, by rank, from the text of `locations_json`."""
-    content = json.loads(text)
-    return tuple(Location(**content["common"][number], local=local) for number, local in content["processes"])
+    return msgspec.json.decode(text, type=tuple[Location, ...])
