@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
@@ -26,6 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 from pipeplan_launch.elastic.local_workers import LOOPBACK, on_one_machine
 from pipeplan_launch.elastic.store_gateway import loopback_listener
 
+T = TypeVar("T")
 DEFAULT_TIMEOUT = timedelta(seconds=60)
 
 
@@ -195,26 +196,6 @@ class StoreClient:
         return value
 
 
-class _Request:
-    def __init__(self, operation: Callable[[], Any]) -> None:
-        self._operation = operation
-        self._answer: Any = None
-        self._error: Exception | None = None
-        self.is_answered = False
-
-    def execute(self) -> None:
-        try:
-            self._answer = self._operation()
-        except Exception as error:
-            self._error = error
-
-    def answer(self) -> Any:
-        """The result of the operation. Raises what the operation raised."""
-        if self._error is not None:
-            raise self._error
-        return self._answer
-
-
 class _RequestThread:
     """A thread that executes one request after another.
 
@@ -224,38 +205,29 @@ class _RequestThread:
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._changed = threading.Condition()
-        self._open: deque[_Request] = deque()
-        """Unanswered requests. The first request is being executed."""
+        self._thread = ThreadPoolExecutor(1, "store")
+        self._lock = threading.Lock()
+        self._open = 0
+        """Number of unanswered requests."""
         self._silent_since = 0.0
-        threading.Thread(target=self._work, daemon=True, name="store").start()
 
-    def call(self, operation: Callable[[], Any]) -> Any:
+    def call(self, operation: Callable[[], T]) -> T:
         """The operation's result. Raises what the operation raises, or `StoreTimeout`."""
-        request = _Request(operation)
-        with self._changed:
+        with self._lock:
             if not self._open:
                 self._silent_since = time.monotonic()
-            self._open.append(request)
-            self._changed.notify_all()
-            while not request.is_answered:
-                left_s = self._silent_since + self._patience_s - time.monotonic()
-                if left_s <= 0:
-                    if request is not self._open[0]:
-                        self._open.remove(request)
-                    raise StoreTimeout(f"it did not answer within {self._patience_s:g} s")
-                self._changed.wait(left_s)
-        return request.answer()
+            self._open += 1
+        request = self._thread.submit(operation)
+        request.add_done_callback(self._end)
+        while (left_s := self._silent_since + self._patience_s - time.monotonic()) > 0:
+            wait([request], left_s)
+            if request.done():
+                return request.result()
+        request.cancel()
+        raise StoreTimeout(f"it did not answer within {self._patience_s:g} s")
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._open:
-                    self._changed.wait()
-                request = self._open[0]
-            request.execute()
-            with self._changed:
-                self._open.popleft()
+    def _end(self, request: Future[Any]) -> None:
+        with self._lock:
+            self._open -= 1
+            if not request.cancelled():
                 self._silent_since = time.monotonic()
-                request.is_answered = True
-                self._changed.notify_all()

@@ -5,8 +5,8 @@ the natural order process p is worker p. It stays if it divides the plan's serve
 
 1. The plan's servers, the largest first, each take a real server with room for all their workers: the one with the
    least room, then the one with most of their workers in the natural order.
-2. The servers that fit nowhere share the remaining processes, sorted by machine, container and launcher. Containers of a
-   machine count as different servers, but they are next to each other.
+2. The servers that fit nowhere share the remaining processes, sorted by machine, container and launcher. Containers of
+   a machine count as different servers, but they are next to each other.
 
 On a server, workers are in the order of their processes.
 """
