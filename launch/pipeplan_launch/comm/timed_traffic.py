@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,11 +27,12 @@ CONNECT = 1
 ELEMENT_BYTES = 4
 
 
-class Operation(Protocol):
+class Operation:
     """An operation that is timed."""
 
     def once(self) -> None:
         """Perform the operation once, and wait until it is done."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """Finish after the last repeat."""
@@ -53,7 +53,7 @@ def agree_over(group: dist.ProcessGroup) -> Agree:
     return largest
 
 
-class TransportExchange:
+class TransportExchange(Operation):
     """Messages of one size with one peer."""
 
     def __init__(self, transport: Transport, rank: int, peer: int, size: int, first: int, device: torch.device) -> None:
@@ -85,7 +85,7 @@ class TransportExchange:
         _wait_for(self._device)
 
 
-class ProcessGroupExchange:
+class ProcessGroupExchange(Operation):
     """Messages of one size with one peer through the process group. They use the link between two GPUs, whereas the
     executor's transport goes through the memory of the host.
     """
@@ -105,11 +105,8 @@ class ProcessGroupExchange:
             work.wait()
         _wait_for(self._device)
 
-    def end(self) -> None:
-        """Do nothing: every operation is complete."""
 
-
-class AllReduce:
+class AllReduce(Operation):
     """All-reduces of one size in one group."""
 
     def __init__(self, group: dist.ProcessGroup, size: int, device: torch.device) -> None:
@@ -120,9 +117,6 @@ class AllReduce:
         """Perform one all-reduce."""
         dist.all_reduce(self._values, group=self._group)
         _wait_for(self._device)
-
-    def end(self) -> None:
-        """Do nothing: every operation is complete."""
 
 
 @dataclass(frozen=True)

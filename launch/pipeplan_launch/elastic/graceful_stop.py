@@ -30,7 +30,7 @@ from hmac import compare_digest
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import signals
 from pipeplan_launch.elastic.handshake import stop_token
-from pipeplan_launch.elastic.rendezvous import KeyValueStore
+from pipeplan_launch.elastic.store import StoreClient
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 
@@ -87,7 +87,7 @@ MAX_GRANT = 10_000
 """Largest number of minibatches by which a grant is raised at once."""
 
 
-def forward_stop_requests(store: KeyValueStore) -> None:
+def forward_stop_requests(store: StoreClient) -> None:
     """Pass signals on to the workers that train, from a worker that does not belong to a stage."""
 
     def request() -> None:
@@ -102,7 +102,7 @@ class GracefulStop:
 
     def __init__(
         self,
-        store: KeyValueStore,
+        store: StoreClient,
         plan: LaunchPlan,
         clock: Callable[[], float] = time.perf_counter,
         begin_look_up: Callable[[Callable[[], None]], Future[None]] | None = None,

@@ -5,6 +5,7 @@ A `TCPStore` that opens its own socket listens on all addresses. Here it gets a 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -21,6 +22,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.rendezvous import rendezvous
 
 from pipeplan_launch.elastic.local_workers import LOOPBACK, on_one_machine
@@ -94,25 +96,20 @@ def _create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         int(parameters.get("rank")),
         parameters.max_nodes,
         parameters.run_id,
-        timedelta(seconds=float(parameters.get("timeout"))),
+        float(parameters.get("timeout")),
         parameters.get_as_int("listen_fd"),
     )
 
 
-class LoopbackRendezvous(RendezvousHandler):
+class LoopbackRendezvous(StaticTCPRendezvous):
     """A rendezvous of servers that are known from the start, with a store on a port of the loopback interface."""
 
     def __init__(
-        self, port: int, rank: int, servers: int, run_id: str, timeout: timedelta, listen_fd: int | None
+        self, port: int, rank: int, servers: int, run_id: str, timeout_s: float, listen_fd: int | None
     ) -> None:
         """`listen_fd`: descriptor of the socket that listens on the port; None if another process serves the store."""
-        self._port, self._rank, self._servers, self._run_id = port, rank, servers, run_id
-        self._timeout, self._listen_fd = timeout, listen_fd
-        self._store: Any = None
-
-    def get_backend(self) -> str:
-        """The name of this rendezvous."""
-        return BACKEND
+        super().__init__(LOOPBACK, port, rank, servers, run_id, math.ceil(timeout_s))
+        self._listen_fd, self._opened = listen_fd, None
 
     @property
     def use_agent_store(self) -> bool:
@@ -121,29 +118,10 @@ class LoopbackRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The store, and this server's number. They are the same in all attempts."""
-        if self._store is None:
-            self._store = open_store(self._port, self._timeout, self._listen_fd)
-        place = RendezvousStoreInfo(LOOPBACK, self._port)
-        return RendezvousInfo(PrefixStore(self._run_id, self._store), self._rank, self._servers, place)
-
-    def is_closed(self) -> bool:
-        """False: the servers remain the same."""
-        return False
-
-    def set_closed(self) -> None:
-        """Nothing to do: no server can join."""
-
-    def num_nodes_waiting(self) -> int:
-        """0: no server can join."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """torchrun's name for the run."""
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        """Nothing to do: the store ends with the launcher."""
-        return True
+        if self._opened is None:
+            self._opened = open_store(self.master_port, self.timeout, self._listen_fd)
+        place = RendezvousStoreInfo(LOOPBACK, self.master_port)
+        return RendezvousInfo(PrefixStore(self.run_id, self._opened), self.rank, self.world_size, place)
 
 
 # A client of the workers' common store with a timeout.
