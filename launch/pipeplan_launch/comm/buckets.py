@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -85,25 +84,24 @@ class UpdateGroup:
     """Whether the group is the last one of the segment. An exchange must then send all that it has held back."""
 
 
-class BucketExchange(Protocol):
+class BucketExchange:
     """A way to average a bucket over replicas, in place of a plain sum. It is called in a separate thread, in bucket
     order.
     """
 
-    scale: float
+    scale = 1.0
     """Factor by which gradients are multiplied beforehand."""
 
     def __call__(self, bucket: Bucket, update: UpdateGroup) -> None:
         """Replace `bucket.values` by a value that all replicas share, and `bucket.flags` by their sum over replicas."""
-        ...
+        raise NotImplementedError
 
     def draws(self, bucket: Bucket, update: UpdateGroup) -> bool:
         """Whether averaging this bucket draws random numbers from the process's global generator."""
-        ...
+        return False
 
     def reset(self) -> None:
         """Drop the gradients that were held back."""
-        ...
 
 
 def make_buckets(parameters: Mapping[str, nn.Parameter], bucket_bytes: int | None = None) -> list[Bucket]:

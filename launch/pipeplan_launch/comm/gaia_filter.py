@@ -30,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipeplan_launch.comm.buckets import Bucket, UpdateGroup, as_real
+from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup, as_real
 
 _INDEX_BYTES = 4
 
@@ -101,10 +101,8 @@ class StepSizes:
         return rate / root
 
 
-class SignificanceFilter:
+class SignificanceFilter(BucketExchange):
     """Averages a bucket over the replicas of a stage: exactly within a server, and by significance between servers."""
-
-    scale = 1.0
 
     def __init__(
         self, servers: ReplicasByServer, share: float, steps: Callable[[nn.Parameter], Tensor | float | None]
@@ -129,10 +127,6 @@ class SignificanceFilter:
         if servers.server_group is not None:
             dist.broadcast(values, servers.leader, group=servers.server_group)
         dist.all_reduce(bucket.flags, group=servers.everyone)
-
-    def draws(self, bucket: Bucket, update: UpdateGroup) -> bool:
-        """False: no random numbers are drawn."""
-        return False
 
     def reset(self) -> None:
         """Drop the entries that were held back."""

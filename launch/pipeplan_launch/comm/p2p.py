@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,11 +20,6 @@ from torch import Tensor
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.errors import PeerLost
 from pipeplan_launch.plan.communication_order import Direction
-
-# The tensors of a message between stages, and their places in one block of memory.
-
-ALIGNMENT = 64
-"""Alignment of each tensor of a message, in bytes: the alignment of torch's own CPU tensors."""
 
 
 @dataclass(frozen=True)
@@ -41,79 +35,14 @@ class MessageTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def tensor_offsets(sizes: Sequence[int]) -> list[int]:
-    """Byte offset of each tensor of a message, given their sizes in bytes, followed by the end of the message."""
-    offsets = [0]
-    for size in sizes:
-        offsets.append(offsets[-1] + -(-size // ALIGNMENT) * ALIGNMENT)
-    return offsets
-
-
-# Rings of memory for received messages: the message of a replica's k-th minibatch lies in slot k mod n.
-#
-# The memory is allocated when a slot is first used, and never freed during training. So a pipeline in its steady state
-# allocates nothing, and the allocator need not know which streams use the memory.
-
-MessageKey = tuple[Direction, int]
-"""(direction, number of the minibatch)."""
-
-
-@dataclass
-class RingSlot:
-    """The memory of one message."""
-
-    memory: Tensor
-    key: MessageKey | None = None
-    """The message that is in the slot, or was last in it."""
-    free: list[Any] = field(default_factory=list)
-    """Marks of the computing stream after which the slot may be written again."""
-    is_read: bool = True
-    """Whether the last reader of the message has been handed to the computing stream."""
-
-    def reserve(self, layout: Sequence[MessageTensor]) -> bool:
-        """Make the slot large enough for a message. Returns whether new memory was allocated."""
-        size = tensor_offsets([spec.size for spec in layout])[-1]
-        if len(self.memory) >= size:
-            return False
-        self.memory = torch.empty(size, dtype=torch.uint8, device=self.memory.device)
-        return True
-
-    def tensors(self, layout: Sequence[MessageTensor]) -> list[Tensor]:
-        """The message's tensors, in the slot's memory."""
-        offsets = tensor_offsets([spec.size for spec in layout])
-        return [
-            self.memory[offset : offset + spec.size].view(spec.dtype).view(spec.shape)
-            for spec, offset in zip(layout, offsets, strict=False)
-        ]
-
-
-class ReceiveRing:
-    """The slots of one direction on one worker."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._slots: dict[int, RingSlot] = {}
-
-    def slot(self, number: int) -> RingSlot:
-        """The slot with this number."""
-        slot = self._slots.get(number)
-        if slot is None:
-            slot = self._slots[number] = RingSlot(torch.empty(0, dtype=torch.uint8, device=self._device))
-        return slot
-
-    def holding(self, key: MessageKey) -> RingSlot | None:
-        """The slot that holds a message."""
-        return next((slot for slot in self._slots.values() if slot.key == key), None)
-
-
 TAGS_OF_MESSAGE = 1024
 """Number of tags per message if a worker runs several stages, whose messages have different numbers of tensors."""
 _TAGS = 2**31 - 1
 _SOURCE_LOCATION = re.compile(r"^\[[^]]*:\d+\] ")
 
 
-Key = tuple[Direction, int]
-"""(direction, minibatch)."""
+MessageKey = tuple[Direction, int]
+"""(direction, number of the minibatch)."""
 
 
 @dataclass(frozen=True)
@@ -149,41 +78,51 @@ class Transport:
         self._device, self._backend = device, backend_of(device)
         returning = group if gradients is None else gradients
         self._groups = {Direction.ACTIVATIONS: group, Direction.GRADIENTS: returning}
-        self._receiving: dict[Key, _Transfer] = {}
-        self._sending: dict[Key, _Transfer] = {}
+        self._receiving: dict[MessageKey, _Transfer] = {}
+        self._sending: dict[MessageKey, _Transfer] = {}
+        self._here: dict[MessageKey, list[Tensor]] = {}
+        """Messages between stages of this worker that are sent but not taken yet. They are not copied."""
 
     def post(self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]) -> None:
         """Post the receive of a message; `take` waits for it later."""
         earlier = self._receiving.get((direction, minibatch))
-        if earlier is not None and earlier.peer == source:
-            return  # an earlier segment posted it and ended before this minibatch
-        with peer_loss_explained(self._not_received(direction, minibatch, source), source):
-            self._receiving[direction, minibatch] = self._posted(direction, minibatch, source, layout)
+        if source == self._rank or (earlier is not None and earlier.peer == source):
+            return  # it is sent here, or an earlier segment posted it and ended before this minibatch
+        tensors = [self._backend.host_tensor(spec.shape, spec.dtype) for spec in layout]
+        self._receiving[direction, minibatch] = transfer = _Transfer(source, tensors)
+        with receiving(self._worker_name, direction, minibatch // self._stages, source):
+            for tensor, tag in self._tagged(direction, minibatch, tensors):
+                transfer.works.append(started(dist.irecv(tensor, source, self._groups[direction], tag)))
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         """Wait for a posted message; returns its tensors. Raises `PeerLost` if it does not arrive."""
-        transfer = self._receiving.pop((direction, minibatch))
-        with peer_loss_explained(self._not_received(direction, minibatch, transfer.peer), transfer.peer):
+        key = (direction, minibatch)
+        if key in self._here:
+            return self._here.pop(key)
+        transfer = self._receiving.pop(key)
+        with receiving(self._worker_name, direction, minibatch // self._stages, transfer.peer):
             for work in transfer.works:
                 work.wait()
         return [tensor.to(self._device, non_blocking=True) for tensor in transfer.tensors]
 
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
         """Start sending tensors. They must not be modified until `settle` or `drain`."""
-        transfer = _Transfer(destination, [self._to_wire(tensor.detach()) for tensor in tensors])
-        with peer_loss_explained(self._undelivered(direction, minibatch, destination), destination):
-            for index, tensor in enumerate(transfer.tensors):
-                if tensor.numel():
-                    tag = _tag(direction, minibatch, index, self._tags_of_message(len(tensors)))
-                    transfer.works.append(_started(dist.isend(tensor, destination, self._groups[direction], tag)))
-        self._sending[direction, minibatch] = transfer
+        if destination == self._rank:
+            self._here[direction, minibatch] = [tensor.detach() for tensor in tensors]
+            return
+        self._sending[direction, minibatch] = transfer = _Transfer(
+            destination, [self._to_wire(tensor.detach()) for tensor in tensors]
+        )
+        with sending(self._worker_name, direction, minibatch // self._stages, destination):
+            for tensor, tag in self._tagged(direction, minibatch, transfer.tensors):
+                transfer.works.append(started(dist.isend(tensor, destination, self._groups[direction], tag)))
 
     def settle(self, direction: Direction, minibatch: int) -> None:
         """Wait until a message has left, if it was sent. Its memory may then be reused."""
         transfer = self._sending.pop((direction, minibatch), None)
         if transfer is None:
             return
-        with peer_loss_explained(self._undelivered(direction, minibatch, transfer.peer), transfer.peer):
+        with sending(self._worker_name, direction, minibatch // self._stages, transfer.peer):
             for work in transfer.works:
                 work.wait()
 
@@ -192,24 +131,15 @@ class Transport:
         for direction, minibatch in list(self._sending):
             self.settle(direction, minibatch)
 
-    def _posted(self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]) -> _Transfer:
-        tensors = [self._backend.host_tensor(spec.shape, spec.dtype) for spec in layout]
-        transfer = _Transfer(source, tensors)
+    def _tagged(self, direction: Direction, number: int, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, int]]:
+        """The tensors of a message that are not empty, each with its tag. Tags repeat after 2**31; only messages in
+        transit at the same time must differ.
+        """
+        # The same number of tags for all messages, so that tags of two stages differ.
+        count = len(tensors) if self._stages == 1 else max(len(tensors), TAGS_OF_MESSAGE)
         for index, tensor in enumerate(tensors):
             if tensor.numel():
-                tag = _tag(direction, minibatch, index, self._tags_of_message(len(tensors)))
-                transfer.works.append(_started(dist.irecv(tensor, source, self._groups[direction], tag)))
-        return transfer
-
-    def _not_received(self, direction: Direction, number: int, peer: int) -> str:
-        return message_not_received(self._worker_name, direction, number // self._stages, peer)
-
-    def _undelivered(self, direction: Direction, number: int, peer: int) -> str:
-        return message_undelivered(self._worker_name, direction, number // self._stages, peer)
-
-    def _tags_of_message(self, tensors: int) -> int:
-        """Number of tags reserved for a message. It is the same for all messages, so that tags of two stages differ."""
-        return tensors if self._stages == 1 else max(tensors, TAGS_OF_MESSAGE)
+                yield tensor, ((number * count + index) * len(Direction) + direction) % _TAGS
 
     def _to_wire(self, tensor: Tensor) -> Tensor:
         if not self._backend.copies_to_host:
@@ -218,15 +148,16 @@ class Transport:
         return in_host.copy_(tensor)  # blocks until the GPU has written the copy, because Gloo reads it at once
 
 
-def message_not_received(worker: str, direction: Direction, minibatch: int, peer: int) -> str:
-    """The beginning of the error line for a message that did not arrive at `worker`."""
+def receiving(worker: str, direction: Direction, minibatch: int, peer: int) -> AbstractContextManager[None]:
+    """`peer_loss_explained` for a message that `worker` receives."""
     message = f"the {direction.name.lower()} of minibatch {minibatch} from rank {peer}"
-    return f"{worker} waited for {message}, which did not come"
+    return peer_loss_explained(f"{worker} waited for {message}, which did not come", peer)
 
 
-def message_undelivered(worker: str, direction: Direction, minibatch: int, peer: int) -> str:
-    """The beginning of the error line for a message that `worker` could not deliver."""
-    return f"{worker} could not deliver the {direction.name.lower()} of minibatch {minibatch} to rank {peer}"
+def sending(worker: str, direction: Direction, minibatch: int, peer: int) -> AbstractContextManager[None]:
+    """`peer_loss_explained` for a message that `worker` sends."""
+    message = f"the {direction.name.lower()} of minibatch {minibatch} to rank {peer}"
+    return peer_loss_explained(f"{worker} could not deliver {message}", peer)
 
 
 @contextmanager
@@ -258,17 +189,10 @@ def _of_gloo(error: RuntimeError) -> bool:
     return place is not None and "gloo" in place[0]
 
 
-def _started(work: dist.Work | None) -> dist.Work:
+def started(work: dist.Work | None) -> dist.Work:
     """`work`, which is None only in a process outside the group."""
     assert work is not None
     return work
-
-
-def _tag(direction: Direction, minibatch: int, index: int, count: int) -> int:
-    """The tag of one tensor of a message. Tags repeat after 2**31; only messages in transit at the same time must
-    differ.
-    """
-    return ((minibatch * count + index) * len(Direction) + direction) % _TAGS
 
 
 def error_cause(error: BaseException) -> str:
@@ -279,63 +203,36 @@ def error_cause(error: BaseException) -> str:
     return _SOURCE_LOCATION.sub("", line).partition(". This is typically")[0]
 
 
-# The messages of one stage, on a worker that runs several stages: a view of the worker's transport.
-#
-# A message's number includes the receiving stage, so that stages of one worker do not take each other's messages. A
-# message between two stages of the same worker is passed on without a copy.
-
-
-Mailbox = dict[tuple[Direction, int], list[Tensor]]
-"""Messages between stages of one worker that are sent but not taken yet, by direction and number."""
-
-
 class StageTransport:
-    """One stage's view of the transport of a worker that runs several stages."""
+    """One stage's view of the transport of a worker that runs several stages.
+
+    A message's number includes the receiving stage, so that stages of one worker do not take each other's messages.
+    """
 
     in_order = False
-    streams: Any = None
 
-    def __init__(self, transport: Transport, mailbox: Mailbox, rank: int, stage: int, stages: int) -> None:
-        """`mailbox`: the worker's mailbox, which its stages share. `stages`: number of stages of the pipeline."""
-        self._transport, self._mailbox = transport, mailbox
-        self._rank, self._stage, self._stages = rank, stage, stages
-        self._from_here: set[tuple[Direction, int]] = set()
-        """Expected messages that another stage of this worker sends."""
+    def __init__(self, transport: Transport, stage: int, stages: int) -> None:
+        """`stages`: number of stages of the pipeline."""
+        self._transport, self._stage, self._stages = transport, stage, stages
+        self.drain = transport.drain
 
     def post(self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]) -> None:
         """Post the receive of a message; `take` waits for it later."""
-        if source == self._rank:
-            self._from_here.add((direction, minibatch))
-        else:
-            self._transport.post(direction, self._number(minibatch, self._stage), source, layout)
+        self._transport.post(direction, self._number(minibatch), source, layout)
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
-        """Wait for a posted message; returns its tensors. A message from this worker's own stages is there already."""
-        number = self._number(minibatch, self._stage)
-        if (direction, minibatch) in self._from_here:
-            self._from_here.discard((direction, minibatch))
-            return self._mailbox.pop((direction, number))
-        return self._transport.take(direction, number)
+        """Wait for a posted message; returns its tensors."""
+        return self._transport.take(direction, self._number(minibatch))
 
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
         """Start sending tensors. They must not be modified until `settle` or `drain`."""
-        number = self._number(minibatch, self._receiver(direction))
-        if destination == self._rank:
-            self._mailbox[direction, number] = [tensor.detach() for tensor in tensors]
-        else:
-            self._transport.send(direction, number, destination, tensors)
+        self._transport.send(direction, self._number(minibatch, direction), destination, tensors)
 
     def settle(self, direction: Direction, minibatch: int) -> None:
         """Wait until a message has left, if it was sent to another worker."""
-        self._transport.settle(direction, self._number(minibatch, self._receiver(direction)))
+        self._transport.settle(direction, self._number(minibatch, direction))
 
-    def drain(self) -> None:
-        """Wait until all messages of the worker have left. Posted receives that were not needed are forgotten."""
-        self._from_here.clear()
-        self._transport.drain()
-
-    def _receiver(self, direction: Direction) -> int:
-        return self._stage + (1 if direction is Direction.ACTIVATIONS else -1)
-
-    def _number(self, minibatch: int, receiver: int) -> int:
-        return minibatch * self._stages + receiver
+    def _number(self, minibatch: int, sent: Direction | None = None) -> int:
+        """The number of a message that this stage receives, or that it sends in a direction."""
+        step = 0 if sent is None else 1 if sent is Direction.ACTIVATIONS else -1
+        return minibatch * self._stages + self._stage + step

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
-from pipeplan_launch.comm.p2p import Mailbox, StageTransport, Transport
+from pipeplan_launch.comm.p2p import StageTransport, Transport
 from pipeplan_launch.elastic.consistency_check import Fingerprint, digest, weights_digest
 from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
 from pipeplan_launch.errors import LaunchError
@@ -331,8 +331,7 @@ def _transports(plan: LaunchPlan, rank: int, device: torch.device, groups: Group
     if plan.schedule.virtual is None:
         return [Transport(numbers[0], rank, device, gradients=groups.gradients)]
     transport = Transport(numbers[-1], rank, device, stages=stages, gradients=groups.gradients)
-    mailbox: Mailbox = {}
-    return [StageTransport(transport, mailbox, rank, stage, stages) for stage in numbers]
+    return [StageTransport(transport, stage, stages) for stage in numbers]
 
 
 def _data_marks(
