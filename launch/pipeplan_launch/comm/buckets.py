@@ -9,7 +9,7 @@ A bucket holds a complex gradient as pairs of real numbers, so every exchange an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -128,11 +128,6 @@ def make_buckets(parameters: Mapping[str, nn.Parameter], bucket_bytes: int | Non
     closed += [names for names, _ in filling.values()]
     last = len(closed) - 1
     return [Bucket({n: parameters[n] for n in names}, index, index == last) for index, names in enumerate(closed)]
-
-
-def bucket_by_parameter(buckets: Sequence[Bucket]) -> dict[str, Bucket]:
-    """The bucket of each parameter, by parameter name."""
-    return {name: bucket for bucket in buckets for name in bucket.views}
 
 
 def refuse_sparse(name: str, gradient: Tensor) -> None:

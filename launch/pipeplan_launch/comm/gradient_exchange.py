@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup
-from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes
+from pipeplan_launch.comm.gaia_filter import SignificanceFilter, StepSizes
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.run_options import Compression, GradientAveraging
@@ -189,7 +189,7 @@ def choose_exchange(
     servers = plan.workers_by_server(stage)
     if averaging.significance is None or len(servers) == 1:
         return None
-    return SignificanceFilter(ReplicasByServer(servers, rank, group), averaging.significance, StepSizes(optimizer))
+    return SignificanceFilter(servers, group, averaging.significance, StepSizes(optimizer))
 
 
 def note_on_unused_option(averaging: GradientAveraging, plan: LaunchPlan) -> str | None:

@@ -227,13 +227,6 @@ def edges(plan: LaunchPlan) -> list[Edge]:
     return sorted(found)
 
 
-def known_by_its_name(transport: str) -> str:
-    """`transport` itself. Raises `ValueError` for the name that `gloo` had in earlier versions."""
-    if transport == "host":
-        raise ValueError(f"host is called {GLOO} now: give --transport {GLOO}")
-    return transport
-
-
 def asks_self_test(wanted: str, plan: LaunchPlan, averaging: GradientAveraging) -> bool:
     """Whether a run takes the mode that the self-test found on its machine.
 

@@ -110,10 +110,10 @@ class RankAssignment:
         few. `planned`: the device name of each worker, if the plan names devices; each process then takes a matching
         device among `names`. Raises `LaunchError` if a device is missing.
         """
+        sharing = self._sharing_processes(process)
         if planned and names:
-            sharing = self._sharing_processes(process)
             return devices_by_name([planned[self.workers[one]] for one in sharing], names)[sharing.index(process)]
-        return self._sharing_processes(process).index(process) % max(1, self.locations[process].devices)
+        return sharing.index(process) % max(1, self.locations[process].devices)
 
     def own_device_each(self) -> bool:
         """Whether every process has a device of its own."""
@@ -130,6 +130,7 @@ class RankAssignment:
         return listed([f"{count} on {host}" for host, count in counts.items()])
 
     def _sharing_processes(self, process: int) -> list[int]:
+        """The processes that see the same devices as this one."""
         return self._processes_by_devices[_visible_devices(self.locations[process])]
 
     @cached_property
