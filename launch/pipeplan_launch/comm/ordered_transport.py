@@ -23,7 +23,6 @@ from torch import Tensor
 from pipeplan_launch.comm.p2p import (
     MessageKey,
     MessageTensor,
-    StageTransport,
     Transport,
     peer_loss_explained,
     receiving,
@@ -246,5 +245,5 @@ class OrderedTransport:
                     slot.free.append(self.streams.mark())
 
 
-AnyTransport = Transport | StageTransport | OrderedTransport
+AnyTransport = Transport | OrderedTransport
 """The messages of a stage."""

@@ -43,6 +43,8 @@ _SOURCE_LOCATION = re.compile(r"^\[[^]]*:\d+\] ")
 
 MessageKey = tuple[Direction, int]
 """(direction, number of the minibatch)."""
+Mailbox = dict[MessageKey, list[Tensor]]
+"""Messages between stages of one worker that are sent but not taken yet, by direction and number."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class _Transfer:
 
 
 class Transport:
-    """The messages that one worker sends and receives. Not thread-safe."""
+    """The messages that one stage of a worker sends and receives. Not thread-safe."""
 
     in_order = False
     """Whether the engine hands over transfers in the common order of a segment (`ordered_transport`)."""
@@ -68,20 +70,20 @@ class Transport:
         group: dist.ProcessGroup | None = None,
         stages: int = 1,
         gradients: dist.ProcessGroup | None = None,
+        mailbox: Mailbox | None = None,
     ) -> None:
-        """`stages`: the number of stages if `StageTransport` numbers messages by stage too, else 1. `gradients`: a
-        process group whose connections carry gradients; None if the connections of `group` carry all messages.
+        """`stages`: the number of stages of the pipeline if workers run several of them, else 1. `gradients`: a process
+        group whose connections carry gradients; None if the connections of `group` carry all messages. `mailbox`: the
+        same for all stages of the worker, which pass messages to each other in it without a copy.
         """
         self._worker_name = f"stage {stage} (rank {rank})"
-        self._stages = stages
-        self._rank = rank
+        self._stage, self._stages, self._rank = stage, stages, rank
         self._device, self._backend = device, backend_of(device)
         returning = group if gradients is None else gradients
         self._groups = {Direction.ACTIVATIONS: group, Direction.GRADIENTS: returning}
         self._receiving: dict[MessageKey, _Transfer] = {}
         self._sending: dict[MessageKey, _Transfer] = {}
-        self._here: dict[MessageKey, list[Tensor]] = {}
-        """Messages between stages of this worker that are sent but not taken yet. They are not copied."""
+        self._mailbox = {} if mailbox is None else mailbox
 
     def post(self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]) -> None:
         """Post the receive of a message; `take` waits for it later."""
@@ -90,31 +92,31 @@ class Transport:
             return  # it is sent here, or an earlier segment posted it and ended before this minibatch
         tensors = [self._backend.host_tensor(spec.shape, spec.dtype) for spec in layout]
         self._receiving[direction, minibatch] = transfer = _Transfer(source, tensors)
-        with receiving(self._worker_name, direction, minibatch // self._stages, source):
-            for tensor, tag in self._tagged(direction, minibatch, tensors):
+        with receiving(self._worker_name, direction, minibatch, source):
+            for tensor, tag in self._tagged(direction, self._number(minibatch), tensors):
                 transfer.works.append(started(dist.irecv(tensor, source, self._groups[direction], tag)))
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         """Wait for a posted message; returns its tensors. Raises `PeerLost` if it does not arrive."""
-        key = (direction, minibatch)
-        if key in self._here:
-            return self._here.pop(key)
-        transfer = self._receiving.pop(key)
-        with receiving(self._worker_name, direction, minibatch // self._stages, transfer.peer):
+        if (here := self._mailbox.pop((direction, self._number(minibatch)), None)) is not None:
+            return here
+        transfer = self._receiving.pop((direction, minibatch))
+        with receiving(self._worker_name, direction, minibatch, transfer.peer):
             for work in transfer.works:
                 work.wait()
         return [tensor.to(self._device, non_blocking=True) for tensor in transfer.tensors]
 
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
         """Start sending tensors. They must not be modified until `settle` or `drain`."""
+        number = self._number(minibatch, direction)
         if destination == self._rank:
-            self._here[direction, minibatch] = [tensor.detach() for tensor in tensors]
+            self._mailbox[direction, number] = [tensor.detach() for tensor in tensors]
             return
         self._sending[direction, minibatch] = transfer = _Transfer(
             destination, [self._to_wire(tensor.detach()) for tensor in tensors]
         )
-        with sending(self._worker_name, direction, minibatch // self._stages, destination):
-            for tensor, tag in self._tagged(direction, minibatch, transfer.tensors):
+        with sending(self._worker_name, direction, minibatch, destination):
+            for tensor, tag in self._tagged(direction, number, transfer.tensors):
                 transfer.works.append(started(dist.isend(tensor, destination, self._groups[direction], tag)))
 
     def settle(self, direction: Direction, minibatch: int) -> None:
@@ -122,7 +124,7 @@ class Transport:
         transfer = self._sending.pop((direction, minibatch), None)
         if transfer is None:
             return
-        with sending(self._worker_name, direction, minibatch // self._stages, transfer.peer):
+        with sending(self._worker_name, direction, minibatch, transfer.peer):
             for work in transfer.works:
                 work.wait()
 
@@ -130,6 +132,16 @@ class Transport:
         """Wait until all sent messages have left."""
         for direction, minibatch in list(self._sending):
             self.settle(direction, minibatch)
+
+    def _number(self, minibatch: int, sent: Direction | None = None) -> int:
+        """The number of a message that this stage receives, or that it sends in a direction.
+
+        It includes the receiving stage, so that stages of one worker do not take each other's messages.
+        """
+        if self._stages == 1:
+            return minibatch
+        step = 0 if sent is None else 1 if sent is Direction.ACTIVATIONS else -1
+        return minibatch * self._stages + self._stage + step
 
     def _tagged(self, direction: Direction, number: int, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, int]]:
         """The tensors of a message that are not empty, each with its tag. Tags repeat after 2**31; only messages in
@@ -201,38 +213,3 @@ def error_cause(error: BaseException) -> str:
         return error.strerror
     line = str(error).strip().partition("\n")[0]
     return _SOURCE_LOCATION.sub("", line).partition(". This is typically")[0]
-
-
-class StageTransport:
-    """One stage's view of the transport of a worker that runs several stages.
-
-    A message's number includes the receiving stage, so that stages of one worker do not take each other's messages.
-    """
-
-    in_order = False
-
-    def __init__(self, transport: Transport, stage: int, stages: int) -> None:
-        """`stages`: number of stages of the pipeline."""
-        self._transport, self._stage, self._stages = transport, stage, stages
-        self.drain = transport.drain
-
-    def post(self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]) -> None:
-        """Post the receive of a message; `take` waits for it later."""
-        self._transport.post(direction, self._number(minibatch), source, layout)
-
-    def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
-        """Wait for a posted message; returns its tensors."""
-        return self._transport.take(direction, self._number(minibatch))
-
-    def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
-        """Start sending tensors. They must not be modified until `settle` or `drain`."""
-        self._transport.send(direction, self._number(minibatch, direction), destination, tensors)
-
-    def settle(self, direction: Direction, minibatch: int) -> None:
-        """Wait until a message has left, if it was sent to another worker."""
-        self._transport.settle(direction, self._number(minibatch, direction))
-
-    def _number(self, minibatch: int, sent: Direction | None = None) -> int:
-        """The number of a message that this stage receives, or that it sends in a direction."""
-        step = 0 if sent is None else 1 if sent is Direction.ACTIVATIONS else -1
-        return minibatch * self._stages + self._stage + step

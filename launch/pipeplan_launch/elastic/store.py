@@ -109,7 +109,8 @@ class LoopbackRendezvous(StaticTCPRendezvous):
     ) -> None:
         """`listen_fd`: descriptor of the socket that listens on the port; None if another process serves the store."""
         super().__init__(LOOPBACK, port, rank, servers, run_id, math.ceil(timeout_s))
-        self._listen_fd, self._opened = listen_fd, None
+        self._listen_fd = listen_fd
+        self._opened: Any = None
 
     @property
     def use_agent_store(self) -> bool:

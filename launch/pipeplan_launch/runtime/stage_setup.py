@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
-from pipeplan_launch.comm.p2p import StageTransport, Transport
+from pipeplan_launch.comm.p2p import Mailbox, Transport
 from pipeplan_launch.elastic.consistency_check import Fingerprint, digest, weights_digest
 from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
 from pipeplan_launch.errors import LaunchError
@@ -330,8 +330,10 @@ def _transports(plan: LaunchPlan, rank: int, device: torch.device, groups: Group
         return [OrderedTransport(numbers[0], rank, device, groups.edges, lambda: wait_for(groups.active))]
     if plan.schedule.virtual is None:
         return [Transport(numbers[0], rank, device, gradients=groups.gradients)]
-    transport = Transport(numbers[-1], rank, device, stages=stages, gradients=groups.gradients)
-    return [StageTransport(transport, stage, stages) for stage in numbers]
+    mailbox: Mailbox = {}
+    return [
+        Transport(stage, rank, device, stages=stages, gradients=groups.gradients, mailbox=mailbox) for stage in numbers
+    ]
 
 
 def _data_marks(
