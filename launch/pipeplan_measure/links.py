@@ -228,13 +228,12 @@ class LinkBenchmark:
             place = {"store": attempt.torch_store, "rank": attempt.rank, "world_size": attempt.world}
             dist.init_process_group(names, timeout=timeout, **place)
             self._everyone: Any = dist.new_group(list(range(attempt.world)), backend="gloo", timeout=longer)
-        process_groups.run_in_all(self._everyone, self._check_output)
+        if refusal := process_groups.broadcast(settings.refusal, 0, self._everyone, str):
+            if attempt.rank:
+                raise FailedElsewhere
+            raise LaunchError(refusal)
         self._transport = Transport(0, self._rank, self._device, self._everyone)
         self._began = time.monotonic()
-
-    def _check_output(self) -> None:
-        if self._settings.refusal and self._rank == 0:
-            raise LaunchError(self._settings.refusal)
 
     def run(self, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
         """Measure; returns the result at rank 0, else None. Raises `LaunchError` (also `PeerLost`) or
@@ -249,7 +248,8 @@ class LinkBenchmark:
         machines = tuple(location.machine for location in self._locations)
         places = tuple(f"{location.machine}/{location.network}" for location in self._locations)
         pairs = self._pairs(pair_rounds(places, machines), show)
-        found = PairRates(places, {(one.ranks[0], one.ranks[1]): _rate(one) for one in pairs})
+        rates = {(one.ranks[0], one.ranks[1]): one.samples[-1][0] / one.samples[-1][1] for one in pairs}
+        found = PairRates(places, rates)
         partitions: tuple[Partition, ...] | None = None
         try:
             partitions = levels(found) if self._rank == 0 else None
@@ -329,9 +329,3 @@ class LinkBenchmark:
             samples = tuple(max(pair) for pair in zip(known.samples, one.samples, strict=True))
             merged[one.kind, one.level, one.ranks] = TimedOperation(one.kind, one.level, one.ranks, one.way, samples)
         return list(merged.values())
-
-
-def _rate(timed: TimedOperation) -> float:
-    """Rate at the largest size, in bytes/s."""
-    size, seconds = timed.samples[-1]
-    return size / seconds

@@ -256,18 +256,13 @@ def end_attempt(store_port: int, fault: str, server: int | None = None) -> None:
     if number:
         attempt_store = _under(str(number), launch_store)
         if server is not None and attempt_store.check(["go"]):
-            fault += _server_text(server, read_locations(attempt_store.get("go")))
+            locations = read_locations(attempt_store.get("go"))
+            here = [process for process, where in enumerate(locations) if where.launcher == str(server)]
+            if here:
+                workers = sorted(restart_state.worker_of(process) for process in here)
+                fault += f" (host {locations[here[0]].name}, {_workers_text(workers)})"
         attempt_store.set("silent", fault)
         attempt_store.set("again", "")
-
-
-def _server_text(server: int, locations: Sequence[Location]) -> str:
-    """The host of a server and the workers on it, as the end of a line; "" if no worker has joined from it."""
-    here = [process for process, where in enumerate(locations) if where.launcher == str(server)]
-    if not here:
-        return ""
-    workers = sorted(restart_state.worker_of(process) for process in here)
-    return f" (host {locations[here[0]].name}, {_workers_text(workers)})"
 
 
 def stored_text(value: bytes) -> str:

@@ -112,6 +112,10 @@ class LoopbackRendezvous(StaticTCPRendezvous):
         self._listen_fd = listen_fd
         self._opened: Any = None
 
+    def get_backend(self) -> str:
+        """The name of this rendezvous."""
+        return BACKEND
+
     @property
     def use_agent_store(self) -> bool:
         """True: workers use the launcher's store too."""

@@ -314,35 +314,32 @@ def double_buffered(pipeline: Sequence[StageShape], stage: int, replica: int, mi
             f"(here {size}, and {shape.depth} on each of {shape.replicas} replicas)"
         )
     groups, own = group_count(size, minibatches), own_minibatches(replica, shape.replicas, minibatches)
-    reduced, updated = 0, 0
+    reduced = updated = 0
+
+    def update(until: int) -> Iterator[Action]:
+        nonlocal updated
+        yield from (Action(ActionKind.UPDATE, group) for group in range(updated, until))
+        updated = max(updated, until)
+
+    def reduce(until: int) -> Iterator[Action]:
+        nonlocal reduced
+        for group in range(reduced, until):
+            yield from update(group)  # so only one all-reduce is under way at a time
+            yield Action(ActionKind.REDUCE, group)
+        reduced = max(reduced, until)
+
     for minibatch in own[: shape.depth]:
         yield Action(ActionKind.FORWARD, minibatch)
     for position, minibatch in enumerate(own):
         yield Action(ActionKind.BACKWARD, minibatch)
-        # This replica has computed all its minibatches of the groups before `finished`.
-        finished = own[position + 1] // size if position + 1 < len(own) else groups
-        yield from _reduce_in_turn(reduced, finished, updated)
-        reduced, updated = finished, max(updated, finished - 1 if finished > reduced else 0)
+        # This replica has computed all its minibatches of the groups before the next minibatch's own.
+        yield from reduce(own[position + 1] // size if position + 1 < len(own) else groups)
         if position + shape.depth < len(own):
             following = own[position + shape.depth]
-            due = max(updated, following // size - 1)
-            yield from (Action(ActionKind.UPDATE, group) for group in range(updated, due))
-            updated = due
+            yield from update(following // size - 1)
             yield Action(ActionKind.FORWARD, following)
-    yield from _reduce_in_turn(reduced, groups, updated)
-    updated = max(updated, groups - 1 if groups > reduced else 0)
-    yield from (Action(ActionKind.UPDATE, group) for group in range(updated, groups))
-
-
-def _reduce_in_turn(reduced: int, finished: int, updated: int) -> Iterator[Action]:
-    """All-reduces of the groups from `reduced` up to `finished`, each after all earlier updates.
-
-    So only one all-reduce is under way at a time.
-    """
-    for group in range(reduced, finished):
-        yield from (Action(ActionKind.UPDATE, earlier) for earlier in range(updated, group))
-        updated = max(updated, group)
-        yield Action(ActionKind.REDUCE, group)
+    yield from reduce(groups)
+    yield from update(groups)
 
 
 def flush_stream(
