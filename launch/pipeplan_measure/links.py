@@ -24,16 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
-from pipeplan_launch.comm.timed_traffic import (
-    AllReduce,
-    Operation,
-    ProcessGroupExchange,
-    TimeLimits,
-    TransportExchange,
-    agree_over,
-    time_over_sizes,
-)
+from pipeplan_launch.comm.p2p import peer_loss_explained
+from pipeplan_launch.comm.timed_traffic import TeamTimer, TimeLimits
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.elastic.local_workers import keep_inherited_objects, stay_on_loopback, worker_variables
@@ -221,8 +213,6 @@ class LinkBenchmark:
         self._settings, self._locations, self._rank = settings, attempt.locations, attempt.rank
         self._backend = "nccl" if "nccl" in names else "gloo"
         self._device = backend.select(assignment.device(attempt.rank))
-        self._number = 0
-        """Number of messages so far. It is the same in all workers, so that no two messages have the same number."""
         timeout, longer = (timedelta(seconds=settings.timeout_s + more) for more in (0, 10 * LONGEST_S))
         with peer_loss_explained("the workers could not connect to each other"):
             place = {"store": attempt.torch_store, "rank": attempt.rank, "world_size": attempt.world}
@@ -232,7 +222,7 @@ class LinkBenchmark:
             if attempt.rank:
                 raise FailedElsewhere
             raise LaunchError(refusal)
-        self._transport = Transport(0, self._rank, self._device, self._everyone)
+        self._timer = TeamTimer(self._device, self._everyone)
         self._began = time.monotonic()
 
     def run(self, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
@@ -303,20 +293,8 @@ class LinkBenchmark:
     ) -> list[TimedOperation]:
         """This worker's times, if it takes part in the job. `direct`: pairs exchange messages through NCCL."""
         team = next((team for team in job.teams if self._rank in team), None)
-
-        def make(size: int, number: int) -> Operation | None:
-            if team is None:
-                return None
-            if job.kind == RING:
-                assert groups is not None
-                return AllReduce(groups[team], size, self._device)
-            peer = team[0] if team[1] == self._rank else team[1]
-            if direct:
-                return ProcessGroupExchange(self._rank, peer, size, self._device, None)
-            return TransportExchange(self._transport, self._rank, peer, size, self._number + number, self._device)
-
-        samples, messages = time_over_sizes(sizes, limits, agree_over(self._everyone), make)
-        self._number += messages
+        ring = groups[team] if groups is not None and team is not None and job.kind == RING else None
+        samples = self._timer(team, sizes, limits, ring, direct=direct)
         way = "NCCL" if direct or (job.kind == RING and self._backend == "nccl") else "Gloo"
         return [] if team is None else [TimedOperation(job.kind, job.level, team, way, samples)]
 

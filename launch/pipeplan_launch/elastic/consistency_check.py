@@ -47,7 +47,8 @@ def check_agreement(fingerprints: Sequence[Fingerprint]) -> None:
         raise LaunchError(
             f"the job's file differs between workers: it is not the same at {found.ranks}: copy one file to all servers"
         )
-    if found := _difference((one.rank, *item) for one in fingerprints for item in one.data.items()):
+    names = fingerprints[0].data
+    if found := _difference((one.rank, name, one.data.get(name, "")) for one in fingerprints for name in names):
         raise _different_data(found, found.values if str(found.name).startswith("the number") else "")
     if found := _difference((one.rank, *item) for one in fingerprints for item in one.read.items()):
         raise _different_data(found)

@@ -87,14 +87,10 @@ MAX_GRANT = 10_000
 """Largest number of minibatches by which a grant is raised at once."""
 
 
-def forward_stop_requests(store: StoreClient) -> None:
-    """Pass signals on to the workers that train, from a worker that does not belong to a stage."""
-
-    def request() -> None:
-        with suppress(RuntimeError):  # the store is lost, and the main thread will notice that
-            store.set(STOP_KEY, stop_token(os.environ))
-
-    signals.handle_requests_with(request)
+def request_stop(store: StoreClient) -> None:
+    """Ask all workers that train to stop. `store`: the store with the keys of this attempt only."""
+    with suppress(RuntimeError):  # the store is lost, and the main thread will notice that
+        store.set(STOP_KEY, stop_token(os.environ))
 
 
 class GracefulStop:
@@ -130,8 +126,7 @@ class GracefulStop:
     def request(self) -> None:
         """Ask all workers to stop. May be called in another thread."""
         self._requested = True
-        with suppress(RuntimeError):  # the store is lost, and the main thread will notice that
-            self._store.set(STOP_KEY, self._token)
+        request_stop(self._store)
 
     def begin(self) -> None:
         """Begin the next segment."""

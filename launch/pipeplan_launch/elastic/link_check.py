@@ -17,15 +17,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
-from pipeplan_launch.comm.timed_traffic import (
-    AllReduce,
-    Operation,
-    TimeLimits,
-    TransportExchange,
-    agree_over,
-    time_over_sizes,
-)
+from pipeplan_launch.comm.p2p import peer_loss_explained
+from pipeplan_launch.comm.timed_traffic import TeamTimer, TimeLimits
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.elastic.process_groups import Groups
 from pipeplan_launch.elastic.rendezvous import STORE_LOST
@@ -172,8 +165,8 @@ def probe_links(plan: LaunchPlan, rounds: Rounds, seconds: float, groups: Groups
 
     `seconds`: time limit for all rounds together; worker 0's counts.
     """
-    rank, device, began = dist.get_rank(), process_groups.device_of(plan), time.monotonic()
-    transport, messages = Transport(0, rank, device, groups.everyone), 0
+    rank, began = dist.get_rank(), time.monotonic()
+    timer = TeamTimer(process_groups.device_of(plan), groups.everyone)
     mine: dict[CommunicatingTeam, float] = {}
     with peer_loss_explained("a link failed while it was measured"):
         for number, teams in enumerate(rounds):
@@ -181,21 +174,11 @@ def probe_links(plan: LaunchPlan, rounds: Rounds, seconds: float, groups: Groups
             if left_s < LEAST_S:
                 break
             team = next((one for one in teams if rank in one.workers), None)
-
-            def make(
-                size: int, count: int, team: CommunicatingTeam | None = team, first: int = messages
-            ) -> Operation | None:
-                if team is None:
-                    return None
-                if team.is_ring:
-                    assert groups.replicas is not None
-                    return AllReduce(groups.replicas, size, device)
-                peer = team.workers[0] if team.workers[1] == rank else team.workers[1]
-                return TransportExchange(transport, rank, peer, size, first + count, device)
-
-            limits = TimeLimits(left_s / (len(rounds) - number), ENOUGH_S)
-            samples, count = time_over_sizes(_sizes(teams), limits, agree_over(groups.everyone), make)
-            messages += count  # the same in all workers, so that no two messages have the same number
+            limits, ring = TimeLimits(left_s / (len(rounds) - number), ENOUGH_S), None
+            if team is not None and team.is_ring:
+                ring = groups.replicas
+                assert ring is not None
+            samples = timer(None if team is None else team.workers, _sizes(teams), limits, ring)
             if team is not None:
                 mine[team] = measured_rate(team, *samples[-1])
         slowest: dict[CommunicatingTeam, float] = {}
