@@ -88,11 +88,6 @@ def _different_data(found: _Difference, values: str = "") -> LaunchError:
     )
 
 
-def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Digest of parameters and buffers, given by name."""
-    return digest(dict(tensors))
-
-
 def digest(value: Any) -> str:
     """Digest of the tensors and numbers in a nested structure. Other values in it are ignored."""
     hashed = hashlib.blake2b(digest_size=16)

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -279,12 +278,9 @@ def synchronise_workers(group: dist.ProcessGroup) -> float:
     barrier at slightly different times.
     """
     wait_for(group)
-    # Processes of one boot of a system share a clock, even in different containers.
-    own_replicas = torch.tensor([crc32(machine_and_network()[0].encode()), time.perf_counter()], dtype=torch.float64)
-    theirs = [torch.zeros_like(own_replicas) for _ in range(dist.get_world_size(group))]
-    with _lost_peers():
-        dist.all_gather(theirs, own_replicas, group=group)
-    return min(float(moment) for machine, moment in theirs if machine == own_replicas[0])
+    own = machine_and_network()[0], time.perf_counter()  # processes of one boot share a clock, even across containers
+    gathered = gather_everywhere(own, group, tuple[str, float])
+    return min(moment for machine, moment in gathered if machine == own[0])
 
 
 def broadcast(value: Any, source: int, group: dist.ProcessGroup, kind: Any) -> Any:

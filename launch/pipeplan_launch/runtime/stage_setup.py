@@ -16,7 +16,7 @@ from torch import nn
 
 from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
 from pipeplan_launch.comm.p2p import Mailbox, Transport
-from pipeplan_launch.elastic.consistency_check import Fingerprint, digest, weights_digest
+from pipeplan_launch.elastic.consistency_check import Fingerprint, digest
 from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Data, Job
@@ -356,9 +356,9 @@ def _data_marks(
 def _fingerprint(place: StageContext, trains: bool) -> Fingerprint:
     """Digests of the job's file, and of the stage's weights if it has replicas or shares them."""
     state = {**place.program.parameters_by_name(), **place.program.buffers_by_name()}
-    weights = weights_digest(state) if place.replicas > 1 else ""
+    weights = digest(state) if place.replicas > 1 else ""
     shared = place.program.shared if trains else {}
-    digests = {name: (weights_digest({name: state[name]}), stages) for name, stages in shared.items()}
+    digests = {name: (digest({name: state[name]}), stages) for name, stages in shared.items()}
     job = job_file(place.plan.model_ref)
     return Fingerprint(place.rank, place.stage, weights=weights, job="" if job is None else job.digest, shared=digests)
 
