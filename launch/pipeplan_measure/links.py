@@ -225,16 +225,11 @@ class LinkBenchmark:
         self._timer = TeamTimer(self._device, self._everyone)
         self._began = time.monotonic()
 
+    @peer_loss_explained("a link failed; nothing was written")
     def run(self, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
         """Measure; returns the result at rank 0, else None. Raises `LaunchError` (also `PeerLost`) or
         `FailedElsewhere`.
         """
-        with peer_loss_explained("a link failed; nothing was written"):
-            measured = self._run(levels, show)
-            process_groups.wait_for(self._everyone)
-        return measured
-
-    def _run(self, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
         machines = tuple(location.machine for location in self._locations)
         places = tuple(f"{location.machine}/{location.network}" for location in self._locations)
         pairs = self._pairs(pair_rounds(places, machines), show)
@@ -251,8 +246,9 @@ class LinkBenchmark:
         timed = self._levels(level_jobs(partitions, machines), show)
         servers = check_servers(places, self._device, self._everyone) if self._settings.servers else None
         facts = process_groups.gather_at(dict(self._settings.facts), 0, self._everyone, dict[str, str | int | float])
-        hosts = process_groups.gather_at(socket.gethostname(), 0, self._everyone, str)
-        return None if self._rank else MeasuredLinks(found, machines, tuple(hosts), tuple(facts), tuple(timed), servers)
+        hosts = tuple(location.host for location in self._locations)
+        process_groups.wait_for(self._everyone)
+        return None if self._rank else MeasuredLinks(found, machines, hosts, tuple(facts), tuple(timed), servers)
 
     def _pairs(self, rounds: list[list[tuple[int, int]]], show: ShowProgress) -> list[TimedOperation]:
         each = self._settings.budget_s * PAIRS_SHARE / len(rounds)

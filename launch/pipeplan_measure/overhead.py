@@ -173,13 +173,8 @@ def _work(rank: int, trial: Trial, folder: Path) -> None:
     arguments = ["--epochs", "1", "--threads", "1", "--log-every", "0", "--run-dir", str(folder / "run")]
     arguments += ["--correction", "ef", "--force-correction"] if trial.corrected else []
     status = executor.main([str(folder), *arguments])
-    _eviction_file(folder, rank).write_text(str(CacheEviction.spent_s))
+    (folder / f"eviction-{rank}").write_text(str(CacheEviction.spent_s))
     raise SystemExit(status)
-
-
-def _eviction_file(folder: Path, rank: int) -> Path:
-    """The file in which a worker records the processor time of evicting the caches."""
-    return folder / f"eviction-{rank}"
 
 
 def _finish(workers: Sequence[int], name: str) -> int:
@@ -212,7 +207,7 @@ def _measured(folder: Path, trial: Trial) -> dict[str, Any]:
     for rank in range(trial.workers):
         lines = (folder / "run" / "metrics" / f"rank-{rank}.jsonl").read_text().splitlines()
         found.append([json.loads(line) for line in lines])
-        evicted_s.append(float(_eviction_file(folder, rank).read_text()) / trial.minibatches)
+        evicted_s.append(float((folder / f"eviction-{rank}").read_text()) / trial.minibatches)
     first = round(trial.minibatches * WARM_UP)
     steady = [steps[first:] for steps in found]
     cpu_s, load_s = ([_typical([step[name] for step in steps]) for steps in steady] for name in ("cpu_s", "load_s"))

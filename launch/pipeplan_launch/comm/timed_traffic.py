@@ -42,17 +42,6 @@ Agree = Callable[[float], float]
 """Function that returns the largest of the values that all workers pass. Workers wait for each other in it."""
 
 
-def agree_over(group: dist.ProcessGroup) -> Agree:
-    """The `Agree` function of the workers of a group."""
-
-    def largest(value: float) -> float:
-        tensor = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
-        return float(tensor)
-
-    return largest
-
-
 class TransportExchange(Operation):
     """Messages of one size with one peer."""
 
@@ -164,7 +153,7 @@ class TeamTimer:
     """Times the messages and all-reduces of teams of workers. All workers make one, and call it at the same time."""
 
     def __init__(self, device: torch.device, everyone: dist.ProcessGroup) -> None:
-        self._rank, self._device, self._agree = dist.get_rank(), device, agree_over(everyone)
+        self._rank, self._device, self._everyone = dist.get_rank(), device, everyone
         self._transport = Transport(0, self._rank, device, everyone)
         self._number = 0
         """Number of messages so far. It is the same in all workers, so that no two messages have the same number."""
@@ -194,9 +183,14 @@ class TeamTimer:
                 return ProcessGroupExchange(peer, size, self._device)
             return TransportExchange(self._transport, self._rank, peer, size, self._number + number, self._device)
 
-        samples, messages = time_over_sizes(sizes, limits, self._agree, make)
+        samples, messages = time_over_sizes(sizes, limits, self._largest, make)
         self._number += messages
         return samples
+
+    def _largest(self, value: float) -> float:
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._everyone)
+        return float(tensor)
 
 
 def _times(operation: Operation | None, repeats: int) -> list[float]:

@@ -178,7 +178,9 @@ def probe_links(plan: LaunchPlan, rounds: Rounds, seconds: float, groups: Groups
             if team is not None and team.is_ring:
                 ring = groups.replicas
                 assert ring is not None
-            samples = timer(None if team is None else team.workers, _sizes(teams), limits, ring)
+            most = max(one.largest for one in teams)
+            sizes = [size for size in PROBE_SIZES if not most or size <= max(most, PROBE_SIZES[0])]
+            samples = timer(None if team is None else team.workers, sizes, limits, ring)
             if team is not None:
                 mine[team] = measured_rate(team, *samples[-1])
         slowest: dict[CommunicatingTeam, float] = {}
@@ -186,11 +188,6 @@ def probe_links(plan: LaunchPlan, rounds: Rounds, seconds: float, groups: Groups
             for team, rate in rates.items():  # an operation is done when its last worker is done
                 slowest[team] = min(rate, slowest.get(team, rate))
     return slowest
-
-
-def _sizes(teams: Sequence[CommunicatingTeam]) -> tuple[int, ...]:
-    most = max(team.largest for team in teams)
-    return tuple(size for size in PROBE_SIZES if not most or size <= max(most, PROBE_SIZES[0]))
 
 
 def measured_rate(team: CommunicatingTeam, size: int, seconds: float) -> float:
