@@ -23,6 +23,7 @@ from torch import Tensor
 from pipeplan_launch.comm.p2p import (
     MessageKey,
     MessageTensor,
+    PostedMessage,
     Transport,
     peer_loss_explained,
     receiving,
@@ -110,21 +111,6 @@ class RingSlot:
         ]
 
 
-@dataclass
-class _Posted:
-    """A message whose send or receive has been posted, with its tensors."""
-
-    key: MessageKey
-    peer: int
-    tensors: Sequence[Tensor]
-    works: list[dist.Work]
-
-    def settle(self) -> None:
-        """Let the computing stream wait until the message has left or come. Sent tensors may then be reused."""
-        for work in self.works:
-            work.wait()
-
-
 class OrderedTransport:
     """The messages that one worker sends and receives in the common order. Not thread-safe."""
 
@@ -141,10 +127,10 @@ class OrderedTransport:
         self._is_open = False
         self._slots: dict[tuple[Direction, int], RingSlot] = {}
         """The slots of the ring of each direction."""
-        self._receiving: dict[MessageKey, _Posted] = {}
+        self._receiving: dict[MessageKey, PostedMessage] = {}
         self._ready: dict[MessageKey, tuple[list[Tensor], Any]] = {}
         """Messages that are computed but not posted, each with a mark of the computing stream."""
-        self._sent: dict[tuple[Direction, int], deque[_Posted]] = {}
+        self._sent: dict[tuple[Direction, int], deque[PostedMessage]] = {}
 
     def open(self) -> None:
         """Try all edges. All workers of stages call this together; a second call does nothing."""
@@ -174,7 +160,7 @@ class OrderedTransport:
                 earlier.popleft().settle()
             with self.streams.beside(Lane.SENDS, made):
                 works = post_sends(self._groups, [one for one in tensors if one.numel()], self._rank, destination)
-        earlier.append(_Posted(key, destination, tensors, works))
+        earlier.append(PostedMessage(key, destination, tensors, works))
 
     def start_receive(
         self,
@@ -200,7 +186,7 @@ class OrderedTransport:
             with self.streams.beside(Lane.RECEIVES, *slot.free):
                 works = post_receives(self._groups, [one for one in tensors if one.numel()], source, self._rank)
         slot.free = []
-        self._receiving[key] = _Posted(key, source, tensors, works)
+        self._receiving[key] = PostedMessage(key, source, tensors, works)
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         """The tensors of a message. The computing stream waits for it. Raises `PeerLost` if it does not arrive."""

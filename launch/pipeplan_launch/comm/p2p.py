@@ -47,13 +47,19 @@ Mailbox = dict[MessageKey, list[Tensor]]
 """Messages between stages of one worker that are sent but not taken yet, by direction and number."""
 
 
-@dataclass(frozen=True)
-class _Transfer:
-    """A message in transit."""
+@dataclass
+class PostedMessage:
+    """A message whose send or receive has been posted, with its tensors."""
 
+    key: MessageKey
     peer: int
     tensors: Sequence[Tensor]
     works: list[dist.Work] = field(default_factory=list)
+
+    def settle(self) -> None:
+        """Wait until the message has left or come; on a GPU, only its computing stream waits."""
+        for work in self.works:
+            work.wait()
 
 
 class Transport:
@@ -81,8 +87,8 @@ class Transport:
         self._device, self._backend = device, backend_of(device)
         returning = group if gradients is None else gradients
         self._groups = {Direction.ACTIVATIONS: group, Direction.GRADIENTS: returning}
-        self._receiving: dict[MessageKey, _Transfer] = {}
-        self._sending: dict[MessageKey, _Transfer] = {}
+        self._receiving: dict[MessageKey, PostedMessage] = {}
+        self._sending: dict[MessageKey, PostedMessage] = {}
         self._mailbox = {} if mailbox is None else mailbox
 
     def post(self, direction: Direction, minibatch: int, source: int, layout: Sequence[MessageTensor]) -> None:
@@ -91,7 +97,7 @@ class Transport:
         if source == self._rank or (earlier is not None and earlier.peer == source):
             return  # it is sent here, or an earlier segment posted it and ended before this minibatch
         tensors = [self._backend.host_tensor(spec.shape, spec.dtype) for spec in layout]
-        self._receiving[direction, minibatch] = transfer = _Transfer(source, tensors)
+        self._receiving[direction, minibatch] = transfer = PostedMessage((direction, minibatch), source, tensors)
         with receiving(self._worker_name, direction, minibatch, source):
             for tensor, tag in self._tagged(direction, self._number(minibatch), tensors):
                 transfer.works.append(started(dist.irecv(tensor, source, self._groups[direction], tag)))
@@ -102,8 +108,7 @@ class Transport:
             return here
         transfer = self._receiving.pop((direction, minibatch))
         with receiving(self._worker_name, direction, minibatch, transfer.peer):
-            for work in transfer.works:
-                work.wait()
+            transfer.settle()
         return [tensor.to(self._device, non_blocking=True) for tensor in transfer.tensors]
 
     def send(self, direction: Direction, minibatch: int, destination: int, tensors: Sequence[Tensor]) -> None:
@@ -112,9 +117,8 @@ class Transport:
         if destination == self._rank:
             self._mailbox[direction, number] = [tensor.detach() for tensor in tensors]
             return
-        self._sending[direction, minibatch] = transfer = _Transfer(
-            destination, [self._to_wire(tensor.detach()) for tensor in tensors]
-        )
+        posted = [self._to_wire(tensor.detach()) for tensor in tensors]
+        self._sending[direction, minibatch] = transfer = PostedMessage((direction, minibatch), destination, posted)
         with sending(self._worker_name, direction, minibatch, destination):
             for tensor, tag in self._tagged(direction, number, transfer.tensors):
                 transfer.works.append(started(dist.isend(tensor, destination, self._groups[direction], tag)))
@@ -125,8 +129,7 @@ class Transport:
         if transfer is None:
             return
         with sending(self._worker_name, direction, minibatch, transfer.peer):
-            for work in transfer.works:
-                work.wait()
+            transfer.settle()
 
     def drain(self) -> None:
         """Wait until all sent messages have left."""
@@ -173,29 +176,21 @@ def sending(worker: str, direction: Direction, minibatch: int, peer: int) -> Abs
 
 
 @contextmanager
-def peer_loss_explained(message: str, *peers: int) -> Iterator[None]:
+def peer_loss_explained(message: str, *peers: int, only_connections: bool = False) -> Iterator[None]:
     """Turn errors of torch.distributed into `PeerLost`, with one line that begins with `message`.
 
-    `peers`: the ranks that this worker waits for, as far as they are known.
+    `peers`: the ranks that this worker waits for, as far as they are known. `only_connections`: for code that may also
+    fail by itself, turn only errors of a connection.
     """
     try:
         yield
     except (RuntimeError, OSError) as error:
-        raise PeerLost(f"{message}: {error_cause(error)}", peers) from error
-
-
-@contextmanager
-def connection_loss_explained(message: str, *peers: int) -> Iterator[None]:
-    """`peer_loss_explained` for code that may also fail by itself: only errors of a connection are turned."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and not _of_gloo(error):
+        if only_connections and not isinstance(error, dist.DistError) and not _of_gloo(error):
             raise
         raise PeerLost(f"{message}: {error_cause(error)}", peers) from error
 
 
-def _of_gloo(error: RuntimeError) -> bool:
+def _of_gloo(error: Exception) -> bool:
     """Whether an error comes from Gloo. Its errors have no class of their own, but begin with a place in its source."""
     place = _SOURCE_LOCATION.match(str(error))
     return place is not None and "gloo" in place[0]

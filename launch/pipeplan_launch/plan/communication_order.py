@@ -21,7 +21,7 @@ early, the order is the same without the nodes that it does not have (`stays`).
 
 **Rings.** The receiver writes the message of its k-th minibatch into slot k mod n of a ring of n (`ring_slots`). A slot
 is free when every reader of its message is done. One reader is the backward pass (for activations under a schedule with
-W: pass W; in inference: the forward pass). The others are the messages of the same minibatch that this replica sends in
+W: pass W; in inference: the forward pass). The other is the message of the same minibatch that this replica sends in
 the same direction, because a stage may pass on what it received.
 """
 
