@@ -28,8 +28,6 @@ class Location:
     """Id of the network namespace, the same for processes of one machine that see the same network."""
     launcher: str = ""
     """Number of the launcher that started the process, among the launchers of the run; empty without a launcher."""
-    local: int = 0
-    """Number of the process among the processes of its launcher."""
     devices: int = 0
     """Number of CUDA devices that the process sees."""
     visible: str = ""
@@ -64,13 +62,11 @@ class Location:
 def own_location(environment: Mapping[str, str], cards: Sequence[str] = ()) -> Location:
     """The location of this process. `cards`: UUIDs of the CUDA devices that it sees, "" for a device without one."""
     machine, network = machine_and_network()
-    local = environment.get("LOCAL_RANK", "")
     return Location(
         machine=machine,
         host=platform.node(),
         network=network,
         launcher=environment.get("GROUP_RANK", ""),
-        local=int(local) if local.isdecimal() else 0,
         devices=len(cards),
         visible=environment.get("CUDA_VISIBLE_DEVICES", ""),
         cards=" ".join(cards) if all(cards) else "",

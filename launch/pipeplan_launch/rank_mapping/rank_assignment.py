@@ -178,8 +178,10 @@ def assign_workers(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ..
     processes as workers.
     """
     assert sum(sizes) == len(paths)
-    orders = tuple(range(len(paths))), _packed(sizes, paths)
-    return min(orders, key=lambda workers: piece_counts(sizes, paths, workers))
+    natural = tuple(range(len(paths)))
+    if piece_counts(sizes, paths, natural)[0] == len(sizes):  # no server of the plan is divided
+        return natural
+    return min((natural, _packed(sizes, paths)), key=lambda workers: piece_counts(sizes, paths, workers))
 
 
 def piece_counts(sizes: Sequence[int], paths: Sequence[Path], workers: Sequence[int]) -> tuple[int, ...]:

@@ -128,18 +128,16 @@ def test_many_servers_are_packed_in_few_pieces() -> None:
 
 
 def test_what_processes_say_comes_through_the_store() -> None:
-    said = [
-        Location("boot", f"host {number // 3}", "net", str(number // 3), number % 3, 4, "0,1") for number in range(7)
-    ]
+    said = [Location("boot", f"host {number // 3}", "net", str(number // 3), 4, "0,1") for number in range(7)]
     text = locations_json([location_json(one) for one in said])
     assert read_locations(text.encode()) == tuple(said)
 
 
 def test_a_process_finds_out_where_it_is() -> None:
-    mine = own_location({"GROUP_RANK": "3", "LOCAL_RANK": "2", "CUDA_VISIBLE_DEVICES": "4,5"}, ["u", "v"])
+    mine = own_location({"GROUP_RANK": "3", "CUDA_VISIBLE_DEVICES": "4,5"}, ["u", "v"])
     assert mine.cards == "u v"
     assert own_location({}, ["u", ""]).cards == ""
-    assert (mine.launcher, mine.local, mine.devices, mine.visible) == ("3", 2, 2, "4,5")
+    assert (mine.launcher, mine.devices, mine.visible) == ("3", 2, "4,5")
     assert own_location({}).server == mine.server
     assert own_location({SERVER_VARIABLE: "a"}).server == own_location({SERVER_VARIABLE: "a"}).server != mine.server
 
