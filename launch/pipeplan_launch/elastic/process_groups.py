@@ -279,7 +279,7 @@ def synchronise_workers(group: dist.ProcessGroup) -> float:
     """
     wait_for(group)
     own = machine_and_network()[0], time.perf_counter()  # processes of one boot share a clock, even across containers
-    gathered = gather_everywhere(own, group, tuple[str, float])
+    gathered: list[tuple[str, float]] = gather_everywhere(own, group, tuple[str, float])
     return min(moment for machine, moment in gathered if machine == own[0])
 
 
