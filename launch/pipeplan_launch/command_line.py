@@ -18,7 +18,6 @@ from pipeplan_launch.plan.run_options import (
     MODES,
     GradientAveraging,
     StalenessOptions,
-    known_by_its_name,
     parse_compression,
     parse_significance,
 )
@@ -201,7 +200,6 @@ def _add_communication_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--transport",
-        type=_parsed_by(known_by_its_name),
         choices=(AUTO, *MODES),
         default=AUTO,
         help="how messages travel between stages: by Gloo from the host's memory, or by NCCL (auto: what the self-test "

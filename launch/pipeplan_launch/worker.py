@@ -18,10 +18,10 @@ from pipeplan_launch.checkpoint.optimizer_state import optimizer_tensors
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.devices.selftest_cache import remembered_transport
 from pipeplan_launch.elastic import consistency_check, process_groups, restart_state
-from pipeplan_launch.elastic.graceful_stop import GracefulStop, forward_stop_requests
+from pipeplan_launch.elastic.graceful_stop import GracefulStop, request_stop
 from pipeplan_launch.elastic.link_check import check_planned_links
 from pipeplan_launch.elastic.process_groups import FailedElsewhere, Groups, run_in_all
-from pipeplan_launch.elastic.signals import Interrupted, check_any_signal
+from pipeplan_launch.elastic.signals import Interrupted, check_any_signal, handle_requests_with
 from pipeplan_launch.errors import LaunchError, PeerLost, print_status
 from pipeplan_launch.files import write_json
 from pipeplan_launch.job.callbacks import CallbackList, accuracy_text
@@ -114,7 +114,8 @@ def _build_and_run(options: RunOptions, plan: LaunchPlan, groups: Groups, run_st
     if stage is not None:
         ActiveWorker(options, plan, groups, stage, run_start, resumed).run()
     else:
-        forward_stop_requests(groups.attempt.attempt_store)
+        store = groups.attempt.attempt_store
+        handle_requests_with(lambda: request_stop(store))  # passed on to the workers that train
     process_groups.wait_for(groups.everyone)
 
 

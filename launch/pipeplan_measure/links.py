@@ -24,16 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
-from pipeplan_launch.comm.timed_traffic import (
-    AllReduce,
-    Operation,
-    ProcessGroupExchange,
-    TimeLimits,
-    TransportExchange,
-    agree_over,
-    time_over_sizes,
-)
+from pipeplan_launch.comm.p2p import peer_loss_explained
+from pipeplan_launch.comm.timed_traffic import TeamTimer, TimeLimits
 from pipeplan_launch.devices.backend import backend_of
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.elastic.local_workers import keep_inherited_objects, stay_on_loopback, worker_variables
@@ -221,35 +213,28 @@ class LinkBenchmark:
         self._settings, self._locations, self._rank = settings, attempt.locations, attempt.rank
         self._backend = "nccl" if "nccl" in names else "gloo"
         self._device = backend.select(assignment.device(attempt.rank))
-        self._number = 0
-        """Number of messages so far. It is the same in all workers, so that no two messages have the same number."""
         timeout, longer = (timedelta(seconds=settings.timeout_s + more) for more in (0, 10 * LONGEST_S))
         with peer_loss_explained("the workers could not connect to each other"):
             place = {"store": attempt.torch_store, "rank": attempt.rank, "world_size": attempt.world}
             dist.init_process_group(names, timeout=timeout, **place)
             self._everyone: Any = dist.new_group(list(range(attempt.world)), backend="gloo", timeout=longer)
-        process_groups.run_in_all(self._everyone, self._check_output)
-        self._transport = Transport(0, self._rank, self._device, self._everyone)
+        if refusal := process_groups.broadcast(settings.refusal, 0, self._everyone, str):
+            if attempt.rank:
+                raise FailedElsewhere
+            raise LaunchError(refusal)
+        self._timer = TeamTimer(self._device, self._everyone)
         self._began = time.monotonic()
 
-    def _check_output(self) -> None:
-        if self._settings.refusal and self._rank == 0:
-            raise LaunchError(self._settings.refusal)
-
+    @peer_loss_explained("a link failed; nothing was written")
     def run(self, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
         """Measure; returns the result at rank 0, else None. Raises `LaunchError` (also `PeerLost`) or
         `FailedElsewhere`.
         """
-        with peer_loss_explained("a link failed; nothing was written"):
-            measured = self._run(levels, show)
-            process_groups.wait_for(self._everyone)
-        return measured
-
-    def _run(self, levels: FindLevels, show: ShowProgress) -> MeasuredLinks | None:
         machines = tuple(location.machine for location in self._locations)
         places = tuple(f"{location.machine}/{location.network}" for location in self._locations)
         pairs = self._pairs(pair_rounds(places, machines), show)
-        found = PairRates(places, {(one.ranks[0], one.ranks[1]): _rate(one) for one in pairs})
+        rates = {(one.ranks[0], one.ranks[1]): one.samples[-1][0] / one.samples[-1][1] for one in pairs}
+        found = PairRates(places, rates)
         partitions: tuple[Partition, ...] | None = None
         try:
             partitions = levels(found) if self._rank == 0 else None
@@ -261,8 +246,9 @@ class LinkBenchmark:
         timed = self._levels(level_jobs(partitions, machines), show)
         servers = check_servers(places, self._device, self._everyone) if self._settings.servers else None
         facts = process_groups.gather_at(dict(self._settings.facts), 0, self._everyone, dict[str, str | int | float])
-        hosts = process_groups.gather_at(socket.gethostname(), 0, self._everyone, str)
-        return None if self._rank else MeasuredLinks(found, machines, tuple(hosts), tuple(facts), tuple(timed), servers)
+        hosts = tuple(location.host for location in self._locations)
+        process_groups.wait_for(self._everyone)
+        return None if self._rank else MeasuredLinks(found, machines, hosts, tuple(facts), tuple(timed), servers)
 
     def _pairs(self, rounds: list[list[tuple[int, int]]], show: ShowProgress) -> list[TimedOperation]:
         each = self._settings.budget_s * PAIRS_SHARE / len(rounds)
@@ -303,20 +289,8 @@ class LinkBenchmark:
     ) -> list[TimedOperation]:
         """This worker's times, if it takes part in the job. `direct`: pairs exchange messages through NCCL."""
         team = next((team for team in job.teams if self._rank in team), None)
-
-        def make(size: int, number: int) -> Operation | None:
-            if team is None:
-                return None
-            if job.kind == RING:
-                assert groups is not None
-                return AllReduce(groups[team], size, self._device)
-            peer = team[0] if team[1] == self._rank else team[1]
-            if direct:
-                return ProcessGroupExchange(self._rank, peer, size, self._device, None)
-            return TransportExchange(self._transport, self._rank, peer, size, self._number + number, self._device)
-
-        samples, messages = time_over_sizes(sizes, limits, agree_over(self._everyone), make)
-        self._number += messages
+        ring = groups[team] if groups is not None and team is not None and job.kind == RING else None
+        samples = self._timer(team, sizes, limits, ring, direct=direct)
         way = "NCCL" if direct or (job.kind == RING and self._backend == "nccl") else "Gloo"
         return [] if team is None else [TimedOperation(job.kind, job.level, team, way, samples)]
 
@@ -329,9 +303,3 @@ class LinkBenchmark:
             samples = tuple(max(pair) for pair in zip(known.samples, one.samples, strict=True))
             merged[one.kind, one.level, one.ranks] = TimedOperation(one.kind, one.level, one.ranks, one.way, samples)
         return list(merged.values())
-
-
-def _rate(timed: TimedOperation) -> float:
-    """Rate at the largest size, in bytes/s."""
-    size, seconds = timed.samples[-1]
-    return size / seconds

@@ -149,7 +149,11 @@ def _run(trial: Trial, folder: Path) -> dict[str, Any]:
         write_plan(trial, place)
     began, busy_before, own_before = time.monotonic(), busy_s(), _own_cpu_s()
     stores = [serve_store() for _ in places]
-    workers = [pid for place, store in zip(places, stores, strict=True) for pid in _start_all(trial, store.port, place)]
+    workers = [
+        fork_worker(partial(_work, rank, trial, place), worker_variables(rank, trial.workers, store.port))
+        for place, store in zip(places, stores, strict=True)
+        for rank in range(trial.workers)
+    ]
     peak_bytes = _finish(workers, trial.name)
     stores.clear()
     others_s = busy_s() - busy_before - (_own_cpu_s() - own_before)
@@ -159,36 +163,18 @@ def _run(trial: Trial, folder: Path) -> dict[str, Any]:
     return {**kind, "peak_bytes": peak_bytes, "others": others, **measured}
 
 
-def _start_all(trial: Trial, port: int, folder: Path) -> list[int]:
-    """Fork the workers of a pipeline, whose store is at this port; returns their process ids."""
-    return [
-        fork_worker(partial(_work, rank, trial, folder), worker_variables(rank, trial.workers, port))
-        for rank in range(trial.workers)
-    ]
-
-
 def _work(rank: int, trial: Trial, folder: Path) -> None:
     """Run a worker."""
     with open(os.devnull, "w") as sink:
         os.dup2(sink.fileno(), 1)
     from pipeplan_launch import __main__ as executor
+    from pipeplan_launch.models.sleeping_stage import CacheEviction
 
     arguments = ["--epochs", "1", "--threads", "1", "--log-every", "0", "--run-dir", str(folder / "run")]
     arguments += ["--correction", "ef", "--force-correction"] if trial.corrected else []
     status = executor.main([str(folder), *arguments])
-    _eviction_file(folder, rank).write_text(str(_evicted_s()))
+    (folder / f"eviction-{rank}").write_text(str(CacheEviction.spent_s))
     raise SystemExit(status)
-
-
-def _eviction_file(folder: Path, rank: int) -> Path:
-    """The file in which a worker records the processor time of evicting the caches."""
-    return folder / f"eviction-{rank}"
-
-
-def _evicted_s() -> float:
-    from pipeplan_launch.models.sleeping_stage import CacheEviction
-
-    return CacheEviction.spent_s
 
 
 def _finish(workers: Sequence[int], name: str) -> int:
@@ -221,7 +207,7 @@ def _measured(folder: Path, trial: Trial) -> dict[str, Any]:
     for rank in range(trial.workers):
         lines = (folder / "run" / "metrics" / f"rank-{rank}.jsonl").read_text().splitlines()
         found.append([json.loads(line) for line in lines])
-        evicted_s.append(float(_eviction_file(folder, rank).read_text()) / trial.minibatches)
+        evicted_s.append(float((folder / f"eviction-{rank}").read_text()) / trial.minibatches)
     first = round(trial.minibatches * WARM_UP)
     steady = [steps[first:] for steps in found]
     cpu_s, load_s = ([_typical([step[name] for step in steps]) for steps in steady] for name in ("cpu_s", "load_s"))

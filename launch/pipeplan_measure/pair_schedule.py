@@ -141,18 +141,6 @@ class MeasurementJob:
     """Pairs that exchange messages, or groups that reduce. No worker is in two of them."""
 
 
-def round_robin(players: Sequence[T]) -> list[list[tuple[T, T]]]:
-    """Rounds of a round-robin tournament, by the circle method: in each round every player meets at most one other."""
-    seats: list[T | None] = [*players, *([None] if len(players) % 2 else [])]
-    rounds = []
-    for _ in range(len(seats) - 1):
-        half = len(seats) // 2
-        meets = zip(seats[:half], reversed(seats[half:]), strict=True)
-        rounds.append([(a, b) for a, b in meets if a is not None and b is not None])
-        seats = [seats[0], seats[-1], *seats[1:-1]]
-    return rounds
-
-
 def pairs_inside(places: Sequence[str]) -> list[Pair]:
     """Pairs of workers in one place: all pairs, or if there are many, each worker with the workers 1, 2, 4, … after
     it.
@@ -169,14 +157,12 @@ def pairs_inside(places: Sequence[str]) -> list[Pair]:
 
 def pairs_across(places: Sequence[str]) -> list[Pair]:
     """Pairs of workers in two places: all pairs, or if there are many workers, one pair for every two places."""
-    servers = _by_place(places)
-    pairs = []
-    for number, meets in enumerate(round_robin(servers)):
-        for one, two in meets:
-            if len(places) <= MAX_WORKERS_ALL_PAIRS:
-                pairs += list(itertools.product(one, two))
-            else:
-                pairs.append((one[number % len(one)], two[number % len(two)]))
+    pairs: list[Pair] = []
+    for number, (one, two) in enumerate(itertools.combinations(_by_place(places), 2)):
+        if len(places) <= MAX_WORKERS_ALL_PAIRS:
+            pairs += itertools.product(one, two)
+        else:
+            pairs.append((one[number % len(one)], two[number % len(two)]))
     return [(min(pair), max(pair)) for pair in pairs]
 
 

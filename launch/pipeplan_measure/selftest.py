@@ -59,11 +59,6 @@ def cases(workers: int) -> list[Case]:
     return found
 
 
-def short_cases(workers: int) -> list[Case]:
-    """The run that decides the mode of a machine with GPUs, for launch.sh."""
-    return [Case((1, 1), "1f1b-stashing", NCCL)] if workers > 1 else []
-
-
 def write_plan(folder: Path, case: Case, device: str) -> Path:
     """Write the stage files of a case into a plan folder; returns it."""
     pipeline, first = [], 0
@@ -147,12 +142,8 @@ def losses_of(run: Path) -> Losses:
             if one["loss"] is not None:
                 losses[one["epoch"], one["minibatch"]] = one["loss"]
     epochs = json.loads((run / "summary.json").read_text(encoding="utf-8"))["epochs"]
-    means = [_number(one) for one in (*(epoch["loss"] for epoch in epochs), epochs[-1]["test_loss"])]
-    return Losses([losses[key] for key in sorted(losses)], means)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+    means = [*(epoch["loss"] for epoch in epochs), epochs[-1]["test_loss"]]
+    return Losses([losses[key] for key in sorted(losses)], [math.nan if one is None else one for one in means])
 
 
 def _launch(case: Case, folder: Path, options: Sequence[str], patience_s: float, *, kills: bool = False) -> str | None:
@@ -194,7 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     gpus = cuda_devices()
     device = options.device or ("cuda" if gpus else "cpu")
     workers = options.workers or (gpus if device == "cuda" else max(2, min(5, os.cpu_count() or 2)))
-    chosen = short_cases(workers) if options.short else cases(workers)
+    decisive = [Case((1, 1), "1f1b-stashing", NCCL)] if workers > 1 else []  # for the mode of a machine with GPUs
+    chosen = decisive if options.short else cases(workers)
     tried = _run_cases(chosen, device, SHORT_PATIENCE_S if options.short else PATIENCE_S)
     results = [result for _, result in tried]
     transport = verdict(tried, device)

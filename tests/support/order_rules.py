@@ -7,6 +7,7 @@ of the queues of all its devices, and then leaves them.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from schedule_rules import NAMES, check_stream, pipelines, recipe, streams_of
 
-from pipeplan_launch.plan.communication_order import Collective, Computation, Crossing, Direction, Node, Transfer
+from pipeplan_launch.plan.communication_order import Collective, Computation, Direction, Node, Transfer
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
 
 Device = Hashable
@@ -66,7 +67,6 @@ class Drained:
 
     schedule: Schedule
     pipeline: Sequence[StageShape]
-    crossings: Sequence[Crossing]
     count: int
     end: int
     shared: Sequence[tuple[int, ...]] = ()
@@ -79,7 +79,7 @@ class Drained:
     def __str__(self) -> str:
         shapes = [(one.replicas, one.depth, one.accumulate) for one in self.pipeline]
         ties = f", tied {list(self.shared)}" if self.shared else ""
-        return f"{self.schedule.name} {shapes} {list(self.crossings)}, {self.end} of {self.count}{ties}"
+        return f"{self.schedule.name} {shapes}, {self.end} of {self.count}{ties}"
 
 
 def random_run(seed: int) -> list[Drained]:
@@ -89,10 +89,6 @@ def random_run(seed: int) -> list[Drained]:
     replicas = [draw.randint(1, 5) for _ in range(stages)]
     schedule = SCHEDULES[draw.choice([name for name in NAMES if SCHEDULES[name].trains])]
     pipeline = draw.choice(list(pipelines(schedule, replicas, [draw.randint(0, 2) for _ in replicas])))
-    crossings = [(stage, stage + 1) for stage in range(stages - 1)]
-    if draw.random() < 0.5:
-        skips = [(a, b) for a in range(stages) for b in range(a + 2, stages)]
-        crossings += draw.sample(skips, min(len(skips), draw.randint(1, 2)))
     shared = []
     if schedule.flushes and draw.random() < 0.6:
         sizes = [draw.randint(2, stages) for _ in range(draw.randint(1, 2))]
@@ -101,10 +97,10 @@ def random_run(seed: int) -> list[Drained]:
     for _ in range(draw.randint(1, 3)):
         count = draw.randint(1, 3 * max(shape.replicas * shape.depth for shape in pipeline))
         end = draw.randint(1, count) if draw.random() < 0.4 else count
-        run.append(Drained(schedule, pipeline, crossings, count, end, shared))
+        run.append(Drained(schedule, pipeline, count, end, shared))
         if draw.random() < 0.5:
             tests = draw.randint(1, 12)
-            run.append(Drained(SCHEDULES["forward-only"], pipeline, crossings, tests, tests))
+            run.append(Drained(SCHEDULES["forward-only"], pipeline, tests, tests))
     return run
 
 
@@ -174,7 +170,7 @@ def _check_complete(nodes: Sequence[Node], drained: Drained) -> None:
         assert done == stream or end < drained.count  # 2BW's updates may come earlier than in a segment of that length
         check_stream(done, recipe(schedule, pipeline), *place, end)
     expected = Counter()
-    for one, other in drained.crossings:
+    for one, other in itertools.pairwise(range(len(pipeline))):
         for m in range(end):
             ends = (one, m % pipeline[one].replicas), (other, m % pipeline[other].replicas)
             expected[_label(Transfer(Direction.ACTIVATIONS, m, *ends))] += 1

@@ -9,9 +9,8 @@ A bucket holds a complex gradient as pairs of real numbers, so every exchange an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -85,25 +84,24 @@ class UpdateGroup:
     """Whether the group is the last one of the segment. An exchange must then send all that it has held back."""
 
 
-class BucketExchange(Protocol):
+class BucketExchange:
     """A way to average a bucket over replicas, in place of a plain sum. It is called in a separate thread, in bucket
     order.
     """
 
-    scale: float
+    scale = 1.0
     """Factor by which gradients are multiplied beforehand."""
 
     def __call__(self, bucket: Bucket, update: UpdateGroup) -> None:
         """Replace `bucket.values` by a value that all replicas share, and `bucket.flags` by their sum over replicas."""
-        ...
+        raise NotImplementedError
 
     def draws(self, bucket: Bucket, update: UpdateGroup) -> bool:
         """Whether averaging this bucket draws random numbers from the process's global generator."""
-        ...
+        return False
 
     def reset(self) -> None:
         """Drop the gradients that were held back."""
-        ...
 
 
 def make_buckets(parameters: Mapping[str, nn.Parameter], bucket_bytes: int | None = None) -> list[Bucket]:
@@ -130,11 +128,6 @@ def make_buckets(parameters: Mapping[str, nn.Parameter], bucket_bytes: int | Non
     closed += [names for names, _ in filling.values()]
     last = len(closed) - 1
     return [Bucket({n: parameters[n] for n in names}, index, index == last) for index, names in enumerate(closed)]
-
-
-def bucket_by_parameter(buckets: Sequence[Bucket]) -> dict[str, Bucket]:
-    """The bucket of each parameter, by parameter name."""
-    return {name: bucket for bucket in buckets for name in bucket.views}
 
 
 def refuse_sparse(name: str, gradient: Tensor) -> None:

@@ -30,48 +30,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from pipeplan_launch.comm.buckets import Bucket, UpdateGroup, as_real
+from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup, as_real
 
 _INDEX_BYTES = 4
-
-
-class ReplicasByServer:
-    """The replicas of a stage by server, as seen by one of them. The first replica of each server is its leader."""
-
-    def __init__(self, servers: Sequence[Sequence[int]], rank: int, everyone: dist.ProcessGroup) -> None:
-        """`servers`: the ranks on each server. `everyone`: the process group of all replicas."""
-        self._own = next(list(ranks) for ranks in servers if rank in ranks)
-        self._rank, self.everyone = rank, everyone
-        self.leaders = [ranks[0] for ranks in servers]
-        """The leader of each server, by rank."""
-
-    @property
-    def leader(self) -> int:
-        """The leader of this replica's server."""
-        return self._own[0]
-
-    @cached_property
-    def _groups(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
-        # Made at the first update: if the setup failed in one worker, the others would wait for it here. A replica that
-        # is alone on its server makes a group of one, because torch names a group after the number of groups that a
-        # process has made before, and names must match (pytorch/pytorch issue 173608).
-        own_group = self._group(self._own)
-        return own_group, self._group(self.leaders) if self._rank == self.leader else None
-
-    @property
-    def server_group(self) -> dist.ProcessGroup | None:
-        """The replicas of this server; None where there is only one. All replicas must call this at the same time."""
-        return self._groups[0] if len(self._own) > 1 else None
-
-    @property
-    def leader_group(self) -> dist.ProcessGroup | None:
-        """The leaders of all servers; None in replicas that are not leaders. All replicas must call this at the same
-        time.
-        """
-        return self._groups[1]
-
-    def _group(self, ranks: list[int]) -> Any:
-        return dist.new_group(ranks, backend=dist.get_backend(self.everyone), use_local_synchronization=True)
 
 
 class StepSizes:
@@ -101,67 +62,83 @@ class StepSizes:
         return rate / root
 
 
-class SignificanceFilter:
-    """Averages a bucket over the replicas of a stage: exactly within a server, and by significance between servers."""
+class SignificanceFilter(BucketExchange):
+    """Averages a bucket over the replicas of a stage: exactly within a server, and by significance between servers.
 
-    scale = 1.0
+    The first replica of each server is its leader.
+    """
 
     def __init__(
-        self, servers: ReplicasByServer, share: float, steps: Callable[[nn.Parameter], Tensor | float | None]
+        self,
+        servers: Sequence[Sequence[int]],
+        everyone: dist.ProcessGroup,
+        share: float,
+        steps: Callable[[nn.Parameter], Tensor | float | None],
     ) -> None:
-        """`share`: v, a share of the weight. `steps`: η of a parameter at this update, or None if all entries count as
-        significant.
+        """`servers`: the ranks on each server. `everyone`: the process group of all replicas. `share`: v, a share of
+        the weight. `steps`: η of a parameter at this update, or None if all entries count as significant.
         """
-        self._servers, self._share, self._steps = servers, share, steps
+        self._rank, self._everyone = dist.get_rank(), everyone
+        self._own = next(list(ranks) for ranks in servers if self._rank in ranks)
+        self._leaders = [ranks[0] for ranks in servers]
+        self._share, self._steps = share, steps
         self._held: dict[int, Tensor] = {}
         """Entries that have not been sent, by bucket index; on the leader of a server only."""
 
+    @cached_property
+    def _groups(self) -> tuple[dist.ProcessGroup, dist.ProcessGroup | None]:
+        """(the replicas of this server, the leaders of all servers at a leader). All replicas make them together."""
+        # Made at the first update: if the setup failed in one worker, the others would wait for it here. A replica that
+        # is alone on its server makes a group of one, because torch names a group after the number of groups that a
+        # process has made before, and names must match (pytorch/pytorch issue 173608).
+        own_group = self._group(self._own)
+        return own_group, self._group(self._leaders) if self._rank == self._own[0] else None
+
+    def _group(self, ranks: list[int]) -> Any:
+        return dist.new_group(ranks, backend=dist.get_backend(self._everyone), use_local_synchronization=True)
+
     def __call__(self, bucket: Bucket, update: UpdateGroup) -> None:
         """Average a bucket."""
-        servers, values = self._servers, bucket.values
-        if servers.server_group is not None:
-            dist.all_reduce(values, group=servers.server_group)
-        if servers.leader_group is not None:
+        (server, leaders), values = self._groups, bucket.values
+        if len(self._own) > 1:
+            dist.all_reduce(values, group=server)
+        if leaders is not None:
             held = self._held.pop(bucket.index, None)
             if held is not None:
                 values.add_(held)
-            self._between_servers(bucket, update)
-        if servers.server_group is not None:
-            dist.broadcast(values, servers.leader, group=servers.server_group)
-        dist.all_reduce(bucket.flags, group=servers.everyone)
-
-    def draws(self, bucket: Bucket, update: UpdateGroup) -> bool:
-        """False: no random numbers are drawn."""
-        return False
+            self._between_servers(bucket, update, leaders)
+        if len(self._own) > 1:
+            dist.broadcast(values, self._own[0], group=server)
+        dist.all_reduce(bucket.flags, group=self._everyone)
 
     def reset(self) -> None:
         """Drop the entries that were held back."""
         self._held = {}
 
-    def _between_servers(self, bucket: Bucket, update: UpdateGroup) -> None:
-        servers, values = self._servers, bucket.values
-        assert servers.leader_group is not None
+    def _between_servers(self, bucket: Bucket, update: UpdateGroup, leaders: dist.ProcessGroup) -> None:
+        values = bucket.values
         if update.ends_segment:
-            dist.all_reduce(values, group=servers.leader_group)
+            dist.all_reduce(values, group=leaders)
             return
         chosen = self._significant(bucket, update).nonzero().squeeze(1)
-        counts = self._counts(len(chosen), values.device)
-        size = values.element_size()
+        sent = [torch.zeros(1, dtype=torch.int64, device=values.device) for _ in self._leaders]
+        dist.all_gather(sent, torch.tensor([len(chosen)], device=values.device), group=leaders)
+        counts, size = [int(count) for count in sent], values.element_size()
         if sum(counts) * (_INDEX_BYTES + size) >= 2 * values.numel() * size or values.numel() > 2**31:
-            dist.all_reduce(values, group=servers.leader_group)  # both figures count the bytes that all servers send
+            dist.all_reduce(values, group=leaders)  # both figures count the bytes that all servers send
             return
         self._held[bucket.index] = held = values.clone()
         held[chosen] = 0
         own = (chosen.to(torch.int32), values[chosen])
         values.zero_()
-        for leader, count in zip(servers.leaders, counts, strict=True):
+        for leader, count in zip(self._leaders, counts, strict=True):
             if count == 0:
                 continue
-            mine = leader == dist.get_rank()
+            mine = leader == self._rank
             indices = own[0] if mine else own[0].new_empty(count)
             entries = own[1] if mine else own[1].new_empty(count)
-            dist.broadcast(indices, leader, group=servers.leader_group)
-            dist.broadcast(entries, leader, group=servers.leader_group)
+            dist.broadcast(indices, leader, group=leaders)
+            dist.broadcast(entries, leader, group=leaders)
             values.index_add_(0, indices, entries)
 
     def _significant(self, bucket: Bucket, update: UpdateGroup) -> Tensor:
@@ -175,9 +152,3 @@ class SignificanceFilter:
             else:
                 masks.append(((view * step).abs() > threshold * as_real(parameter.data).abs()).flatten())
         return torch.cat(masks)
-
-    def _counts(self, own: int, device: torch.device) -> list[int]:
-        """Number of entries that each server sends."""
-        counts = [torch.zeros(1, dtype=torch.int64, device=device) for _ in self._servers.leaders]
-        dist.all_gather(counts, torch.tensor([own], device=device), group=self._servers.leader_group)
-        return [int(count) for count in counts]

@@ -40,7 +40,6 @@ from pipeplan_launch.comm.buckets import (
     BucketExchange,
     UpdateGroup,
     as_real,
-    bucket_by_parameter,
     make_buckets,
     refuse_sparse,
 )
@@ -243,7 +242,7 @@ class GradientReducer:
         """Begin to send a group. `weight`: sum of the shares of this replica's minibatches."""
         if self._buckets is None:
             self._buckets = make_buckets(self._parameters, self._bucket_bytes)
-            self._bucket_of = bucket_by_parameter(self._buckets)
+            self._bucket_of = {name: bucket for bucket in self._buckets for name in bucket.views}
         self._sending, self._next_bucket = update, 0
         self.begun_s = time.perf_counter()
         for bucket in self._buckets:

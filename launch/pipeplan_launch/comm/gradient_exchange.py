@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pipeplan_launch.comm.buckets import Bucket, BucketExchange, UpdateGroup
-from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes
+from pipeplan_launch.comm.gaia_filter import SignificanceFilter, StepSizes
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 from pipeplan_launch.plan.run_options import Compression, GradientAveraging
@@ -66,7 +66,7 @@ class HookBucket:
         return list(self._bucket.parameters.values())
 
 
-class Bfloat16Exchange:
+class Bfloat16Exchange(BucketExchange):
     """Sends and sums gradients as bfloat16."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -79,15 +79,8 @@ class Bfloat16Exchange:
         _run(bf16_compress_hook, self._group, bucket)
         dist.all_reduce(bucket.flags, group=self._group)
 
-    def draws(self, bucket: Bucket, update: UpdateGroup) -> bool:
-        """False: no random numbers are drawn."""
-        return False
 
-    def reset(self) -> None:
-        """Do nothing: no gradients are held back."""
-
-
-class PowerSGDExchange:
+class PowerSGDExchange(BucketExchange):
     """Sends each gradient as two thin matrices, if these have at most half of its size."""
 
     def __init__(self, group: dist.ProcessGroup, rank: int, exact: int) -> None:
@@ -184,7 +177,8 @@ def choose_exchange(
     """
     if group is None or optimizer is None:
         return None
-    if weighted and (averaging.significance is not None or _is_powersgd(averaging)):
+    is_powersgd = averaging.compression is not None and averaging.compression.kind == "powersgd"
+    if weighted and (averaging.significance is not None or is_powersgd):
         option = "--significance" if averaging.significance is not None else "--compress powersgd"
         raise LaunchError(
             f"{option} holds parts of gradients back for later updates, whose minibatches have other weights under the "
@@ -195,11 +189,7 @@ def choose_exchange(
     servers = plan.workers_by_server(stage)
     if averaging.significance is None or len(servers) == 1:
         return None
-    return SignificanceFilter(ReplicasByServer(servers, rank, group), averaging.significance, StepSizes(optimizer))
-
-
-def _is_powersgd(averaging: GradientAveraging) -> bool:
-    return averaging.compression is not None and averaging.compression.kind == "powersgd"
+    return SignificanceFilter(servers, group, averaging.significance, StepSizes(optimizer))
 
 
 def note_on_unused_option(averaging: GradientAveraging, plan: LaunchPlan) -> str | None:

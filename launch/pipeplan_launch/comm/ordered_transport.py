@@ -9,9 +9,10 @@ tensors of a message are kept until it has left. A stage on the CPU does the sam
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -22,13 +23,12 @@ from torch import Tensor
 from pipeplan_launch.comm.p2p import (
     MessageKey,
     MessageTensor,
-    ReceiveRing,
-    RingSlot,
-    StageTransport,
+    PostedMessage,
     Transport,
-    message_not_received,
-    message_undelivered,
     peer_loss_explained,
+    receiving,
+    sending,
+    started,
 )
 from pipeplan_launch.devices.backend import Lane, backend_of
 from pipeplan_launch.plan.communication_order import MOST_UNSETTLED, Direction
@@ -51,12 +51,12 @@ def make_edge_groups(plan: LaunchPlan, backend: str, timeout: timedelta) -> Edge
 
 def post_sends(groups: EdgeGroups, tensors: Sequence[Tensor], source: int, destination: int) -> list[dist.Work]:
     """Start sending the tensors of a message. No tensor may be empty."""
-    return [_started(dist.isend(tensor, destination, groups[source, destination])) for tensor in tensors]
+    return [started(dist.isend(tensor, destination, groups[source, destination])) for tensor in tensors]
 
 
 def post_receives(groups: EdgeGroups, tensors: Sequence[Tensor], source: int, destination: int) -> list[dist.Work]:
     """Start receiving the tensors of a message. No tensor may be empty."""
-    return [_started(dist.irecv(tensor, source, groups[source, destination])) for tensor in tensors]
+    return [started(dist.irecv(tensor, source, groups[source, destination])) for tensor in tensors]
 
 
 def try_edges(groups: EdgeGroups, rank: int, device: torch.device) -> None:
@@ -80,30 +80,35 @@ def try_edges(groups: EdgeGroups, rank: int, device: torch.device) -> None:
             raise RuntimeError(f"a message from rank {source} to rank {destination} came wrong")
 
 
-def _started(work: dist.Work | None) -> dist.Work:
-    """`work`, which is None only in a process outside the group."""
-    assert work is not None
-    return work
+ALIGNMENT = 64
+"""Alignment of each tensor of a message, in bytes: the alignment of torch's own CPU tensors."""
 
 
 @dataclass
-class _Received:
-    """A message whose receive has been posted."""
+class RingSlot:
+    """The memory of one received message: that of a replica's k-th minibatch lies in slot k mod n of a ring.
 
-    source: int
-    slot: RingSlot
-    layout: Sequence[MessageTensor]
-    works: list[dist.Work]
+    The memory is allocated when the slot is first used, and never freed during training. So a pipeline in its steady
+    state allocates nothing, and the allocator need not know which streams use the memory.
+    """
 
+    memory: Tensor
+    key: MessageKey | None = None
+    """The message that is in the slot, or was last in it."""
+    free: list[Any] = field(default_factory=list)
+    """Marks of the computing stream after which the slot may be written again."""
+    is_read: bool = True
+    """Whether the last reader of the message has been handed to the computing stream."""
 
-@dataclass
-class _Sent:
-    """A message whose send has been posted, with its tensors."""
-
-    key: MessageKey
-    destination: int
-    tensors: Sequence[Tensor]
-    works: list[dist.Work]
+    def tensors(self, layout: Sequence[MessageTensor]) -> list[Tensor]:
+        """The message's tensors, in the slot's memory, which is made large enough."""
+        offsets = [*itertools.accumulate((-(-spec.size // ALIGNMENT) * ALIGNMENT for spec in layout), initial=0)]
+        if len(self.memory) < offsets[-1]:
+            self.memory = torch.empty(offsets[-1], dtype=torch.uint8, device=self.memory.device)
+        return [
+            self.memory[offset : offset + spec.size].view(spec.dtype).view(spec.shape)
+            for spec, offset in zip(layout, offsets, strict=False)
+        ]
 
 
 class OrderedTransport:
@@ -120,11 +125,12 @@ class OrderedTransport:
         self._backend = backend_of(device)
         self.streams = self._backend.streams(device)
         self._is_open = False
-        self._rings = {direction: ReceiveRing(device) for direction in Direction}
-        self._receiving: dict[MessageKey, _Received] = {}
+        self._slots: dict[tuple[Direction, int], RingSlot] = {}
+        """The slots of the ring of each direction."""
+        self._receiving: dict[MessageKey, PostedMessage] = {}
         self._ready: dict[MessageKey, tuple[list[Tensor], Any]] = {}
         """Messages that are computed but not posted, each with a mark of the computing stream."""
-        self._sent: dict[tuple[Direction, int], deque[_Sent]] = {}
+        self._sent: dict[tuple[Direction, int], deque[PostedMessage]] = {}
 
     def open(self) -> None:
         """Try all edges. All workers of stages call this together; a second call does nothing."""
@@ -149,14 +155,12 @@ class OrderedTransport:
         key = (direction, minibatch)
         tensors, made = self._ready.pop(key)
         earlier = self._sent.setdefault((direction, destination), deque())
-        with peer_loss_explained(
-            message_undelivered(self._worker_name, direction, minibatch, destination), destination
-        ):
+        with sending(self._worker_name, direction, minibatch, destination):
             while len(earlier) >= MOST_UNSETTLED:
-                self._settle(earlier.popleft())
+                earlier.popleft().settle()
             with self.streams.beside(Lane.SENDS, made):
                 works = post_sends(self._groups, [one for one in tensors if one.numel()], self._rank, destination)
-        earlier.append(_Sent(key, destination, tensors, works))
+        earlier.append(PostedMessage(key, destination, tensors, works))
 
     def start_receive(
         self,
@@ -168,63 +172,51 @@ class OrderedTransport:
         slots: int,
     ) -> None:
         """Post a receive, at its place in the order, into slot `position` mod `slots` of the direction's ring."""
-        key = (direction, minibatch)
-        slot = self._rings[direction].slot(position % slots)
-        with peer_loss_explained(message_not_received(self._worker_name, direction, minibatch, source), source):
+        key, place = (direction, minibatch), (direction, position % slots)
+        if place not in self._slots:
+            self._slots[place] = RingSlot(torch.empty(0, dtype=torch.uint8, device=self._device))
+        slot = self._slots[place]
+        with receiving(self._worker_name, direction, minibatch, source):
             assert slot.is_read, f"slot {position % slots} is written before {slot.key} was read"
             self._settle_passed_on(slot)
-            if slot.reserve(layout):
-                slot.free.append(self.streams.mark())  # computing may still use what the memory held before
+            memory, tensors = slot.memory, slot.tensors(layout)
+            if slot.memory is not memory:
+                slot.free.append(self.streams.mark())  # computing may still use what the new memory held before
             slot.key, slot.is_read = key, False
-            tensors = [tensor for tensor in slot.tensors(layout) if tensor.numel()]
             with self.streams.beside(Lane.RECEIVES, *slot.free):
-                works = post_receives(self._groups, tensors, source, self._rank)
+                works = post_receives(self._groups, [one for one in tensors if one.numel()], source, self._rank)
         slot.free = []
-        self._receiving[key] = _Received(source, slot, layout, works)
+        self._receiving[key] = PostedMessage(key, source, tensors, works)
 
     def take(self, direction: Direction, minibatch: int) -> list[Tensor]:
         """The tensors of a message. The computing stream waits for it. Raises `PeerLost` if it does not arrive."""
         received = self._receiving.pop((direction, minibatch))
-        with peer_loss_explained(
-            message_not_received(self._worker_name, direction, minibatch, received.source), received.source
-        ):
-            for work in received.works:
-                work.wait()
+        with receiving(self._worker_name, direction, minibatch, received.peer):
+            received.settle()
         # `data`, because autograd must not count the next message in this slot as a change of these tensors.
-        return [tensor.data for tensor in received.slot.tensors(received.layout)]
+        return [tensor.data for tensor in received.tensors]
 
     def release(self, direction: Direction, minibatch: int) -> None:
         """Note that all readers of a received message have been handed to the computing stream, if it was received."""
-        slot = self._rings[direction].holding((direction, minibatch))
+        slot = next((slot for slot in self._slots.values() if slot.key == (direction, minibatch)), None)
         if slot is not None and not slot.is_read:
             slot.is_read = True
             slot.free.append(self.streams.mark())
 
     def settle(self, direction: Direction, minibatch: int) -> None:
         """Wait until a message has left, if its send was posted."""
-        for (way, destination), sent in self._sent.items():
-            for one in [one for one in sent if way is direction and one.key == (direction, minibatch)]:
+        for sent in self._sent.values():
+            for one in [one for one in sent if one.key == (direction, minibatch)]:
                 sent.remove(one)
-                with peer_loss_explained(
-                    message_undelivered(self._worker_name, direction, minibatch, destination), destination
-                ):
-                    self._settle(one)
+                with sending(self._worker_name, direction, minibatch, one.peer):
+                    one.settle()
 
     def drain(self) -> None:
         """Wait until all sent messages have left. Messages of minibatches that never began are forgotten."""
-        for (direction, destination), sent in self._sent.items():
+        for sent in self._sent.values():
             while sent:
-                one = sent.popleft()
-                with peer_loss_explained(
-                    message_undelivered(self._worker_name, direction, one.key[1], destination), destination
-                ):
-                    self._settle(one)
+                self.settle(*sent[0].key)
         assert not self._ready, "a message was made and never sent"
-
-    def _settle(self, sent: _Sent) -> None:
-        """Let the computing stream wait until a message has left. Its tensors may then be reused."""
-        for work in sent.works:
-            work.wait()
 
     def _settle_passed_on(self, slot: RingSlot) -> None:
         """Let the slot wait for the messages of its minibatch that may have been sent from its memory."""
@@ -235,9 +227,9 @@ class OrderedTransport:
             for one in [one for one in sent if one.key == slot.key]:
                 if any(begin <= tensor.data_ptr() < end for tensor in one.tensors):
                     sent.remove(one)
-                    self._settle(one)
+                    one.settle()
                     slot.free.append(self.streams.mark())
 
 
-AnyTransport = Transport | StageTransport | OrderedTransport
+AnyTransport = Transport | OrderedTransport
 """The messages of a stage."""

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -28,11 +27,12 @@ CONNECT = 1
 ELEMENT_BYTES = 4
 
 
-class Operation(Protocol):
+class Operation:
     """An operation that is timed."""
 
     def once(self) -> None:
         """Perform the operation once, and wait until it is done."""
+        raise NotImplementedError
 
     def end(self) -> None:
         """Finish after the last repeat."""
@@ -42,18 +42,7 @@ Agree = Callable[[float], float]
 """Function that returns the largest of the values that all workers pass. Workers wait for each other in it."""
 
 
-def agree_over(group: dist.ProcessGroup) -> Agree:
-    """The `Agree` function of the workers of a group."""
-
-    def largest(value: float) -> float:
-        tensor = torch.tensor([value], dtype=torch.float64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
-        return float(tensor)
-
-    return largest
-
-
-class TransportExchange:
+class TransportExchange(Operation):
     """Messages of one size with one peer."""
 
     def __init__(self, transport: Transport, rank: int, peer: int, size: int, first: int, device: torch.device) -> None:
@@ -85,31 +74,25 @@ class TransportExchange:
         _wait_for(self._device)
 
 
-class ProcessGroupExchange:
+class ProcessGroupExchange(Operation):
     """Messages of one size with one peer through the process group. They use the link between two GPUs, whereas the
     executor's transport goes through the memory of the host.
     """
 
-    def __init__(self, rank: int, peer: int, size: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, peer: int, size: int, device: torch.device) -> None:
         numbers = size // ELEMENT_BYTES
-        self._peer, self._device, self._group = peer, device, group
+        self._peer, self._device = peer, device
         self._out, self._in = torch.ones(numbers, device=device), torch.empty(numbers, device=device)
 
     def once(self) -> None:
         """Send one message and receive one."""
-        both = [
-            dist.P2POp(dist.isend, self._out, self._peer, self._group),
-            dist.P2POp(dist.irecv, self._in, self._peer, self._group),
-        ]
+        both = [dist.P2POp(dist.isend, self._out, self._peer), dist.P2POp(dist.irecv, self._in, self._peer)]
         for work in dist.batch_isend_irecv(both):
             work.wait()
         _wait_for(self._device)
 
-    def end(self) -> None:
-        """Do nothing: every operation is complete."""
 
-
-class AllReduce:
+class AllReduce(Operation):
     """All-reduces of one size in one group."""
 
     def __init__(self, group: dist.ProcessGroup, size: int, device: torch.device) -> None:
@@ -120,9 +103,6 @@ class AllReduce:
         """Perform one all-reduce."""
         dist.all_reduce(self._values, group=self._group)
         _wait_for(self._device)
-
-    def end(self) -> None:
-        """Do nothing: every operation is complete."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +147,50 @@ def time_over_sizes(
         if typical > limits.enough_s or (done > 0 and spent + following > limits.seconds):
             break
     return tuple(samples), number
+
+
+class TeamTimer:
+    """Times the messages and all-reduces of teams of workers. All workers make one, and call it at the same time."""
+
+    def __init__(self, device: torch.device, everyone: dist.ProcessGroup) -> None:
+        self._rank, self._device, self._everyone = dist.get_rank(), device, everyone
+        self._transport = Transport(0, self._rank, device, everyone)
+        self._number = 0
+        """Number of messages so far. It is the same in all workers, so that no two messages have the same number."""
+
+    def __call__(
+        self,
+        team: Sequence[int] | None,
+        sizes: Sequence[int],
+        limits: TimeLimits,
+        ring: dist.ProcessGroup | None = None,
+        *,
+        direct: bool = False,
+    ) -> tuple[tuple[int, float], ...]:
+        """(bytes, median seconds) for each size that is measured.
+
+        `team`: the team of this worker, a pair unless it all-reduces in `ring`; None if the worker only waits.
+        `direct`: pairs exchange messages through the process group.
+        """
+
+        def make(size: int, number: int) -> Operation | None:
+            if team is None:
+                return None
+            if ring is not None:
+                return AllReduce(ring, size, self._device)
+            peer = team[0] if team[1] == self._rank else team[1]
+            if direct:
+                return ProcessGroupExchange(peer, size, self._device)
+            return TransportExchange(self._transport, self._rank, peer, size, self._number + number, self._device)
+
+        samples, messages = time_over_sizes(sizes, limits, self._largest, make)
+        self._number += messages
+        return samples
+
+    def _largest(self, value: float) -> float:
+        tensor = torch.tensor([value], dtype=torch.float64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._everyone)
+        return float(tensor)
 
 
 def _times(operation: Operation | None, repeats: int) -> list[float]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,28 +49,18 @@ class Lane(IntEnum):
     COLLECTIVES = 2
 
 
-class Streams(Protocol):
-    """The streams of one worker's device."""
+class Streams:
+    """The streams of one worker's device. On a CPU, which computes at once, there is nothing to wait for."""
 
     def mark(self) -> Any:
         """A mark after all operations that the computing stream has been given so far."""
 
     def beside(self, lane: Lane, *after: Any) -> AbstractContextManager[None]:
         """Context in which operations are posted to a lane. They start after these marks."""
-
-
-class NoStreams:
-    """The streams of a CPU, which computes at once."""
-
-    def mark(self) -> None:
-        """None: there is nothing to wait for."""
-
-    def beside(self, lane: Lane, *after: Any) -> AbstractContextManager[None]:
-        """A context that changes nothing."""
         return nullcontext()
 
 
-class CUDAStreams:
+class CUDAStreams(Streams):
     """The streams of a CUDA device. The computing stream is the current stream outside of `beside`."""
 
     def __init__(self, device: torch.device) -> None:
@@ -92,87 +82,51 @@ class CUDAStreams:
             yield
 
 
-class Backend(Protocol):
-    """The behaviour that depends on the kind of device."""
+class Backend:
+    """The behaviour that depends on the kind of device. This class is for processors, which all workers of a machine
+    share.
+    """
 
-    kind: str
+    kind = "cpu"
     """torch's name for devices of this kind."""
-    copies_to_host: bool
+    copies_to_host = False
     """Whether messages over Gloo are copied to and from the host's memory."""
 
     def cards(self) -> list[str]:
         """The UUID of each device that this process sees, as text; "" if torch does not provide it."""
+        return []
 
     def names(self) -> list[str]:
         """torch's name of each device that this process sees."""
+        return []
 
     def select(self, number: int) -> torch.device:
         """Make a device the current device of this process, and return it. `number` is taken modulo the number of
         visible devices. Raises `LaunchError` if there are none.
         """
+        return torch.device("cpu")
 
     def process_groups(self, own_device_each: bool) -> str:
         """torch's name for the back ends of process groups. `own_device_each`: whether no workers share a device."""
+        return "gloo"
 
     def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor in the host's memory, of the kind that is fastest to copy to and from the device."""
+        return torch.empty(shape, dtype=dtype)
 
     def synchronise(self, device: torch.device) -> None:
         """Wait until the device has finished all its work."""
 
     def streams(self, device: torch.device) -> Streams:
         """The streams of the device."""
+        return Streams()
 
     def peak_bytes(self, device: torch.device) -> int | None:
         """Peak bytes of tensors on the device; None if the memory of the process must be measured instead."""
+        return None
 
     def missing_compiler(self) -> str:
         """The compiler that torch.compile's inductor needs for the device, if it is missing; "" if it is there."""
-
-    def random_state(self, device: torch.device) -> Tensor | None:
-        """State of the device's own random generator; None if the device uses the host's."""
-
-    def set_random_state(self, state: Tensor | None, device: torch.device) -> None:
-        """Set the device's random generator back to an earlier state."""
-
-
-class CPU:
-    """Processors, which all workers of a machine share."""
-
-    kind, copies_to_host = "cpu", False
-
-    def cards(self) -> list[str]:
-        """[], because no worker has a device of its own."""
-        return []
-
-    def names(self) -> list[str]:
-        """[], because processors have no numbers."""
-        return []
-
-    def select(self, number: int) -> torch.device:
-        """The CPU, whatever the number."""
-        return torch.device("cpu")
-
-    def process_groups(self, own_device_each: bool) -> str:
-        """Gloo."""
-        return "gloo"
-
-    def host_tensor(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Any tensor."""
-        return torch.empty(shape, dtype=dtype)
-
-    def synchronise(self, device: torch.device) -> None:
-        """Do nothing: no work is under way."""
-
-    def streams(self, device: torch.device) -> Streams:
-        """None."""
-        return NoStreams()
-
-    def peak_bytes(self, device: torch.device) -> None:
-        """None: the memory of the process is measured instead."""
-
-    def missing_compiler(self) -> str:
-        """A C++ compiler, if it is missing."""
         from torch._inductor import cpp_builder
 
         try:
@@ -181,14 +135,15 @@ class CPU:
             return "a C++ compiler for the CPU, and there is none here: install g++, name one in CXX"
         return ""
 
-    def random_state(self, device: torch.device) -> None:
-        """None: the device uses the host's generator."""
+    def random_state(self, device: torch.device) -> Tensor | None:
+        """State of the device's own random generator; None if the device uses the host's."""
+        return None
 
     def set_random_state(self, state: Tensor | None, device: torch.device) -> None:
-        """Do nothing: there is no generator to set."""
+        """Set the device's random generator back to an earlier state."""
 
 
-class CUDA:
+class CUDA(Backend):
     """NVIDIA GPUs, or parts of them (MIG), that CUDA_VISIBLE_DEVICES shows to this process."""
 
     kind, copies_to_host = "cuda", True
@@ -246,7 +201,7 @@ class CUDA:
             torch.cuda.set_rng_state(state, device)
 
 
-_BACKENDS: dict[str, Backend] = {"cpu": CPU(), "cuda": CUDA()}
+_BACKENDS: dict[str, Backend] = {"cpu": Backend(), "cuda": CUDA()}
 
 
 def backend_of(device: torch.device | str) -> Backend:

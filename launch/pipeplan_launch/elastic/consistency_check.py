@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,61 +42,50 @@ class Fingerprint:
 
 def check_agreement(fingerprints: Sequence[Fingerprint]) -> None:
     """Raise `LaunchError` if data or weights differ between workers. The message is the same in all workers."""
-    first = fingerprints[0]
-    for other in fingerprints[1:]:
-        if other.job != first.job:
-            raise LaunchError(
-                f"the job's file differs between workers: it is not the same at ranks {first.rank} and {other.rank}: "
-                "copy one file to all servers"
-            )
-        for name, mark in first.data.items():
-            if other.data.get(name) != mark:
-                values = f" ({mark} and {other.data.get(name)})" if name.startswith("the number") else ""
-                raise _different_data(name, first.rank, other.rank, values)
-    _check_read(fingerprints)
-    known: dict[int, Fingerprint] = {}
-    for one in fingerprints:
-        before = known.setdefault(one.stage, one)
-        if before.weights != one.weights:
-            raise LaunchError(
-                f"the initial weights of stage {one.stage} differ between its replicas, ranks {before.rank} and "
-                f"{one.rank}: the job's model must be built the same way, from the same seed, in every process"
-            )
-
-    _check_shared(fingerprints)
+    same_seed = "the job's model must be built the same way, from the same seed, in every process"
+    if found := _difference((one.rank, "", one.job) for one in fingerprints):
+        raise LaunchError(
+            f"the job's file differs between workers: it is not the same at {found.ranks}: copy one file to all servers"
+        )
+    names = fingerprints[0].data
+    if found := _difference((one.rank, name, one.data.get(name, "")) for one in fingerprints for name in names):
+        raise _different_data(found, found.values if str(found.name).startswith("the number") else "")
+    if found := _difference((one.rank, *item) for one in fingerprints for item in one.read.items()):
+        raise _different_data(found)
+    if found := _difference((one.rank, one.stage, one.weights) for one in fingerprints):
+        raise LaunchError(
+            f"the initial weights of stage {found.name} differ between its replicas, {found.ranks}: {same_seed}"
+        )
+    if found := _difference((one.rank, name, mark) for one in fingerprints for name, (mark, _) in one.shared.items()):
+        raise LaunchError(
+            f"the initial values of {found.name!r}, which several stages share, differ between {found.ranks}: "
+            f"{same_seed}"
+        )
 
 
-def _check_read(fingerprints: Sequence[Fingerprint]) -> None:
-    seen: dict[str, tuple[str, int]] = {}
-    for one in fingerprints:
-        for name, mark in one.read.items():
-            first, rank = seen.setdefault(name, (mark, one.rank))
-            if first != mark:
-                raise _different_data(name, rank, one.rank)
+class _Difference(NamedTuple):
+    """A name for which two workers have different marks."""
+
+    name: str | int
+    ranks: str
+    values: str
 
 
-def _different_data(name: str, first: int, second: int, values: str = "") -> LaunchError:
+def _difference(marks: Iterable[tuple[int, str | int, str]]) -> _Difference | None:
+    """The first difference among the (rank, name, mark) of all workers; None if there is none."""
+    known: dict[str | int, tuple[int, str]] = {}
+    for rank, name, mark in marks:
+        first, before = known.setdefault(name, (rank, mark))
+        if before != mark:
+            return _Difference(name, f"ranks {first} and {rank}", f" ({before} and {mark})")
+    return None
+
+
+def _different_data(found: _Difference, values: str = "") -> LaunchError:
     return LaunchError(
-        f"the data differs between workers: {name} is not the same at ranks {first} and {second}{values}: make data() "
+        f"the data differs between workers: {found.name} is not the same at {found.ranks}{values}: make data() "
         "deterministic; a data set must not keep random samples, nor use the order of a set or the number of a process"
     )
-
-
-def _check_shared(fingerprints: Sequence[Fingerprint]) -> None:
-    copies: dict[str, tuple[str, int]] = {}
-    for one in fingerprints:
-        for name, (mark, _) in one.shared.items():
-            first, rank = copies.setdefault(name, (mark, one.rank))
-            if first != mark:
-                raise LaunchError(
-                    f"the initial values of {name!r}, which several stages share, differ between ranks {rank} and "
-                    f"{one.rank}: the job's model must be built the same way, from the same seed, in every process"
-                )
-
-
-def weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Digest of parameters and buffers, given by name."""
-    return digest(dict(tensors))
 
 
 def digest(value: Any) -> str:

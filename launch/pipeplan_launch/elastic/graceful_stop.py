@@ -23,14 +23,14 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from hmac import compare_digest
-from typing import Protocol
 
 from pipeplan_launch.comm.p2p import peer_loss_explained
 from pipeplan_launch.elastic import signals
 from pipeplan_launch.elastic.handshake import stop_token
-from pipeplan_launch.elastic.rendezvous import KeyValueStore
+from pipeplan_launch.elastic.store import StoreClient
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.launch_plan import LaunchPlan
 
@@ -87,48 +87,10 @@ MAX_GRANT = 10_000
 """Largest number of minibatches by which a grant is raised at once."""
 
 
-class LookUp(Protocol):
-    """A look-up of the grant that is under way."""
-
-    def done(self) -> bool:
-        """Whether the look-up has ended."""
-
-    def wait(self) -> None:
-        """Wait for the end of the look-up. Raises the error that ended it, if any."""
-
-
-class _InThread:
-    """A look-up in a separate thread. The process can end without waiting for it."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True, name="grant")
-        self._thread.start()
-
-    def done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self) -> None:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self._error = error
-
-
-def forward_stop_requests(store: KeyValueStore) -> None:
-    """Pass signals on to the workers that train, from a worker that does not belong to a stage."""
-
-    def request() -> None:
-        with suppress(RuntimeError):  # the store is lost, and the main thread will notice that
-            store.set(STOP_KEY, stop_token(os.environ))
-
-    signals.handle_requests_with(request)
+def request_stop(store: StoreClient) -> None:
+    """Ask all workers that train to stop. `store`: the store with the keys of this attempt only."""
+    with suppress(RuntimeError):  # the store is lost, and the main thread will notice that
+        store.set(STOP_KEY, stop_token(os.environ))
 
 
 class GracefulStop:
@@ -136,24 +98,25 @@ class GracefulStop:
 
     def __init__(
         self,
-        store: KeyValueStore,
+        store: StoreClient,
         plan: LaunchPlan,
         clock: Callable[[], float] = time.perf_counter,
-        begin_look_up: Callable[[Callable[[], None]], LookUp] = _InThread,
+        begin_look_up: Callable[[Callable[[], None]], Future[None]] | None = None,
     ) -> None:
         """`store`: the store with the keys of this attempt only. From now on a signal is a request to stop.
-        `begin_look_up` runs a function in parallel with the caller.
+        `begin_look_up` runs a function in parallel with the caller; None: in a thread.
         """
         self._store = store
         self._token = stop_token(os.environ)
         self._group_size = (plan.accumulate or 1) if plan.schedule.accumulates else 1
-        self._clock, self._begin_look_up = clock, begin_look_up
+        self._clock = clock
+        self._begin_look_up = begin_look_up or ThreadPoolExecutor(1, "grant").submit
         self._segment = -1
         self._granted = 0
         self._end: int | None = None
         self._look_up_at = 0
         """Index from which the grant is looked up again."""
-        self._looking: LookUp | None = None
+        self._looking: Future[None] | None = None
         self._newest, self._stride = 0, 1
         """The largest index so far, and the largest step between two of them: the number of replicas."""
         self._last_look_up = (0, 0.0)
@@ -163,8 +126,7 @@ class GracefulStop:
     def request(self) -> None:
         """Ask all workers to stop. May be called in another thread."""
         self._requested = True
-        with suppress(RuntimeError):  # the store is lost, and the main thread will notice that
-            self._store.set(STOP_KEY, self._token)
+        request_stop(self._store)
 
     def begin(self) -> None:
         """Begin the next segment."""
@@ -214,7 +176,7 @@ class GracefulStop:
         """Wait for the look-up that has begun, if any."""
         looking, self._looking = self._looking, None
         if looking is not None:
-            looking.wait()
+            looking.result()
 
     def _look_up(self, index: int, ahead: int) -> None:
         """Look the grant up, and raise it if it does not cover this minibatch and `ahead` more."""

@@ -1,5 +1,9 @@
 """Compares the workers' servers and the links between them with the plan before training, and notes differences.
 
+A probe measures the rates of teams: workers that communicate across servers under the plan, busiest first. All workers
+go through the same rounds, even without a team in a round. The time limit is for all rounds together: when it is used
+up, the remaining rounds, which have the least traffic, are left out.
+
 A note gives the planned rate, the measured rate and their ratio. It does not say what the difference costs. To find
 out, solve again with the measured links.
 """
@@ -13,28 +17,15 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from pipeplan_launch.comm.p2p import Transport, peer_loss_explained
-from pipeplan_launch.comm.timed_traffic import (
-    AllReduce,
-    Operation,
-    TimeLimits,
-    TransportExchange,
-    agree_over,
-    time_over_sizes,
-)
+from pipeplan_launch.comm.p2p import peer_loss_explained
+from pipeplan_launch.comm.timed_traffic import TeamTimer, TimeLimits
 from pipeplan_launch.elastic import process_groups
 from pipeplan_launch.elastic.process_groups import Groups
 from pipeplan_launch.elastic.rendezvous import STORE_LOST
 from pipeplan_launch.errors import listed
 from pipeplan_launch.plan.launch_plan import LaunchPlan
-from pipeplan_launch.plan.planned_links import PlannedLinks, pack_rounds
+from pipeplan_launch.plan.planned_links import pack_rounds
 from pipeplan_launch.rank_mapping.rank_assignment import RankAssignment
-
-# Measures the rates that messages and all-reduces between servers reach, for about two seconds before training.
-#
-# A probe measures teams: workers that communicate across servers under the plan, busiest first. All workers go through
-# the same rounds, even without a team in a round. The time limit is for all rounds together: when it is used up, the
-# remaining rounds, which have the least traffic, are left out.
 
 KIB, MIB = 2**10, 2**20
 MOST_ROUNDS = 20
@@ -47,6 +38,15 @@ ENOUGH_S = 0.05
 """A size whose operation takes longer than this is the last one of its round."""
 LEAST_S = 0.02
 """A round does not begin if less time than this remains."""
+SLOWER = 1.25
+"""Ratio of planned to measured rate below which a link counts as fast enough."""
+BUSY = 0.05
+"""Share of the time between two minibatches. A note names a link only if it is busy for longer, at its measured
+rate."""
+MOST_NAMED = 2
+"""Largest number of planned servers that a note lists whose workers are on different machines."""
+CHECKED_KEY = "placed"
+"""Key of the store of all attempts. Its value is the server of every worker when this check last ran."""
 
 
 @dataclass(frozen=True)
@@ -61,29 +61,71 @@ class CommunicatingTeam:
     """Whether the team reduces gradients; otherwise it is a pair that exchanges messages."""
     share: float
     """Share of the time between two minibatches during which the plan keeps the team's link busy."""
+    planned: float = math.inf
+    """The rate that the plan was made for, in bytes/s; infinite if the plan does not contain it."""
+    latency_s: float = 0.0
+    largest: int = 0
+    """Bytes of the gradients of a ring. Larger sizes are not measured, because small ones are slower per byte."""
 
-    def planned(self, links: PlannedLinks) -> tuple[float, float]:
-        """(bytes/s, latency in seconds) that the plan was made for."""
-        return (links.ring if self.is_ring else links.message)(self.workers)
+    def times_slower(self, rate: float) -> float:
+        """Ratio of planned to measured rate; 0 for a link without a planned rate."""
+        return self.planned / rate if math.isfinite(self.planned) else 0.0
 
-
-@dataclass(frozen=True)
-class ProbeTask:
-    """The measurements of a probe. Worker 0 sends it to all workers."""
-
-    rounds: Sequence[Sequence[CommunicatingTeam]]
-    sizes: Sequence[Sequence[int]]
-    """Sizes of each round, in bytes."""
-    links: PlannedLinks
-    seconds: float
-    """Time limit for all rounds together."""
+    def busy(self, rate: float) -> float:
+        """`share` at this measured rate."""
+        return self.share * self.times_slower(rate)
 
 
-def communicating_pairs(plan: LaunchPlan, stage: int) -> Iterator[tuple[int, int]]:
-    """Pairs of a worker of a stage and a worker of the next stage between which minibatches travel."""
-    senders, receivers = plan.pipeline[stage].workers, plan.pipeline[stage + 1].workers
-    count = min(math.lcm(len(senders), len(receivers)), MOST_MINIBATCHES)
-    return ((senders[number % len(senders)], receivers[number % len(receivers)]) for number in range(count))
+Rounds = list[list[CommunicatingTeam]]
+"""Teams of one round are measured at the same time, as they have no server in common."""
+
+
+def check_planned_links(plan: LaunchPlan, groups: Groups, probe_s: float) -> list[str]:
+    """Measure links between servers for `probe_s` seconds in all; returns the notes for the user, at worker 0 only.
+
+    All workers call this. Nothing is measured if all workers are on one server, or after a restart on the same servers.
+    Worker 0's options and plan decide what is measured, because launches may differ in them.
+    """
+    assignment = groups.assignment
+    if assignment.is_one_server:
+        return []
+    is_worker_0 = dist.get_rank() == 0
+    rounds = _rounds_to_measure(plan, groups, probe_s) if is_worker_0 else None
+    rounds = process_groups.broadcast(rounds, 0, groups.everyone, Rounds | None)
+    if rounds is None:
+        return []
+    measured = probe_links(plan, rounds, probe_s, groups) if rounds else {}
+    if not is_worker_0:
+        return []
+    with peer_loss_explained(STORE_LOST):
+        groups.attempt.launch_store.set(CHECKED_KEY, _servers(groups))
+    return link_notes(assignment, measured)
+
+
+def _rounds_to_measure(plan: LaunchPlan, groups: Groups, probe_s: float) -> Rounds | None:
+    """The rounds of this attempt; [] if only the servers of the workers are compared, None if nothing is checked."""
+    launch_store = groups.attempt.launch_store
+    with peer_loss_explained(STORE_LOST):
+        if plan.emulated or (
+            launch_store.check([CHECKED_KEY]) and launch_store.get(CHECKED_KEY).decode() == _servers(groups)
+        ):
+            return None
+    return probe_rounds(plan, groups.assignment) if probe_s and plan.links is not None else []
+
+
+def _servers(groups: Groups) -> str:
+    assignment = groups.assignment
+    servers = dict(zip(assignment.workers, (where.server for where in assignment.locations), strict=True))
+    return repr(sorted(servers.items()))
+
+
+def probe_rounds(plan: LaunchPlan, assignment: RankAssignment) -> Rounds:
+    """The teams by rounds, busiest first."""
+
+    def servers_of(team: CommunicatingTeam) -> set[Hashable]:
+        return {assignment.servers[worker] for worker in team.workers}
+
+    return pack_rounds(teams_across_servers(plan, assignment), servers_of)[:MOST_ROUNDS]
 
 
 def teams_across_servers(plan: LaunchPlan, assignment: RankAssignment) -> list[CommunicatingTeam]:
@@ -100,183 +142,101 @@ def teams_across_servers(plan: LaunchPlan, assignment: RankAssignment) -> list[C
             for pair in communicating_pairs(plan, stage):
                 ends = frozenset(assignment.servers[worker] for worker in pair)
                 if len(ends) > 1 and (ends not in busiest or busiest[ends].share < share):
-                    busiest[ends] = CommunicatingTeam(pair, stage, False, share)
+                    rate = plan.links.message(pair) if plan.links else (math.inf, 0.0)
+                    busiest[ends] = CommunicatingTeam(pair, stage, False, share, *rate)
         workers = plan.pipeline[stage].workers
         if plan.mode == "training" and len({assignment.servers[worker] for worker in workers}) > 1:
             allreduce_s = (prediction.sync_s or 0.0) / (plan.accumulate or len(workers))
-            rings.append(CommunicatingTeam(workers, stage, True, allreduce_s / step_time))
+            rate = plan.links.ring(workers) if plan.links else (math.inf, 0.0)
+            largest = math.ceil(prediction.parameter_bytes or 0)
+            rings.append(CommunicatingTeam(workers, stage, True, allreduce_s / step_time, *rate, largest))
     return sorted([*busiest.values(), *rings], key=lambda team: (-team.share, team.stage, team.workers))
 
 
-def probe_rounds(plan: LaunchPlan, assignment: RankAssignment) -> list[list[CommunicatingTeam]]:
-    """The teams by rounds. Teams of one round are measured at the same time, as they have no server in common."""
-
-    def servers_of(team: CommunicatingTeam) -> set[Hashable]:
-        return {assignment.servers[worker] for worker in team.workers}
-
-    return pack_rounds(teams_across_servers(plan, assignment), servers_of)[:MOST_ROUNDS]
+def communicating_pairs(plan: LaunchPlan, stage: int) -> Iterator[tuple[int, int]]:
+    """Pairs of a worker of a stage and a worker of the next stage between which minibatches travel."""
+    senders, receivers = plan.pipeline[stage].workers, plan.pipeline[stage + 1].workers
+    count = min(math.lcm(len(senders), len(receivers)), MOST_MINIBATCHES)
+    return ((senders[number % len(senders)], receivers[number % len(receivers)]) for number in range(count))
 
 
-def make_task(plan: LaunchPlan, rounds: Sequence[Sequence[CommunicatingTeam]], seconds: float) -> ProbeTask | None:
-    """The probe of these rounds; None if the plan does not contain the links that it was made for."""
-    if plan.links is None:
-        return None
-    return ProbeTask(rounds, [_sizes(plan, teams) for teams in rounds], plan.links, seconds)
+def probe_links(plan: LaunchPlan, rounds: Rounds, seconds: float, groups: Groups) -> dict[CommunicatingTeam, float]:
+    """Measured rates of the teams, in bytes/s, known to all workers. All of them call this with the same rounds.
 
-
-def _sizes(plan: LaunchPlan, teams: Sequence[CommunicatingTeam]) -> tuple[int, ...]:
-    """Sizes to measure, up to the gradients of the largest stage with an all-reduce: small ones are slower per byte."""
-    most = max((plan.predictions[team.stage].parameter_bytes or 0 for team in teams if team.is_ring), default=0)
-    return tuple(size for size in PROBE_SIZES if not most or size <= max(most, PROBE_SIZES[0]))
-
-
-def probe_links(plan: LaunchPlan, task: ProbeTask, groups: Groups) -> dict[CommunicatingTeam, float]:
-    """Measured rates of the teams, in bytes/s, known to all workers. All of them call this with the same task."""
+    `seconds`: time limit for all rounds together; worker 0's counts.
+    """
+    rank, began = dist.get_rank(), time.monotonic()
+    timer = TeamTimer(process_groups.device_of(plan), groups.everyone)
+    mine: dict[CommunicatingTeam, float] = {}
     with peer_loss_explained("a link failed while it was measured"):
-        return _Probe(plan, task, groups).run()
-
-
-class _Probe:
-    def __init__(self, plan: LaunchPlan, task: ProbeTask, groups: Groups) -> None:
-        self._task, self._groups = task, groups
-        self._rank = dist.get_rank()
-        self._device = process_groups.device_of(plan)
-        self._messages = 0
-        """Number of messages so far. It is the same in all workers, so that no two messages have the same number."""
-        self._transport = Transport(0, self._rank, self._device, groups.everyone)
-
-    def run(self) -> dict[CommunicatingTeam, float]:
-        """Measure for about `task.seconds`."""
-        began, count = time.monotonic(), len(self._task.rounds)
-        mine: dict[CommunicatingTeam, float] = {}
-        for number, (teams, sizes) in enumerate(zip(self._task.rounds, self._task.sizes, strict=True)):
-            left = process_groups.broadcast(
-                began + self._task.seconds - time.monotonic(), 0, self._groups.everyone, float
-            )
-            if left < LEAST_S:
+        for number, teams in enumerate(rounds):
+            left_s = process_groups.broadcast(began + seconds - time.monotonic(), 0, groups.everyone, float)
+            if left_s < LEAST_S:
                 break
-            mine |= self._round(teams, sizes, TimeLimits(left / (count - number), ENOUGH_S))
+            team = next((one for one in teams if rank in one.workers), None)
+            limits, ring = TimeLimits(left_s / (len(rounds) - number), ENOUGH_S), None
+            if team is not None and team.is_ring:
+                ring = groups.replicas
+                assert ring is not None
+            most = max(one.largest for one in teams)
+            sizes = [size for size in PROBE_SIZES if not most or size <= max(most, PROBE_SIZES[0])]
+            samples = timer(None if team is None else team.workers, sizes, limits, ring)
+            if team is not None:
+                mine[team] = measured_rate(team, *samples[-1])
         slowest: dict[CommunicatingTeam, float] = {}
-        for rates in process_groups.gather_everywhere(mine, self._groups.everyone, dict[CommunicatingTeam, float]):
+        for rates in process_groups.gather_everywhere(mine, groups.everyone, dict[CommunicatingTeam, float]):
             for team, rate in rates.items():  # an operation is done when its last worker is done
                 slowest[team] = min(rate, slowest.get(team, rate))
-        return slowest
-
-    def _round(
-        self, teams: Sequence[CommunicatingTeam], sizes: Sequence[int], limits: TimeLimits
-    ) -> dict[CommunicatingTeam, float]:
-        """The rate of this worker's team, if it has one in this round."""
-        team = next((one for one in teams if self._rank in one.workers), None)
-
-        def make(size: int, number: int) -> Operation | None:
-            if team is None:
-                return None
-            if team.is_ring:
-                assert self._groups.replicas is not None
-                return AllReduce(self._groups.replicas, size, self._device)
-            peer = team.workers[0] if team.workers[1] == self._rank else team.workers[1]
-            return TransportExchange(self._transport, self._rank, peer, size, self._messages + number, self._device)
-
-        samples, messages = time_over_sizes(sizes, limits, agree_over(self._groups.everyone), make)
-        self._messages += messages
-        if team is None:
-            return {}
-        return {team: measured_rate(team, *samples[-1], self._task.links)}
+    return slowest
 
 
-def measured_rate(team: CommunicatingTeam, size: int, seconds: float, levels: PlannedLinks) -> float:
+def measured_rate(team: CommunicatingTeam, size: int, seconds: float) -> float:
     """The rate in bytes/s of an operation of `size` bytes.
 
     The planned latency of every step is subtracted from its time, but at most half of the time.
     """
     count = len(team.workers)
     steps, sent = (2 * (count - 1), 2 * (count - 1) / count * size) if team.is_ring else (1, size)
-    _, latency_s = team.planned(levels)
-    return sent / max(seconds - steps * latency_s, seconds / 2)
+    return sent / max(seconds - steps * team.latency_s, seconds / 2)
 
 
-SLOWER = 1.25
-"""Ratio of planned to measured rate below which a link counts as fast enough."""
-BUSY = 0.05
-"""Share of the time between two minibatches. A note names a link only if it is busy for longer, at its measured
-rate."""
-MOST_NAMED = 2
-"""Largest number of planned servers that a note lists whose workers are on different machines."""
-CHECKED_KEY = "placed"
-"""Key of the store of all attempts. Its value is the server of every worker when this check last ran."""
-
-
-@dataclass(frozen=True)
-class LinkCheck:
-    """The measurements that worker 0 decides on, because launches may differ in their options and plan files."""
-
-    task: ProbeTask | None
-    """None if only the servers of the workers are compared."""
-
-
-def check_planned_links(plan: LaunchPlan, groups: Groups, probe_s: float) -> list[str]:
-    """Measure links between servers for `probe_s` seconds in all; returns the notes for the user, at worker 0 only.
-
-    All workers call this. Nothing is measured if all workers are on one server, or after a restart on the same servers.
-    Worker 0's options and plan decide what is measured.
-    """
-    assignment = groups.assignment
-    if assignment.is_one_server:
-        return []
-    is_worker_0 = dist.get_rank() == 0
-    chosen = _choose_check(plan, groups, probe_s) if is_worker_0 else None
-    check = process_groups.broadcast(chosen, 0, groups.everyone, LinkCheck | None)
-    if check is None:
-        return []
-    measured = probe_links(plan, check.task, groups) if check.task is not None else {}
-    if not is_worker_0:
-        return []
-    with peer_loss_explained(STORE_LOST):
-        groups.attempt.launch_store.set(CHECKED_KEY, _servers(groups))
-    return link_notes(plan, assignment, measured)
-
-
-def _choose_check(plan: LaunchPlan, groups: Groups, probe_s: float) -> LinkCheck | None:
-    """The check that this attempt needs; None if there is nothing to check."""
-    launch_store = groups.attempt.launch_store
-    with peer_loss_explained(STORE_LOST):
-        if plan.emulated or (
-            launch_store.check([CHECKED_KEY]) and launch_store.get(CHECKED_KEY).decode() == _servers(groups)
-        ):
-            return None
-    teams = probe_rounds(plan, groups.assignment) if probe_s and plan.links is not None else []
-    return LinkCheck(make_task(plan, teams, probe_s) if teams else None)
-
-
-def _servers(groups: Groups) -> str:
-    assignment = groups.assignment
-    servers = dict(zip(assignment.workers, (where.server for where in assignment.locations), strict=True))
-    return repr(sorted(servers.items()))
-
-
-def link_notes(plan: LaunchPlan, assignment: RankAssignment, measured: Mapping[CommunicatingTeam, float]) -> list[str]:
+def link_notes(assignment: RankAssignment, measured: Mapping[CommunicatingTeam, float]) -> list[str]:
     """At most one line about workers on other servers than planned, and one about slow links.
 
     `measured`: the rates in bytes/s that a probe found; empty where nothing was measured.
     """
-    inside = {team: rate for team, rate in measured.items() if _is_planned_on_one_server(team, assignment)}
+    planned_servers = assignment.planned_servers
+    inside = {
+        team: rate for team, rate in measured.items() if len({planned_servers[worker] for worker in team.workers}) == 1
+    }
     lines = []
     if assignment.divided_servers:
-        worst = _worst(plan, inside)
-        rates = "" if worst is None else f": {_rates(plan, worst, inside[worst])}"
+        worst = _worst(inside)
+        rates = "" if worst is None else f": {_rates(worst, inside[worst])}"
         if worst is not None or not inside:
             lines.append(
                 f"note: {_divided_text(assignment)}{rates}; start as many workers on each server as the plan has "
                 "there, or solve again for these servers"
             )
     between = {team: rate for team, rate in measured.items() if team not in inside}
-    slowest = _worst(plan, between)
+    slowest = _worst(between)
     if slowest is not None:
         lines.append(
-            f"note: {_link_text(assignment, slowest)}: {_rates(plan, slowest, between[slowest])}; check the network, "
+            f"note: {_link_text(assignment, slowest)}: {_rates(slowest, between[slowest])}; check the network, "
             "or measure it with pipeplan profile --links and solve again"
         )
     return lines
+
+
+def _worst(measured: Mapping[CommunicatingTeam, float]) -> CommunicatingTeam | None:
+    """The busiest link, at its measured rate, among the links slower than planned; None if no link is slower."""
+    slow = [one for one, rate in measured.items() if one.times_slower(rate) >= SLOWER and one.busy(rate) >= BUSY]
+    return max(slow, key=lambda team: team.busy(measured[team]), default=None)
+
+
+def _rates(team: CommunicatingTeam, rate: float) -> str:
+    slower = team.times_slower(rate)
+    return f"planned {format_rate(team.planned)}, measured {format_rate(rate)}, {slower:.2g} times slower"
 
 
 def format_rate(rate: float) -> str:
@@ -286,33 +246,6 @@ def format_rate(rate: float) -> str:
         if bits >= factor:
             return f"{bits / factor:.3g} {name}"
     return f"{bits / 1e3:.3g} Kbit/s"
-
-
-def _is_planned_on_one_server(team: CommunicatingTeam, assignment: RankAssignment) -> bool:
-    return len({assignment.planned_servers[worker] for worker in team.workers}) == 1
-
-
-def _worst(plan: LaunchPlan, measured: Mapping[CommunicatingTeam, float]) -> CommunicatingTeam | None:
-    """The busiest link, at its measured rate, among the links slower than planned; None if no link is slower."""
-
-    def busy(team: CommunicatingTeam) -> float:
-        return team.share * _times_slower(plan, team, measured[team])
-
-    slow = [team for team in measured if _times_slower(plan, team, measured[team]) >= SLOWER and busy(team) >= BUSY]
-    return max(slow, key=busy, default=None)
-
-
-def _times_slower(plan: LaunchPlan, team: CommunicatingTeam, rate: float) -> float:
-    """Ratio of planned to measured rate; 0 for a link without a planned rate."""
-    assert plan.links is not None
-    planned, _ = team.planned(plan.links)
-    return planned / rate if math.isfinite(planned) else 0.0
-
-
-def _rates(plan: LaunchPlan, team: CommunicatingTeam, rate: float) -> str:
-    assert plan.links is not None
-    planned = team.planned(plan.links)[0]
-    return f"planned {format_rate(planned)}, measured {format_rate(rate)}, {planned / rate:.2g} times slower"
 
 
 def _divided_text(assignment: RankAssignment) -> str:

@@ -60,24 +60,10 @@ def fork_worker(work: Callable[[], object], variables: Mapping[str, object]) -> 
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
-    if not pid:
-        _work_and_exit(work, variables)
-    return pid
-
-
-def keep_inherited_objects() -> None:
-    """In a forked process: never collect objects of the parent process.
-
-    Destroying a store or a process group waits for its threads, which the forked process does not have.
-    """
-    gc.freeze()
-
-
-def _work_and_exit(work: Callable[[], object], variables: Mapping[str, object]) -> None:
-    """The main function of a forked process. It never returns, so that nothing of the parent is cleaned up twice."""
+    if pid := os.fork():
+        return pid
     status = 1
-    try:
+    try:  # the process never returns, so that nothing of the parent is cleaned up twice
         keep_inherited_objects()
         os.environ |= {name: str(value) for name, value in variables.items()}
         work()
@@ -88,3 +74,11 @@ def _work_and_exit(work: Callable[[], object], variables: Mapping[str, object]) 
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+
+
+def keep_inherited_objects() -> None:
+    """In a forked process: never collect objects of the parent process.
+
+    Destroying a store or a process group waits for its threads, which the forked process does not have.
+    """
+    gc.freeze()

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
-from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -99,7 +98,11 @@ def join_workers(plan: LaunchPlan, timeout_s: float, transport: str = GLOO) -> G
     if assignment.is_one_network:
         stay_on_loopback(os.environ)
     backend = devices.process_groups(assignment.own_device_each())
-    own_device = _nccl_device(plan, assignment) if transport != GLOO and devices.copies_to_host else None
+    own_device = None
+    if transport != GLOO and devices.copies_to_host:
+        if not assignment.own_device_each():
+            raise LaunchError("NCCL needs a GPU for every worker, and here some share one: give --transport gloo")
+        own_device = device_of(plan)  # NCCL then connects as soon as a group is made
     hosts = assignment.hosts_text(rank)
     with peer_loss_explained(f"rank {rank} could not connect to the other workers{hosts}"):
         dist.init_process_group(
@@ -151,15 +154,6 @@ def shared_groups(
             )
             for stages in sorted(wanted)
         }
-
-
-def _nccl_device(plan: LaunchPlan, assignment: RankAssignment) -> torch.device:
-    """This worker's device, for NCCL to connect as soon as a group is made. Raises `LaunchError` if workers share a
-    device.
-    """
-    if not assignment.own_device_each():
-        raise LaunchError("NCCL needs a GPU for every worker, and here some share one: give --transport gloo")
-    return device_of(plan)
 
 
 def run_in_all(group: dist.ProcessGroup, call: Callable[[], T]) -> T:
@@ -251,11 +245,7 @@ def _group(ranks: list[int], backend: str, timeout: timedelta) -> Any:
 
 def first_failure(failed: bool, group: dist.ProcessGroup) -> int | None:
     """The lowest rank of the group that failed, or None. All workers of the group call this."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    lowest = torch.tensor([rank if failed else world])
-    with _lost_peers():
-        dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
-    return None if int(lowest) == world else int(lowest)
+    return lowest_of(dist.get_rank() if failed else None, group)
 
 
 def sum_over(values: list[float], group: dist.ProcessGroup) -> list[float]:
@@ -288,12 +278,9 @@ def synchronise_workers(group: dist.ProcessGroup) -> float:
     barrier at slightly different times.
     """
     wait_for(group)
-    # Processes of one boot of a system share a clock, even in different containers.
-    own_replicas = torch.tensor([crc32(machine_and_network()[0].encode()), time.perf_counter()], dtype=torch.float64)
-    theirs = [torch.zeros_like(own_replicas) for _ in range(dist.get_world_size(group))]
-    with _lost_peers():
-        dist.all_gather(theirs, own_replicas, group=group)
-    return min(float(moment) for machine, moment in theirs if machine == own_replicas[0])
+    own = machine_and_network()[0], time.perf_counter()  # processes of one boot share a clock, even across containers
+    gathered: list[tuple[str, float]] = gather_everywhere(own, group, tuple[str, float])
+    return min(moment for machine, moment in gathered if machine == own[0])
 
 
 def broadcast(value: Any, source: int, group: dist.ProcessGroup, kind: Any) -> Any:
@@ -317,35 +304,20 @@ def gather_everywhere(value: Any, group: dist.ProcessGroup, kind: Any) -> list[A
 
     Raises `LaunchError` if a received value has another type.
     """
-    data, sizes = _encoded(value, group)
-    parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
+    data = worker_values.encode(value)
+    counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     with _lost_peers():
+        dist.all_gather(counts, torch.tensor([len(data)]), group=group)
+        sizes = [_checked_size(int(count)) for count in counts]
+        parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes]
         dist.all_gather(parts, _bytes_tensor(data, max(sizes)), group=group)
     return [worker_values.decode(_content(part, size), kind) for part, size in zip(parts, sizes, strict=True)]
 
 
 def gather_at(value: Any, destination: int, group: dist.ProcessGroup, kind: Any) -> list[Any]:
-    """Gather the values of all workers of a group at rank `destination`, by rank. `kind`: the type of the values.
-
-    Returns [] elsewhere. Raises `LaunchError` if a received value has another type.
-    """
-    data, sizes = _encoded(value, group)
-    is_destination = dist.get_rank() == destination
-    parts = [torch.empty(max(sizes), dtype=torch.uint8) for _ in sizes] if is_destination else None
-    with _lost_peers():
-        dist.gather(_bytes_tensor(data, max(sizes)), parts, dst=destination, group=group)
-    return [
-        worker_values.decode(_content(part, size), kind) for part, size in zip(parts or [], sizes, strict=bool(parts))
-    ]
-
-
-def _encoded(value: Any, group: dist.ProcessGroup) -> tuple[bytes, list[int]]:
-    """(this worker's value as bytes, the sizes of all workers' values)."""
-    data = worker_values.encode(value)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
-    with _lost_peers():
-        dist.all_gather(sizes, torch.tensor([len(data)]), group=group)
-    return data, [_checked_size(int(size)) for size in sizes]
+    """`gather_everywhere` at rank `destination`; returns [] elsewhere."""
+    gathered = gather_everywhere(value, group, kind)
+    return gathered if dist.get_rank() == destination else []
 
 
 def _checked_size(size: int) -> int:

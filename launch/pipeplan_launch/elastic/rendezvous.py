@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
@@ -59,25 +59,6 @@ GRACE_S = 1.0
 for."""
 
 
-class KeyValueStore(Protocol):
-    """The part of torch's key-value store, which all workers share, that the executor uses."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Set the value of a key."""
-
-    def get(self, key: str, /) -> bytes:
-        """The value of a key. Waits until it is set."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all these keys are set."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a number that starts at 0; returns the sum."""
-
-    def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a value if the present value is `expected`, where "" means none. Returns the value afterwards."""
-
-
 class LaunchOver(Exception):
     """Another worker has ended the launch for good and has reported why."""
 
@@ -90,7 +71,7 @@ class Attempt:
     """Number of the attempt, from 1."""
     torch_store: Any
     """torch's store with the keys of this attempt only, for torch's own use."""
-    launch_store: KeyValueStore
+    launch_store: StoreClient
     """The store with the keys of all attempts."""
     rank: int
     """Rank of this process in the plan, or the launcher's rank until ranks are assigned."""
@@ -99,9 +80,9 @@ class Attempt:
     """Locations of all processes, by the launcher's rank."""
 
     @property
-    def attempt_store(self) -> KeyValueStore:
+    def attempt_store(self) -> StoreClient:
         """The store with the keys of this attempt only."""
-        store: KeyValueStore = _under(str(self.number), self.launch_store)
+        store: StoreClient = _under(str(self.number), self.launch_store)
         return store
 
     def restart_prefix(self) -> str:
@@ -196,11 +177,11 @@ def join_attempt(timeout_s: float, cards: Sequence[str] = ()) -> Attempt:
             number = _join_attempt(launch_store, rank, deadline, own_json)
         else:
             number = _assemble_attempt(launch_store, world, deadline, own_json)
-        locations = read_locations(launch_store.get(f"{number}/go").decode())
+        locations = read_locations(launch_store.get(f"{number}/go"))
     return Attempt(number, _under(str(number), _under("pipeplan", base)), launch_store, rank, world, locations)
 
 
-def _assemble_attempt(launch_store: KeyValueStore, world: int, deadline: float, own_location_json: str) -> int:
+def _assemble_attempt(launch_store: StoreClient, world: int, deadline: float, own_location_json: str) -> int:
     """At process 0: begin an attempt, and wait until all processes are present. Returns its number."""
     number = launch_store.add("attempt", 1)
     missing = list(range(1, world))
@@ -213,7 +194,7 @@ def _assemble_attempt(launch_store: KeyValueStore, world: int, deadline: float, 
     return number
 
 
-def _join_attempt(launch_store: KeyValueStore, rank: int, deadline: float, own_location_json: str) -> int:
+def _join_attempt(launch_store: StoreClient, rank: int, deadline: float, own_location_json: str) -> int:
     """Join the current attempt; returns its number. A process that finds the attempt complete waits for the next
     attempt.
     """
@@ -231,20 +212,20 @@ def _join_attempt(launch_store: KeyValueStore, rank: int, deadline: float, own_l
         _pause(launch_store, deadline, partial(_absence, launch_store, number, [0]))
 
 
-def _absence(launch_store: KeyValueStore, number: int, missing: Sequence[int]) -> str:
+def _absence(launch_store: StoreClient, number: int, missing: Sequence[int]) -> str:
     """The error line for workers that do not join an attempt, with what is known of them from the previous attempt."""
     before = _under(str(number - 1), launch_store)
     if number > 1 and before.check(["silent"]):
         return f"{_workers_text(missing)} did not come, after {stored_text(before.get('silent'))}"
     hosts = ""
     if number > 1 and before.check(["go"]):
-        locations = read_locations(before.get("go").decode())
+        locations = read_locations(before.get("go"))
         names = dict.fromkeys(locations[rank].name for rank in missing if rank < len(locations))
         hosts = f" (before on {listed(names)})" if len({location.server for location in locations}) > 1 else ""
     return f"{_workers_text(missing)} did not come{hosts}"
 
 
-def _pause(launch_store: KeyValueStore, deadline: float, late: Callable[[], str]) -> None:
+def _pause(launch_store: StoreClient, deadline: float, late: Callable[[], str]) -> None:
     """Wait a moment. Raises `PeerLost` with the line of `late` if the time is up."""
     check_interrupt()
     if launch_store.check([OVER_KEY]):
@@ -275,18 +256,13 @@ def end_attempt(store_port: int, fault: str, server: int | None = None) -> None:
     if number:
         attempt_store = _under(str(number), launch_store)
         if server is not None and attempt_store.check(["go"]):
-            fault += _server_text(server, read_locations(attempt_store.get("go").decode()))
+            locations = read_locations(attempt_store.get("go"))
+            here = [process for process, where in enumerate(locations) if where.launcher == str(server)]
+            if here:
+                workers = sorted(restart_state.worker_of(process) for process in here)
+                fault += f" (host {locations[here[0]].name}, {_workers_text(workers)})"
         attempt_store.set("silent", fault)
         attempt_store.set("again", "")
-
-
-def _server_text(server: int, locations: Sequence[Location]) -> str:
-    """The host of a server and the workers on it, as the end of a line; "" if no worker has joined from it."""
-    here = [process for process, where in enumerate(locations) if where.launcher == str(server)]
-    if not here:
-        return ""
-    workers = sorted(restart_state.worker_of(process) for process in here)
-    return f" (host {locations[here[0]].name}, {_workers_text(workers)})"
 
 
 def stored_text(value: bytes) -> str:

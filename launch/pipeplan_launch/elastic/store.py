@@ -5,13 +5,14 @@ A `TCPStore` that opens its own socket listens on all addresses. Here it gets a 
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
@@ -21,11 +22,13 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 from torch.distributed.rendezvous import rendezvous
 
 from pipeplan_launch.elastic.local_workers import LOOPBACK, on_one_machine
 from pipeplan_launch.elastic.store_gateway import loopback_listener
 
+T = TypeVar("T")
 DEFAULT_TIMEOUT = timedelta(seconds=60)
 
 
@@ -93,21 +96,21 @@ def _create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         int(parameters.get("rank")),
         parameters.max_nodes,
         parameters.run_id,
-        timedelta(seconds=float(parameters.get("timeout"))),
+        float(parameters.get("timeout")),
         parameters.get_as_int("listen_fd"),
     )
 
 
-class LoopbackRendezvous(RendezvousHandler):
+class LoopbackRendezvous(StaticTCPRendezvous):
     """A rendezvous of servers that are known from the start, with a store on a port of the loopback interface."""
 
     def __init__(
-        self, port: int, rank: int, servers: int, run_id: str, timeout: timedelta, listen_fd: int | None
+        self, port: int, rank: int, servers: int, run_id: str, timeout_s: float, listen_fd: int | None
     ) -> None:
         """`listen_fd`: descriptor of the socket that listens on the port; None if another process serves the store."""
-        self._port, self._rank, self._servers, self._run_id = port, rank, servers, run_id
-        self._timeout, self._listen_fd = timeout, listen_fd
-        self._store: Any = None
+        super().__init__(LOOPBACK, port, rank, servers, run_id, math.ceil(timeout_s))
+        self._listen_fd = listen_fd
+        self._opened: Any = None
 
     def get_backend(self) -> str:
         """The name of this rendezvous."""
@@ -120,29 +123,10 @@ class LoopbackRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The store, and this server's number. They are the same in all attempts."""
-        if self._store is None:
-            self._store = open_store(self._port, self._timeout, self._listen_fd)
-        place = RendezvousStoreInfo(LOOPBACK, self._port)
-        return RendezvousInfo(PrefixStore(self._run_id, self._store), self._rank, self._servers, place)
-
-    def is_closed(self) -> bool:
-        """False: the servers remain the same."""
-        return False
-
-    def set_closed(self) -> None:
-        """Nothing to do: no server can join."""
-
-    def num_nodes_waiting(self) -> int:
-        """0: no server can join."""
-        return 0
-
-    def get_run_id(self) -> str:
-        """torchrun's name for the run."""
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        """Nothing to do: the store ends with the launcher."""
-        return True
+        if self._opened is None:
+            self._opened = open_store(self.master_port, self.timeout, self._listen_fd)
+        place = RendezvousStoreInfo(LOOPBACK, self.master_port)
+        return RendezvousInfo(PrefixStore(self.run_id, self._opened), self.rank, self.world_size, place)
 
 
 # A client of the workers' common store with a timeout.
@@ -195,26 +179,6 @@ class StoreClient:
         return value
 
 
-class _Request:
-    def __init__(self, operation: Callable[[], Any]) -> None:
-        self._operation = operation
-        self._answer: Any = None
-        self._error: Exception | None = None
-        self.is_answered = False
-
-    def execute(self) -> None:
-        try:
-            self._answer = self._operation()
-        except Exception as error:
-            self._error = error
-
-    def answer(self) -> Any:
-        """The result of the operation. Raises what the operation raised."""
-        if self._error is not None:
-            raise self._error
-        return self._answer
-
-
 class _RequestThread:
     """A thread that executes one request after another.
 
@@ -224,38 +188,29 @@ class _RequestThread:
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
-        self._changed = threading.Condition()
-        self._open: deque[_Request] = deque()
-        """Unanswered requests. The first request is being executed."""
+        self._thread = ThreadPoolExecutor(1, "store")
+        self._lock = threading.Lock()
+        self._open = 0
+        """Number of unanswered requests."""
         self._silent_since = 0.0
-        threading.Thread(target=self._work, daemon=True, name="store").start()
 
-    def call(self, operation: Callable[[], Any]) -> Any:
+    def call(self, operation: Callable[[], T]) -> T:
         """The operation's result. Raises what the operation raises, or `StoreTimeout`."""
-        request = _Request(operation)
-        with self._changed:
+        with self._lock:
             if not self._open:
                 self._silent_since = time.monotonic()
-            self._open.append(request)
-            self._changed.notify_all()
-            while not request.is_answered:
-                left_s = self._silent_since + self._patience_s - time.monotonic()
-                if left_s <= 0:
-                    if request is not self._open[0]:
-                        self._open.remove(request)
-                    raise StoreTimeout(f"it did not answer within {self._patience_s:g} s")
-                self._changed.wait(left_s)
-        return request.answer()
+            self._open += 1
+        request = self._thread.submit(operation)
+        request.add_done_callback(self._end)
+        while (left_s := self._silent_since + self._patience_s - time.monotonic()) > 0:
+            wait([request], left_s)
+            if request.done():
+                return request.result()
+        request.cancel()
+        raise StoreTimeout(f"it did not answer within {self._patience_s:g} s")
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not self._open:
-                    self._changed.wait()
-                request = self._open[0]
-            request.execute()
-            with self._changed:
-                self._open.popleft()
+    def _end(self, request: Future[Any]) -> None:
+        with self._lock:
+            self._open -= 1
+            if not request.cancelled():
                 self._silent_since = time.monotonic()
-                request.is_answered = True
-                self._changed.notify_all()

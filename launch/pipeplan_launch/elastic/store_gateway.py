@@ -89,7 +89,7 @@ HANDSHAKE_S = 5.0
 """Time within which a peer must send its whole answer."""
 _FULL_S = 0.05
 """Pause after a connection that could not be accepted because this process has too many open files."""
-ALIVE, LEAVES = b".", b"x"
+ALIVE = b"."
 _CHUNK = 1 << 16
 
 
@@ -214,13 +214,10 @@ class StoreGateway:
     async def _listen_to(self, server: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._silent.discard(server)
         self._seen[server] = time.monotonic()
-        while (sign := await reader.read(1)) == ALIVE:
+        while await reader.read(1) == ALIVE:
             self._seen[server] = time.monotonic()
             self._silent.discard(server)
             writer.write(ALIVE)
-        if sign == LEAVES:
-            self._seen.pop(server, None)
-            self._silent.add(server)
 
 
 class StoreRelay:

@@ -21,7 +21,7 @@ early, the order is the same without the nodes that it does not have (`stays`).
 
 **Rings.** The receiver writes the message of its k-th minibatch into slot k mod n of a ring of n (`ring_slots`). A slot
 is free when every reader of its message is done. One reader is the backward pass (for activations under a schedule with
-W: pass W; in inference: the forward pass). The others are the messages of the same minibatch that this replica sends in
+W: pass W; in inference: the forward pass). The other is the message of the same minibatch that this replica sends in
 the same direction, because a stage may pass on what it received.
 """
 
@@ -30,15 +30,13 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 from pipeplan_launch.plan.schedule import Action, ActionKind, Schedule, StageShape, group_count, replica_of
 
 Place = tuple[int, int]
 """A worker as (stage, replica)."""
-Crossing = tuple[int, int]
-"""(stage that sends activations, later stage that receives them). Gradients go the other way."""
 MOST_UNSETTLED = 2
 """Largest number of messages of one direction to one worker that may be under way. Before a third one, computing
 waits for the oldest."""
@@ -51,9 +49,9 @@ class Direction(IntEnum):
     """The direction of a message through the pipeline."""
 
     ACTIVATIONS = 0
-    """From a stage to a later one."""
+    """From a stage to the next one."""
     GRADIENTS = 1
-    """From a stage to an earlier one."""
+    """From a stage to the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +102,6 @@ def last_reader(direction: Direction, schedule: Schedule) -> ActionKind:
     return ActionKind.WEIGHTS if schedule.splits and direction is Direction.ACTIVATIONS else ActionKind.BACKWARD
 
 
-def neighbours(stages: int) -> list[Crossing]:
-    """The crossings of a pipeline in which every stage sends to the next one only, as the executor's does."""
-    return [(stage, stage + 1) for stage in range(stages - 1)]
-
-
 def takes_part(node: Node, place: Place) -> bool:
     """Whether a worker has a part in a node."""
     match node:
@@ -124,17 +117,15 @@ def communication_order(
     schedule: Schedule,
     pipeline: Sequence[StageShape],
     minibatches: int,
-    crossings: Sequence[Crossing] | None = None,
     shared: Collection[tuple[int, ...]] = (),
 ) -> Iterator[Node]:
     """All nodes of a segment, in the common order. They are generated on demand, so memory does not grow.
 
-    `crossings`: None for `neighbours`. `shared`: sets of stages that share weights, each in increasing order. The
-    stages of a set exchange gradients before each update, so they must have the same groups of minibatches. Raises
-    ValueError if no node can start before the streams have ended, or if the schedule does not allow the shapes.
+    `shared`: sets of stages that share weights, each in increasing order. The stages of a set exchange gradients before
+    each update, so they must have the same groups of minibatches. Raises ValueError if no node can start before the
+    streams have ended, or if the schedule does not allow the shapes.
     """
-    crossed = neighbours(len(pipeline)) if crossings is None else crossings
-    return _Replay(schedule, pipeline, minibatches, crossed, shared).run()
+    return _Replay(schedule, pipeline, minibatches, shared).run()
 
 
 def stays(node: Node, schedule: Schedule, pipeline: Sequence[StageShape], end: int) -> bool:
@@ -169,8 +160,8 @@ class _Holding:
 
     readers: int
     free: int = 0
-    waiting: list[tuple[int, Transfer]] = field(default_factory=list)
-    """Transfers into the same slot, with the tick at which their message was made."""
+    waiting: tuple[int, Transfer] | None = None
+    """The next transfer into the same slot, with the tick at which its message was made."""
 
 
 class _Replay:
@@ -179,13 +170,10 @@ class _Replay:
         schedule: Schedule,
         pipeline: Sequence[StageShape],
         minibatches: int,
-        crossings: Sequence[Crossing],
         shared: Collection[tuple[int, ...]],
     ) -> None:
-        self._schedule, self._pipeline, self._count = schedule, pipeline, minibatches
+        self._schedule, self._pipeline = schedule, pipeline
         stages = range(len(pipeline))
-        self._after = {stage: [b for a, b in crossings if a == stage] for stage in stages}
-        self._before = {stage: [a for a, b in crossings if b == stage] for stage in stages}
         self._workers = {
             (stage, replica): _Worker((stage, replica), schedule.stream(pipeline, stage, replica, minibatches))
             for stage, shape in enumerate(pipeline)
@@ -193,8 +181,8 @@ class _Replay:
         }
         self._queue: list[tuple[tuple[int, ...], Node]] = []
         """Nodes that can start, each with its sort key: the tick, then what orders nodes of the same tick."""
-        self._arrived: dict[_Message, list[int]] = defaultdict(list)
-        """Ticks at which the messages of a minibatch arrived at a stage, one for every crossing."""
+        self._arrived: dict[_Message, int] = {}
+        """Tick at which a message arrived."""
         alone = [(stage,) for stage in stages if pipeline[stage].replicas > 1]
         together = sorted(shared) if schedule.trains else []
         self._members = {stage: [one for one in (*alone, *together) if stage in one] for stage in stages}
@@ -249,20 +237,23 @@ class _Replay:
         """The tick from which the action can start; None if it is not known yet."""
         match action.kind:
             case ActionKind.FORWARD:
-                return self._arrival((Direction.ACTIVATIONS, stage, action.index), len(self._before[stage]))
+                return self._arrival(Direction.ACTIVATIONS, stage, action.index)
             case ActionKind.BACKWARD:
-                return self._arrival((Direction.GRADIENTS, stage, action.index), len(self._after[stage]))
+                return self._arrival(Direction.GRADIENTS, stage, action.index)
             case ActionKind.UPDATE:
                 ticks = [self._reduced.get((stages, action.index)) for stages in self._members[stage]]
                 known = [tick for tick in ticks if tick is not None]
                 return max(known, default=0) if len(known) == len(ticks) else None
         return 0
 
-    def _arrival(self, message: _Message, expected: int) -> int | None:
-        if not expected:
-            return 0
-        ticks = self._arrived.get(message, ())
-        return max(ticks) if len(ticks) == expected else None
+    def _arrival(self, direction: Direction, stage: int, minibatch: int) -> int | None:
+        return self._arrived.get((direction, stage, minibatch)) if self._receives(direction, stage) else 0
+
+    def _receives(self, direction: Direction, stage: int) -> bool:
+        return stage != (0 if direction is Direction.ACTIVATIONS else len(self._pipeline) - 1)
+
+    def _sends(self, direction: Direction, stage: int) -> bool:
+        return self._receives(Direction(1 - direction), stage)
 
     def _compute(self, node: Computation, tick: int) -> None:
         worker, (stage, _), action = self._workers[node.place], node.place, node.action
@@ -273,13 +264,13 @@ class _Replay:
                 self._arrived.pop((Direction.ACTIVATIONS, stage, action.index), None)
                 if not self._schedule.trains:
                     self._read((Direction.ACTIVATIONS, stage, action.index), end)
-                self._send(Direction.ACTIVATIONS, node.place, self._after[stage], action.index, end)
+                self._send(Direction.ACTIVATIONS, node.place, action.index, end)
             case ActionKind.BACKWARD:
                 self._arrived.pop((Direction.GRADIENTS, stage, action.index), None)
                 if not self._schedule.splits:
                     self._read((Direction.ACTIVATIONS, stage, action.index), end)
                 self._read((Direction.GRADIENTS, stage, action.index), end)
-                self._send(Direction.GRADIENTS, node.place, self._before[stage], action.index, end)
+                self._send(Direction.GRADIENTS, node.place, action.index, end)
             case ActionKind.WEIGHTS:
                 self._read((Direction.ACTIVATIONS, stage, action.index), end)
             case ActionKind.REDUCE:
@@ -298,15 +289,17 @@ class _Replay:
                 key = (max(ticks), 1, group, *stages, -1)  # -1: no set of stages is the beginning of another's key
                 heapq.heappush(self._queue, (key, Collective(stages, group)))
 
-    def _send(self, direction: Direction, source: Place, stages: Sequence[int], minibatch: int, made: int) -> None:
-        for stage in stages:
-            destination = (stage, replica_of(minibatch, self._pipeline[stage].replicas))
-            transfer = Transfer(direction, minibatch, source, destination)
-            earlier = self._holding((direction, stage, minibatch - self._ring(direction, stage)))
-            if earlier is not None and earlier.readers:
-                earlier.waiting.append((made, transfer))
-            else:
-                self._queue_transfer(transfer, made if earlier is None else max(made, earlier.free))
+    def _send(self, direction: Direction, source: Place, minibatch: int, made: int) -> None:
+        if not self._sends(direction, source[0]):
+            return
+        stage = source[0] + (1 if direction is Direction.ACTIVATIONS else -1)
+        destination = (stage, replica_of(minibatch, self._pipeline[stage].replicas))
+        transfer = Transfer(direction, minibatch, source, destination)
+        earlier = self._holding((direction, stage, minibatch - self._ring(direction, stage)))
+        if earlier is not None and earlier.readers:
+            earlier.waiting = (made, transfer)
+        else:
+            self._queue_transfer(transfer, made if earlier is None else max(made, earlier.free))
 
     def _ring(self, direction: Direction, stage: int) -> int:
         """Minibatches of the pipeline from one use of a slot to the next."""
@@ -316,21 +309,17 @@ class _Replay:
     def _holding(self, message: _Message) -> _Holding | None:
         """The holding of a message that has not left its slot for good; None if no stage sends it."""
         direction, stage, minibatch = message
-        arriving, leaving = self._before[stage], self._after[stage]
-        if direction is Direction.GRADIENTS:
-            arriving, leaving = leaving, arriving
-        if minibatch < 0 or not arriving:
+        if minibatch < 0 or not self._receives(direction, stage):
             return None
-        return self._held.setdefault(message, _Holding(1 + len(leaving)))
+        return self._held.setdefault(message, _Holding(1 + self._sends(direction, stage)))
 
     def _queue_transfer(self, transfer: Transfer, tick: int) -> None:
-        direction, (from_stage, _), (to_stage, _) = transfer.direction, transfer.source, transfer.destination
-        heapq.heappush(self._queue, ((tick, 0, transfer.minibatch, to_stage, from_stage, direction), transfer))
+        key = (tick, 0, transfer.minibatch, transfer.destination[0], transfer.direction)
+        heapq.heappush(self._queue, (key, transfer))
 
     def _transfer(self, node: Transfer, tick: int) -> None:
         direction, minibatch, (stage, _) = node.direction, node.minibatch, node.destination
-        message = (direction, stage, minibatch)
-        self._arrived[message].append(tick)
+        self._arrived[direction, stage, minibatch] = tick
         self._held.pop(
             (direction, stage, minibatch - 2 * self._ring(direction, stage)), None
         )  # nothing waits for it any more
@@ -344,7 +333,6 @@ class _Replay:
             return
         held.readers -= 1
         held.free = max(held.free, tick)
-        if not held.readers:
-            for made, transfer in held.waiting:
-                self._queue_transfer(transfer, max(made, held.free))
-            held.waiting = []
+        if not held.readers and held.waiting is not None:
+            made, transfer = held.waiting
+            self._queue_transfer(transfer, max(made, held.free))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,48 +16,39 @@ from pipeplan_launch.typed_document import Amount, Positive
 T = TypeVar("T")
 Rate = tuple[float, float]
 """(bytes/s in each direction, latency in seconds)."""
+RATES = ("sendrecv", "allreduce", "latency_s")
 
 
 @dataclass(frozen=True)
-class PlannedLevel:
-    """One level of the cluster's network. Every tuple but `starts` has one entry per component of the level."""
+class PlannedComponent:
+    """Neighbouring workers that one level of the cluster's network connects, and the rates inside."""
 
-    starts: tuple[int, ...]
-    """First worker of each component, then the number of all workers."""
-    sendrecv: tuple[float, ...]
-    """Rate of a point-to-point message inside the component, in bytes/s."""
-    allreduce: tuple[float, ...]
-    """Rate of an all-reduce inside the component, in bytes/s."""
-    latency_s: tuple[float, ...]
-
-    def component(self, worker: int) -> int:
-        """The component that holds a worker."""
-        return bisect_right(self.starts, worker) - 1
+    workers: range
+    sendrecv: float
+    """Rate of a point-to-point message, in bytes/s."""
+    allreduce: float
+    """Rate of an all-reduce, in bytes/s."""
+    latency_s: float
 
 
 @dataclass(frozen=True)
 class PlannedLinks:
-    """The levels of the planned cluster, innermost first."""
+    """The components of the planned cluster, level by level, innermost first."""
 
-    levels: tuple[PlannedLevel, ...]
+    components: tuple[PlannedComponent, ...]
 
-    def message(self, workers: Iterable[int]) -> Rate:
+    def message(self, workers: Sequence[int]) -> Rate:
         """Planned rate of messages between some workers."""
-        level, component = self._smallest_common(workers)
-        return level.sendrecv[component], level.latency_s[component]
+        component = self._smallest_common(workers)
+        return component.sendrecv, component.latency_s
 
-    def ring(self, workers: Iterable[int]) -> Rate:
+    def ring(self, workers: Sequence[int]) -> Rate:
         """Planned rate of an all-reduce among some workers."""
-        level, component = self._smallest_common(workers)
-        return level.allreduce[component], level.latency_s[component]
+        component = self._smallest_common(workers)
+        return component.allreduce, component.latency_s
 
-    def _smallest_common(self, workers: Iterable[int]) -> tuple[PlannedLevel, int]:
-        """(level, component) of the smallest component that holds all these workers."""
-        low, high = min(workers := list(workers)), max(workers)
-        for level in self.levels:
-            if level.component(low) == level.component(high):
-                return level, level.component(low)
-        raise AssertionError("the outermost level holds all workers")
+    def _smallest_common(self, workers: Sequence[int]) -> PlannedComponent:
+        return next(one for one in self.components if min(workers) in one.workers and max(workers) in one.workers)
 
 
 class LevelFields(Struct):
@@ -78,23 +68,20 @@ def planned_links(fields: Sequence[LevelFields], workers: int, where: str) -> Pl
 
     Raises `LaunchError` for levels that do not nest or do not join all workers.
     """
-    levels = tuple(_level(entry, workers, f"{where}: links[{index}]") for index, entry in enumerate(fields))
-    if len(levels[-1].starts) != 2:
+    levels = [list(_components(entry, workers, f"{where}: links[{index}]")) for index, entry in enumerate(fields)]
+    if len(levels[-1]) != 1:
         raise LaunchError(f"{where}: the last entry of 'links' does not join all {workers} workers")
-    return PlannedLinks(levels)
+    return PlannedLinks(tuple(component for level in levels for component in level))
 
 
-def _level(entry: LevelFields, workers: int, where: str) -> PlannedLevel:
-    span = entry.span
-    spans = span if isinstance(span, tuple) else (span,) * (workers // span)
+def _components(entry: LevelFields, workers: int, where: str) -> Iterator[PlannedComponent]:
+    spans = entry.span if isinstance(entry.span, tuple) else (entry.span,) * (workers // entry.span)
     if sum(spans) != workers:
         raise LaunchError(f"{where}: span: the components do not add up to the {workers} workers of the plan")
-    return PlannedLevel(
-        tuple(itertools.accumulate(spans, initial=0)),
-        _per_component(entry.sendrecv, len(spans), f"{where}: sendrecv"),
-        _per_component(entry.allreduce, len(spans), f"{where}: allreduce"),
-        _per_component(entry.latency_s, len(spans), f"{where}: latency_s"),
-    )
+    bounds = itertools.pairwise(itertools.accumulate(spans, initial=0))
+    rates = (_per_component(getattr(entry, name), len(spans), f"{where}: {name}") for name in RATES)
+    for (first, end), *own in zip(bounds, *rates, strict=True):
+        yield PlannedComponent(range(first, end), *own)
 
 
 def _per_component(given: float | tuple[float | None, ...] | None, count: int, where: str) -> tuple[float, ...]:

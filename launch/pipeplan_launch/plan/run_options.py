@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import lcm
 
 from pipeplan_launch.errors import LaunchError
-from pipeplan_launch.plan.communication_order import GRADIENT_SLOTS, MOST_UNSETTLED, neighbours
+from pipeplan_launch.plan.communication_order import GRADIENT_SLOTS, MOST_UNSETTLED
 from pipeplan_launch.plan.launch_plan import SHARDED, LaunchPlan
 from pipeplan_launch.plan.schedule import SCHEDULES, Schedule, StageShape
 
@@ -218,19 +219,12 @@ Edge = tuple[int, int]
 def edges(plan: LaunchPlan) -> list[Edge]:
     """Every pair of ranks between which a message may travel, sorted: the same list on all workers."""
     found: set[Edge] = set()
-    for before, after in neighbours(len(plan.pipeline)):
-        ranks = [(one, other) for one in plan.pipeline[before].workers for other in plan.pipeline[after].workers]
+    for before, after in pairwise(plan.pipeline):
+        ranks = [(one, other) for one in before.workers for other in after.workers]
         found.update(ranks)
         if plan.schedule.trains:
             found.update((other, one) for one, other in ranks)
     return sorted(found)
-
-
-def known_by_its_name(transport: str) -> str:
-    """`transport` itself. Raises `ValueError` for the name that `gloo` had in earlier versions."""
-    if transport == "host":
-        raise ValueError(f"host is called {GLOO} now: give --transport {GLOO}")
-    return transport
 
 
 def asks_self_test(wanted: str, plan: LaunchPlan, averaging: GradientAveraging) -> bool:

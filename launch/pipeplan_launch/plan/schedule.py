@@ -62,6 +62,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import accumulate, chain
 from types import MappingProxyType
 
@@ -313,83 +314,65 @@ def double_buffered(pipeline: Sequence[StageShape], stage: int, replica: int, mi
             f"(here {size}, and {shape.depth} on each of {shape.replicas} replicas)"
         )
     groups, own = group_count(size, minibatches), own_minibatches(replica, shape.replicas, minibatches)
-    reduced, updated = 0, 0
+    reduced = updated = 0
+
+    def update(until: int) -> Iterator[Action]:
+        nonlocal updated
+        yield from (Action(ActionKind.UPDATE, group) for group in range(updated, until))
+        updated = max(updated, until)
+
+    def reduce(until: int) -> Iterator[Action]:
+        nonlocal reduced
+        for group in range(reduced, until):
+            yield from update(group)  # so only one all-reduce is under way at a time
+            yield Action(ActionKind.REDUCE, group)
+        reduced = max(reduced, until)
+
     for minibatch in own[: shape.depth]:
         yield Action(ActionKind.FORWARD, minibatch)
     for position, minibatch in enumerate(own):
         yield Action(ActionKind.BACKWARD, minibatch)
-        # This replica has computed all its minibatches of the groups before `finished`.
-        finished = own[position + 1] // size if position + 1 < len(own) else groups
-        yield from _reduce_in_turn(reduced, finished, updated)
-        reduced, updated = finished, max(updated, finished - 1 if finished > reduced else 0)
+        # This replica has computed all its minibatches of the groups before the next minibatch's own.
+        yield from reduce(own[position + 1] // size if position + 1 < len(own) else groups)
         if position + shape.depth < len(own):
             following = own[position + shape.depth]
-            due = max(updated, following // size - 1)
-            yield from (Action(ActionKind.UPDATE, group) for group in range(updated, due))
-            updated = due
+            yield from update(following // size - 1)
             yield Action(ActionKind.FORWARD, following)
-    yield from _reduce_in_turn(reduced, groups, updated)
-    updated = max(updated, groups - 1 if groups > reduced else 0)
-    yield from (Action(ActionKind.UPDATE, group) for group in range(updated, groups))
+    yield from reduce(groups)
+    yield from update(groups)
 
 
-def _reduce_in_turn(reduced: int, finished: int, updated: int) -> Iterator[Action]:
-    """All-reduces of the groups from `reduced` up to `finished`, each after all earlier updates.
+def flush_stream(
+    pipeline: Sequence[StageShape],
+    stage: int,
+    replica: int,
+    minibatches: int,
+    *,
+    fills: bool = False,
+    splits: bool = False,
+) -> Iterator[Action]:
+    """1F1B with a flush: each group fills the pipeline, alternates backward and forward, drains it, and updates.
 
-    So only one all-reduce is under way at a time.
+    `fills`: GPipe (Huang et al., NeurIPS 2019): all forwards of a group, then all its backwards in the same order. The
+    depth must be that of a whole group, ⌈M / r⌉.
+
+    `splits`: ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, arXiv 2401.10241): the gradients of the
+    weights come later, at the latest before the flush. The W of a minibatch runs after the B of `deferred` later
+    minibatches, and before the next forward. So a replica holds the activations of at most depth + deferred
+    minibatches.
     """
-    for group in range(reduced, finished):
-        yield from (Action(ActionKind.UPDATE, earlier) for earlier in range(updated, group))
-        updated = max(updated, group)
-        yield Action(ActionKind.REDUCE, group)
-
-
-def gpipe(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
-    """GPipe: all forwards of a group, then all its backwards in the same order, then the update.
-
-    Source: Huang et al., GPipe, NeurIPS 2019. The depth must be that of a whole group, ⌈M / r⌉.
-    """
+    deferred = pipeline[stage].deferred
     for group, own in _own_groups(pipeline[stage], replica, minibatches):
-        for minibatch in own:
-            yield Action(ActionKind.FORWARD, minibatch)
-        for minibatch in own:
-            yield Action(ActionKind.BACKWARD, minibatch)
-        yield Action(ActionKind.REDUCE, group)
-        yield Action(ActionKind.UPDATE, group)
-
-
-def one_f_one_b_flush(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
-    """1F1B with a flush: each group fills the pipeline, alternates backward and forward, drains it, and updates."""
-    depth = pipeline[stage].depth
-    for group, own in _own_groups(pipeline[stage], replica, minibatches):
+        depth = len(own) if fills else pipeline[stage].depth
         for minibatch in own[:depth]:
             yield Action(ActionKind.FORWARD, minibatch)
         for position, minibatch in enumerate(own):
             yield Action(ActionKind.BACKWARD, minibatch)
-            if position + depth < len(own):
-                yield Action(ActionKind.FORWARD, own[position + depth])
-        yield Action(ActionKind.REDUCE, group)
-        yield Action(ActionKind.UPDATE, group)
-
-
-def zero_bubble_h1(pipeline: Sequence[StageShape], stage: int, replica: int, minibatches: int) -> Iterator[Action]:
-    """ZB-H1: 1F1B with a flush, and the gradients of the weights later, at the latest before the flush.
-
-    Source: Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024 (arXiv 2401.10241). The W of a minibatch runs after
-    the B of `deferred` later minibatches, and before the next forward. So a replica holds the activations of at most
-    depth + deferred minibatches.
-    """
-    depth, deferred = pipeline[stage].depth, pipeline[stage].deferred
-    for group, own in _own_groups(pipeline[stage], replica, minibatches):
-        for minibatch in own[:depth]:
-            yield Action(ActionKind.FORWARD, minibatch)
-        for position, minibatch in enumerate(own):
-            yield Action(ActionKind.BACKWARD, minibatch)
-            if position >= deferred:
+            if splits and position >= deferred:
                 yield Action(ActionKind.WEIGHTS, own[position - deferred])
             if position + depth < len(own):
                 yield Action(ActionKind.FORWARD, own[position + depth])
-        for minibatch in own[max(0, len(own) - deferred) :]:
+        for minibatch in own[max(0, len(own) - deferred) :] if splits else ():
             yield Action(ActionKind.WEIGHTS, minibatch)
         yield Action(ActionKind.REDUCE, group)
         yield Action(ActionKind.UPDATE, group)
@@ -460,6 +443,11 @@ def forward_only(pipeline: Sequence[StageShape], stage: int, replica: int, minib
 _SPLIT, _FORWARD = frozenset(ActionKind), frozenset({ActionKind.FORWARD})
 _TRAINING = _SPLIT - {ActionKind.WEIGHTS}
 
+
+def _flushing(name: str, stream: ActionStream, kinds: frozenset[ActionKind], *virtual: VirtualStages) -> Schedule:
+    return Schedule(name, stream, kinds, True, version_flushed, True, *virtual)
+
+
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
     {
         schedule.name: schedule
@@ -467,28 +455,20 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
             Schedule("1f1b-stashing", one_f_one_b, _TRAINING, trains=True, version=version_stashed),
             Schedule("vertical-sync", one_f_one_b, _TRAINING, trains=True, version=version_of_input),
             Schedule("2bw", double_buffered, _TRAINING, trains=True, version=version_buffered, accumulates=True),
-            Schedule("gpipe", gpipe, _TRAINING, trains=True, version=version_flushed, accumulates=True),
-            Schedule(
-                "1f1b-flush", one_f_one_b_flush, _TRAINING, trains=True, version=version_flushed, accumulates=True
-            ),
-            Schedule("zb-h1", zero_bubble_h1, _SPLIT, trains=True, version=version_flushed, accumulates=True),
-            Schedule(
+            _flushing("gpipe", partial(flush_stream, fills=True), _TRAINING),
+            _flushing("1f1b-flush", flush_stream, _TRAINING),
+            _flushing("zb-h1", partial(flush_stream, splits=True), _SPLIT),
+            _flushing(
                 "interleaved-1f1b",
                 _stream_of_device("interleaved-1f1b"),
                 _TRAINING,
-                trains=True,
-                version=version_flushed,
-                accumulates=True,
-                virtual=VirtualStages(looped_device, interleaved_passes),
+                VirtualStages(looped_device, interleaved_passes),
             ),
-            Schedule(
+            _flushing(
                 "zb-v",
                 _stream_of_device("zb-v"),
                 _SPLIT,
-                trains=True,
-                version=version_flushed,
-                accumulates=True,
-                virtual=VirtualStages(v_shaped_device, zero_bubble_v_passes, most=2),
+                VirtualStages(v_shaped_device, zero_bubble_v_passes, most=2),
             ),
             Schedule("forward-only", forward_only, _FORWARD, trains=False, version=version_fixed),
         )

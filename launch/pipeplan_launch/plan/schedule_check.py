@@ -7,7 +7,7 @@ all-reduce. These are the executor's own rules, so a schedule that replays here 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,22 +24,12 @@ from pipeplan_launch.plan.schedule import (
 
 ReplayedWorker = tuple[int, int]
 """A worker as (stage, replica)."""
+_Fact = tuple[ActionKind, int, int]
+"""(kind, stage, index) of an action. A `Counter` of them says how many replicas have run it."""
 
 
 class ReplayError(ValueError):
     """The schedule would deadlock, mix up minibatches, or exceed a depth. The message is one line that says where."""
-
-
-@dataclass
-class _Messages:
-    """The messages that have been sent and the all-reduces that have started so far."""
-
-    activations: set[tuple[int, int]] = field(default_factory=set)
-    """Activations that have been sent, as (receiving stage, minibatch)."""
-    gradients: set[tuple[int, int]] = field(default_factory=set)
-    """Gradients that have been sent, as (receiving stage, minibatch)."""
-    reductions: dict[tuple[int, int], int] = field(default_factory=dict)
-    """For each (stage, group) the number of replicas that have started its all-reduce."""
 
 
 @dataclass
@@ -66,7 +56,7 @@ def replay_schedule(schedule: Schedule, pipeline: Sequence[StageShape], minibatc
     backward without its forward, updates out of order, weights that do not exist yet, or more minibatches in flight
     than the stage's depth; ValueError if the schedule does not allow the shapes.
     """
-    messages = _Messages()
+    done: Counter[_Fact] = Counter()
     replicas = {
         (stage, replica): _Replica(stage, replica)
         for stage, shape in enumerate(pipeline)
@@ -80,8 +70,8 @@ def replay_schedule(schedule: Schedule, pipeline: Sequence[StageShape], minibatc
     while progress:
         progress = False
         for todo in streams:
-            while todo and _ready(*todo[0], messages, pipeline):
-                _perform(*todo.popleft(), messages, schedule, pipeline)
+            while todo and _ready(*todo[0], done, pipeline):
+                _perform(*todo.popleft(), done, schedule, pipeline)
                 progress = True
     stuck = next((todo for todo in streams if todo), None)
     if stuck is not None:
@@ -132,24 +122,23 @@ def _check_stream(
             raise ReplayError(f"schedule {schedule.name}: {worker} runs {kind.value} of {indices}, expected {wanted}")
 
 
-def _ready(worker: _Replica, action: Action, messages: _Messages, pipeline: Sequence[StageShape]) -> bool:
+def _ready(worker: _Replica, action: Action, done: Counter[_Fact], pipeline: Sequence[StageShape]) -> bool:
     """Whether an action can run now."""
     match action.kind:
         case ActionKind.FORWARD:
-            return worker.stage == 0 or (worker.stage, action.index) in messages.activations
+            return worker.stage == 0 or done[action.kind, worker.stage - 1, action.index] > 0
         case ActionKind.BACKWARD:
-            return worker.stage == len(pipeline) - 1 or (worker.stage, action.index) in messages.gradients
-        case ActionKind.WEIGHTS | ActionKind.REDUCE:
-            return True
+            return worker.stage == len(pipeline) - 1 or done[action.kind, worker.stage + 1, action.index] > 0
         case ActionKind.UPDATE:
-            started = messages.reductions.get((worker.stage, action.index), 0)
-            return started == pipeline[worker.stage].replicas
+            return done[ActionKind.REDUCE, worker.stage, action.index] == pipeline[worker.stage].replicas
+    return True
 
 
 def _perform(
-    worker: _Replica, action: Action, messages: _Messages, schedule: Schedule, pipeline: Sequence[StageShape]
+    worker: _Replica, action: Action, done: Counter[_Fact], schedule: Schedule, pipeline: Sequence[StageShape]
 ) -> None:
     """Run an action: check it against the rules, then record its effects."""
+    done[action.kind, worker.stage, action.index] += 1
     match action.kind:
         case ActionKind.FORWARD:
             shape = pipeline[worker.stage]
@@ -158,12 +147,10 @@ def _perform(
             version = schedule.version(pipeline, worker.stage, action.index)
             if worker.updates < version:
                 raise ReplayError(f"{worker} runs {action} on version {version}, but has made {worker.updates} updates")
-            messages.activations.add((worker.stage + 1, action.index))
             if schedule.trains:
                 worker.in_flight.append(action.index)
                 worker.awaiting.append(action.index)
                 worker.peak = max(worker.peak, len(worker.in_flight))
-            shape = pipeline[worker.stage]
             if len(worker.awaiting) > shape.depth or worker.peak > schedule.held(shape):
                 raise ReplayError(f"{worker} has {worker.in_flight} in flight, above depth")
         case ActionKind.BACKWARD:
@@ -172,7 +159,6 @@ def _perform(
             worker.awaiting.remove(action.index)
             if not schedule.splits:
                 worker.in_flight.remove(action.index)
-            messages.gradients.add((worker.stage - 1, action.index))
         case ActionKind.WEIGHTS:
             if action.index in worker.awaiting or action.index not in worker.in_flight:
                 raise ReplayError(f"{worker} runs {action} before its backward")
@@ -180,8 +166,6 @@ def _perform(
         case ActionKind.REDUCE:
             if worker.in_flight and schedule.flushes:
                 raise ReplayError(f"{worker} runs {action} with {worker.in_flight} in flight")
-            key = (worker.stage, action.index)
-            messages.reductions[key] = messages.reductions.get(key, 0) + 1
         case ActionKind.UPDATE:
             if action.index != worker.updates:
                 raise ReplayError(f"{worker} runs {action} after {worker.updates} updates")

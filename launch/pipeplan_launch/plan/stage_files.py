@@ -83,42 +83,6 @@ class SharedFields(Struct, kw_only=True):
     shard_optimizer: bool = False
     data_parallel: DataParallel = ""
 
-    def launch_plan(self, where: str) -> LaunchPlan:
-        """The part of the plan that these fields describe. Raises `LaunchError` if they contradict each other."""
-        if not self.model.ref:
-            raise LaunchError(f"{where}: the plan was made from a profile without a model, so there is nothing to run")
-        schedule, sizes = _schedule(self.schedule, self.mode, where), self.server_sizes or ()
-        if sizes and (len(sizes) != self.servers or max(sizes) > self.workers_per_server):
-            expected = f"{self.servers} numbers of at most {self.workers_per_server}"
-            raise LaunchError(f"{where}: server_sizes: expected {expected}, found {len(sizes)} up to {max(sizes)}")
-        plan = LaunchPlan(
-            plan=self.plan,
-            mode=self.mode,
-            model_ref=self.model.ref,
-            graph_hash=self.model.graph_hash,
-            minibatch=self.minibatch,
-            device=self.device,
-            servers=self.servers,
-            workers_per_server=self.workers_per_server,
-            schedule=schedule,
-            pipeline=self.pipeline,
-            layers=(),
-            predictions=(),
-            server_sizes=sizes,
-            device_names=self.device_names,
-            accumulate=self.schedule.accumulate if schedule.accumulates else None,
-            correction=self.schedule.correction,
-            shard_optimizer=self.shard_optimizer or self.data_parallel == "zero1",
-            data_parallel=self.data_parallel,
-            granularity=self.model.granularity,
-            taken_whole=self.model.taken_whole,
-            profile=self.profile,
-            model_file=self.model.file,
-        )
-        if self.device_names and len(self.device_names) != plan.world:
-            raise LaunchError(f"{where}: device_names: expected {plan.world}, found {len(self.device_names)}")
-        return plan
-
 
 class StageFile(SharedFields, kw_only=True):
     """A stage file."""
@@ -139,23 +103,65 @@ def load_plan(folder: Path) -> LaunchPlan:
     first = stages[min(stages)]
     _check_complete(folder, paths, len(first.pipeline))
     for index, stage in stages.items():
-        _check_agrees(paths[0], first, paths[index], stage)
+        for name in SharedFields.__struct_fields__:
+            if getattr(stage, name) != getattr(first, name):
+                raise LaunchError(
+                    f"{paths[index]} and {paths[0].name} disagree on {name!r}: they are of different plans"
+                )
         if stage.stage != index:
             raise LaunchError(f"{paths[index]} is of stage {stage.stage}: it was renamed; solve again with --force")
-    where = str(paths[0])
-    plan = replace(
-        first.launch_plan(where),
-        model_ref=located_reference(first.model.ref or "", first.model.file, folder),
-        layers=tuple(stage.layers for stage in stages.values()),
-        predictions=tuple(stage.prediction or Prediction() for stage in stages.values()),
-        emulated=_emulated([(stage.emulation, paths[index]) for index, stage in stages.items()]),
-    )
+    without = [paths[index] for index, stage in stages.items() if stage.emulation is None]
+    if without and len(without) < len(stages):
+        raise LaunchError(f"{without[0]} has no 'emulation', although other stages do")
+    plan = _plan_of(list(stages.values()), folder, str(paths[0]))
     _check_workers(plan, str(folder))
     if first.links is not None:
-        plan = replace(plan, links=planned_links(first.links, plan.world, where))
-    _check_layers(plan, str(folder))
+        plan = replace(plan, links=planned_links(first.links, plan.world, str(paths[0])))
+    counts = Counter(layer for layers in plan.layers for layer in layers)
+    twice = [layer for layer, count in counts.items() if count > 1]
+    if twice:
+        raise LaunchError(f"{folder}: layer {twice[0]!r} is in more than one stage")
     _check_schedule(plan, str(folder))
     _check_data_parallel(plan, str(folder))
+    return plan
+
+
+def _plan_of(stages: Sequence[StageFile], folder: Path, where: str) -> LaunchPlan:
+    """The plan that complete stage files describe, without its links. `where`: the first file."""
+    first = stages[0]
+    if not first.model.ref:
+        raise LaunchError(f"{where}: the plan was made from a profile without a model, so there is nothing to run")
+    schedule, sizes = _schedule(first.schedule, first.mode, where), first.server_sizes or ()
+    if sizes and (len(sizes) != first.servers or max(sizes) > first.workers_per_server):
+        expected = f"{first.servers} numbers of at most {first.workers_per_server}"
+        raise LaunchError(f"{where}: server_sizes: expected {expected}, found {len(sizes)} up to {max(sizes)}")
+    plan = LaunchPlan(
+        plan=first.plan,
+        mode=first.mode,
+        model_ref=located_reference(first.model.ref, first.model.file, folder),
+        graph_hash=first.model.graph_hash,
+        minibatch=first.minibatch,
+        device=first.device,
+        servers=first.servers,
+        workers_per_server=first.workers_per_server,
+        schedule=schedule,
+        pipeline=first.pipeline,
+        layers=tuple(stage.layers for stage in stages),
+        predictions=tuple(stage.prediction or Prediction() for stage in stages),
+        server_sizes=sizes,
+        device_names=first.device_names,
+        accumulate=first.schedule.accumulate if schedule.accumulates else None,
+        correction=first.schedule.correction,
+        shard_optimizer=first.shard_optimizer or first.data_parallel == "zero1",
+        data_parallel=first.data_parallel,
+        granularity=first.model.granularity,
+        taken_whole=first.model.taken_whole,
+        profile=first.profile,
+        model_file=first.model.file,
+        emulated=tuple(stage.emulation for stage in stages if stage.emulation is not None),
+    )
+    if plan.device_names and len(plan.device_names) != plan.world:
+        raise LaunchError(f"{where}: device_names: expected {plan.world}, found {len(plan.device_names)}")
     return plan
 
 
@@ -201,12 +207,6 @@ def _read_stage_file(path: Path) -> StageFile:
     return decode(content, StageFile, str(path))
 
 
-def _check_agrees(reference: Path, first: StageFile, path: Path, stage: StageFile) -> None:
-    for name in SharedFields.__struct_fields__:
-        if getattr(stage, name) != getattr(first, name):
-            raise LaunchError(f"{path} and {reference.name} disagree on {name!r}: they are of different plans")
-
-
 def _schedule(fields: ScheduleFields, mode: str, where: str) -> Schedule:
     name = fields.name
     if name not in SCHEDULES:
@@ -217,14 +217,6 @@ def _schedule(fields: ScheduleFields, mode: str, where: str) -> Schedule:
     if schedule.accumulates and fields.accumulate is None:
         raise LaunchError(f"{where}: schedule {name!r} needs 'accumulate', the minibatches per update")
     return schedule
-
-
-def _emulated(stages: Sequence[tuple[EmulatedStage | None, Path]]) -> tuple[EmulatedStage, ...]:
-    emulated = tuple(stage for stage, _ in stages if stage is not None)
-    if emulated and len(emulated) < len(stages):
-        without = next(path for stage, path in stages if stage is None)
-        raise LaunchError(f"{without} has no 'emulation', although other stages do")
-    return emulated
 
 
 def _check_workers(plan: LaunchPlan, where: str) -> None:
@@ -259,13 +251,6 @@ def _check_devices(plan: LaunchPlan, virtual: VirtualStages, where: str) -> None
         device = virtual.device_of(stage, len(devices))
         if placement.workers != devices[device]:
             raise LaunchError(f"{where}: under {name}, stage {stage} belongs to workers {list(devices[device])}")
-
-
-def _check_layers(plan: LaunchPlan, where: str) -> None:
-    counts = Counter(layer for stage in plan.layers for layer in stage)
-    twice = [layer for layer, count in counts.items() if count > 1]
-    if twice:
-        raise LaunchError(f"{where}: layer {twice[0]!r} is in more than one stage")
 
 
 def _check_schedule(plan: LaunchPlan, where: str) -> None:

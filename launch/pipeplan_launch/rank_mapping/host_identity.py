@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 SERVER_VARIABLE = "PIPEPLAN_SERVER"
 """Environment variable: a name for a process's server, which replaces the detected server. It decides whether
@@ -27,8 +28,6 @@ class Location:
     """Id of the network namespace, the same for processes of one machine that see the same network."""
     launcher: str = ""
     """Number of the launcher that started the process, among the launchers of the run; empty without a launcher."""
-    local: int = 0
-    """Number of the process among the processes of its launcher."""
     devices: int = 0
     """Number of CUDA devices that the process sees."""
     visible: str = ""
@@ -63,13 +62,11 @@ class Location:
 def own_location(environment: Mapping[str, str], cards: Sequence[str] = ()) -> Location:
     """The location of this process. `cards`: UUIDs of the CUDA devices that it sees, "" for a device without one."""
     machine, network = machine_and_network()
-    local = environment.get("LOCAL_RANK", "")
     return Location(
         machine=machine,
         host=platform.node(),
         network=network,
         launcher=environment.get("GROUP_RANK", ""),
-        local=int(local) if local.isdecimal() else 0,
         devices=len(cards),
         visible=environment.get("CUDA_VISIBLE_DEVICES", ""),
         cards=" ".join(cards) if all(cards) else "",
@@ -91,21 +88,14 @@ def machine_and_network() -> tuple[str, str]:
 
 def location_json(where: Location) -> str:
     """A location as JSON, for the store."""
-    return json.dumps(asdict(where))
+    return msgspec.json.encode(where).decode()
 
 
 def locations_json(locations: Sequence[str]) -> str:
-    """The JSON locations of all processes, by rank, as one JSON text. Fields common to a launcher are stored once."""
-    table: dict[str, int] = {}
-    rows = []
-    for text in locations:
-        content = json.loads(text)
-        local = content.pop("local")
-        rows.append([table.setdefault(json.dumps(content), len(table)), local])
-    return json.dumps({"common": [json.loads(text) for text in table], "processes": rows})
+    """The JSON locations of all processes, by rank, as one JSON text."""
+    return f"[{','.join(locations)}]"
 
 
-def read_locations(text: str) -> tuple[Location, ...]:
+def read_locations(text: bytes) -> tuple[Location, ...]:
     """The locations of all processes, by rank, from the text of `locations_json`."""
-    content = json.loads(text)
-    return tuple(Location(**content["common"][number], local=local) for number, local in content["processes"])
+    return msgspec.json.decode(text, type=tuple[Location, ...])

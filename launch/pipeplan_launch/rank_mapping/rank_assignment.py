@@ -1,14 +1,12 @@
 """The assignment of processes to workers, servers and devices. Torch-free.
 
-Every process derives the same assignment from the sizes of the plan's servers and the locations of all processes. The
-rules, in order:
+Every process derives the same assignment from the sizes of the plan's servers and the locations of all processes. In
+the natural order process p is worker p. It stays if it divides the plan's servers no more than this rule:
 
-1. The assignment has few pieces (`pack_parts`). A piece is a pair of a planned server and a real server with workers in
-   common. If every planned server fits onto a real server, each is one piece. Containers of a machine count as
-   different servers, but if possible the pieces of one planned server are in containers of one machine and launcher.
-2. In the natural order process p is worker p. If that order has equally few pieces, it is the assignment.
-3. Otherwise, among real servers of one size, a planned server goes to the one with most of its workers in the natural
-   order.
+1. The plan's servers, the largest first, each take a real server with room for all their workers: the one with the
+   least room, then the one with most of their workers in the natural order.
+2. The servers that fit nowhere share the remaining processes, sorted by machine, container and launcher. Containers of
+   a machine count as different servers, but they are next to each other.
 
 On a server, workers are in the order of their processes.
 """
@@ -17,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,7 +27,7 @@ Path = tuple[Hashable, ...]
 MOST_NAMED = 4
 """Largest number of servers that a line names."""
 SERVER_DEPTH = 2
-"""Number of leading entries of a path that identify the server."""
+"""Number of leading entries of a path that identify the server. One fewer identifies the machine."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +110,10 @@ class RankAssignment:
         few. `planned`: the device name of each worker, if the plan names devices; each process then takes a matching
         device among `names`. Raises `LaunchError` if a device is missing.
         """
+        sharing = self._sharing_processes(process)
         if planned and names:
-            sharing = self._sharing_processes(process)
             return devices_by_name([planned[self.workers[one]] for one in sharing], names)[sharing.index(process)]
-        return self._sharing_processes(process).index(process) % max(1, self.locations[process].devices)
+        return sharing.index(process) % max(1, self.locations[process].devices)
 
     def own_device_each(self) -> bool:
         """Whether every process has a device of its own."""
@@ -132,6 +130,7 @@ class RankAssignment:
         return listed([f"{count} on {host}" for host, count in counts.items()])
 
     def _sharing_processes(self, process: int) -> list[int]:
+        """The processes that see the same devices as this one."""
         return self._processes_by_devices[_visible_devices(self.locations[process])]
 
     @cached_property
@@ -180,30 +179,20 @@ def assign_workers(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ..
     """
     assert sum(sizes) == len(paths)
     natural = tuple(range(len(paths)))
-    if piece_counts(sizes, paths, natural) == _least(sizes, paths):
+    if piece_counts(sizes, paths, natural)[0] == len(sizes):  # no server of the plan is divided
         return natural
-    # Dividing by machine first is better if containers share a machine. Dividing by container at once always has the
-    # fewest pieces.
-    candidates = [natural, *(_Derivation(sizes, paths, levels).workers() for levels in _levels(paths))]
-    return min(candidates, key=lambda workers: piece_counts(sizes, paths, workers))
+    return min((natural, _packed(sizes, paths)), key=lambda workers: piece_counts(sizes, paths, workers))
 
 
 def piece_counts(sizes: Sequence[int], paths: Sequence[Path], workers: Sequence[int]) -> tuple[int, ...]:
-    """The number of pieces of an assignment by server, by machine and by launcher, to be minimised in this order."""
-    server = server_of_workers(sizes)
+    """The number of pairs of a planned and a real server with workers in common, to be minimised; then the same with
+    machines, and with launchers.
+    """
+    planned = server_of_workers(sizes)
+    depths = (SERVER_DEPTH, SERVER_DEPTH - 1, SERVER_DEPTH + 1)
     return tuple(
-        len({(server[worker], path[:depth]) for worker, path in zip(workers, paths, strict=True)})
-        for depth in _depths(paths)
+        len({(planned[worker], path[:depth]) for worker, path in zip(workers, paths, strict=True)}) for depth in depths
     )
-
-
-def _least(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ...]:
-    """A lower bound of `piece_counts`: every server of the plan, and every location, has at least one piece."""
-    return tuple(max(len(sizes), len({path[:depth] for path in paths})) for depth in _depths(paths))
-
-
-def _depths(paths: Sequence[Path]) -> list[int]:
-    return [SERVER_DEPTH, *(depth for depth in range(1, len(paths[0]) + 1) if depth != SERVER_DEPTH)]
 
 
 def server_of_workers(sizes: Sequence[int]) -> list[int]:
@@ -211,157 +200,30 @@ def server_of_workers(sizes: Sequence[int]) -> list[int]:
     return [server for server, size in enumerate(sizes) for _ in range(size)]
 
 
-def _levels(paths: Sequence[Path]) -> tuple[tuple[int, ...], ...]:
-    """The two ways to divide servers: by prefixes of paths from the server on, or from the machine on."""
-    every = tuple(range(1, len(paths[0]) + 1))
-    return every[SERVER_DEPTH - 1 :], every
+def _packed(sizes: Sequence[int], paths: Sequence[Path]) -> tuple[int, ...]:
+    """The worker that each process is if the plan's servers are packed into real servers."""
+    natural, rooms = server_of_workers(sizes), dict[Path, list[int]]()
+    for process in _in_order(paths):
+        rooms.setdefault(paths[process][:SERVER_DEPTH], []).append(process)
+    taken: dict[int, list[int]] = {}
+    for server in sorted(range(len(sizes)), key=lambda one: -sizes[one]):
+        fitting = [room for room in rooms.values() if len(room) >= sizes[server]]
+        if fitting:
+            room = min(fitting, key=lambda one: (len(one), -sum(natural[process] == server for process in one)))
+            taken[server], room[:] = room[: sizes[server]], room[sizes[server] :]
+    rest = itertools.chain.from_iterable(rooms.values())
+    order = [taken.get(server) or list(itertools.islice(rest, size)) for server, size in enumerate(sizes)]
+    worker_of = {process: worker for worker, process in enumerate(itertools.chain.from_iterable(order))}
+    return tuple(worker_of[process] for process in range(len(paths)))
 
 
-class _Derivation:
-    def __init__(self, sizes: Sequence[int], paths: Sequence[Path], levels: Sequence[int]) -> None:
-        self._sizes, self._paths, self._levels = sizes, paths, levels
-        self._natural = server_of_workers(sizes)
-        self._processes: list[list[int]] = [[] for _ in sizes]
-        """The processes of each server of the plan, filled by `_place`."""
-
-    def workers(self) -> tuple[int, ...]:
-        """The worker that each process is."""
-        self._place(dict(enumerate(self._sizes)), list(range(len(self._paths))), 0)
-        workers = [0] * len(self._paths)
-        for first, processes in zip(itertools.accumulate(self._sizes, initial=0), self._processes, strict=False):
-            for worker, process in enumerate(self._in_order(processes), first):
-                workers[process] = worker
-        return tuple(workers)
-
-    def _place(self, amounts: dict[int, int], processes: list[int], level: int) -> None:
-        """Distribute these processes, which share the beginning of a path, over servers. `amounts`: how many each
-        server gets.
-        """
-        if len(amounts) == 1 or level == len(self._levels):
-            rest = iter(processes)
-            for server, amount in sorted(amounts.items()):
-                self._processes[server] += itertools.islice(rest, amount)
-            return
-        inside: dict[Hashable, list[int]] = {}
-        for process in processes:
-            inside.setdefault(self._paths[process][: self._levels[level]], []).append(process)
-        groups, servers = list(inside.values()), sorted(amounts)
-        # A server prefers groups that are not divided, and then groups that hold more of its workers in the natural
-        # order.
-        natural = [Counter(self._natural[process] for process in group) for group in groups]
-        pieces = [len({self._paths[process][:SERVER_DEPTH] for process in group}) for group in groups]
-        packed = pack_parts(
-            [amounts[server] for server in servers],
-            [len(group) for group in groups],
-            lambda part, bin_: natural[bin_][servers[part]] - len(self._paths) * pieces[bin_],
-        )
-        for number, group in enumerate(groups):
-            shares = {server: one[number] for server, one in zip(servers, packed, strict=True) if number in one}
-            self._place(shares, group, level + 1)
-
-    def _in_order(self, processes: list[int]) -> list[int]:
-        """Processes by number, but processes of one location are next to each other."""
-        first: dict[Path, int] = {}
-        for process in sorted(processes):
-            for depth in range(len(self._paths[process]) + 1):
-                first.setdefault(self._paths[process][:depth], process)
-
-        def key(process: int) -> tuple[int, ...]:
-            path = self._paths[process]
-            return (*(first[path[:depth]] for depth in range(1, len(path) + 1)), process)
-
-        return sorted(processes, key=key)
-
-
-# Packs parts into bins with the same total size, so that the parts are divided into few pieces.
-#
-# A piece is a pair (part, bin) with something in common. A set of p parts and b bins of equal totals needs p + b - 1
-# pieces, so many small sets are best. Finding most of them is NP-hard (3-partition). These rules found the optimum in
-# all but 11 of 3,000 random cases: a part and a bin of one size form a set; then a bin and the parts that fill it
-# exactly; then a part and the bins that it fills exactly; the rest is one set.
-
-Preference = Callable[[int, int], float]
-"""Preference of a part for a bin, by their indices: among bins of one size, a part goes into the most preferred bin."""
-
-Amounts = list[dict[int, int]]
-"""For each part, the amount of it in each bin."""
-
-
-def pack_parts(parts: Sequence[int], bins: Sequence[int], liking: Preference = lambda part, bin: 0.0) -> Amounts:
-    """Distribute parts over bins. `parts`, `bins`: their sizes, all above 0 and with the same sum."""
-    assert sum(parts) == sum(bins)
-    amounts: Amounts = [{} for _ in parts]
-    left_parts, left_bins = list(range(len(parts))), list(range(len(bins)))
-    for part, bin_ in _equal_pairs(parts, bins, liking):
-        amounts[part][bin_] = parts[part]
-        left_parts.remove(part)
-        left_bins.remove(bin_)
-    for some_parts, some_bins in _sets(parts, bins, left_parts, left_bins):
-        _fill(amounts, {part: parts[part] for part in some_parts}, {bin_: bins[bin_] for bin_ in some_bins})
-    return amounts
-
-
-def _equal_pairs(parts: Sequence[int], bins: Sequence[int], liking: Preference) -> list[tuple[int, int]]:
-    """Disjoint pairs of a part and a bin of one size, chosen greedily by preference."""
-    pairs = [(part, bin_) for part, size in enumerate(parts) for bin_, room in enumerate(bins) if size == room]
-    pairs.sort(key=lambda pair: (-liking(*pair), pair))
-    chosen: list[tuple[int, int]] = []
-    taken_parts: set[int] = set()
-    taken_bins: set[int] = set()
-    for part, bin_ in pairs:
-        if part not in taken_parts and bin_ not in taken_bins:
-            chosen.append((part, bin_))
-            taken_parts.add(part)
-            taken_bins.add(bin_)
-    return chosen
-
-
-def _sets(
-    parts: Sequence[int], bins: Sequence[int], left_parts: list[int], left_bins: list[int]
-) -> list[tuple[list[int], list[int]]]:
-    """A partition of the remaining parts and bins into sets with equal totals."""
-    found = [(some, [bin_]) for bin_, some in _filling(bins, left_bins, parts, left_parts)]
-    found += [([part], some) for part, some in _filling(parts, left_parts, bins, left_bins)]
-    return [*found, (left_parts, left_bins)]
-
-
-def _filling(
-    rooms: Sequence[int], left_rooms: list[int], sizes: Sequence[int], left: list[int]
-) -> list[tuple[int, list[int]]]:
-    """(room, items that fill it exactly) for each room that can be filled, largest first. Both are removed from the
-    lists.
-    """
-    found = []
-    for room in sorted(left_rooms, key=lambda one: (-rooms[one], one)):
-        some = _exactly(rooms[room], sizes, left)
-        if some is not None:
-            found.append((room, some))
-            left_rooms.remove(room)
-            left[:] = [one for one in left if one not in some]
-    return found
-
-
-def _exactly(total: int, sizes: Sequence[int], left: Sequence[int]) -> list[int] | None:
-    """The first subset of the remaining items whose sizes have this sum; None if there is none (subset sum)."""
-    subsets: dict[int, list[int]] = {0: []}
-    for one in left:
-        for reached, some in list(subsets.items()):
-            if reached + sizes[one] <= total:
-                subsets.setdefault(reached + sizes[one], [*some, one])
-        if total in subsets:
-            return subsets[total]
-    return None
-
-
-def _fill(amounts: Amounts, parts: dict[int, int], bins: dict[int, int]) -> None:
-    """Fill the bins of a set in turn, with the largest parts first, in at most parts + bins - 1 pieces."""
-    order = sorted(bins)
-    for part in sorted(parts, key=lambda one: (-parts[one], one)):
-        left = parts[part]
-        while left:
-            piece = min(left, bins[order[0]])
-            amounts[part][order[0]] = piece
-            left -= piece
-            bins[order[0]] -= piece
-            if not bins[order[0]]:
-                order.pop(0)
+def _in_order(paths: Sequence[Path]) -> list[int]:
+    """Processes by number, but processes of one location are next to each other."""
+    first: dict[Path, int] = {}
+    for process, path in enumerate(paths):
+        for depth in range(1, len(path) + 1):
+            first.setdefault(path[:depth], process)
+    return sorted(
+        range(len(paths)),
+        key=lambda process: [first[paths[process][:depth]] for depth in range(1, len(paths[process]) + 1)],
+    )

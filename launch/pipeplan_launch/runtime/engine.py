@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
-from pipeplan_launch.comm.p2p import MessageTensor, connection_loss_explained
+from pipeplan_launch.comm.p2p import MessageTensor, peer_loss_explained
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Batch, Job
 from pipeplan_launch.job.loss import LossState
@@ -284,7 +284,7 @@ class Engine:
         place = self.place
         peers = [worker for worker in place.plan.pipeline[place.stage].workers if worker != place.rank]
         lost = f"stage {place.stage} (rank {place.rank}) lost ranks {peers} in a pass that they run together"
-        with self.calling(what, index), connection_loss_explained(lost, *peers):
+        with self.calling(what, index), peer_loss_explained(lost, *peers, only_connections=True):
             yield
 
     def begin_step(self, index: int) -> MinibatchRecord:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from pipeplan_launch.checkpoint.manifest import MODEL_PREFIX
 from pipeplan_launch.checkpoint.tensor_store import frozen_checksums
 from pipeplan_launch.comm.ordered_transport import AnyTransport, OrderedTransport
-from pipeplan_launch.comm.p2p import Mailbox, StageTransport, Transport
-from pipeplan_launch.elastic.consistency_check import Fingerprint, digest, weights_digest
+from pipeplan_launch.comm.p2p import Mailbox, Transport
+from pipeplan_launch.elastic.consistency_check import Fingerprint, digest
 from pipeplan_launch.elastic.process_groups import Groups, device_of, wait_for
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.job.job import Data, Job
@@ -321,9 +321,10 @@ def _transports(plan: LaunchPlan, rank: int, device: torch.device, groups: Group
         return [OrderedTransport(numbers[0], rank, device, groups.edges, lambda: wait_for(groups.active))]
     if plan.schedule.virtual is None:
         return [Transport(numbers[0], rank, device, gradients=groups.gradients)]
-    transport = Transport(numbers[-1], rank, device, stages=stages, gradients=groups.gradients)
     mailbox: Mailbox = {}
-    return [StageTransport(transport, mailbox, rank, stage, stages) for stage in numbers]
+    return [
+        Transport(stage, rank, device, stages=stages, gradients=groups.gradients, mailbox=mailbox) for stage in numbers
+    ]
 
 
 def _data_marks(
@@ -351,9 +352,9 @@ def model_parameters(program: Program) -> dict[str, Tensor]:
 def _fingerprint(place: StageContext, trains: bool) -> Fingerprint:
     """Digests of the job's file, and of the stage's weights if it has replicas or shares them."""
     state = {**place.program.parameters_by_name(), **place.program.buffers_by_name()}
-    weights = weights_digest(state) if place.replicas > 1 else ""
+    weights = digest(state) if place.replicas > 1 else ""
     shared = place.program.shared if trains else {}
-    digests = {name: (weights_digest({name: state[name]}), stages) for name, stages in shared.items()}
+    digests = {name: (digest({name: state[name]}), stages) for name, stages in shared.items()}
     job = job_file(place.plan.model_ref)
     return Fingerprint(place.rank, place.stage, weights=weights, job="" if job is None else job.digest, shared=digests)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from toy_workers import Toy, run_toy
 from pipeplan_launch.comm import buckets, p2p
 from pipeplan_launch.comm.buckets import UpdateGroup
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer, average_buffers
-from pipeplan_launch.comm.p2p import MessageTensor, Transport, _tag
+from pipeplan_launch.comm.p2p import MessageTensor, Transport
 from pipeplan_launch.devices.backend import Lane
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.plan.communication_order import Direction
@@ -107,14 +106,20 @@ def test_sparse_gradients_of_replicas_are_refused() -> None:
 
 def test_tags_of_messages_under_way_differ() -> None:
     """Activations of three tensors forward, gradients of two back."""
+    transport = Transport(0, 0, torch.device("cpu"))
+
+    def tags_of(direction: Direction, minibatch: int, count: int) -> list[int]:
+        return [tag for _, tag in transport._tagged(direction, minibatch, [torch.zeros(1)] * count)]
+
     tags = [
-        _tag(direction, minibatch, index, count)
+        tag
         for direction, count in ((Direction.ACTIVATIONS, 3), (Direction.GRADIENTS, 2))
-        for minibatch, index in itertools.product(range(1000), range(count))
+        for minibatch in range(1000)
+        for tag in tags_of(direction, minibatch, count)
     ]
-    assert len(set(tags)) == len(tags)
+    assert len(set(tags)) == len(tags) == 5000
     assert all(0 <= tag < 2**31 for tag in tags)
-    assert 0 <= _tag(Direction.GRADIENTS, 2**40, 1, 2) < 2**31
+    assert all(0 <= tag < 2**31 for tag in tags_of(Direction.GRADIENTS, 2**40, 2))
 
 
 def test_gradients_travel_by_connections_of_their_own_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:

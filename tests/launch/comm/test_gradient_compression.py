@@ -21,7 +21,7 @@ from toy_workers import Toy, run_plan, stage_contents, write_plan
 from pipeplan_launch.__main__ import options_from
 from pipeplan_launch.comm import gradient_exchange
 from pipeplan_launch.comm.buckets import UpdateGroup, as_real, make_buckets
-from pipeplan_launch.comm.gaia_filter import ReplicasByServer, SignificanceFilter, StepSizes
+from pipeplan_launch.comm.gaia_filter import SignificanceFilter, StepSizes
 from pipeplan_launch.comm.gradient_allreduce import GradientReducer
 from pipeplan_launch.comm.gradient_exchange import compressed_exchange
 from pipeplan_launch.comm.p2p import peer_loss_explained
@@ -281,7 +281,7 @@ def make_sparse_filter(group: dist.ProcessGroup, parameters: Mapping[str, Tensor
     from pipeplan_launch.comm import gaia_filter
 
     gaia_filter._INDEX_BYTES = -100
-    return SignificanceFilter(ReplicasByServer([[0, 1], [2]], dist.get_rank(), group), 0.1, lambda _: RATE)
+    return SignificanceFilter([[0, 1], [2]], group, 0.1, lambda _: RATE)
 
 
 def bytes_between(rank: int) -> list[tuple[list[int], int]]:
@@ -298,7 +298,7 @@ def bytes_between(rank: int) -> list[tuple[list[int], int]]:
     found = []
     for share in (0.99, 0.2):
         (bucket,) = make_buckets({"w": nn.Parameter(torch.ones(1000))})
-        exchange = SignificanceFilter(ReplicasByServer([[0], [1]], rank, dist.group.WORLD), share, lambda _: 1.0)
+        exchange = SignificanceFilter([[0], [1]], dist.group.WORLD, share, lambda _: 1.0)
         bucket.values.copy_(torch.arange(1000.0) / 1000)
         sent.clear()
         exchange(bucket, UpdateGroup())

