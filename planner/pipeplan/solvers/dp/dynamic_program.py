@@ -23,20 +23,16 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.charged import charged_result, charges
+from pipeplan.solvers.dp.charged import charged_result
 from pipeplan.solvers.dp.cut_selection import cheap_cuts
 from pipeplan.solvers.dp.grids import search_grids
 from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
 from pipeplan.solvers.dp.results import SearchTask, alone_result, least_step_time_s, plan_of, tell_nobody
 from pipeplan.solvers.dp.spaces import search_batches, search_spaces
 from pipeplan.solvers.dp.threshold import PRECISION
-from pipeplan.solvers.known_answers import KNOWN, question_of
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
-
-_ANY_GAP = 1e6
-"""A relative gap so large that every plan is within it."""
 
 
 def is_feasible(problem: Problem, cuts: Cuts, deadline: float | None = None) -> bool:
@@ -84,19 +80,11 @@ def solve(
     wants_first = (report is not None or seconds is not None or effort.most < float("inf")) and not near
     told = MonotoneReport(report or tell_nobody)
     told(least_step_time_s(problem), float("inf"))
-    task = SearchTask(problem, cuts, deadline, gap, effort, told, price)
-
-    def search(limit_s: float, near: bool, above_s: float = 0.0) -> Result:
-        return _searched(replace(task, useful_s=limit_s, near=near, above_s=above_s))
-
-    known, first = KNOWN.get(), None
-    if known is None:
-        first = first_plan(problem, cuts, deadline, price) if wants_first else None
-        if first is not None:
-            told(0.0, first.step_time_s)
-        answer = _at_least(first, search(useful_s, near), price)
-    else:
-        answer = known.use(question_of(problem, cuts, gap, effort.most), problem, search, useful_s, near=near)
+    first = first_plan(problem, cuts, deadline, price) if wants_first else None
+    if first is not None:
+        told(0.0, first.step_time_s)
+    task = SearchTask(problem, cuts, deadline, gap, effort, told, price, useful_s, near)
+    answer = _at_least(first, _searched(task), price)
     return replace(answer, seconds=time.perf_counter() - began)
 
 
@@ -122,15 +110,13 @@ def _searched(task: SearchTask) -> Result:
         task = replace(task, report=_without_bound(task.report))
     search = search_batches if options.flushes else search_spaces
     search = search_grids if options.grid else search
-    hurries = task.near and task.above_s > 0 and search is search_spaces and charges(task.problem)
-    # If a bound with contention is known, the bound without contention is of little use, and any plan suffices.
-    alone = replace(task, gap=_ANY_GAP) if hurries else task
+    alone = task
     if options.contention:
         # A plan of the first searches may be slower with contention, so only their bounds are reported.
-        alone = replace(alone, report=_without_plan(task.report))
+        alone = replace(task, report=_without_plan(task.report))
     so_far = search(alone)
     if options.contention and so_far.best is not None:
-        return charged_result(replace(task, near=hurries), so_far)
+        return charged_result(task, so_far)
     return alone_result(task, so_far)
 
 
