@@ -56,6 +56,34 @@ class Cuts:
     workspace_bytes: tuple[int, ...]
     """The workspace of every unit, in bytes."""
 
+    @staticmethod
+    def of(units: Sequence[Unit], flows: Sequence[Flow], ideals: Sequence[int], *, complete: bool) -> Cuts:
+        """The cuts with these units inside, and their totals."""
+        inside = membership(ideals, len(units))
+
+        def total(name: str) -> Floats:
+            return np.asarray(inside @ np.array([getattr(unit, name) for unit in units], float))
+
+        work_s, forward_s, update_s = _times(units, inside)
+        sent, returned = _crossing(inside, flows)
+        readers = [0] * len(units)
+        for flow in flows:
+            readers[flow.producer] |= sum(1 << consumer for consumer in flow.consumers)
+        return Cuts(
+            ideals=tuple(ideals),
+            complete=complete,
+            work_s=work_s,
+            forward_s=forward_s,
+            update_s=update_s,
+            parameters=total("parameter_bytes"),
+            buffers=total("buffer_bytes"),
+            saved=total("saved_bytes"),
+            sent=sent,
+            returned=returned,
+            readers=tuple(readers),
+            workspace_bytes=tuple(unit.workspace_bytes for unit in units),
+        )
+
     @cached_property
     def words(self) -> NDArray[np.uint64]:
         """The ideals as N rows of 64-bit words, lowest units first."""
@@ -142,7 +170,7 @@ class Cuts:
         inside = membership(list(self.ideals), len(problem.units))
         # A copy keeps the cached values, which do not depend on times.
         cuts = copy(self)
-        for name, totals in zip(("work_s", "forward_s", "update_s"), _times(problem, inside), strict=True):
+        for name, totals in zip(("work_s", "forward_s", "update_s"), _times(problem.units, inside), strict=True):
             object.__setattr__(cuts, name, totals)
         return cuts
 
@@ -196,35 +224,12 @@ def _enumerated(problem: Problem, limit: int, deadline: Deadline, *, whole: bool
             ideals, complete = graph.ideals(count, problem.edges, limit, deadline.share(0.5)), True
     except (graph.TooManyIdeals, OutOfTime):
         ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE), deadline), False
-    units = problem.units
-    inside = membership(ideals, count)
-    work_s, forward_s, update_s = _times(problem, inside)
-    sent, returned = _crossing(inside, problem)
-    readers = [0] * count
-    for source, target in problem.edges:
-        readers[source] |= 1 << target
-    return Cuts(
-        ideals=tuple(ideals),
-        complete=complete,
-        work_s=work_s,
-        forward_s=forward_s,
-        update_s=update_s,
-        parameters=inside @ np.array([unit.parameter_bytes for unit in units], float),
-        buffers=inside @ np.array([unit.buffer_bytes for unit in units], float),
-        saved=inside @ np.array([unit.saved_bytes for unit in units], float),
-        sent=sent,
-        returned=returned,
-        readers=tuple(readers),
-        workspace_bytes=tuple(unit.workspace_bytes for unit in units),
-    )
+    return Cuts.of(problem.units, problem.flows, ideals, complete=complete)
 
 
-def _times(problem: Problem, inside: Floats) -> tuple[Floats, Floats, Floats]:
+def _times(units: Sequence[Unit], inside: Floats) -> tuple[Floats, Floats, Floats]:
     """(both passes, forward pass, optimiser's step) of the units inside every cut, in seconds."""
-    forward = np.array([unit.forward_s for unit in problem.units])
-    backward, update = (
-        np.array([getattr(unit, name) for unit in problem.units]) for name in ("backward_s", "update_s")
-    )
+    forward, backward, update = np.array([(unit.forward_s, unit.backward_s, unit.update_s) for unit in units]).T
     return inside @ (forward + backward), inside @ forward, inside @ update
 
 
@@ -236,13 +241,13 @@ def membership(ideals: Sequence[int], count: int) -> Floats:
     return np.unpackbits(bits, axis=1, count=count, bitorder="little").astype(float)
 
 
-def _crossing(inside: Floats, problem: Problem) -> tuple[Floats, Floats]:
+def _crossing(inside: Floats, flows: Sequence[Flow]) -> tuple[Floats, Floats]:
     """Bytes that cross every cut, forward and backward.
 
     A tensor crosses a cut if a unit inside computes it and a unit outside reads it."""
     sent, returned = np.zeros((2, len(inside)))
     members = np.ascontiguousarray(inside.T != 0)
-    for flow in problem.flows:
+    for flow in flows:
         crossed = members[flow.producer] & ~members[list(flow.consumers)].all(axis=0)
         sent[crossed] += flow.bytes
         returned[crossed] += flow.gradient_bytes

@@ -30,6 +30,11 @@ class CopyWays:
     """Bandwidth of all-reduces, in bytes/s."""
     latency_s: Sequence[float] = (0.0,)
 
+    def among(self, run: Iterable[int]) -> tuple[float, float]:
+        """Bandwidth and latency of the slowest ring among the copies of some workers of one copy."""
+        places = list(run) if len(self.bandwidth) > 1 else [0]
+        return min(self.bandwidth[one] for one in places), max(self.latency_s[one] for one in places)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -213,6 +218,11 @@ class Problem:
         """The most replicas of a stage in one copy of the pipeline."""
         caps = self.options.max_replicas, self.minibatches_in_flight, self.options.max_workers
         return min([self.cluster.workers, *(cap for cap in caps if cap is not None)])
+
+    @property
+    def joins_copies(self) -> bool:
+        """Whether one ring joins the replicas of a stage in all copies of the pipeline, as under a flush."""
+        return self.copies > 1 and self.training and self.options.flushes
 
     @property
     def speed_in_use(self) -> float:

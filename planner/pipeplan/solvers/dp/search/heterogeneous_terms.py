@@ -36,7 +36,7 @@ class HeterogeneousTerms(CostTerms):
 
     def ring(self, runs: Ints | int) -> tuple[Floats, Floats]:
         """Bandwidth and latency of the rings of stages on placements, in one copy or, with a flush, in all copies."""
-        if self.joins_copies:
+        if self.problem.joins_copies:
             bandwidth, latency = self.group_rates
             return bandwidth[runs], latency[runs]
         return self.runs.allreduce_bandwidth[runs], self.runs.allreduce_latency[runs]
@@ -77,17 +77,6 @@ class HeterogeneousTerms(CostTerms):
     def fastest(self) -> float:
         """Speed of the fastest device."""
         return max(device.speed for device in self.problem.cluster.devices)
-
-    @cached_property
-    def floor(self) -> float:
-        """Lower bound on the step time.
-
-        The bound is the larger of all work on all usable workers, and the costliest unit on the fastest workers that it
-        may have.
-        """
-        most = max(unit.forward_s + unit.backward_s for unit in self.problem.units)
-        alone = most / (max(1, self.most_replicas) * self.fastest)
-        return max(self.problem.work_s / self.problem.speed_in_use, alone)
 
     @cached_property
     def least_transfer_s(self) -> Floats:

@@ -41,6 +41,7 @@ from pipeplan.solvers.dp.search.states import (
     SearchStates,
     group_starts,
     no_later,
+    no_more,
     thinned_rows,
     time_order,
     undominated_rows,
@@ -398,7 +399,7 @@ class PlacementSearch(UniformSearch):
 
     def _dominates(self, states: SearchStates, some: Ints, others: Ints) -> Flags:
         """Flags of shape (some, others): whether each state of `some` dominates each of `others`."""
-        between, counting = self.terms.between, self.limits.counting
+        between = self.terms.between
         mine, first = states.first[some][:, None], states.first[others]
         joined = np.where(first > 0, between[first - 1, first], len(self.terms.problem.cluster.levels))
         joined = np.maximum(joined, states.level[others])
@@ -410,12 +411,8 @@ class PlacementSearch(UniformSearch):
         result &= self.terms.runs.no_slower[joined, states.ways[some][:, None], states.ways[others]]
         if self.terms.parallel:
             result &= states.replicas[some][:, None] >= states.replicas[others]
-        if counting.exact_stages:
-            result &= states.stages[some][:, None] == states.stages[others]
-        elif counting.stages:
-            result &= states.stages[some][:, None] <= states.stages[others]
-        if counting.workers:
-            result &= states.workers[some][:, None] <= states.workers[others]
+        if self.limits.counting.any:
+            result &= no_more(states, some, others, self.limits.counting)
         return result
 
     def _places_of(self, cut: int, states: SearchStates) -> list[PlacedLoads]:
