@@ -182,9 +182,7 @@ def virtual_candidate(problem: Problem, deadline: Deadline, useful_s: float = fl
         return None
     if not plans:
         return None
-    best = plans[0]
-    figure = Figure(best.score.step_time_s, best.simulated_s, best.minibatches)
-    return Candidate(problem.options.schedule, problem, best.plan, figure)
+    return Candidate(problem.options.schedule, problem, plans[0].plan, plans[0].figure)
 
 
 def under(schedule: str, one: Candidate) -> Problem | None:
