@@ -6,7 +6,6 @@ units is therefore the difference of two totals. Workspaces (`Cuts.workspaces`) 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
@@ -51,8 +50,6 @@ class Cuts:
     """Bytes of one minibatch that cross each cut forward."""
     returned: Floats
     """Bytes of one minibatch's gradients that cross each cut backward."""
-    readers: tuple[int, ...]
-    """For every unit, the bit set of the units that read from it."""
     workspace_bytes: tuple[int, ...]
     """The workspace of every unit, in bytes."""
 
@@ -66,9 +63,6 @@ class Cuts:
 
         work_s, forward_s, update_s = _times(units, inside)
         sent, returned = _crossing(inside, flows)
-        readers = [0] * len(units)
-        for flow in flows:
-            readers[flow.producer] |= sum(1 << consumer for consumer in flow.consumers)
         return Cuts(
             ideals=tuple(ideals),
             complete=complete,
@@ -80,7 +74,6 @@ class Cuts:
             saved=total("saved_bytes"),
             sent=sent,
             returned=returned,
-            readers=tuple(readers),
             workspace_bytes=tuple(unit.workspace_bytes for unit in units),
         )
 
@@ -101,49 +94,6 @@ class Cuts:
     def workspaces(self) -> Workspaces:
         """The largest workspace between any two cuts."""
         return Workspaces.of(self.words, self.workspace_bytes, chain=self.chain)
-
-    @cached_property
-    def downhill(self) -> tuple[Ints, Ints]:
-        """Pairs of cuts that differ by one unit. The smaller cut sends and returns at most as many bytes as the larger.
-
-        Returns the indices of the larger cuts, in order, and of the smaller cuts. No pair contains the empty or the
-        full cut.
-        """
-        pairs = self._pairs_in_a_row if self.chain else self._pairs
-        down = (self.sent[pairs[1]] <= self.sent[pairs[0]]) & (self.returned[pairs[1]] <= self.returned[pairs[0]])
-        return pairs[0][down], pairs[1][down]
-
-    @property
-    def _pairs_in_a_row(self) -> tuple[Ints, Ints]:
-        """The result of `_pairs` if every cut contains the previous cut."""
-        grown = [after & ~before for before, after in itertools.pairwise(self.ideals)]
-        large = np.array([index for index in range(2, len(grown)) if grown[index - 1].bit_count() == 1], dtype=np.intp)
-        return large, large - 1
-
-    @property
-    def _pairs(self) -> tuple[Ints, Ints]:
-        """Pairs of cuts, larger and smaller, that differ by one unit, without the empty and the full cut."""
-        index_of = {ideal: index for index, ideal in enumerate(self.ideals)}
-        inner = self._removable[1:-1]
-        large, small = [], []
-        for index, unit in zip(*(axis.tolist() for axis in np.nonzero(inner)), strict=True):
-            smaller_index = index_of.get(self.ideals[index + 1] ^ (1 << unit), 0)
-            if smaller_index:
-                large.append(index + 1)
-                small.append(smaller_index)
-        return np.array(large, dtype=np.intp), np.array(small, dtype=np.intp)
-
-    @cached_property
-    def _removable(self) -> NDArray[np.bool_]:
-        """Flags of shape (cuts, units): whether a unit is inside a cut and no other unit of the cut reads from it."""
-        count = self.ideals[-1].bit_length()
-        removable = np.zeros((len(self.ideals), count), dtype=bool)
-        words = self.words
-        for unit, readers in enumerate(self.readers):
-            bits = np.frombuffer(readers.to_bytes(8 * words.shape[1], "little"), dtype="<u8")
-            inside = (words[:, unit // 64] >> np.uint64(unit % 64)) & np.uint64(1) == 1
-            removable[:, unit] = inside & ~(words & bits).any(axis=1)
-        return removable
 
     def smaller(self, index: int) -> Ints:
         """The indices of the cuts that are proper subsets of cut `index`."""
@@ -186,7 +136,7 @@ class Cuts:
         arrays = {
             field.name: getattr(self, field.name)[kept]
             for field in fields(self)
-            if field.name not in ("ideals", "complete", "readers", "workspace_bytes")
+            if field.name not in ("ideals", "complete", "workspace_bytes")
         }
         picked = tuple(ideal for ideal, keep in zip(self.ideals, kept, strict=True) if keep)
         return replace(self, ideals=picked, **arrays)

@@ -71,7 +71,7 @@ class FlushSearch(UniformSearch):
     # -- replicas and depths --
 
     def _size_stages(
-        self, stage: StageTerms, states: SearchStates, rows: Ints, places: EndPositions, recompute: bool
+        self, stage: StageTerms, states: SearchStates, rows: Ints, places: EndPositions
     ) -> Iterator[tuple[Ints, SearchStates]]:
         size = max(1, _AT_ONCE // max(1, len(stage)))
         for begin in range(0, len(places), size):
@@ -82,7 +82,7 @@ class FlushSearch(UniformSearch):
             if self.limits.memory:
                 candidates, replicas, depth = self._with_depths(stage, states, candidates, replicas)
             demand = depth * replicas * self.counts_depths
-            yield from self._states(stage, states, rows, candidates, replicas, depth, demand, recompute=recompute)
+            yield from self._states(stage, states, rows, candidates, replicas, depth, demand)
 
     @cached_property
     def _counts(self) -> Ints:
@@ -168,7 +168,7 @@ class FlushSearch(UniformSearch):
         return self.batch.depth(candidates.behind, replicas)
 
     def _times(
-        self, stage: StageTerms, states: SearchStates, candidates: CandidateStages, replicas: Floats, depth: Floats
+        self, stage: StageTerms, states: SearchStates, candidates: CandidateStages, replicas: Floats
     ) -> Floats | None:
         assert states.times is not None
         if self.limits.fitting:
@@ -234,9 +234,7 @@ class PlacementFlushSearch(PlacementSearch):
         demand = depth * replicas if self.counts_depths else np.zeros(chosen.shape)
         return np.where(chosen, depth, np.inf), np.where(chosen, demand, np.inf)
 
-    def _placed_times(
-        self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
-    ) -> Floats:
+    def _placed_times(self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints) -> Floats:
         """The batch times of new states: one for each pair of a state and a placement, at its cut."""
         assert states.times is not None
         if self.limits.fitting:

@@ -305,10 +305,18 @@ class PlacementSearch(UniformSearch):
         """
         if not len(target):
             return
-        columns = self._columns(stage, states, rows, which, runs)
-        columns.numbers[5] = depth
-        times = self._placed_times(stage, states, target, which, runs, depth)
-        new_states = replace(columns, demand=demand, times=times)
+        table = self.terms.runs
+        own = {
+            "first": table.first[runs],
+            "level": table.span[runs],
+            "replicas": table.replicas[runs],
+            "depth": depth.astype(np.intp),
+            "recompute": np.full(len(runs), int(stage.recompute)),
+            "end": stage.ends[target],
+            "ways": table.ways[runs],
+        }
+        times = self._placed_times(stage, states, target, which, runs)
+        new_states = SearchStates.in_front(states, rows, which, own, demand, times)
         completable = self.can_complete(stage.begin[target], new_states)
         target, runs, new_states = target[completable], runs[completable], new_states.take(completable)
         if not len(target):
@@ -322,33 +330,16 @@ class PlacementSearch(UniformSearch):
             yield stage.begin[target[kept]], new_states.take(kept)
 
     def _placed_times(
-        self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
+        self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints
     ) -> Floats | None:
         """The batch times of new states; None in the steady state."""
         return None
-
-    def _columns(self, stage: StageTerms, states: SearchStates, rows: Ints, which: Ints, runs: Ints) -> SearchStates:
-        """The new states of placements, without depths and demands."""
-        table = self.terms.runs
-        columns = {
-            "first": table.first[runs],
-            "level": table.span[runs],
-            "stages": states.stages[which] + 1,
-            "workers": states.workers[which] + table.replicas[runs],
-            "replicas": table.replicas[runs],
-            "depth": np.ones(len(runs), dtype=np.intp),
-            "recompute": np.full(len(runs), int(stage.recompute)),
-            "end": np.full(len(runs), stage.end),
-            "source": rows[which],
-            "ways": table.ways[runs],
-        }
-        return SearchStates.of(columns, np.zeros(len(runs)))
 
     # -- dominance --
 
     def _undominated(self, cut: int, waiting: SearchStates) -> SearchStates:
         """The states that no other state dominates; of equal states, the first in a fixed order."""
-        states = waiting.take(self._thinned(waiting))
+        states = waiting.take(thinned_rows(self._keys(waiting), np.stack(self._criteria(waiting))))
         if len(states) == 1:
             return states
         counts = states.level, -states.replicas, states.workers, states.stages
@@ -364,10 +355,6 @@ class PlacementSearch(UniformSearch):
             return better
 
         return states.take(undominated_rows(len(states), dominates))
-
-    def _thinned(self, states: SearchStates) -> Ints:
-        """Rows that are better in some criterion than the other rows with the same position and counts."""
-        return thinned_rows(self._keys(states), np.stack(self._criteria(states)))
 
     @staticmethod
     def _criteria(states: SearchStates) -> list[Floats]:

@@ -247,7 +247,7 @@ class StageSizing:
             most = np.minimum(deepest[open_rows], stage.max_depth_of(selected.target, fewest))
             late = np.flatnonzero(covering > most)
             open_rows = open_rows[late]
-            if stage.divided_ratio or self.terms.first is not None:
+            if stage.problem.divided_ratio or self.terms.first is not None:
                 # With more replicas, more minibatches fit in memory, or fewer versions are kept.
                 most = stage.deepest(replicated=True)[selected.target]
                 more = np.where(most[late] > 1, self._replicas_for(most[late], cover[late]), 0.0)

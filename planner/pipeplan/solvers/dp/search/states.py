@@ -95,6 +95,21 @@ class SearchStates:
         return SearchStates(np.stack([columns.get(name, nothing) for name in _COLUMNS]), demand, times)
 
     @staticmethod
+    def in_front(
+        states: SearchStates, rows: Ints, which: Ints, own: dict[str, Ints], demand: Floats, times: Floats | None
+    ) -> SearchStates:
+        """The states after stages with the columns `own` have been added in front of the states `which`.
+
+        `rows` are the rows of `states` among the kept states of their cut.
+        """
+        behind = {
+            "stages": states.stages[which] + 1,
+            "workers": states.workers[which] + own["replicas"],
+            "source": rows[which],
+        }
+        return SearchStates.of(own | behind, demand, times)
+
+    @staticmethod
     def start(workers: int) -> SearchStates:
         """The state at the full cut: no stage is behind it, there is no demand, and all workers are free."""
         columns = dict.fromkeys(_COLUMNS, np.zeros(1, dtype=np.intp))
