@@ -184,7 +184,9 @@ def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadlin
         return Figure(score.step_time_s, note="no time was left to simulate it")
     except InputError as error:
         return Figure(score.step_time_s, note=str(error))
-    _remember(key, known)
+    _REMEMBERED[key] = known
+    while len(_REMEMBERED) > REMEMBERED:
+        _REMEMBERED.popitem(last=False)
     return known
 
 
@@ -203,14 +205,7 @@ def quick_step_s(plan: Plan, score: Evaluation, problem: Problem, deadline: Dead
     return figured(plan, score, problem, deadline).step_s
 
 
-_Key = tuple[Problem, Plan]
-_REMEMBERED: OrderedDict[_Key, Figure] = OrderedDict()
-
-
-def _remember(key: _Key, figure: Figure) -> None:
-    _REMEMBERED[key] = figure
-    while len(_REMEMBERED) > REMEMBERED:
-        _REMEMBERED.popitem(last=False)
+_REMEMBERED: OrderedDict[tuple[Problem, Plan], Figure] = OrderedDict()
 
 
 def affordable(scenario: Scenario, plan: Plan) -> int | None:

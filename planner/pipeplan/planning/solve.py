@@ -156,8 +156,6 @@ class _Search:
         rival = None if choice is None or not problem.options.flushes else choice.rival(UNIFORM)
         if rival is None or (rival.cluster, rival.problem.profile) != (problem.cluster, problem.profile):
             return None
-        if not problem.options.flushes:
-            return None  # its depths follow from the step time
         shape, fitted = grid_shape_of(rival.plan, problem.cluster), with_depths(rival.plan, problem)
         taken = choice is not None and grid_shape_of(choice.taken.plan, problem.cluster) is not None
         if taken or fitted is None or shape is None:

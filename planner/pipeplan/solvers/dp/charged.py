@@ -74,7 +74,11 @@ class ChargedPipelines:
 
     def best(self, regions: list[Region], known: ChargedPipeline) -> BisectionResult[ChargedPipeline]:
         """The fastest pipeline of these regions, at most as slow as the `known` pipeline, with the bound reached."""
-        regions = [self._with_floor(region) for region in regions if region.low_s < known.step_time_s]
+        regions = [
+            replace(region, low_s=max(region.low_s, self._resources(region, memory=False).floor_s))
+            for region in regions
+            if region.low_s < known.step_time_s
+        ]
         low = min([known.step_time_s, *(region.low_s for region in regions)])
         if low >= min(self.task.useful_s, known.step_time_s):
             return BisectionResult(low, known.step_time_s, known)
@@ -88,9 +92,6 @@ class ChargedPipelines:
         if not result.finished:
             return replace(result, high=known.step_time_s, best=known)
         return self._bisect([replace(one, low_s=max(one.low_s, result.low)) for one in regions], known, memory=True)
-
-    def _with_floor(self, region: Region) -> Region:
-        return replace(region, low_s=max(region.low_s, self._resources(region, memory=False).floor_s))
 
     def _resources(self, region: Region, *, memory: bool) -> SharedResources:
         """The shared resources of a region, with their cost terms."""

@@ -82,50 +82,41 @@ def solve(
     told(least_step_time_s(problem), float("inf"))
     first = first_plan(problem, cuts, deadline, price) if wants_first else None
     if first is not None:
-        told(0.0, first.step_time_s)
+        told(0.0, first.objective_s)
     task = SearchTask(problem, cuts, deadline, gap, effort, told, price, useful_s, near)
     answer = _at_least(first, _searched(task), price)
     return replace(answer, seconds=time.perf_counter() - began)
 
 
-def _at_least(first: FirstPlan | None, answer: Result, price: Callable[[Plan], float] | None) -> Result:
+def _at_least(first: Result | None, answer: Result, price: Callable[[Plan], float] | None) -> Result:
     """The answer, or the first plan in its place if the answer's plan is slower or was not found in time."""
     if first is None or answer.status in (Status.INFEASIBLE, Status.OPTIMAL):
         return answer
     step_time_s = answer.objective_s
     if answer.plan is not None and first.charged and not answer.charged and price is not None:
         step_time_s = price(answer.plan)
-    if step_time_s <= first.step_time_s * (1 + PRECISION):
+    if step_time_s <= first.objective_s * (1 + PRECISION):
         return answer
-    bound_s = min(answer.bound_s, first.step_time_s)
-    answer = replace(answer, status=Status.FEASIBLE, plan=first.plan, charged=first.charged)
-    return replace(answer, objective_s=first.step_time_s, bound_s=bound_s)
+    bound_s = min(answer.bound_s, first.objective_s)
+    return replace(first, bound_s=bound_s, note=answer.note, interrupted=answer.interrupted)
 
 
 def _searched(task: SearchTask) -> Result:
     """The result of the searches, first without contention, and then with contention charged."""
-    options = task.problem.options
+    options, report = task.problem.options, task.report
     if not task.cuts.complete:
         # A bound on a selection of the cuts holds for no other cuts.
-        task = replace(task, report=_without_bound(task.report))
+        task = replace(task, report=lambda bound, best: report(0.0, best))
     search = search_batches if options.flushes else search_spaces
     search = search_grids if options.grid else search
     alone = task
     if options.contention:
         # A plan of the first searches may be slower with contention, so only their bounds are reported.
-        alone = replace(task, report=_without_plan(task.report))
+        alone = replace(task, report=lambda bound, best: task.report(bound, float("inf")))
     so_far = search(alone)
     if options.contention and so_far.best is not None:
         return charged_result(task, so_far)
     return alone_result(task, so_far)
-
-
-def _without_bound(report: Callable[[float, float], None]) -> Callable[[float, float], None]:
-    return lambda bound, best: report(0.0, best)
-
-
-def _without_plan(report: Callable[[float, float], None]) -> Callable[[float, float], None]:
-    return lambda bound, best: report(bound, float("inf"))
 
 
 LARGE = 5_000
@@ -151,20 +142,10 @@ class MonotoneReport:
             self.tell(bound_s, best_s)
 
 
-@dataclass(frozen=True)
-class FirstPlan:
-    """A plan that is found within a second, and its step time in seconds per minibatch."""
-
-    plan: Plan
-    step_time_s: float
-    charged: bool
-    """Whether the step time includes contention."""
-
-
 def first_plan(
     problem: Problem, cuts: Cuts, deadline: float | None, price: Callable[[Plan], float] | None = None
-) -> FirstPlan | None:
-    """A quickly found plan of a large problem; None if the problem is small or no plan is found.
+) -> Result | None:
+    """A quickly found plan, without a bound, of a large problem; None if the problem is small or no plan is found.
 
     `price` is a function that gives the step time of a plan with contention. If contention is charged, there is no
     first plan without `price`.
@@ -182,5 +163,5 @@ def first_plan(
     step_time_s = space.step_time(problem, found.high)
     plan = plan_of(problem, space, found.best.stages(), step_time_s)
     if problem.options.contention and price is not None:
-        return FirstPlan(plan, price(plan), charged=True)
-    return FirstPlan(plan, step_time_s, charged=False)
+        step_time_s = price(plan)
+    return Result("DP", Status.FEASIBLE, plan, step_time_s, 0.0, 0.0, charged=problem.options.contention)
