@@ -220,11 +220,6 @@ class Problem:
         return min([self.cluster.workers, *(cap for cap in caps if cap is not None)])
 
     @property
-    def joins_copies(self) -> bool:
-        """Whether one ring joins the replicas of a stage in all copies of the pipeline, as under a flush."""
-        return self.copies > 1 and self.training and self.options.flushes
-
-    @property
     def speed_in_use(self) -> float:
         """Upper bound on the total speed of the workers that one copy can keep busy: each needs a minibatch in
         flight."""
@@ -292,6 +287,11 @@ def contradicting_pins(problem: Problem) -> str:
         if stage < other and _leads_to(unit_of[second], unit_of[first], readers):
             return f"{first!r} is pinned to stage {stage} and {second!r}, which comes before it, to stage {other}; "
     return ""
+
+
+def joins_copies(problem: Problem) -> bool:
+    """Whether one ring joins the replicas of a stage in all copies of the pipeline, as under a flush."""
+    return problem.copies > 1 and problem.training and problem.options.flushes
 
 
 def _leads_to(start: int, end: int, readers: dict[int, set[int]]) -> bool:

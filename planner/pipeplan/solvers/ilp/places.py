@@ -24,7 +24,7 @@ from pipeplan.cost import contention, formulas
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.grid_shapes import GridShape
-from pipeplan.problem.problem import Problem
+from pipeplan.problem.problem import Problem, joins_copies
 from pipeplan.solvers.plan_space import PlanSpace
 
 Floats = NDArray[np.float64]
@@ -72,7 +72,7 @@ class Places:
         return [run for run in runs if self.problem.unused.isdisjoint(run)]
 
     def _ring(self, run: range) -> tuple[float, float]:
-        if self.problem.joins_copies:
+        if joins_copies(self.problem):
             return self.problem.copy_ways.among(run)
         return self.links.allreduce_among(run)
 

@@ -20,7 +20,7 @@ from pipeplan.plan.schedules import STASHING, TRAITS
 from pipeplan.problem.between_cuts import SharedInCuts
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.problem.grid_shapes import GridShape
-from pipeplan.problem.problem import Problem
+from pipeplan.problem.problem import Problem, joins_copies
 from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.search.topology import ComponentLayout
 
@@ -97,19 +97,19 @@ class CostTerms:
 
     def ring_of(self, level: Ints) -> tuple[Floats | float, Floats | float]:
         """Bandwidth and latency of the ring of stages whose workers in one copy span a level."""
-        if self.problem.joins_copies:
+        if joins_copies(self.problem):
             return self.problem.copy_ways.among(range(1))
         return self.links.allreduce_bandwidth[level], self.links.allreduce_latency[level]
 
     def ring_among(self, run: range) -> tuple[float, float]:
         """Bandwidth and latency of the ring of a stage on these workers of one copy."""
-        if self.problem.joins_copies:
+        if joins_copies(self.problem):
             return self.problem.copy_ways.among(run)
         return self.links.allreduce_among(run)
 
     def members(self, replicas: Any) -> Any:
         """Number of members of the ring of stages with `replicas` replicas in a copy."""
-        return replicas * self.problem.copies if self.problem.joins_copies else replicas
+        return replicas * self.problem.copies if joins_copies(self.problem) else replicas
 
     @property
     def constant_versions(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.problem.problem import joins_copies
 from pipeplan.solvers.dp.search.cost_terms import CostTerms
 from pipeplan.solvers.dp.search.stage_terms import StageTerms
 from pipeplan.solvers.dp.search.topology import PlacementTable, least, levels_between
@@ -36,7 +37,7 @@ class HeterogeneousTerms(CostTerms):
 
     def ring(self, runs: Ints | int) -> tuple[Floats, Floats]:
         """Bandwidth and latency of the rings of stages on placements, in one copy or, with a flush, in all copies."""
-        if self.problem.joins_copies:
+        if joins_copies(self.problem):
             bandwidth, latency = self.group_rates
             return bandwidth[runs], latency[runs]
         return self.runs.allreduce_bandwidth[runs], self.runs.allreduce_latency[runs]
