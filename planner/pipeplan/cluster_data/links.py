@@ -30,6 +30,14 @@ class LevelRates:
     latency: Floats
     """Longest latency, in seconds."""
 
+    def slowest_with(self, other: LevelRates) -> LevelRates:
+        """The slower rate and the longer latency of each entry."""
+        return LevelRates(
+            np.minimum(self.sendrecv, other.sendrecv),
+            np.minimum(self.allreduce, other.allreduce),
+            np.maximum(self.latency, other.latency),
+        )
+
 
 @dataclass(frozen=True)
 class Links:
@@ -60,21 +68,9 @@ class Links:
         found = [LevelRates(free, free, np.zeros(len(free)))]
         for level in range(len(self.cluster.levels)):
             starts, below = self.cluster.starts(level), found[-1]
-            cards = [_joined(self.cluster, level, component) for component in range(len(starts) - 1)]
-            rates = [
-                (card.bandwidth * card.sendrecv_efficiency, _ring_rate(self.cluster, card), card.latency_s)
-                if card.count > 1
-                else (np.inf, np.inf, 0.0)
-                for card in cards
-            ]
-            send, reduce, latency = np.repeat(np.array(rates), np.diff(np.array(starts)), axis=0).T
-            found.append(
-                LevelRates(
-                    np.minimum(below.sendrecv, send),
-                    np.minimum(below.allreduce, reduce),
-                    np.maximum(below.latency, latency),
-                )
-            )
+            rates = [_card_rates(self.cluster, level, component) for component in range(len(starts) - 1)]
+            sizes = np.diff(np.array(starts))
+            found.append(below.slowest_with(LevelRates(*np.repeat(np.array(rates), sizes, axis=0).T)))
         return tuple(found)
 
     def sendrecv(self, level: int, worker: int) -> tuple[float, float]:
@@ -108,13 +104,9 @@ class Links:
         The component is the one at `level` that holds the given worker. Returns (bandwidth of messages, bandwidth of
         all-reduces) in bytes/s for each direction; both are infinite if the component has no neighbours.
         """
-        alone = float("inf"), float("inf")
         if level == len(self.cluster.levels):
-            return alone
-        joined = _joined(self.cluster, level, self.cluster.component(level, worker))
-        if joined.count == 1:
-            return alone
-        return joined.bandwidth * joined.sendrecv_efficiency, _ring_rate(self.cluster, joined)
+            return float("inf"), float("inf")
+        return _card_rates(self.cluster, level, self.cluster.component(level, worker))[:2]
 
     @property
     def _rings(self) -> float:
@@ -148,37 +140,35 @@ class Links:
 def _within(cluster: Cluster, number: int, level: Level, inside: LevelRates) -> LevelRates:
     """The rates of the components of `cluster.levels[number]`, given the rates of the level below, `inside`."""
     if cluster.uniform:
-        if level.count == 1:
-            return inside
-        return LevelRates(
-            np.minimum(inside.sendrecv, level.bandwidth * level.sendrecv_efficiency),
-            np.minimum(inside.allreduce, _ring_rate(cluster, level)),
-            np.maximum(inside.latency, level.latency_s),
-        )
+        return inside.slowest_with(LevelRates(*np.array(_level_rates(cluster, level))[:, None]))
     if number == 0:
-        servers = [machine.inside for machine in cluster.machines]
-        return LevelRates(
-            np.array([level.bandwidth * level.sendrecv_efficiency if level.count > 1 else np.inf for level in servers]),
-            np.array([_ring_rate(cluster, level) if level.count > 1 else np.inf for level in servers]),
-            np.array([level.latency_s if level.count > 1 else 0.0 for level in servers]),
-        )
+        return LevelRates(*np.array([_level_rates(cluster, machine.inside) for machine in cluster.machines]).T)
     if level.count == 1:
         return inside
     below = len(cluster.starts(number)) - 1
-    cards = np.array([_joined(cluster, number, component).bandwidth for component in range(below)])
-    firsts = np.arange(0, below, level.count)
+    cards = np.array([_card_rates(cluster, number, component) for component in range(below)])
+    own, firsts = inside.slowest_with(LevelRates(*cards.T)), np.arange(0, below, level.count)
     return LevelRates(
-        np.minimum.reduceat(np.minimum(inside.sendrecv, cards * level.sendrecv_efficiency), firsts),
-        np.minimum.reduceat(
-            np.minimum(inside.allreduce, cards * level.allreduce_efficiency / cluster.exchange_rings), firsts
-        ),
-        np.maximum(np.maximum.reduceat(inside.latency, firsts), level.latency_s),
+        np.minimum.reduceat(own.sendrecv, firsts),
+        np.minimum.reduceat(own.allreduce, firsts),
+        np.maximum.reduceat(own.latency, firsts),
     )
 
 
-def _ring_rate(cluster: Cluster, level: Level) -> float:
-    """Bandwidth of exchanges of gradients over a level, in bytes/s."""
-    return level.bandwidth * level.allreduce_efficiency / cluster.exchange_rings
+def _card_rates(cluster: Cluster, level: int, component: int) -> tuple[float, float, float]:
+    """The rates of the link that joins a component of `level` with others, as `_level_rates` returns them."""
+    return _level_rates(cluster, _joined(cluster, level, component))
+
+
+def _level_rates(cluster: Cluster, level: Level) -> tuple[float, float, float]:
+    """Bandwidth of messages and of exchanges of gradients over a level in bytes/s, and latency in seconds.
+
+    A level of a single component slows nothing down.
+    """
+    if level.count == 1:
+        return np.inf, np.inf, 0.0
+    exchanges = level.bandwidth * level.allreduce_efficiency / cluster.exchange_rings
+    return level.bandwidth * level.sendrecv_efficiency, exchanges, level.latency_s
 
 
 def _joined(cluster: Cluster, level: int, component: int) -> Level:

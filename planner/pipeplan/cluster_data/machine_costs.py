@@ -236,17 +236,12 @@ def without_costs(cluster: Cluster) -> Cluster:
 
 
 def _made_with() -> dict[str, str]:
-    """The fields that identify the measured system: machine and versions."""
+    """The fields that identify the measured system: processor, cores that this process may use, and versions."""
+    from pipeplan.cluster_data.local import local_processors
+
+    here = local_processors()
     try:
         torch = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         torch = ""
-    return {"machine": _machine(), "torch": torch, "pipeplan": __version__}
-
-
-def _machine() -> str:
-    """This machine: the name of its processor, and the cores that this process may use."""
-    from pipeplan.cluster_data.local import local_processors
-
-    here = local_processors()
-    return f"{here.name}, {here.cores} cores"
+    return {"machine": f"{here.name}, {here.cores} cores", "torch": torch, "pipeplan": __version__}

@@ -167,17 +167,14 @@ def check_structure(plan: Plan, problem: Problem) -> None:
 def _check_workers(plan: Plan, total: int) -> None:
     if plan.virtual:
         check_devices(plan)
-    workers = [worker for position in (plan.devices if plan.virtual else _by_stage(plan)) for worker in position]
+    positions = plan.devices if plan.virtual else tuple(stage.workers for stage in plan.stages)
+    workers = [worker for position in positions for worker in position]
     if len(set(workers)) != len(workers):
         raise InputError("the plan gives one worker to two stages")
     if any(worker >= total for worker in workers):
         raise InputError(f"the plan uses worker {max(workers)}, but the cluster has workers 0 to {total - 1}")
     if any(not stage.workers or stage.replicas % plan.copies for stage in plan.stages):
         raise InputError(f"every stage needs a worker in each of the {plan.copies} copies of the pipeline")
-
-
-def _by_stage(plan: Plan) -> tuple[tuple[int, ...], ...]:
-    return tuple(stage.workers for stage in plan.stages)
 
 
 def _stage_cost(plan: Plan, problem: Problem, links: Links, index: int, times: Sequence[StageTimes]) -> StageCost:

@@ -258,16 +258,14 @@ def recompute_memory(saved: Any, sent: Any, recompute: Any) -> Any:
     return np.where(recompute, saved + sent, 0)
 
 
-def memory_per_depth(
-    parameters: Any, saved: Any, received: Any, sent: Any, *, stashes: int = 1, recompute: Any = False
-) -> Any:
-    """Memory in training for each minibatch in flight, in bytes.
+def memory_per_depth(saved: Any, received: Any, sent: Any, *, recompute: Any = False) -> Any:
+    """Memory in training for each minibatch in flight, in bytes, without weight versions.
 
-    The sum counts the activations saved for backward, the stage's input (`received`) and output (`sent`), and `stashes`
-    copies of the weights. A stage that recomputes keeps only its input and the version.
+    The sum counts the activations saved for backward, and the stage's input (`received`) and output (`sent`). A stage
+    that recomputes keeps only its input.
 
     Tensors that cross a boundary are held by both stages until the backward pass. A profile counts each of these
     tensors once, with the first layer that saves it. Here both stages at a boundary are charged for the tensor, so one
     stage may count it twice. "Memory of one worker".
     """
-    return parameters * stashes + received + np.where(recompute, 0, saved + sent)
+    return received + np.where(recompute, 0, saved + sent)

@@ -167,8 +167,7 @@ class StageTable:
         """Bytes of activations of each minibatch in flight; 0 in inference."""
         if not self.problem.training:
             return 0.0 * self.parameters
-        saved = self.inside("saved")
-        return formulas.memory_per_depth(0, saved, self.received, self.sent, recompute=self.recompute)
+        return formulas.memory_per_depth(self.inside("saved"), self.received, self.sent, recompute=self.recompute)
 
     def replica_bytes(self, replicas: Any) -> Any:
         """Bytes that replication adds to the memory of each worker in training; negative where replicas divide the

@@ -14,7 +14,6 @@ from pipeplan.explanation.time_breakdown import ResourceLoad, TimeBreakdown, bre
 from pipeplan.plan.plan import Plan
 from pipeplan.planning.baselines import not_taken_because
 from pipeplan.planning.choose import Choice
-from pipeplan.planning.fast import reusing
 from pipeplan.planning.figure import figure_of
 from pipeplan.planning.outcome import TOLERANCE, Outcome
 from pipeplan.planning.settings import Settings
@@ -84,41 +83,39 @@ def explain_plan(
     """Explain a plan; without `plan`, explain the plan that a solve finds.
 
     `proof` is what has been shown about a given plan, and `step_s` its figure in seconds per minibatch. Without
-    `step_s` the plan is simulated. `known` and `choice` are those of `solve`. The searches for other plans and clusters
-    reuse the results of earlier searches. Raises `InfeasibleError` if no plan fits.
+    `step_s` the plan is simulated. `known` and `choice` are those of `solve`. Raises `InfeasibleError` if no plan fits.
     """
-    with reusing():
-        progress("solving")
-        best = solve(problem, settings, known=known, choice=choice)
-        plan = best.plan if plan is None else plan
-        score, cuts = evaluate(plan, problem), enumerate_cuts(problem, settings.maximum_cuts)
-        if step_s is None:
-            answered = plan == best.plan
-            step_s = best.predicted_s if answered else figure_of(plan, score, problem, Deadline()).step_s
-        anatomies = [break_down_time("this plan", plan, problem, step_s)]
-        for baseline in best.baselines:
-            if baseline.plan is not None:
-                made = break_down_time(baseline.name, baseline.plan, problem, baseline.step_s)
-                anatomies.append(replace(made, not_taken=not_taken_because(baseline, plan, step_s, problem)))
-        others = find_alternatives(problem, cuts, plan, score.step_time_s, progress)
-        others = with_figures(others, problem, Deadline.after(SIMULATING_S))
-        changed = []
-        for effect in change_effects(problem, cuts, best.evaluation.step_time_s):
-            changed.append(effect)
-            progress(f"trying other clusters: {effect.name.strip()}")
-        return Explanation(
-            problem=problem,
-            plan=plan,
-            evaluation=score,
-            best=best,
-            loads=tuple(resource_loads(plan, problem, score)),
-            anatomies=tuple(anatomies),
-            alternatives=others,
-            effects=tuple(changed),
-            step_s=step_s,
-            proof=best.verdict.text if proof is None else proof,
-            robustness=_robustness(problem, cuts, plan, drawings, progress),
-        )
+    progress("solving")
+    best = solve(problem, settings, known=known, choice=choice)
+    plan = best.plan if plan is None else plan
+    score, cuts = evaluate(plan, problem), enumerate_cuts(problem, settings.maximum_cuts)
+    if step_s is None:
+        answered = plan == best.plan
+        step_s = best.predicted_s if answered else figure_of(plan, score, problem, Deadline()).step_s
+    anatomies = [break_down_time("this plan", plan, problem, step_s)]
+    for baseline in best.baselines:
+        if baseline.plan is not None:
+            made = break_down_time(baseline.name, baseline.plan, problem, baseline.step_s)
+            anatomies.append(replace(made, not_taken=not_taken_because(baseline, plan, step_s, problem)))
+    others = find_alternatives(problem, cuts, plan, score.step_time_s, progress)
+    others = with_figures(others, problem, Deadline.after(SIMULATING_S))
+    changed = []
+    for effect in change_effects(problem, cuts, best.evaluation.step_time_s):
+        changed.append(effect)
+        progress(f"trying other clusters: {effect.name.strip()}")
+    return Explanation(
+        problem=problem,
+        plan=plan,
+        evaluation=score,
+        best=best,
+        loads=tuple(resource_loads(plan, problem, score)),
+        anatomies=tuple(anatomies),
+        alternatives=others,
+        effects=tuple(changed),
+        step_s=step_s,
+        proof=best.verdict.text if proof is None else proof,
+        robustness=_robustness(problem, cuts, plan, drawings, progress),
+    )
 
 
 def _robustness(

@@ -25,11 +25,12 @@ from pipeplan.planning.candidates import (
     improved,
     least_step_s,
     like,
+    simplest_of,
     stale_problems,
     under,
     virtual_candidate,
 )
-from pipeplan.planning.figure import TOLERANCE, simplest_of
+from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.local_search import PlanSearch
 from pipeplan.planning.prove import Bounds
 from pipeplan.planning.question import ANY, Question

@@ -1,4 +1,11 @@
-"""Candidates of a choice: plans that train the same global batch, each the best of its kind by simulated step time."""
+"""Candidates of a choice: plans that train the same global batch, each the best of its kind by simulated step time.
+
+The simplest plan within 3% of the fastest is taken. Data parallelism is simplest: plain, then with a divided optimiser,
+then with divided weights. A uniform pipeline has the same number of replicas in every stage, or in all stages on one
+kind of device. Such a pipeline is simpler than one of unequal replicas. Of two plans of one kind the one with fewer
+busy workers is simpler, then the one with fewer stages, then the one whose stages lie in fewer servers, then the one
+whose idle workers come last.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeplan.cluster_data.cluster import Cluster
+from pipeplan.cluster_data.cluster import Cluster, Device
 from pipeplan.cluster_data.variants import with_halved_gradients
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
-from pipeplan.cost.stage_times import plain_data_parallel, worker_memory
+from pipeplan.cost.stage_times import grid_shape_of, plain_data_parallel, worker_memory
 from pipeplan.errors import InfeasibleError, InputError, NotFoundInTimeError
 from pipeplan.plan.plan import Plan
 from pipeplan.plan.schedules import DOUBLE_BUFFERED, FLUSH, STASHING
@@ -191,9 +198,7 @@ def virtual_candidate(problem: Problem, deadline: Deadline, useful_s: float = fl
         return None
     if not plans:
         return None
-    best = plans[0]
-    figure = Figure(best.score.step_time_s, best.simulated_s, best.minibatches)
-    return Candidate(problem.options.schedule, problem, best.plan, figure)
+    return Candidate(problem.options.schedule, problem, plans[0].plan, plans[0].figure)
 
 
 def under(schedule: str, one: Candidate) -> Problem | None:
@@ -238,3 +243,35 @@ def stale_problems(question: Question, tolerated: float) -> Iterator[Problem]:
 def best_of(found: Sequence[Candidate]) -> Candidate | None:
     """The candidate with the most samples per second; None if there are no candidates."""
     return min(found, key=lambda one: one.sample_s, default=None)
+
+
+def simplest_of(found: Sequence[Candidate]) -> Candidate:
+    """The simplest of the plans within the tolerance of the fastest one. `found` must not be empty."""
+    limit_s = min(one.sample_s for one in found) * (1 + TOLERANCE)
+    return min((one for one in found if one.sample_s <= limit_s), key=_effort)
+
+
+def _effort(one: Candidate) -> tuple[int, int, int, int, int, float]:
+    """A sort key that is smaller for simpler plans, and, among equally simple plans, for faster ones."""
+    plan = one.plan
+    servers = sum(len({one.cluster.server_of(worker) for worker in stage.workers}) for stage in plan.stages)
+    last = max(worker for stage in plan.stages for worker in stage.workers)
+    return _rank(one), plan.busy, len(plan.stages), servers, last, one.sample_s
+
+
+def _rank(one: Candidate) -> int:
+    if len(one.plan.stages) == 1:
+        return 2 if one.sharding.divides_weights else int(one.sharding == Sharding.OPTIMIZER)
+    return 3 if grid_shape_of(one.plan, one.cluster) or _uniform_by_device(one.plan, one.cluster) else 4
+
+
+def _uniform_by_device(plan: Plan, cluster: Cluster) -> bool:
+    """Whether devices differ, but all stages on devices of the same kind have the same number of replicas."""
+    replicas: dict[Device, set[int]] = {}
+    for stage in plan.stages:
+        devices = {cluster.devices[worker] for worker in stage.workers}
+        if len(devices) > 1 or (plan.accumulate or 0) % stage.replicas:
+            return False
+        replicas.setdefault(devices.pop(), set()).add(stage.replicas)
+    different = len(set(cluster.devices)) > 1
+    return different and plan.copies == 1 and all(len(counts) == 1 for counts in replicas.values())

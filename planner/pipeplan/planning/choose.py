@@ -14,7 +14,7 @@ candidate trains that global batch in each update. The candidates are
     pipeline          any plan of 1f1b-flush, and of zb-h1, interleaved-1f1b and zb-v where these are faster
 
 Each candidate has its own best microbatch size, recomputation and depth. Candidates are compared by their figure, the
-simulated time of the schedule. The simplest candidate within 3% of the fastest is taken (`figure.py`).
+simulated time of the schedule. The simplest candidate within 3% of the fastest is taken (`candidates.py`).
 
 Plans of 1f1b-stashing and 2bw have old gradients. Such plans are candidates only up to the delay that the question
 allows, and are taken only if they are more than 3% faster. The best such plan is always searched for, so that the
@@ -29,8 +29,8 @@ from typing import Any
 from pipeplan.errors import NO_PLAN_IN_TIME, InfeasibleError, NotFoundInTimeError
 from pipeplan.plan.schedules import FLUSH, ZERO_BUBBLE
 from pipeplan.planning.candidate_search import DDP, PIPELINE, CandidateSearch
-from pipeplan.planning.candidates import Candidate, best_of, with_rounded_gradients
-from pipeplan.planning.figure import TOLERANCE, simplest_of
+from pipeplan.planning.candidates import Candidate, best_of, simplest_of, with_rounded_gradients
+from pipeplan.planning.figure import TOLERANCE
 from pipeplan.planning.prove import Proven
 from pipeplan.planning.question import ANY, Question
 from pipeplan.util.deadline import NO_DEADLINE, Deadline

@@ -1,14 +1,8 @@
-"""Finds the best plan with the DP alone, for callers that solve many problems: no second solver, no baselines.
-
-Sweeps and explanations solve many similar problems, so the solvers can keep their answers and use them again
-(`solvers.known_answers`). The evaluator, which no solver uses, gives the step time of a known plan under another
-problem.
-"""
+"""Finds the best plan with the DP alone, for callers that solve many problems: no second solver, no baselines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,34 +15,8 @@ from pipeplan.problem.blocks import block_cuts
 from pipeplan.problem.cuts import Cuts, Flags, enumerate_cuts
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp import dynamic_program
-from pipeplan.solvers.known_answers import KNOWN, KnownAnswers
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import NO_DEADLINE, Deadline, OutOfTime
-
-
-@contextmanager
-def reusing() -> Iterator[None]:
-    """Context in which searches keep their answers and use known answers. Nested contexts share the answers."""
-    token = KNOWN.set(KNOWN.get() or KnownAnswers(step_time_of))
-    try:
-        yield
-    finally:
-        KNOWN.reset(token)
-
-
-def keep_answers() -> None:
-    """Make all later searches of this process keep their answers and use known answers."""
-    KNOWN.set(KnownAnswers(step_time_of))
-
-
-def step_time_of(plan: Plan, problem: Problem) -> float:
-    """The step time of a plan under a problem, in seconds per minibatch; infinite if it does not fit in memory."""
-    deep = depths.assign_depths(plan, problem, problem.work_s / problem.cluster.total_speed)
-    score = evaluate(deep, problem)
-    if problem.options.memory and not score.fits:
-        score = evaluate(depths.assign_depths(plan, problem, score.step_time_s), problem)
-    return score.step_time_s if score.fits or not problem.options.memory else float("inf")
-
 
 USEFUL = 1 + 1e-6
 """Factor on the step time of a known plan. Slower plans are of no use; the margin keeps the known plan itself despite

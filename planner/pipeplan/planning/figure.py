@@ -4,28 +4,18 @@ Plans are compared, chosen and printed by this figure. The solvers' formulas are
 replace it if a simulation takes too long. A plan that divides the weights has the time of its recurrence instead
 (`cost/sharded_data_parallel.py`). The number of simulated microbatches depends on the plan alone, and the result is
 cached. So a plan has the same figure wherever it appears.
-
-The simplest plan within 3% of the fastest is taken. Data parallelism is simplest: plain, then with a divided optimiser,
-then with divided weights. A uniform pipeline has the same number of replicas in every stage, or in all stages on one
-kind of device. Such a pipeline is simpler than one of unequal replicas. Of two plans of one kind the one with fewer
-busy workers is simpler, then the one with fewer stages, then the one whose stages lie in fewer servers, then the one
-whose idle workers come last.
 """
 
 from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
 
-from pipeplan.cluster_data.cluster import Cluster, Device
 from pipeplan.cost.evaluate import Evaluation
-from pipeplan.cost.stage_times import grid_shape_of
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.options import Sharding
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import scenario_of_plan
 from pipeplan.simulation.metrics import enough_minibatches, round_length
@@ -36,55 +26,6 @@ from pipeplan.util.deadline import Deadline, OutOfTime
 TOLERANCE = 0.03
 """Relative tolerance. A plan that is simpler, or has newer gradients, is taken if it is slower than another plan by at
 most this share."""
-
-
-class Comparable(Protocol):
-    """A plan on a cluster, with a figure by which it is compared."""
-
-    @property
-    def plan(self) -> Plan: ...
-    @property
-    def cluster(self) -> Cluster: ...
-    @property
-    def sample_s(self) -> float: ...
-    @property
-    def sharding(self) -> Sharding: ...
-
-
-Some = TypeVar("Some", bound=Comparable)
-
-
-def simplest_of(found: Iterable[Some]) -> Some:
-    """The simplest of the plans within the tolerance of the fastest one. `found` must not be empty."""
-    plans: Sequence[Some] = list(found)
-    limit_s = min(one.sample_s for one in plans) * (1 + TOLERANCE)
-    return min((one for one in plans if one.sample_s <= limit_s), key=_effort)
-
-
-def _effort(one: Comparable) -> tuple[int, int, int, int, int, float]:
-    """A sort key that is smaller for simpler plans, and, among equally simple plans, for faster ones."""
-    plan = one.plan
-    servers = sum(len({one.cluster.server_of(worker) for worker in stage.workers}) for stage in plan.stages)
-    last = max(worker for stage in plan.stages for worker in stage.workers)
-    return _rank(one), plan.busy, len(plan.stages), servers, last, one.sample_s
-
-
-def _rank(one: Comparable) -> int:
-    if len(one.plan.stages) == 1:
-        return 2 if one.sharding.divides_weights else int(one.sharding == Sharding.OPTIMIZER)
-    return 3 if grid_shape_of(one.plan, one.cluster) or _uniform_by_device(one.plan, one.cluster) else 4
-
-
-def _uniform_by_device(plan: Plan, cluster: Cluster) -> bool:
-    """Whether devices differ, but all stages on devices of the same kind have the same number of replicas."""
-    replicas: dict[Device, set[int]] = {}
-    for stage in plan.stages:
-        devices = {cluster.devices[worker] for worker in stage.workers}
-        if len(devices) > 1 or (plan.accumulate or 0) % stage.replicas:
-            return False
-        replicas.setdefault(devices.pop(), set()).add(stage.replicas)
-    different = len(set(cluster.devices)) > 1
-    return different and plan.copies == 1 and all(len(counts) == 1 for counts in replicas.values())
 
 
 USUAL_PASSES = 1_000
@@ -184,7 +125,9 @@ def figure_of(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadlin
         return Figure(score.step_time_s, note="no time was left to simulate it")
     except InputError as error:
         return Figure(score.step_time_s, note=str(error))
-    _remember(key, known)
+    _REMEMBERED[key] = known
+    while len(_REMEMBERED) > REMEMBERED:
+        _REMEMBERED.popitem(last=False)
     return known
 
 
@@ -203,14 +146,7 @@ def quick_step_s(plan: Plan, score: Evaluation, problem: Problem, deadline: Dead
     return figured(plan, score, problem, deadline).step_s
 
 
-_Key = tuple[Problem, Plan]
-_REMEMBERED: OrderedDict[_Key, Figure] = OrderedDict()
-
-
-def _remember(key: _Key, figure: Figure) -> None:
-    _REMEMBERED[key] = figure
-    while len(_REMEMBERED) > REMEMBERED:
-        _REMEMBERED.popitem(last=False)
+_REMEMBERED: OrderedDict[tuple[Problem, Plan], Figure] = OrderedDict()
 
 
 def affordable(scenario: Scenario, plan: Plan) -> int | None:

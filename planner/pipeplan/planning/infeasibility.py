@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from pipeplan.cluster_data import variants
-from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.local import LOCAL
 from pipeplan.cost import formulas
 from pipeplan.cost.evaluate import evaluate
@@ -199,13 +198,14 @@ def _enough_servers(problem: Problem, cuts: Cuts, deadline: Deadline) -> Cluster
     Feasibility is monotonic in the number of components, because a plan may leave workers idle.
     """
     now = problem.cluster.levels[-1].count
+    most = min(now * _MOST_GROWTH, max(now, _MOST_WORKERS * now // problem.cluster.workers))
 
     def feasible(count: int) -> bool:
         grown = problem.within(variants.grown_cluster(problem.cluster, count))
         return dynamic_program.is_feasible(grown, cuts, deadline.at)
 
     try:
-        count = _least_count(now, feasible, _most_components(problem.cluster))
+        count = _least_count(now, feasible, most)
     except InputError:
         return None
     return None if count is None else ClusterGrowth(variants.unit_of_growth(problem.cluster), count, now)
@@ -224,11 +224,6 @@ def _too_few_minibatches(problem: Problem, cuts: Cuts, deadline: Deadline) -> tu
 
     count = _least_count(now, feasible, _MOST_GROWTH * max(now, problem.cluster.workers))
     return None if count is None else (now, count)
-
-
-def _most_components(cluster: Cluster) -> int:
-    now = cluster.levels[-1].count
-    return min(now * _MOST_GROWTH, max(now, _MOST_WORKERS * now // cluster.workers))
 
 
 def _least_count(none: int, feasible: Callable[[int], bool], most: int) -> int | None:

@@ -177,11 +177,26 @@ class Outcome:
         return "\n".join(outcome_lines(self))
 
     def _repr_html_(self) -> str:
-        return outcome_html(self)
+        first, *others = map(html.escape, outcome_lines(self))
+        rows = [_cells("th", _COLUMNS), *(_cells("td", _shown(row)) for row in self.rows())]
+        return f"<p><b>{first}</b><br>{'<br>'.join(others)}</p><table>{''.join(rows)}</table>"
 
     def rows(self) -> list[dict[str, Any]]:
         """Rows for a data frame, one for each stage, with its layers, workers, and costs in seconds and bytes."""
-        return stage_rows(self)
+        cluster = self.problem.cluster
+        return [
+            {
+                "stage": number,
+                "layers": list(stage.layers),
+                "replicas": stage.replicas,
+                "workers": list(stage.workers),
+                "servers": sorted({cluster.server_of(worker) for worker in stage.workers}),
+                "depth": stage.depth,
+                "recompute": stage.recompute,
+                **{name: getattr(cost, name) for name in STAGE_FIGURES},
+            }
+            for number, (stage, cost) in enumerate(zip(self.plan.stages, self.evaluation.stages, strict=True), 1)
+        ]
 
     @property
     def objective_s(self) -> float:
@@ -236,31 +251,6 @@ def outcome_lines(outcome: Outcome) -> list[str]:
         f"Verdict: {outcome.verdict.text}",
     )
     return [one_line(line) for line in lines]
-
-
-def stage_rows(outcome: Outcome) -> list[dict[str, Any]]:
-    """A row for each stage: its number from 1, its layers and workers, and its costs in seconds and bytes."""
-    cluster = outcome.problem.cluster
-    return [
-        {
-            "stage": number,
-            "layers": list(stage.layers),
-            "replicas": stage.replicas,
-            "workers": list(stage.workers),
-            "servers": sorted({cluster.server_of(worker) for worker in stage.workers}),
-            "depth": stage.depth,
-            "recompute": stage.recompute,
-            **{name: getattr(cost, name) for name in STAGE_FIGURES},
-        }
-        for number, (stage, cost) in enumerate(zip(outcome.plan.stages, outcome.evaluation.stages, strict=True), 1)
-    ]
-
-
-def outcome_html(outcome: Outcome) -> str:
-    """The five lines and a table of the stages, for a notebook."""
-    first, *others = map(html.escape, outcome_lines(outcome))
-    rows = [_cells("th", _COLUMNS), *(_cells("td", _shown(row)) for row in stage_rows(outcome))]
-    return f"<p><b>{first}</b><br>{'<br>'.join(others)}</p><table>{''.join(rows)}</table>"
 
 
 def _cells(tag: str, cells: Iterable[object]) -> str:

@@ -106,7 +106,7 @@ class Settings:
     simulate: bool = True
     """Whether the figure of a plan is its simulated time; otherwise plans are compared by the formulas."""
     simplify: bool = False
-    """Whether to take the simplest plan within the tolerance of the fastest (`figure.py`), as the commands do."""
+    """Whether to take the simplest plan within the tolerance of the fastest (`candidates.py`), as the commands do."""
     compare: bool = True
     """Whether to search for the best uniform pipeline even if the plan is proven optimal by the formulas. The uniform
     pipeline is shown, and taken if its figure is better. The search for the uniform pipeline may take longer than that

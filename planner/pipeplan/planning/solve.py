@@ -18,9 +18,9 @@ from pipeplan.plan.schedules import VIRTUAL
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import UNIFORM_GRID, Baseline, listed_plan, satisfies_options, why_not_listed
 from pipeplan.planning.candidate_search import UNIFORM
-from pipeplan.planning.candidates import Candidate
+from pipeplan.planning.candidates import Candidate, simplest_of
 from pipeplan.planning.choose import Choice
-from pipeplan.planning.figure import Figure, FiguredPlan, figured, simplest_of
+from pipeplan.planning.figure import Figure, FiguredPlan, figured
 from pipeplan.planning.local_search import compact, improve, with_depths
 from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome, state_verdict
 from pipeplan.planning.run_solvers import Means, best_plan, certificate_of, refuse_contradiction, run_solvers
@@ -156,8 +156,6 @@ class _Search:
         rival = None if choice is None or not problem.options.flushes else choice.rival(UNIFORM)
         if rival is None or (rival.cluster, rival.problem.profile) != (problem.cluster, problem.profile):
             return None
-        if not problem.options.flushes:
-            return None  # its depths follow from the step time
         shape, fitted = grid_shape_of(rival.plan, problem.cluster), with_depths(rival.plan, problem)
         taken = choice is not None and grid_shape_of(choice.taken.plan, problem.cluster) is not None
         if taken or fitted is None or shape is None:

@@ -6,7 +6,6 @@ units is therefore the difference of two totals. Workspaces (`Cuts.workspaces`) 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
@@ -51,10 +50,32 @@ class Cuts:
     """Bytes of one minibatch that cross each cut forward."""
     returned: Floats
     """Bytes of one minibatch's gradients that cross each cut backward."""
-    readers: tuple[int, ...]
-    """For every unit, the bit set of the units that read from it."""
     workspace_bytes: tuple[int, ...]
     """The workspace of every unit, in bytes."""
+
+    @staticmethod
+    def of(units: Sequence[Unit], flows: Sequence[Flow], ideals: Sequence[int], *, complete: bool) -> Cuts:
+        """The cuts with these units inside, and their totals."""
+        inside = membership(ideals, len(units))
+
+        def total(name: str) -> Floats:
+            return np.asarray(inside @ np.array([getattr(unit, name) for unit in units], float))
+
+        work_s, forward_s, update_s = _times(units, inside)
+        sent, returned = _crossing(inside, flows)
+        return Cuts(
+            ideals=tuple(ideals),
+            complete=complete,
+            work_s=work_s,
+            forward_s=forward_s,
+            update_s=update_s,
+            parameters=total("parameter_bytes"),
+            buffers=total("buffer_bytes"),
+            saved=total("saved_bytes"),
+            sent=sent,
+            returned=returned,
+            workspace_bytes=tuple(unit.workspace_bytes for unit in units),
+        )
 
     @cached_property
     def words(self) -> NDArray[np.uint64]:
@@ -73,49 +94,6 @@ class Cuts:
     def workspaces(self) -> Workspaces:
         """The largest workspace between any two cuts."""
         return Workspaces.of(self.words, self.workspace_bytes, chain=self.chain)
-
-    @cached_property
-    def downhill(self) -> tuple[Ints, Ints]:
-        """Pairs of cuts that differ by one unit. The smaller cut sends and returns at most as many bytes as the larger.
-
-        Returns the indices of the larger cuts, in order, and of the smaller cuts. No pair contains the empty or the
-        full cut.
-        """
-        pairs = self._pairs_in_a_row if self.chain else self._pairs
-        down = (self.sent[pairs[1]] <= self.sent[pairs[0]]) & (self.returned[pairs[1]] <= self.returned[pairs[0]])
-        return pairs[0][down], pairs[1][down]
-
-    @property
-    def _pairs_in_a_row(self) -> tuple[Ints, Ints]:
-        """The result of `_pairs` if every cut contains the previous cut."""
-        grown = [after & ~before for before, after in itertools.pairwise(self.ideals)]
-        large = np.array([index for index in range(2, len(grown)) if grown[index - 1].bit_count() == 1], dtype=np.intp)
-        return large, large - 1
-
-    @property
-    def _pairs(self) -> tuple[Ints, Ints]:
-        """Pairs of cuts, larger and smaller, that differ by one unit, without the empty and the full cut."""
-        index_of = {ideal: index for index, ideal in enumerate(self.ideals)}
-        inner = self._removable[1:-1]
-        large, small = [], []
-        for index, unit in zip(*(axis.tolist() for axis in np.nonzero(inner)), strict=True):
-            smaller_index = index_of.get(self.ideals[index + 1] ^ (1 << unit), 0)
-            if smaller_index:
-                large.append(index + 1)
-                small.append(smaller_index)
-        return np.array(large, dtype=np.intp), np.array(small, dtype=np.intp)
-
-    @cached_property
-    def _removable(self) -> NDArray[np.bool_]:
-        """Flags of shape (cuts, units): whether a unit is inside a cut and no other unit of the cut reads from it."""
-        count = self.ideals[-1].bit_length()
-        removable = np.zeros((len(self.ideals), count), dtype=bool)
-        words = self.words
-        for unit, readers in enumerate(self.readers):
-            bits = np.frombuffer(readers.to_bytes(8 * words.shape[1], "little"), dtype="<u8")
-            inside = (words[:, unit // 64] >> np.uint64(unit % 64)) & np.uint64(1) == 1
-            removable[:, unit] = inside & ~(words & bits).any(axis=1)
-        return removable
 
     def smaller(self, index: int) -> Ints:
         """The indices of the cuts that are proper subsets of cut `index`."""
@@ -142,7 +120,7 @@ class Cuts:
         inside = membership(list(self.ideals), len(problem.units))
         # A copy keeps the cached values, which do not depend on times.
         cuts = copy(self)
-        for name, totals in zip(("work_s", "forward_s", "update_s"), _times(problem, inside), strict=True):
+        for name, totals in zip(("work_s", "forward_s", "update_s"), _times(problem.units, inside), strict=True):
             object.__setattr__(cuts, name, totals)
         return cuts
 
@@ -158,7 +136,7 @@ class Cuts:
         arrays = {
             field.name: getattr(self, field.name)[kept]
             for field in fields(self)
-            if field.name not in ("ideals", "complete", "readers", "workspace_bytes")
+            if field.name not in ("ideals", "complete", "workspace_bytes")
         }
         picked = tuple(ideal for ideal, keep in zip(self.ideals, kept, strict=True) if keep)
         return replace(self, ideals=picked, **arrays)
@@ -196,35 +174,12 @@ def _enumerated(problem: Problem, limit: int, deadline: Deadline, *, whole: bool
             ideals, complete = graph.ideals(count, problem.edges, limit, deadline.share(0.5)), True
     except (graph.TooManyIdeals, OutOfTime):
         ideals, complete = _cheapest_cuts(problem, max(1, limit // _SELECTED_SHARE), deadline), False
-    units = problem.units
-    inside = membership(ideals, count)
-    work_s, forward_s, update_s = _times(problem, inside)
-    sent, returned = _crossing(inside, problem)
-    readers = [0] * count
-    for source, target in problem.edges:
-        readers[source] |= 1 << target
-    return Cuts(
-        ideals=tuple(ideals),
-        complete=complete,
-        work_s=work_s,
-        forward_s=forward_s,
-        update_s=update_s,
-        parameters=inside @ np.array([unit.parameter_bytes for unit in units], float),
-        buffers=inside @ np.array([unit.buffer_bytes for unit in units], float),
-        saved=inside @ np.array([unit.saved_bytes for unit in units], float),
-        sent=sent,
-        returned=returned,
-        readers=tuple(readers),
-        workspace_bytes=tuple(unit.workspace_bytes for unit in units),
-    )
+    return Cuts.of(problem.units, problem.flows, ideals, complete=complete)
 
 
-def _times(problem: Problem, inside: Floats) -> tuple[Floats, Floats, Floats]:
+def _times(units: Sequence[Unit], inside: Floats) -> tuple[Floats, Floats, Floats]:
     """(both passes, forward pass, optimiser's step) of the units inside every cut, in seconds."""
-    forward = np.array([unit.forward_s for unit in problem.units])
-    backward, update = (
-        np.array([getattr(unit, name) for unit in problem.units]) for name in ("backward_s", "update_s")
-    )
+    forward, backward, update = np.array([(unit.forward_s, unit.backward_s, unit.update_s) for unit in units]).T
     return inside @ (forward + backward), inside @ forward, inside @ update
 
 
@@ -236,13 +191,13 @@ def membership(ideals: Sequence[int], count: int) -> Floats:
     return np.unpackbits(bits, axis=1, count=count, bitorder="little").astype(float)
 
 
-def _crossing(inside: Floats, problem: Problem) -> tuple[Floats, Floats]:
+def _crossing(inside: Floats, flows: Sequence[Flow]) -> tuple[Floats, Floats]:
     """Bytes that cross every cut, forward and backward.
 
     A tensor crosses a cut if a unit inside computes it and a unit outside reads it."""
     sent, returned = np.zeros((2, len(inside)))
     members = np.ascontiguousarray(inside.T != 0)
-    for flow in problem.flows:
+    for flow in flows:
         crossed = members[flow.producer] & ~members[list(flow.consumers)].all(axis=0)
         sent[crossed] += flow.bytes
         returned[crossed] += flow.gradient_bytes

@@ -30,6 +30,11 @@ class CopyWays:
     """Bandwidth of all-reduces, in bytes/s."""
     latency_s: Sequence[float] = (0.0,)
 
+    def among(self, run: Iterable[int]) -> tuple[float, float]:
+        """Bandwidth and latency of the slowest ring among the copies of some workers of one copy."""
+        places = list(run) if len(self.bandwidth) > 1 else [0]
+        return min(self.bandwidth[one] for one in places), max(self.latency_s[one] for one in places)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -282,6 +287,11 @@ def contradicting_pins(problem: Problem) -> str:
         if stage < other and _leads_to(unit_of[second], unit_of[first], readers):
             return f"{first!r} is pinned to stage {stage} and {second!r}, which comes before it, to stage {other}; "
     return ""
+
+
+def joins_copies(problem: Problem) -> bool:
+    """Whether one ring joins the replicas of a stage in all copies of the pipeline, as under a flush."""
+    return problem.copies > 1 and problem.training and problem.options.flushes
 
 
 def _leads_to(start: int, end: int, readers: dict[int, set[int]]) -> bool:

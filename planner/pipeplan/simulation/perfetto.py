@@ -67,7 +67,8 @@ class _Group:
                 continue
             what = "activations" if kind == FORWARD else "gradients"
             common = {"name": what, "cat": "flow", "id": f"{self.name} {kind} {stage + 1} {index}"}
-            (left, sender), (met, receiver) = max(parts, key=_ends), min(following, key=_starts)
+            left, sender = max(parts, key=lambda part: part[0].end_s)
+            met, receiver = min(following, key=lambda part: part[0].start_s)
             # An arrow belongs to the slice around its time, so it leaves a nanosecond before the end.
             leaves_s = max(left.start_s, left.end_s - 1e-9)
             ends: tuple[tuple[str, int, float, Event], ...] = (
@@ -138,14 +139,6 @@ def _document(scenario: Scenario, events: list[Event]) -> dict[str, Any]:
         "otherData": {"plan": scenario.config, "schedule": scenario.schedule.name},
         "traceEvents": sorted(events, key=lambda event: (event["ph"] != "M", event["ts"])),
     }
-
-
-def _ends(part: tuple[Bar, int]) -> float:
-    return part[0].end_s
-
-
-def _starts(part: tuple[Bar, int]) -> float:
-    return part[0].start_s
 
 
 def _threads(worker: int) -> tuple[int, int]:

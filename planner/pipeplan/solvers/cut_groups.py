@@ -7,11 +7,11 @@ the other units. So a bound from these totals holds for the whole model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pipeplan.problem.cuts import Cuts, Floats, Ints, membership
+from pipeplan.problem.cuts import Cuts, Floats, Ints
 from pipeplan.problem.problem import Problem
 from pipeplan.util import graph
 from pipeplan.util.deadline import Deadline
@@ -33,8 +33,6 @@ class MainUnits:
     units: tuple[int, ...]
     """Indices of the main units among the units of a problem."""
     ideals: tuple[int, ...]
-    inside: Floats
-    """Zeros and ones of shape (ideals, main units): whether a cut contains a unit."""
 
     @staticmethod
     def of(problem: Problem, deadline: Deadline) -> MainUnits | None:
@@ -49,40 +47,17 @@ class MainUnits:
                 ideals = graph.ideals(len(main), _edges_among(problem, main), MOST_CUTS, deadline)
             except graph.TooManyIdeals:
                 continue
-            return MainUnits(tuple(main), tuple(ideals), membership(ideals, len(main)))
+            return MainUnits(tuple(main), tuple(ideals))
         return None
 
     def cuts(self, problem: Problem) -> Cuts:
         """The cuts of the main units of a problem. The totals of these cuts count only main units."""
-        number = {unit: index for index, unit in enumerate(self.units)}
-        sent, returned = np.zeros((2, len(self.ideals)))
-        members = np.ascontiguousarray(self.inside.T != 0)
+        number, flows = {unit: index for index, unit in enumerate(self.units)}, []
         for flow in problem.flows:
-            readers = [number[unit] for unit in flow.consumers if unit in number]
+            readers = tuple(number[unit] for unit in flow.consumers if unit in number)
             if flow.producer in number and readers:
-                crossed = members[number[flow.producer]] & ~members[readers].all(axis=0)
-                sent[crossed] += flow.bytes
-                returned[crossed] += flow.gradient_bytes
-
-        def total(name: str) -> Floats:
-            return np.asarray(
-                self.inside @ np.array([getattr(problem.units[unit], name) for unit in self.units], float)
-            )
-
-        return Cuts(
-            ideals=self.ideals,
-            complete=True,
-            work_s=total("forward_s") + total("backward_s"),
-            forward_s=total("forward_s"),
-            update_s=total("update_s"),
-            parameters=total("parameter_bytes"),
-            buffers=total("buffer_bytes"),
-            saved=total("saved_bytes"),
-            sent=sent,
-            returned=returned,
-            readers=(),
-            workspace_bytes=(),
-        )
+                flows.append(replace(flow, producer=number[flow.producer], consumers=readers))
+        return Cuts.of([problem.units[unit] for unit in self.units], flows, self.ideals, complete=True)
 
 
 def _units_beside(problem: Problem) -> Ints:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cluster_data.links import Links
@@ -22,6 +23,8 @@ from pipeplan.cost.stage_times import stage_times
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.problem import CopyWays, Problem
+
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -46,15 +49,18 @@ class PlanSpace:
         """The links between the copies."""
         if self.copies == 1:
             return CopyWays()
-        links, workers = Links.of(problem.cluster), self.workers(problem.cluster)
-        ways = links.ways[problem.cluster.level_between(workers[0], workers[-1])]
-        rings = problem.cluster.exchange_rings
-        if problem.cluster.uniform:
-            return CopyWays((float(ways.allreduce[0]),), (float(ways.latency[0]) * rings,))
+        bandwidth, latency = self.rates_among_copies(problem.cluster)
+        return CopyWays(tuple(bandwidth.tolist()), tuple((latency * problem.cluster.exchange_rings).tolist()))
+
+    def rates_among_copies(self, cluster: Cluster) -> tuple[Floats, Floats]:
+        """Bandwidth of rings and latency between equal places of all copies; one entry if all places are equal."""
+        workers = self.workers(cluster)
+        ways = Links.of(cluster).ways[cluster.level_between(workers[0], workers[-1])]
+        if cluster.uniform:
+            return ways.allreduce, ways.latency
         mine = slice(workers.start, workers.stop)
-        bandwidth = ways.allreduce[mine].reshape(self.copies, -1).min(axis=0)
-        latency = ways.latency[mine].reshape(self.copies, -1).max(axis=0) * rings
-        return CopyWays(tuple(bandwidth.tolist()), tuple(latency.tolist()))
+        bandwidth, latency = (rate[mine].reshape(self.copies, -1) for rate in (ways.allreduce, ways.latency))
+        return bandwidth.min(axis=0), latency.max(axis=0)
 
     def step_time(self, problem: Problem, inner_s: float) -> float:
         """The step time of all copies together, if one copy takes `inner_s` for each of its minibatches.
@@ -119,17 +125,10 @@ class PlanSpace:
         """Seconds of one all-reduce of all gradients among the copies; 0 for a single copy."""
         if self.copies == 1 or not problem.training:
             return 0.0
-        size = problem.parameter_bytes
-        workers = self.workers(problem.cluster)
-        size_of_one = len(workers) // self.copies
-        if problem.cluster.uniform:  # the first and the last worker say which links are used, and copies may be many
-            kept = [place for place in range(size_of_one) if place not in self.unused]
-            used = [workers[kept[0]], workers[kept[-1] - size_of_one]]
-        else:
-            used = [worker for index, worker in enumerate(workers) if index % size_of_one not in self.unused]
+        used = {*range(len(self.workers(problem.cluster)) // self.copies)} - self.unused
         # Even if each copy is on one worker, the copies meet at the level that joins their components.
-        rate = Links.of(problem.cluster).allreduce_among(used)
-        return float(formulas.ring_allreduce_time(self.copies, size, *rate))
+        rate = self._copy_ways(problem).among(used)
+        return float(formulas.ring_allreduce_time(self.copies, problem.parameter_bytes, *rate))
 
     def single_stage_s(self, problem: Problem, workers: Sequence[int], *, recompute: bool) -> float:
         """Seconds per minibatch of plain data parallelism on some workers, whose forward pass waits for the update.
@@ -198,20 +197,16 @@ def _copied(cluster: Cluster, level: int) -> list[PlanSpace]:
                     rates.append(mine)
                     found.setdefault(copies, []).append(space)
     spaces = [space for copies in sorted(found, reverse=True) for space in found[copies]]
-    return [chosen for space in spaces for chosen in (_by_links(space, cluster, links) if level > 1 else [space])]
+    return [chosen for space in spaces for chosen in (_by_links(space, cluster) if level > 1 else [space])]
 
 
-def _by_links(space: PlanSpace, cluster: Cluster, links: Links) -> Iterator[PlanSpace]:
+def _by_links(space: PlanSpace, cluster: Cluster) -> Iterator[PlanSpace]:
     """The space, and the spaces in which stages use only workers with faster links to the other copies.
 
     The all-reduce among the copies is as slow as the slowest link of a used worker. There is one space for each
     possible pair of its bandwidth and latency.
     """
-    workers = space.workers(cluster)
-    ways = links.ways[cluster.level_between(workers[0], workers[-1])]
-    mine = slice(workers.start, workers.stop)
-    bandwidth = ways.allreduce[mine].reshape(space.copies, -1).min(axis=0)
-    latency = ways.latency[mine].reshape(space.copies, -1).max(axis=0)
+    bandwidth, latency = space.rates_among_copies(cluster)
     found = set()
     for least, longest in itertools.product(np.unique(bandwidth), np.unique(latency)[::-1]):
         slow = (bandwidth < least) | (latency > longest)

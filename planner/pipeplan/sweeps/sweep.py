@@ -16,7 +16,6 @@ from pipeplan.errors import PipeplanError
 from pipeplan.from_options.build_problem import build_problem
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.candidate_search import DDP
-from pipeplan.planning.fast import keep_answers, reusing
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.solve import solve
@@ -142,9 +141,9 @@ def solve_points(
     time_left = None if together_s is None else SharedTime(time.monotonic() + together_s, len(points), max(1, jobs))
     try:
         if jobs <= 1:
-            with processes.remember_interrupt() as check, reusing():
-                for turn, number in enumerate(_in_order(points)):
-                    answer = _solve_in_turn(turn, points[number], settings, time_left)
+            with processes.remember_interrupt() as check:
+                for number, point in enumerate(points):
+                    answer = _solve_in_turn(number, point, settings, time_left)
                     check()
                     on_answer(number, answer)
         else:
@@ -152,29 +151,6 @@ def solve_points(
     except KeyboardInterrupt:
         return False
     return True
-
-
-def _in_order(points: Sequence[SweepPoint]) -> list[int]:
-    """The indices of the points in the order in which they are solved.
-
-    Among points that differ only in links and memory, those with more of both come first, because bounds proven for
-    them hold for points with less (`known_answers`).
-    """
-    groups: dict[object, int] = {}
-
-    def key(number: int) -> tuple[int, list[float], int]:
-        point, levels = points[number], points[number].cluster.levels
-        group = (
-            point.profile,
-            repr(point.question),
-            point.microbatch,
-            point.named,
-            tuple(level.count for level in levels),
-        )
-        rates = [-level.bandwidth for level in reversed(levels)]
-        return groups.setdefault(group, len(groups)), rates, -point.memory_bytes
-
-    return sorted(range(len(points)), key=key)
 
 
 def _solve_in_turn(turn: int, point: SweepPoint, settings: Settings, time_left: SharedTime | None) -> PointAnswer:
@@ -186,11 +162,11 @@ def _solve_in_turn(turn: int, point: SweepPoint, settings: Settings, time_left: 
 def _in_processes(
     points: Sequence[SweepPoint], settings: Settings, jobs: int, on_answer: OnAnswer, time_left: SharedTime | None
 ) -> None:
-    with spawned(jobs, keep_answers) as executor:
+    with spawned(jobs) as executor:
         with interrupts_ignored():
             futures = {
-                executor.submit(_solve_in_turn, turn, points[number], settings, time_left): number
-                for turn, number in enumerate(_in_order(points))
+                executor.submit(_solve_in_turn, number, point, settings, time_left): number
+                for number, point in enumerate(points)
             }
         for future in as_completed(futures):
             on_answer(futures[future], _answer(future))

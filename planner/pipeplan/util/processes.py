@@ -24,16 +24,14 @@ def processors() -> int:
 
 
 @contextmanager
-def spawned(
-    most: int, initializer: Callable[[], None] | None = None, *, at_once: bool = False
-) -> Iterator[ProcessPoolExecutor]:
-    """Yield an executor with at most `most` processes, each of which first runs `initializer`.
+def spawned(most: int, *, at_once: bool = False) -> Iterator[ProcessPoolExecutor]:
+    """Yield an executor with at most `most` processes.
 
     Processes start when work is submitted, which must happen inside `interrupts_ignored`. After the block, the
     processes end when their work is done. With `at_once`, or if the block raised an exception (also for Ctrl-C), they
     are ended immediately.
     """
-    executor = ProcessPoolExecutor(most, mp_context=multiprocessing.get_context("spawn"), initializer=initializer)
+    executor = ProcessPoolExecutor(most, mp_context=multiprocessing.get_context("spawn"))
     before = {process.pid for process in multiprocessing.active_children()}
     try:
         yield executor

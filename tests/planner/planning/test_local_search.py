@@ -17,6 +17,7 @@ from pipeplan.from_options.option_fields import options_for
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import FLUSH
 from pipeplan.planning.baselines import satisfies_options
+from pipeplan.planning.candidates import simplest_of
 from pipeplan.planning.fast import best_in_time
 from pipeplan.planning.figure import (
     MOST_PASSES_OF_UPDATES,
@@ -26,7 +27,6 @@ from pipeplan.planning.figure import (
     figure_of,
     figured,
     lengths_of_updates,
-    simplest_of,
 )
 from pipeplan.planning.listed_plans import listed_plans, uniform_plans
 from pipeplan.planning.local_search import LEAST_GAIN, PlanSearch, improve, neighbours

@@ -16,17 +16,13 @@ from typing import Any
 
 import pytest
 from commandline import Run
-from extents import slow_but_for
-from long_chains import chain, long_chain
+from long_chains import chain
 
-from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
 from pipeplan.errors import InputError
 from pipeplan.planning.settings import Settings
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
-from pipeplan.questions import SEARCH
-from pipeplan.solvers.known_answers import is_no_better
 from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_points
 from pipeplan.sweeps.rows import SweepRow, hourly_price, pareto_rows, sweep_csv, sweep_json, varying_settings
 from pipeplan.sweeps.sweep import LEAST_S, PointAnswer, SharedTime, solve_point, solve_points
@@ -288,75 +284,3 @@ def test_what_cannot_be_used_gets_one_line(run: Run) -> None:
         assert (done.code, done.out) == (2, ""), arguments
         assert complaint in done.err.splitlines()[-1]
         assert not Path("made.csv").exists()
-
-
-# What one point finds makes the next ones cheaper, and changes no answer.
-
-
-ENDLESS = replace(SEARCH, time_limit_s=None)
-
-
-def _swept(servers: int = 3, inside: int = 2, memory: int = 1 << 30) -> Cluster:
-    levels = (Level("server", inside, 1e10, 1e-6), Level("cluster", servers, 1e9, 1e-5))
-    return Cluster("lab", Device("chip", "cuda", memory), levels)
-
-
-def _uneven(layers: int, seed: int, scale: float = 1.0) -> Profile:
-    """A chain whose layers, and so whose plans, are all different."""
-    return long_chain(layers, seed=seed, spread=0.0, scale=scale)
-
-
-def _answers(points: list[SweepPoint], settings: Settings) -> list[PointAnswer]:
-    found: dict[int, PointAnswer] = {}
-    assert solve_points(points, settings, 1, found.__setitem__)
-    return [found[number] for number in range(len(points))]
-
-
-RATES = [1e8 * factor for factor in (0.5, 1.5, 4, 30)]
-GRIDS = SweptQuestion({"grid": True, "contention": False, "schedule": "1f1b-flush"}, batch=8)
-MEMORY = [(1 << 20) * mebibytes for mebibytes in (3000, 1500, 900)]
-SWEEPS: dict[str, tuple[Profile, list[Cluster], SweptQuestion, SweepAxes]] = {
-    "bandwidth": (_uneven(6, 1, 30), [_swept()], SweptQuestion(), SweepAxes({"cluster": RATES[1:]})),
-    "both levels": (
-        _uneven(6, 2, 60),
-        [_swept(2)],
-        SweptQuestion(),
-        SweepAxes({"cluster": RATES[:3], "server": [2e8, 1e10]}),
-    ),
-    "memory": (_uneven(6, 3, 100), [_swept()], STASHING, SweepAxes({"cluster": [1e9]}, memory=MEMORY)),
-    "servers and schedules": (
-        _uneven(6, 4, 30),
-        [_swept(1), _swept(2)],
-        SweptQuestion(batch=8),
-        SweepAxes({"cluster": RATES[1:3]}, schedules=["1f1b-flush", "gpipe", "2bw"]),
-    ),
-    "minibatches": (
-        _uneven(6, 5, 30),
-        [_swept(2)],
-        SweptQuestion(),
-        SweepAxes({"cluster": RATES[::2]}, microbatch=[1, 2]),
-    ),
-    "grids without shared cards": (_uneven(8, 6, 30), [_swept(2, 4)], GRIDS, SweepAxes({"cluster": RATES})),
-}
-
-
-@pytest.mark.parametrize("name", slow_but_for(["servers and schedules"], SWEEPS))
-def test_every_point_is_answered_as_on_its_own(name: str) -> None:
-    points = sweep_points(*SWEEPS[name])
-    alone = [solve_point(point, ENDLESS) for point in points]
-    assert _answers(points, ENDLESS) == alone
-    assert len({answer.step_time_s for answer in alone}) > 1, "a sweep whose points are all alike tests nothing"
-
-
-def test_a_bound_holds_on_clusters_that_are_no_better_and_others_do_not_compare() -> None:
-    cluster = _swept()
-    assert is_no_better(cluster, cluster)
-    latency = replace(cluster, levels=(*cluster.levels[:1], replace(cluster.levels[1], latency_s=2e-5)))
-    for worse in (variants.with_bandwidth(cluster, 1, 5e8), variants.with_memory(cluster, 1 << 29), latency):
-        assert is_no_better(worse, cluster)
-        assert not is_no_better(cluster, worse)
-    faster = variants.with_faster_devices(cluster, 2.0)
-    mixed = variants.with_faster_links(variants.with_bandwidth(cluster, 0, 1e9), 1, 2.0)
-    for other in (faster, mixed, _swept(4), _swept(6, 1)):
-        assert not is_no_better(cluster, other)
-        assert not is_no_better(other, cluster)

@@ -231,17 +231,13 @@ def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -
     return float(formulas.ring_allreduce_s(space.copies, size, link.allreduce, link.latency_s))
 
 
-def _work_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -> float:
-    """Seconds per minibatch if all workers of a space share all work equally."""
-    work = float((model.forward_s + model.backward_s + model.update_s).sum())
-    return work / math.fsum(document.cluster.device_of(worker).speed for worker in _workers(document, space))
-
-
 def _least_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace, synchronisation_s: float) -> float:
     """A step time that no plan of a space beats, from all work on all of its workers and the synchronisation of the
     copies.
     """
-    work = _work_s(document, model, space)
+    # All workers share all work equally.
+    work = float((model.forward_s + model.backward_s + model.update_s).sum())
+    work /= math.fsum(document.cluster.device_of(worker).speed for worker in _workers(document, space))
     if not document.flushes:
         return float(formulas.overlapped_s(work, synchronisation_s, document.options.overlap))
     return document.share(space.copies) * work * space.copies / document.minibatches

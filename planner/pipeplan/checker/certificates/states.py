@@ -5,7 +5,6 @@ docs/proof.md states the rule and proves it.
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -29,11 +28,11 @@ def read_states(entry: Node, space: StageSpace, start: int) -> tuple[Certificate
     `start`: the number of workers in front of the state in which nothing is placed yet. Raises an `InputError` if a
     state is malformed or impossible.
     """
-    cuts = cut_indices(entry["cuts"], space.totals.cuts)
+    cuts = _cut_indices(entry["cuts"], space.totals.cuts)
     counted = [space.most_stages is not None, space.most_busy is not None]
     ends = 4 + space.parts, 4 + space.parts + sum(level.width for level in space.levels)
     width = ends[1] + sum(counted)
-    rows = number_rows(entry["states"], (width,), f"states of {width} numbers each", slice(3, ends[1]))
+    rows = _number_rows(entry["states"], width, slice(3, ends[1]))
     if len(rows) and not (rows[:, 0] < len(cuts)).all():
         entry["states"].fail(f"a state names a cut beyond the {len(cuts)} of this space")
     whole = rows[:, [0, 1, 2, *range(ends[1], width)]].astype(np.intp)
@@ -59,7 +58,7 @@ def read_states(entry: Node, space: StageSpace, start: int) -> tuple[Certificate
     return states, entry["states"].value
 
 
-def cut_indices(node: Node, cuts: list[int]) -> NDArray[np.intp]:
+def _cut_indices(node: Node, cuts: list[int]) -> NDArray[np.intp]:
     """The indices, among the model's cuts, of the cuts that the certificate lists as hexadecimal bit sets."""
     known = {cut: index for index, cut in enumerate(cuts)}
     indices = []
@@ -71,11 +70,10 @@ def cut_indices(node: Node, cuts: list[int]) -> NDArray[np.intp]:
     return np.array(indices, dtype=np.intp)
 
 
-def number_rows(node: Node, widths: Container[int], expected: str, fractions: slice = slice(3, 4)) -> Floats:
+def _number_rows(node: Node, width: int, fractions: slice) -> Floats:
     """The states as a table of numbers that are not negative, and whole except in the columns `fractions`."""
-    lengths = {len(item.value) if isinstance(item.value, list) else 0 for item in node.items()}
-    if len(lengths) != 1 or any(length not in widths for length in lengths):
-        node.fail(f"expected {expected}")
+    if {len(item.value) if isinstance(item.value, list) else 0 for item in node.items()} != {width}:
+        node.fail(f"expected states of {width} numbers each")
     if any(isinstance(value, bool) or not isinstance(value, int | float) for row in node.value for value in row):
         node.fail("expected only numbers in states")
     if not all(0 <= value <= LARGEST for row in node.value for value in row):

@@ -9,7 +9,6 @@ from pipeplan.plan.schedules import FLUSH
 from pipeplan.planning import baselines
 from pipeplan.planning.baselines import Baseline
 from pipeplan.planning.fast import best_in_time
-from pipeplan.planning.figure import Figure
 from pipeplan.planning.outcome import NO_CERTIFICATE, Outcome, search_verdict
 from pipeplan.planning.settings import Settings
 from pipeplan.planning.virtual_stages.virtual_search import search_virtual
@@ -33,8 +32,6 @@ def solve_with_virtual_stages(problem: Problem, settings: Settings, deadline: De
     searched_s = time.perf_counter() - began
     best = found.plans[0]
     step_s, bound_s = best.score.step_time_s, min(found.bound_s, best.score.step_time_s)
-    note = "" if best.simulated_s is not None else "no time was left to simulate it"
-    figure = Figure(step_s, best.simulated_s, best.minibatches, note)
     flushing = replace(problem, options=replace(problem.options, schedule=FLUSH, virtual_stages=None, stages=None))
     compared = _baselines(flushing, settings.maximum_cuts, deadline)
     status = Status.FEASIBLE if step_s > found.bound_s * (1 + 1e-6) else Status.OPTIMAL
@@ -43,12 +40,12 @@ def solve_with_virtual_stages(problem: Problem, settings: Settings, deadline: De
         best.plan,
         best.score,
         (Result("search", status, best.plan, step_s, found.bound_s, searched_s, charged=True),),
-        search_verdict(figure.step_s, bound_s),
+        search_verdict(best.step_s, bound_s),
         compared,
         {"search": searched_s, "baselines": time.perf_counter() - began - searched_s},
         bound_s,
         Certificate(None, NO_PROOF) if settings.certify else NO_CERTIFICATE,
-        figure,
+        best.figure,
     )
 
 

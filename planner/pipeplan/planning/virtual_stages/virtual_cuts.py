@@ -43,11 +43,6 @@ class VirtualShape:
         """Number of stages of the pipeline."""
         return self.devices * self.chunks
 
-    @property
-    def workers(self) -> int:
-        """Number of workers of the pipeline."""
-        return self.devices * self.replicas
-
 
 def batch_estimate(problem: Problem, shape: VirtualShape, minibatches: int) -> Callable[[Sequence[int]], float]:
     """A function that estimates the time of a batch for cuts at given places, in seconds.

@@ -18,7 +18,7 @@ from pipeplan.errors import NO_PLAN_IN_TIME, InfeasibleError, InputError, NotFou
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import INTERLEAVED
 from pipeplan.planning.baselines import satisfies_options
-from pipeplan.planning.figure import by_updates_s, lengths_of_updates
+from pipeplan.planning.figure import Figure, FiguredPlan, by_updates_s, lengths_of_updates
 from pipeplan.planning.virtual_stages.virtual_cuts import Places, VirtualShape, cuts_to_try, quick_estimate_s
 from pipeplan.problem.problem import Problem
 from pipeplan.simulation.from_plan import scenario_of_plan
@@ -42,28 +42,10 @@ LEAST_MOVE = 1e-3
 
 
 @dataclass(frozen=True)
-class VirtualPlan:
-    """A plan whose workers run several stages each, with its score and its simulated step time."""
-
-    plan: Plan
-    score: Evaluation
-    simulated_s: float | None = None
-    """Simulated seconds per minibatch; None if the plan was not simulated."""
-    minibatches: int = 0
-    """Number of minibatches that were simulated."""
-
-    @property
-    def step_time_s(self) -> float:
-        """The step time by which plans are compared, in seconds per minibatch: simulated if known, else by the
-        formulas."""
-        return self.score.step_time_s if self.simulated_s is None else self.simulated_s
-
-
-@dataclass(frozen=True)
 class VirtualPlans:
     """The plans that a search found, best first, and a bound."""
 
-    plans: tuple[VirtualPlan, ...]
+    plans: tuple[FiguredPlan, ...]
     """The plans, best first; empty if no plan seems to be useful."""
     bound_s: float
     """Lower bound on the step time of every plan of the shapes that were tried, in seconds per minibatch."""
@@ -78,14 +60,14 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE, useful_s:
     `InputError` for options that such plans cannot satisfy.
     """
     _refuse_options(problem)
-    found: list[VirtualPlan] = []
+    found: list[tuple[Plan, Evaluation]] = []
     accumulate = problem.options.accumulate or 1
     shapes = list(virtual_shapes(problem))
     bound_s = min((_bound_s(problem, shape) for shape in shapes), default=0.0)
     shapes.sort(key=lambda shape: quick_estimate_s(problem, shape, _rounds(problem, shape)) / accumulate)
     quick = deadline.share(0.1, MORE_S)
     for shape in shapes:
-        best_s = min((one.score.step_time_s for one in found), default=float("inf"))
+        best_s = min((score.step_time_s for _, score in found), default=float("inf"))
         more = best_s <= useful_s * (1 + NEAR) and not quick.passed
         if deadline.passed or len(found) >= (MORE_EVALUATED if more else EVALUATED):
             break
@@ -98,16 +80,16 @@ def search_virtual(problem: Problem, deadline: Deadline = NO_DEADLINE, useful_s:
         if shapes and deadline.passed:
             raise NotFoundInTimeError(NO_PLAN_IN_TIME)
         raise InfeasibleError(_why_none(problem, shapes))
-    found.sort(key=lambda one: one.score.step_time_s)
-    limit_s = min(found[0].score.step_time_s, useful_s) * (1 + NEAR)
-    tried = [one for one in found[:SIMULATED] if one.score.step_time_s <= limit_s]
-    tried = [_moved(one.plan, one.score, problem, deadline.share(0.3, MOVES_S)) for one in tried]
-    simulated = [with_simulation(one, problem, deadline) for one in tried]
-    simulated.sort(key=lambda one: (one.simulated_s is None, one.step_time_s))
-    return VirtualPlans(tuple(simulated), bound_s)
+    found.sort(key=lambda one: one[1].step_time_s)
+    limit_s = min(found[0][1].step_time_s, useful_s) * (1 + NEAR)
+    tried = [one for one in found[:SIMULATED] if one[1].step_time_s <= limit_s]
+    tried = [_moved(*one, problem, deadline.share(0.3, MOVES_S)) for one in tried]
+    figured = [FiguredPlan(*one, _figure(*one, problem, deadline)) for one in tried]
+    figured.sort(key=lambda one: (one.figure.simulated_s is None, one.figure.simulated_s or one.figure.formula_s))
+    return VirtualPlans(tuple(figured), bound_s)
 
 
-def _moved(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> VirtualPlan:
+def _moved(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> tuple[Plan, Evaluation]:
     """The plan after moves of units between neighbouring stages that make it faster."""
     improved = True
     while improved and not deadline.passed:
@@ -120,7 +102,7 @@ def _moved(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) 
             if fitting is not None and other is not None and other.step_time_s < score.step_time_s * (1 - LEAST_MOVE):
                 plan, score, improved = fitting, other, True
                 break
-    return VirtualPlan(plan, score)
+    return plan, score
 
 
 def _neighbours(plan: Plan, problem: Problem) -> Iterator[Plan]:
@@ -135,18 +117,20 @@ def _neighbours(plan: Plan, problem: Problem) -> Iterator[Plan]:
                 yield plan_at(problem, shape, (*ends[1:index], ends[index] + move, *ends[index + 1 : -1]))
 
 
-def with_simulation(found: VirtualPlan, problem: Problem, deadline: Deadline) -> VirtualPlan:
-    """A plan with its simulated step time, from the end of its first update to the end of its second.
+def _figure(plan: Plan, score: Evaluation, problem: Problem, deadline: Deadline) -> Figure:
+    """The figure of a plan, simulated from the end of its first update to the end of its second.
 
-    The step time stays None if the deadline comes first or the plan is too large to simulate.
+    The plan is not simulated if the deadline comes first or the plan is too large.
     """
-    scenario = scenario_of_plan(found.plan, problem, found.score)
-    lengths = lengths_of_updates(scenario, found.plan)
+    scenario = scenario_of_plan(plan, problem, score)
+    lengths = lengths_of_updates(scenario, plan)
     try:
         simulated_s = by_updates_s(scenario, lengths, deadline) if lengths else None
     except OutOfTime:
-        return found
-    return replace(found, simulated_s=simulated_s, minibatches=UPDATES * sum(lengths))
+        simulated_s = None
+    if simulated_s is None:
+        return Figure(score.step_time_s, note="no time was left to simulate it")
+    return Figure(score.step_time_s, simulated_s, UPDATES * sum(lengths))
 
 
 def virtual_shapes(problem: Problem) -> Iterator[VirtualShape]:
@@ -189,12 +173,12 @@ def _bound_s(problem: Problem, shape: VirtualShape) -> float:
     return _rounds(problem, shape) * max(problem.work_s / shape.devices, largest) / fastest / accumulate
 
 
-def _plan_of(problem: Problem, shape: VirtualShape) -> VirtualPlan | None:
+def _plan_of(problem: Problem, shape: VirtualShape) -> tuple[Plan, Evaluation] | None:
     """The plan of a shape, with recomputation where memory requires it; None if it does not fit."""
     tried = cuts_to_try(problem, shape, _rounds(problem, shape))
     plans = [fitted(plan_at(problem, shape, places), problem) for places in tried]
-    scored = (VirtualPlan(plan, evaluate(plan, problem)) for plan in plans if plan is not None)
-    return min(scored, key=lambda one: one.score.step_time_s, default=None)
+    scored = ((plan, evaluate(plan, problem)) for plan in plans if plan is not None)
+    return min(scored, key=lambda one: one[1].step_time_s, default=None)
 
 
 def _rounds(problem: Problem, shape: VirtualShape) -> int:

@@ -60,7 +60,6 @@ class ChargedPipelines:
     """The search for the fastest pipeline of some regions with contention charged."""
 
     task: SearchTask
-    """The task of the search. If its `near` is set, the known pipeline is probably the fastest."""
     memory_binds: bool = False
     """Whether the memory limit makes the fastest pipeline without contention slower."""
     _known: dict[tuple[PlanSpace, bool], SharedResources] = field(default_factory=dict)
@@ -75,7 +74,11 @@ class ChargedPipelines:
 
     def best(self, regions: list[Region], known: ChargedPipeline) -> BisectionResult[ChargedPipeline]:
         """The fastest pipeline of these regions, at most as slow as the `known` pipeline, with the bound reached."""
-        regions = [self._with_floor(region) for region in regions if region.low_s < known.step_time_s]
+        regions = [
+            replace(region, low_s=max(region.low_s, self._resources(region, memory=False).floor_s))
+            for region in regions
+            if region.low_s < known.step_time_s
+        ]
         low = min([known.step_time_s, *(region.low_s for region in regions)])
         if low >= min(self.task.useful_s, known.step_time_s):
             return BisectionResult(low, known.step_time_s, known)
@@ -89,9 +92,6 @@ class ChargedPipelines:
         if not result.finished:
             return replace(result, high=known.step_time_s, best=known)
         return self._bisect([replace(one, low_s=max(one.low_s, result.low)) for one in regions], known, memory=True)
-
-    def _with_floor(self, region: Region) -> Region:
-        return replace(region, low_s=max(region.low_s, self._resources(region, memory=False).floor_s))
 
     def _resources(self, region: Region, *, memory: bool) -> SharedResources:
         """The shared resources of a region, with their cost terms."""
@@ -121,14 +121,11 @@ class ChargedPipelines:
             return None
 
         start = known.step_time_s, known
-        limit = min(self.task.useful_s, known.step_time_s * (1 - PRECISION) if self.task.near else float("inf"))
-        if low < limit < known.step_time_s:
-            # Slower pipelines are of no use, or probably none is faster, so that is checked first.
-            near = threshold.least_near(find, low, limit, gap=self.task.gap)
+        if low < self.task.useful_s < known.step_time_s:
+            # Slower pipelines are of no use, so that is checked first.
+            near = threshold.least_near(find, low, self.task.useful_s, gap=self.task.gap)
             if near.best is None:
-                useful = near.finished and known.step_time_s < self.task.useful_s
-                best = self._smallest(known, memory=memory) if useful else known
-                return replace(near, high=known.step_time_s, best=best)
+                return replace(near, high=known.step_time_s, best=known)
             if near.closed or not near.finished:
                 if near.finished:
                     near.best = self._smallest(near.best, memory=memory)
@@ -197,10 +194,7 @@ class ChargedPipelines:
 
 
 def charged_result(task: SearchTask, alone: BestSoFar) -> Result:
-    """The result of a task with contention charged; `alone` has the bounds and the best plan without contention.
-
-    With `task.near` that plan is probably the best.
-    """
+    """The result of a task with contention charged; `alone` has the bounds and the best plan without contention."""
     note = f"what workers share is charged exactly where a stage has at most {MOST_PLACEMENTS:,} places"
     exact = charges(task.problem)
     if task.price is None and not exact:
@@ -223,7 +217,7 @@ def _searched(task: SearchTask, alone: BestSoFar) -> Result:
     """The result of a search that starts from the bounds without contention."""
     assert alone.best is not None
     problem, (step_time, space, pipeline) = task.problem, alone.best
-    bound = max(alone.bound, task.above_s, contention.least_step_time_of_shared_cores_s(problem))
+    bound = max(alone.bound, contention.least_step_time_of_shared_cores_s(problem))
     searches = ChargedPipelines(task, alone.memory_binds)
     known = searches.charge(Region(space, None, bound), pipeline, step_time)
     interval = BisectionResult(bound, known.step_time_s, known, alone.finished, alone.interrupted, task.gap)

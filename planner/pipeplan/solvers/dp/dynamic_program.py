@@ -23,20 +23,16 @@ from pipeplan.problem.cuts import Cuts
 from pipeplan.problem.grid_shapes import grid_shapes
 from pipeplan.problem.problem import Problem
 from pipeplan.solvers.dp.budget import SearchEffort
-from pipeplan.solvers.dp.charged import charged_result, charges
+from pipeplan.solvers.dp.charged import charged_result
 from pipeplan.solvers.dp.cut_selection import cheap_cuts
 from pipeplan.solvers.dp.grids import search_grids
 from pipeplan.solvers.dp.pipeline_searches import PipelineSearches
 from pipeplan.solvers.dp.results import SearchTask, alone_result, least_step_time_s, plan_of, tell_nobody
 from pipeplan.solvers.dp.spaces import search_batches, search_spaces
 from pipeplan.solvers.dp.threshold import PRECISION
-from pipeplan.solvers.known_answers import KNOWN, question_of
 from pipeplan.solvers.plan_space import plan_spaces
 from pipeplan.solvers.result import Result, Status
 from pipeplan.util.deadline import Deadline
-
-_ANY_GAP = 1e6
-"""A relative gap so large that every plan is within it."""
 
 
 def is_feasible(problem: Problem, cuts: Cuts, deadline: float | None = None) -> bool:
@@ -84,62 +80,43 @@ def solve(
     wants_first = (report is not None or seconds is not None or effort.most < float("inf")) and not near
     told = MonotoneReport(report or tell_nobody)
     told(least_step_time_s(problem), float("inf"))
-    task = SearchTask(problem, cuts, deadline, gap, effort, told, price)
-
-    def search(limit_s: float, near: bool, above_s: float = 0.0) -> Result:
-        return _searched(replace(task, useful_s=limit_s, near=near, above_s=above_s))
-
-    known, first = KNOWN.get(), None
-    if known is None:
-        first = first_plan(problem, cuts, deadline, price) if wants_first else None
-        if first is not None:
-            told(0.0, first.step_time_s)
-        answer = _at_least(first, search(useful_s, near), price)
-    else:
-        answer = known.use(question_of(problem, cuts, gap, effort.most), problem, search, useful_s, near=near)
+    first = first_plan(problem, cuts, deadline, price) if wants_first else None
+    if first is not None:
+        told(0.0, first.objective_s)
+    task = SearchTask(problem, cuts, deadline, gap, effort, told, price, useful_s, near)
+    answer = _at_least(first, _searched(task), price)
     return replace(answer, seconds=time.perf_counter() - began)
 
 
-def _at_least(first: FirstPlan | None, answer: Result, price: Callable[[Plan], float] | None) -> Result:
+def _at_least(first: Result | None, answer: Result, price: Callable[[Plan], float] | None) -> Result:
     """The answer, or the first plan in its place if the answer's plan is slower or was not found in time."""
     if first is None or answer.status in (Status.INFEASIBLE, Status.OPTIMAL):
         return answer
     step_time_s = answer.objective_s
     if answer.plan is not None and first.charged and not answer.charged and price is not None:
         step_time_s = price(answer.plan)
-    if step_time_s <= first.step_time_s * (1 + PRECISION):
+    if step_time_s <= first.objective_s * (1 + PRECISION):
         return answer
-    bound_s = min(answer.bound_s, first.step_time_s)
-    answer = replace(answer, status=Status.FEASIBLE, plan=first.plan, charged=first.charged)
-    return replace(answer, objective_s=first.step_time_s, bound_s=bound_s)
+    bound_s = min(answer.bound_s, first.objective_s)
+    return replace(first, bound_s=bound_s, note=answer.note, interrupted=answer.interrupted)
 
 
 def _searched(task: SearchTask) -> Result:
     """The result of the searches, first without contention, and then with contention charged."""
-    options = task.problem.options
+    options, report = task.problem.options, task.report
     if not task.cuts.complete:
         # A bound on a selection of the cuts holds for no other cuts.
-        task = replace(task, report=_without_bound(task.report))
+        task = replace(task, report=lambda bound, best: report(0.0, best))
     search = search_batches if options.flushes else search_spaces
     search = search_grids if options.grid else search
-    hurries = task.near and task.above_s > 0 and search is search_spaces and charges(task.problem)
-    # If a bound with contention is known, the bound without contention is of little use, and any plan suffices.
-    alone = replace(task, gap=_ANY_GAP) if hurries else task
+    alone = task
     if options.contention:
         # A plan of the first searches may be slower with contention, so only their bounds are reported.
-        alone = replace(alone, report=_without_plan(task.report))
+        alone = replace(task, report=lambda bound, best: task.report(bound, float("inf")))
     so_far = search(alone)
     if options.contention and so_far.best is not None:
-        return charged_result(replace(task, near=hurries), so_far)
+        return charged_result(task, so_far)
     return alone_result(task, so_far)
-
-
-def _without_bound(report: Callable[[float, float], None]) -> Callable[[float, float], None]:
-    return lambda bound, best: report(0.0, best)
-
-
-def _without_plan(report: Callable[[float, float], None]) -> Callable[[float, float], None]:
-    return lambda bound, best: report(bound, float("inf"))
 
 
 LARGE = 5_000
@@ -165,20 +142,10 @@ class MonotoneReport:
             self.tell(bound_s, best_s)
 
 
-@dataclass(frozen=True)
-class FirstPlan:
-    """A plan that is found within a second, and its step time in seconds per minibatch."""
-
-    plan: Plan
-    step_time_s: float
-    charged: bool
-    """Whether the step time includes contention."""
-
-
 def first_plan(
     problem: Problem, cuts: Cuts, deadline: float | None, price: Callable[[Plan], float] | None = None
-) -> FirstPlan | None:
-    """A quickly found plan of a large problem; None if the problem is small or no plan is found.
+) -> Result | None:
+    """A quickly found plan, without a bound, of a large problem; None if the problem is small or no plan is found.
 
     `price` is a function that gives the step time of a plan with contention. If contention is charged, there is no
     first plan without `price`.
@@ -196,5 +163,5 @@ def first_plan(
     step_time_s = space.step_time(problem, found.high)
     plan = plan_of(problem, space, found.best.stages(), step_time_s)
     if problem.options.contention and price is not None:
-        return FirstPlan(plan, price(plan), charged=True)
-    return FirstPlan(plan, step_time_s, charged=False)
+        step_time_s = price(plan)
+    return Result("DP", Status.FEASIBLE, plan, step_time_s, 0.0, 0.0, charged=problem.options.contention)

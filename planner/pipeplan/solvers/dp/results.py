@@ -44,8 +44,6 @@ class SearchTask:
     """A function that gives the step time of a plan with contention, by the evaluator; or None."""
     useful_s: float = float("inf")
     """Step time from which on plans are of no use, in seconds per minibatch."""
-    above_s: float = 0.0
-    """A known lower bound on the step time of all plans, in seconds per minibatch."""
     near: bool = False
     """Whether the step time of the best plan is probably close to `useful_s`."""
 

@@ -139,7 +139,8 @@ class BatchSpaces:
         searched = BatchSpaces(task, later=self.task.deadline)
         bound = searched._refined(low, memory=False)
         fits = bound.best is not None and self._fits(bound)
-        if fits and bound.finished and bound.best is not None and self._is_open(bound):
+        enough = bound.low * (1 + max(2 * PRECISION, self.task.gap))
+        if fits and bound.finished and bound.best is not None and bound.high > enough:
             bound = self._least(bound.low, (bound.high, bound.best), memory=False)
             fits = bound.best is not None and self._fits(bound)
         if bound.interrupted or (bound.finished and (fits or bound.best is None)):
@@ -169,10 +170,6 @@ class BatchSpaces:
         except OutOfTime:
             return None
         return None
-
-    def _is_open(self, result: BisectionResult[FoundBatch]) -> bool:
-        """Whether a result is further from the bound than was asked for."""
-        return result.high > result.low * (1 + max(2 * PRECISION, self.task.gap))
 
     def _fits(self, result: BisectionResult[FoundBatch]) -> bool:
         assert result.best is not None

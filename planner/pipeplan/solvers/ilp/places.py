@@ -24,7 +24,7 @@ from pipeplan.cost import contention, formulas
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.grid_shapes import GridShape
-from pipeplan.problem.problem import Problem
+from pipeplan.problem.problem import Problem, joins_copies
 from pipeplan.solvers.plan_space import PlanSpace
 
 Floats = NDArray[np.float64]
@@ -72,11 +72,9 @@ class Places:
         return [run for run in runs if self.problem.unused.isdisjoint(run)]
 
     def _ring(self, run: range) -> tuple[float, float]:
-        ways = self.problem.copy_ways
-        if not (self.problem.options.flushes and self.problem.copies > 1):
-            return self.links.allreduce_among(run)
-        mine = run if len(ways.bandwidth) > 1 else range(1)
-        return min(ways.bandwidth[one] for one in mine), max(ways.latency_s[one] for one in mine)
+        if joins_copies(self.problem):
+            return self.problem.copy_ways.among(run)
+        return self.links.allreduce_among(run)
 
     def _fastest(self, run: range) -> tuple[float, float, int]:
         count = max(1, min(len(run), self.workers - run.stop)) if self.parallel else 1
@@ -216,23 +214,17 @@ class CardShares:
         links, cluster = Links.of(problem.cluster), problem.cluster
         firsts = [cluster.starts(level)[:-1] for level in range(len(cluster.levels))]
         self._rates = [np.array([links.card(level, first) for first in mine]).T for level, mine in enumerate(firsts)]
-        self._rings, self._messages = cache(self._find_rings), cache(self._find_messages)
+        self.rings, self.messages = cache(self._rings), cache(self._messages)
 
-    def rings(self, place: int) -> dict[Card, float]:
+    def _rings(self, place: int) -> dict[Card, float]:
         """Seconds for one byte of the parameters of a stage, by card."""
-        return self._rings(place)
+        return self._loads(self._plan(place), (1.0, 0.0), 1)
 
-    def messages(self, before: int, behind: int) -> dict[Card, float]:
+    def _messages(self, before: int, behind: int) -> dict[Card, float]:
         """Seconds for one byte that a stage sends to the next stage, by card.
 
         For a byte sent back, the directions are swapped.
         """
-        return self._messages(before, behind)
-
-    def _find_rings(self, place: int) -> dict[Card, float]:
-        return self._loads(self._plan(place), (1.0, 0.0), 1)
-
-    def _find_messages(self, before: int, behind: int) -> dict[Card, float]:
         return self._loads(self._plan(before, behind), (0.0, 1.0), 0)
 
     def _plan(self, *places: int) -> Plan:

@@ -20,7 +20,7 @@ from pipeplan.plan.schedules import STASHING, TRAITS
 from pipeplan.problem.between_cuts import SharedInCuts
 from pipeplan.problem.cuts import Cuts, Flags, Floats, Ints
 from pipeplan.problem.grid_shapes import GridShape
-from pipeplan.problem.problem import Problem
+from pipeplan.problem.problem import Problem, joins_copies
 from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.search.topology import ComponentLayout
 
@@ -95,29 +95,21 @@ class CostTerms:
         """Minibatches per synchronisation in one copy; None if a stage synchronises once per group of its replicas."""
         return self.problem.minibatches_in_flight
 
-    @property
-    def joins_copies(self) -> bool:
-        """Whether one ring joins the replicas of a stage in all copies of the pipeline, as under a flush."""
-        return self.problem.copies > 1 and self.training and self.problem.options.flushes
-
     def ring_of(self, level: Ints) -> tuple[Floats | float, Floats | float]:
         """Bandwidth and latency of the ring of stages whose workers in one copy span a level."""
-        if self.joins_copies:
-            ways = self.problem.copy_ways
-            return ways.bandwidth[0], ways.latency_s[0]
+        if joins_copies(self.problem):
+            return self.problem.copy_ways.among(range(1))
         return self.links.allreduce_bandwidth[level], self.links.allreduce_latency[level]
 
     def ring_among(self, run: range) -> tuple[float, float]:
         """Bandwidth and latency of the ring of a stage on these workers of one copy."""
-        if not self.joins_copies:
-            return self.links.allreduce_among(run)
-        ways = self.problem.copy_ways
-        mine = run if len(ways.bandwidth) > 1 else range(1)
-        return min(ways.bandwidth[one] for one in mine), max(ways.latency_s[one] for one in mine)
+        if joins_copies(self.problem):
+            return self.problem.copy_ways.among(run)
+        return self.links.allreduce_among(run)
 
     def members(self, replicas: Any) -> Any:
         """Number of members of the ring of stages with `replicas` replicas in a copy."""
-        return replicas * self.problem.copies if self.joins_copies else replicas
+        return replicas * self.problem.copies if joins_copies(self.problem) else replicas
 
     @property
     def constant_versions(self) -> int:
@@ -138,12 +130,12 @@ class CostTerms:
     def floor(self) -> float:
         """Lower bound on the step time.
 
-        The bound is the larger of all work on all usable workers, and the costliest unit on as many workers as it may
-        have.
+        The bound is the larger of all work on all usable workers, and the costliest unit on the fastest workers that it
+        may have.
         """
-        units = self.problem.units
-        most = max(unit.forward_s + unit.backward_s for unit in units) / min(self.workers, self.most_replicas)
-        return max(self.problem.work_s / self.problem.speed_in_use, most / self.speed)
+        most = max(unit.forward_s + unit.backward_s for unit in self.problem.units)
+        alone = most / max(1, self.most_replicas) / self.fastest
+        return max(self.problem.work_s / self.problem.speed_in_use, alone)
 
     def has_minibatches_for(self, shape: GridShape) -> bool:
         """Whether the minibatches of an update suffice for those in flight in a uniform grid; True if that does not

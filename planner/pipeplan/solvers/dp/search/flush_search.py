@@ -10,6 +10,7 @@ depth is tried, too.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -70,7 +71,7 @@ class FlushSearch(UniformSearch):
     # -- replicas and depths --
 
     def _size_stages(
-        self, stage: StageTerms, states: SearchStates, rows: Ints, places: EndPositions, recompute: bool
+        self, stage: StageTerms, states: SearchStates, rows: Ints, places: EndPositions
     ) -> Iterator[tuple[Ints, SearchStates]]:
         size = max(1, _AT_ONCE // max(1, len(stage)))
         for begin in range(0, len(places), size):
@@ -81,7 +82,7 @@ class FlushSearch(UniformSearch):
             if self.limits.memory:
                 candidates, replicas, depth = self._with_depths(stage, states, candidates, replicas)
             demand = depth * replicas * self.counts_depths
-            yield from self._states(stage, states, rows, candidates, replicas, depth, demand, recompute=recompute)
+            yield from self._states(stage, states, rows, candidates, replicas, depth, demand)
 
     @cached_property
     def _counts(self) -> Ints:
@@ -166,25 +167,19 @@ class FlushSearch(UniformSearch):
             return np.ones(len(replicas))
         return self.batch.depth(candidates.behind, replicas)
 
-    def _joined(self, candidates: CandidateStages, replicas: Floats) -> Ints:
-        """The level of the smallest component that contains a stage and the stage behind it."""
-        start = (candidates.end - replicas).astype(np.intp)
-        return np.maximum(self.layout.between(start, candidates.next_first), candidates.next_level)
-
     def _times(
-        self, stage: StageTerms, states: SearchStates, candidates: CandidateStages, replicas: Floats, depth: Floats
+        self, stage: StageTerms, states: SearchStates, candidates: CandidateStages, replicas: Floats
     ) -> Floats | None:
         assert states.times is not None
         if self.limits.fitting:
             return np.zeros((len(replicas), 2))
         before = states.times[candidates.state]
         allreduce = stage.allreduce(candidates.target, replicas, candidates.level)
-        if stage.is_last:
-            placed = Placed(stage.take(candidates.target), replicas, self.terms.speed, allreduce)
-            return self.batch.in_front(before, placed)
-        joined, links = self._joined(candidates, replicas), self.terms.links
-        hop = links.sendrecv_bandwidth[joined], links.sendrecv_latency[joined]
-        placed = Placed(stage.take(candidates.target), replicas, self.terms.speed, allreduce, *hop)
+        placed = Placed(stage.take(candidates.target), replicas, self.terms.speed, allreduce)
+        if not stage.is_last:
+            joined, links = self.joined(candidates, replicas), self.terms.links
+            hop = links.sendrecv_bandwidth[joined], links.sendrecv_latency[joined]
+            placed = replace(placed, bandwidth=hop[0], latency_s=hop[1])
         return self.batch.in_front(before, placed)
 
 
@@ -239,9 +234,7 @@ class PlacementFlushSearch(PlacementSearch):
         demand = depth * replicas if self.counts_depths else np.zeros(chosen.shape)
         return np.where(chosen, depth, np.inf), np.where(chosen, demand, np.inf)
 
-    def _placed_times(
-        self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
-    ) -> Floats:
+    def _placed_times(self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints) -> Floats:
         """The batch times of new states: one for each pair of a state and a placement, at its cut."""
         assert states.times is not None
         if self.limits.fitting:
@@ -252,8 +245,6 @@ class PlacementFlushSearch(PlacementSearch):
         size = stage.parameters[target] * self.terms.training
         members = self.terms.members(replicas)
         allreduce = np.asarray(formulas.ring_allreduce_time(members, size, *self.terms.ring(runs)))
-        if stage.is_last:
-            return self.batch.in_front(before, Placed(stage.take(target), replicas, speed, allreduce))
-        bandwidth, latency, links = self._rates(stage.end, states, which, runs)
-        placed = Placed(stage.take(target), replicas, speed, allreduce, bandwidth, latency, links)
-        return self.batch.in_front(before, placed)
+        # The last stage has no links behind it: their bandwidth is infinite.
+        links = self._rates(stage.end, states, which, runs)
+        return self.batch.in_front(before, Placed(stage.take(target), replicas, speed, allreduce, *links))

@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeplan.cost import formulas
 from pipeplan.problem.cuts import Flags, Floats, Ints
+from pipeplan.problem.problem import joins_copies
 from pipeplan.solvers.dp.search.cost_terms import CostTerms
 from pipeplan.solvers.dp.search.stage_terms import StageTerms
 from pipeplan.solvers.dp.search.topology import PlacementTable, least, levels_between
@@ -36,7 +37,7 @@ class HeterogeneousTerms(CostTerms):
 
     def ring(self, runs: Ints | int) -> tuple[Floats, Floats]:
         """Bandwidth and latency of the rings of stages on placements, in one copy or, with a flush, in all copies."""
-        if self.joins_copies:
+        if joins_copies(self.problem):
             bandwidth, latency = self.group_rates
             return bandwidth[runs], latency[runs]
         return self.runs.allreduce_bandwidth[runs], self.runs.allreduce_latency[runs]
@@ -77,17 +78,6 @@ class HeterogeneousTerms(CostTerms):
     def fastest(self) -> float:
         """Speed of the fastest device."""
         return max(device.speed for device in self.problem.cluster.devices)
-
-    @cached_property
-    def floor(self) -> float:
-        """Lower bound on the step time.
-
-        The bound is the larger of all work on all usable workers, and the costliest unit on the fastest workers that it
-        may have.
-        """
-        most = max(unit.forward_s + unit.backward_s for unit in self.problem.units)
-        alone = most / (max(1, self.most_replicas) * self.fastest)
-        return max(self.problem.work_s / self.problem.speed_in_use, alone)
 
     @cached_property
     def least_transfer_s(self) -> Floats:

@@ -41,6 +41,7 @@ from pipeplan.solvers.dp.search.states import (
     SearchStates,
     group_starts,
     no_later,
+    no_more,
     thinned_rows,
     time_order,
     undominated_rows,
@@ -304,10 +305,18 @@ class PlacementSearch(UniformSearch):
         """
         if not len(target):
             return
-        columns = self._columns(stage, states, rows, which, runs)
-        columns.numbers[5] = depth
-        times = self._placed_times(stage, states, target, which, runs, depth)
-        new_states = replace(columns, demand=demand, times=times)
+        table = self.terms.runs
+        own = {
+            "first": table.first[runs],
+            "level": table.span[runs],
+            "replicas": table.replicas[runs],
+            "depth": depth.astype(np.intp),
+            "recompute": np.full(len(runs), int(stage.recompute)),
+            "end": stage.ends[target],
+            "ways": table.ways[runs],
+        }
+        times = self._placed_times(stage, states, target, which, runs)
+        new_states = SearchStates.in_front(states, rows, which, own, demand, times)
         completable = self.can_complete(stage.begin[target], new_states)
         target, runs, new_states = target[completable], runs[completable], new_states.take(completable)
         if not len(target):
@@ -321,33 +330,16 @@ class PlacementSearch(UniformSearch):
             yield stage.begin[target[kept]], new_states.take(kept)
 
     def _placed_times(
-        self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints, depth: Floats
+        self, stage: StageTerms, states: SearchStates, target: Ints, which: Ints, runs: Ints
     ) -> Floats | None:
         """The batch times of new states; None in the steady state."""
         return None
-
-    def _columns(self, stage: StageTerms, states: SearchStates, rows: Ints, which: Ints, runs: Ints) -> SearchStates:
-        """The new states of placements, without depths and demands."""
-        table = self.terms.runs
-        columns = {
-            "first": table.first[runs],
-            "level": table.span[runs],
-            "stages": states.stages[which] + 1,
-            "workers": states.workers[which] + table.replicas[runs],
-            "replicas": table.replicas[runs],
-            "depth": np.ones(len(runs), dtype=np.intp),
-            "recompute": np.full(len(runs), int(stage.recompute)),
-            "end": np.full(len(runs), stage.end),
-            "source": rows[which],
-            "ways": table.ways[runs],
-        }
-        return SearchStates.of(columns, np.zeros(len(runs)))
 
     # -- dominance --
 
     def _undominated(self, cut: int, waiting: SearchStates) -> SearchStates:
         """The states that no other state dominates; of equal states, the first in a fixed order."""
-        states = waiting.take(self._thinned(waiting))
+        states = waiting.take(thinned_rows(self._keys(waiting), np.stack(self._criteria(waiting))))
         if len(states) == 1:
             return states
         counts = states.level, -states.replicas, states.workers, states.stages
@@ -363,10 +355,6 @@ class PlacementSearch(UniformSearch):
             return better
 
         return states.take(undominated_rows(len(states), dominates))
-
-    def _thinned(self, states: SearchStates) -> Ints:
-        """Rows that are better in some criterion than the other rows with the same position and counts."""
-        return thinned_rows(self._keys(states), np.stack(self._criteria(states)))
 
     @staticmethod
     def _criteria(states: SearchStates) -> list[Floats]:
@@ -398,7 +386,7 @@ class PlacementSearch(UniformSearch):
 
     def _dominates(self, states: SearchStates, some: Ints, others: Ints) -> Flags:
         """Flags of shape (some, others): whether each state of `some` dominates each of `others`."""
-        between, counting = self.terms.between, self.limits.counting
+        between = self.terms.between
         mine, first = states.first[some][:, None], states.first[others]
         joined = np.where(first > 0, between[first - 1, first], len(self.terms.problem.cluster.levels))
         joined = np.maximum(joined, states.level[others])
@@ -410,12 +398,8 @@ class PlacementSearch(UniformSearch):
         result &= self.terms.runs.no_slower[joined, states.ways[some][:, None], states.ways[others]]
         if self.terms.parallel:
             result &= states.replicas[some][:, None] >= states.replicas[others]
-        if counting.exact_stages:
-            result &= states.stages[some][:, None] == states.stages[others]
-        elif counting.stages:
-            result &= states.stages[some][:, None] <= states.stages[others]
-        if counting.workers:
-            result &= states.workers[some][:, None] <= states.workers[others]
+        if self.limits.counting.any:
+            result &= no_more(states, some, others, self.limits.counting)
         return result
 
     def _places_of(self, cut: int, states: SearchStates) -> list[PlacedLoads]:

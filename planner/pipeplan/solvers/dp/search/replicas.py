@@ -17,8 +17,6 @@ Floats = NDArray[np.float64]
 
 # Relative rounding error within which a root counts as a whole number.
 ROUNDING = 1e-12
-# Relative tolerance, larger than any rounding error of a time.
-_QUICK_SLACK = 1e-9
 
 
 # Upper end of a first interval that is unbounded for all stages. There is no second interval then.
@@ -94,34 +92,6 @@ def allowed_replicas(
     ]
     low1, high1, low2, high2 = zip(*rows, strict=True)
     return ReplicaIntervals(low1, high1, low2, high2)
-
-
-def may_suffice(
-    work_s: Floats,
-    size: Floats,
-    bandwidth: Floats,
-    latency_s: Floats,
-    threshold: float,
-    most: Floats | NDArray[np.intp],
-    *,
-    overlap: float,
-    accumulate: int | None = None,
-) -> NDArray[np.bool_]:
-    """Whether up to `most` replicas may keep a stage within the threshold: a quick test before `allowed_replicas`.
-
-    The test never rules out a stage that has an allowed number up to `most`. One replica takes `work_s`. From 2 to R
-    replicas take at least work / R to compute, and to synchronise at least 2 (R-1)/R² · w/B + α or, once per
-    `accumulate` minibatches, (w/B + 2α) / accumulate.
-    """
-    exposed, transmit = 1.0 - overlap, size / bandwidth
-    several = np.maximum(most, 2)
-    if accumulate is None:
-        synchronisation = 2 * (several - 1) / several**2 * transmit + latency_s
-    else:
-        synchronisation = (transmit + 2 * latency_s) / accumulate
-    compute, limit = work_s / several, threshold * (1 + _QUICK_SLACK)
-    enough = (compute + exposed * synchronisation <= limit) & (synchronisation + exposed * compute <= limit)
-    return np.asarray((most >= 1) & ((work_s <= limit) | ((most >= 2) & enough)))
 
 
 def _intervals(

@@ -148,24 +148,11 @@ class StageSizing:
         """Minibatches that pass while replicas wait for their group's all-reduce."""
         return stage.wait(candidates.target, replicas, candidates.level, self.threshold)
 
-    def _deepened(self, replicas: Floats, cover: Floats) -> Floats:
-        """The depth that covers the minibatches in flight behind."""
-        depth: Floats = 1 + np.ceil(cover / replicas - formulas.ROUNDING)
-        return depth
-
     def _replicas_for(self, depth: Floats, cover: Floats) -> Floats:
         """The fewest replicas for which a depth covers the minibatches in flight behind."""
         with np.errstate(divide="ignore", invalid="ignore"):
             count: Floats = np.ceil(cover / np.maximum(depth - 1, 0) - formulas.ROUNDING)
         return count
-
-    def _more_replicas(self, deepest: Floats, cover: Floats) -> Floats:
-        """The fewest replicas that may suffice if the depth is at most `deepest`; infinite if no number can."""
-        return np.where(deepest >= 1, self._replicas_for(deepest, cover), np.inf)
-
-    def _least_demand(self, replicas: Floats, behind: Floats) -> Floats:
-        """Lower bound on the demand of a stage: r · depth is at least r plus the minibatches that the depth covers."""
-        return replicas + behind
 
     def _in_memory(
         self, stage: StageTerms, candidates: CandidateStages, replicas: Floats
@@ -180,7 +167,8 @@ class StageSizing:
         parts_found = [(candidates, replicas, depth, demand)]
         # A smaller depth takes more replicas, so it helps only while their product may fall.
         more = depth > 2
-        # The number of further replica counts that may lower the demand; see `_least_demand`.
+        # The number of further replica counts that may lower the demand: r · depth is at least r plus the minibatches
+        # that the depth covers.
         extra = np.where(more, np.ceil(demand - candidates.behind - formulas.ROUNDING) - 1 - replicas, 0.0)
         few = more & (extra <= FEW)
         parts_found += self._counted_up(stage, candidates.take(few), replicas[few], demand[few], extra[few])
@@ -210,7 +198,7 @@ class StageSizing:
         rows, count = rows[fits], count[fits]
         selected = candidates.take(rows)
         wait = self._wait(stage, selected, count)
-        depth = self._deepened(count, self._cover(stage, selected, count, wait))
+        depth = _deepened(count, self._cover(stage, selected, count, wait))
         lower = formulas.in_flight_behind(depth, count, wait)
         useful = (lower < demand[rows]) & (depth <= stage.max_depth_of(selected.target, count))
         useful[useful] = (
@@ -229,7 +217,7 @@ class StageSizing:
         smaller: Floats = (np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times) + 2).astype(float)
         behind = candidates.behind[rows]
         least = np.maximum(self._replicas_for(smaller, behind), replicas[rows] + 1)
-        useful = np.flatnonzero(self._least_demand(least, behind) < demand[rows])
+        useful = np.flatnonzero(least + behind < demand[rows])
         useful = useful[least[useful] <= candidates.most[rows[useful]]]
         rows, selected = rows[useful], candidates.take(rows[useful])
         count, reached, lower = self._size(stage, selected, least[useful], smaller[useful])
@@ -254,18 +242,18 @@ class StageSizing:
             open_rows, selected, fewest = open_rows[fits], selected.take(fits), fewest[fits]
             wait = self._wait(stage, selected, fewest)
             cover = self._cover(stage, selected, fewest, wait)
-            covering = np.where(stage.lasts[selected.target], 1.0, self._deepened(fewest, cover))
+            covering = np.where(stage.lasts[selected.target], 1.0, _deepened(fewest, cover))
             depth[open_rows], demand[open_rows] = covering, formulas.in_flight_behind(covering, fewest, wait)
             most = np.minimum(deepest[open_rows], stage.max_depth_of(selected.target, fewest))
             late = np.flatnonzero(covering > most)
             open_rows = open_rows[late]
-            if stage.divided_ratio or self.terms.first is not None:
+            if stage.problem.divided_ratio or self.terms.first is not None:
                 # With more replicas, more minibatches fit in memory, or fewer versions are kept.
                 most = stage.deepest(replicated=True)[selected.target]
                 more = np.where(most[late] > 1, self._replicas_for(most[late], cover[late]), 0.0)
                 more = np.maximum(more, stage.replicas_for_versions(selected.target[late], fewest[late], cover[late]))
             else:
-                more = self._more_replicas(most[late], cover[late])
+                more = np.where(most[late] >= 1, self._replicas_for(most[late], cover[late]), np.inf)
             count[open_rows] = np.maximum(more, fewest[late] + 1)
         return count, depth, demand
 
@@ -275,9 +263,15 @@ class StageSizing:
 
         The transfer is at the level of the smallest component that contains both stages.
         """
+        transfer_s = self.terms.transfer_s[stage.ends[candidates.target], self.joined(candidates, replicas)]
+        return np.asarray(candidates.behind + wait + 2 * transfer_s / self.threshold)
+
+    def joined(self, candidates: CandidateStages, replicas: Floats) -> Ints:
+        """The level of the smallest component that contains a stage and the stage behind it."""
         start = (candidates.end - replicas).astype(np.intp)
-        joined = np.maximum(self.layout.between(start, candidates.next_first), candidates.next_level)
-        cover: Floats = (
-            candidates.behind + wait + 2 * self.terms.transfer_s[stage.ends[candidates.target], joined] / self.threshold
-        )
-        return cover
+        return np.maximum(self.layout.between(start, candidates.next_first), candidates.next_level)
+
+
+def _deepened(replicas: Floats, cover: Floats) -> Floats:
+    """The depth that covers the minibatches in flight behind."""
+    return np.asarray(1 + np.ceil(cover / replicas - formulas.ROUNDING))

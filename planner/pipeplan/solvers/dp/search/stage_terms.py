@@ -18,7 +18,7 @@ from pipeplan.plan import schedules
 from pipeplan.problem.cuts import Flags, Floats, Ints
 from pipeplan.solvers.dp.budget import SLACK
 from pipeplan.solvers.dp.search.cost_terms import CostTerms
-from pipeplan.solvers.dp.search.replicas import ReplicaIntervals, allowed_replicas, may_suffice
+from pipeplan.solvers.dp.search.replicas import ReplicaIntervals, allowed_replicas
 
 _ARRAYS = (
     "executor_s",
@@ -81,32 +81,17 @@ class StageTerms(CutStages):
     def allowed(self, within: float) -> ReplicaIntervals:
         """The numbers of replicas that are fast enough, by level and stage."""
         if within not in self.intervals:
-            work_s, size, bandwidth, latency_s = self._needs
-            work_s = np.broadcast_to(work_s, (self.terms.layout.top + 1, len(work_s)))
+            links, training = self.terms.links, float(self.terms.training)
             self.intervals[within] = allowed_replicas(
-                work_s,
-                size,
-                bandwidth,
-                latency_s,
+                np.broadcast_to(self.work_s / self.terms.speed, (self.terms.layout.top + 1, len(self))),
+                self.parameters * training,
+                links.allreduce_bandwidth[:, None],
+                links.allreduce_latency[:, None] * training,
                 within,
                 overlap=self.problem.options.overlap,
                 accumulate=self.terms.accumulate,
             )
         return self.intervals[within]
-
-    def may_suffice(self, within: float, most: Floats | Ints) -> Flags:
-        """Whether up to `most` replicas may be fast enough, by level and stage (`replicas.may_suffice`)."""
-        overlap, accumulate = self.problem.options.overlap, self.terms.accumulate
-        return may_suffice(*self._needs, within, most, overlap=overlap, accumulate=accumulate)
-
-    @property
-    def _needs(self) -> tuple[Floats, Floats, Floats, Floats]:
-        """(seconds of compute per minibatch, bytes of gradients) by stage, and (bandwidth, latency) of all-reduces by
-        level."""
-        terms, links = self.terms, self.terms.links
-        training = float(terms.training)
-        rates = links.allreduce_bandwidth[:, None], links.allreduce_latency[:, None] * training
-        return self.work_s / terms.speed, self.parameters * training, *rates
 
     def wait(self, target: Ints, replicas: Floats, level: Ints, threshold: float) -> Floats:
         """Minibatches that pass while replicas wait for their group's all-reduce (`formulas.group_wait`)."""
@@ -125,7 +110,7 @@ class StageTerms(CutStages):
     def max_depth_of(self, target: Ints, replicas: Floats) -> Floats:
         """The most minibatches in flight that fit in memory, for the stages `target` with `replicas` replicas each."""
         input_stage = self.terms.first
-        if input_stage is None and not self.divided_ratio:
+        if input_stage is None and not self.problem.divided_ratio:
             several, alone = self.deepest(replicated=True), self.deepest(replicated=False)
             return np.where(replicas > 1, several[target], alone[target])
         return self._within_capacity(self.fixed_bytes(replicas, target), self.growing_bytes[target])
@@ -156,11 +141,6 @@ class StageTerms(CutStages):
         crowded = growing * deeper + version * versions > room
         return np.where(room > 0, np.maximum(together, np.where(crowded, fewer, 1.0)), np.inf)
 
-    @property
-    def divided_ratio(self) -> float:
-        """The value of `Problem.divided_ratio`."""
-        return self.problem.divided_ratio
-
     def deepest(self, *, replicated: bool) -> Floats:
         """The most minibatches in flight that fit in memory; below 1 if not even one fits.
 
@@ -182,7 +162,7 @@ class StageTerms(CutStages):
     def _least_fixed(self, *, replicated: bool) -> Floats:
         """Lower bound on `fixed_bytes`: other workers hold as much of the optimiser's state as possible."""
         replicas = self.terms.most_replicas * self.problem.copies
-        divided = formulas.divided_state(self.parameters, replicas, self.divided_ratio)
+        divided = formulas.divided_state(self.parameters, replicas, self.problem.divided_ratio)
         return np.asarray((self._shared_bytes if replicated else self._alone_bytes) - divided)
 
     def _within_capacity(self, fixed: Floats, growing: Floats) -> Floats:
@@ -198,8 +178,10 @@ class StageTerms(CutStages):
         """
         parameters, first = self.parameters[pick], self.terms.first
         fixed = np.where(replicas > 1, self._shared_bytes[pick], self._alone_bytes[pick])
-        if self.divided_ratio:
-            fixed = fixed - formulas.divided_state(parameters, replicas * self.problem.copies, self.divided_ratio)
+        if self.problem.divided_ratio:
+            fixed = fixed - formulas.divided_state(
+                parameters, replicas * self.problem.copies, self.problem.divided_ratio
+            )
         if first is not None:
             versions = schedules.vertical_versions(first.delay, first.replicas, replicas.astype(np.intp))
             # One version is already included.

@@ -95,6 +95,21 @@ class SearchStates:
         return SearchStates(np.stack([columns.get(name, nothing) for name in _COLUMNS]), demand, times)
 
     @staticmethod
+    def in_front(
+        states: SearchStates, rows: Ints, which: Ints, own: dict[str, Ints], demand: Floats, times: Floats | None
+    ) -> SearchStates:
+        """The states after stages with the columns `own` have been added in front of the states `which`.
+
+        `rows` are the rows of `states` among the kept states of their cut.
+        """
+        behind = {
+            "stages": states.stages[which] + 1,
+            "workers": states.workers[which] + own["replicas"],
+            "source": rows[which],
+        }
+        return SearchStates.of(own | behind, demand, times)
+
+    @staticmethod
     def start(workers: int) -> SearchStates:
         """The state at the full cut: no stage is behind it, there is no demand, and all workers are free."""
         columns = dict.fromkeys(_COLUMNS, np.zeros(1, dtype=np.intp))
@@ -201,13 +216,21 @@ def dominates(states: SearchStates, some: Ints, others: Ints, layout: ComponentL
         result &= (level <= joined) | (first % outer // inner >= other_first % outer // inner)
     if states.times is not None:
         result &= no_later(states.times, some, others)
-    if counting.exact_stages:
-        result &= states.stages[some][:, None] == states.stages[others][None, :]
-    elif counting.stages:
-        result &= states.stages[some][:, None] <= states.stages[others][None, :]
-    if counting.workers:
-        result &= states.workers[some][:, None] <= states.workers[others][None, :]
+    if counting.any:
+        result &= no_more(states, some, others, counting)
     return result
+
+
+def no_more(states: SearchStates, some: Ints, others: Ints, counting: StateCounts) -> Flags:
+    """Flags of shape (some, others): whether the first state has no more stages and workers, as far as they count."""
+    fewer = np.ones((len(some), len(others)), dtype=bool)
+    if counting.exact_stages:
+        fewer &= states.stages[some][:, None] == states.stages[others]
+    elif counting.stages:
+        fewer &= states.stages[some][:, None] <= states.stages[others]
+    if counting.workers:
+        fewer &= states.workers[some][:, None] <= states.workers[others]
+    return fewer
 
 
 def time_order(states: SearchStates) -> tuple[Floats, ...]:

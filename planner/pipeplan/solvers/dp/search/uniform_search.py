@@ -142,19 +142,20 @@ class UniformSearch(StageSizing):
     def _extend(self, cut: int, states: SearchStates) -> Iterator[tuple[Ints, SearchStates]]:
         """The states that result from adding a stage in front of these states, each with its cut."""
         states, rows = self.open_states(states)
-        targets = self._targets(cut)
+        targets = self._leading(cut)
+        targets = targets[self.usable[targets]]
         if not len(states) or not len(targets):
             return
         places = self.end_positions(cut, states)
         variants = (False, True) if self.limits.recompute else (False,)
-        for recompute in variants:
-            stage = StageTerms.of(self.terms, cut, targets, recompute=recompute)
+        for again in variants:
+            stage = StageTerms.of(self.terms, cut, targets, recompute=again)
             fits = stage.deepest(replicated=False) >= 1 if self.limits.memory else np.ones(len(targets), dtype=bool)
             if not fits.any():
                 continue
             if not fits.all():
                 stage = stage.take(np.flatnonzero(fits))
-            yield from self._size_stages(stage, states, rows, places, recompute)
+            yield from self._size_stages(stage, states, rows, places)
 
     def open_states(self, states: SearchStates) -> tuple[SearchStates, Ints]:
         """The states in front of which another stage may be added, and their rows."""
@@ -165,11 +166,6 @@ class UniformSearch(StageSizing):
         if self.limits.max_workers is not None:
             rows = rows[states.workers[rows] < self.limits.max_workers]
         return states.take(rows), rows
-
-    def _targets(self, cut: int) -> Ints:
-        smaller = self._leading(cut)
-        usable: Ints = smaller[self.usable[smaller]]
-        return usable
 
     def _leading(self, cut: int) -> Ints:
         """The cuts at which a stage in front of this one may begin."""
@@ -195,7 +191,7 @@ class UniformSearch(StageSizing):
         return EndPositions(state[inside], end[inside], lowest[inside], room[:, inside])
 
     def _size_stages(
-        self, stage: StageTerms, states: SearchStates, rows: Ints, places: EndPositions, recompute: bool
+        self, stage: StageTerms, states: SearchStates, rows: Ints, places: EndPositions
     ) -> Iterator[tuple[Ints, SearchStates]]:
         """Size the stages for every end position, and yield the resulting states."""
         if not len(places):
@@ -210,17 +206,12 @@ class UniformSearch(StageSizing):
                 fits = (replicas == 1) | (stage.deepest(replicated=True)[candidates.target] >= 1)
                 candidates, replicas = candidates.take(fits), replicas[fits]
             sized = candidates, replicas, np.ones(len(replicas)), np.zeros(len(replicas))
-        yield from self._states(stage, states, rows, *sized, recompute=recompute)
+        yield from self._states(stage, states, rows, *sized)
 
     def _short_enough(self, stage: StageTerms, places: EndPositions) -> StageTerms:
         """The stages that have room at some end position. On thousands of workers, most stages have room nowhere."""
         room = places.room.max(axis=1)[:, None]
         most = np.minimum(room, int(places.end.max()) - self.need[stage.begin])
-        if not self.limits.memory:
-            # If memory limits the plan, the step time is so far above its bound that this test rules out hardly any
-            # stage.
-            likely = np.flatnonzero(stage.may_suffice(self.within, most).any(axis=0))
-            stage, most = stage.take(likely), most[:, likely]
         fits = (self._fewest(stage) <= most).any(axis=0)
         return stage if fits.all() else stage.take(np.flatnonzero(fits))
 
@@ -240,35 +231,9 @@ class UniformSearch(StageSizing):
             spanned = np.where(fits, level, spanned)
         need = np.maximum(self.need[stage.begin][:, None], places.lowest)
         fewest[places.end - fewest < need] = np.inf
-        if self._compares_cuts:
-            self._drop_dominated(stage.begin, fewest)
         target, place = np.nonzero(np.isfinite(fewest))
         pairs = spanned[target, place], target, place
         return CandidateStages.of(stage, states, places, self.need, pairs), fewest[target, place]
-
-    @property
-    def _compares_cuts(self) -> bool:
-        """Whether `_drop_dominated` is valid: neither memory nor the number of a stage matters."""
-        limits = self.limits
-        if limits.exact_stages is not None:
-            return False
-        return not (self.counts_depths or limits.memory or limits.every_cut)
-
-    def _drop_dominated(self, targets: Ints, fewest: Floats) -> None:
-        """Drop the stages from a cut I (rows, for every end position) if a stage from I - v needs no more replicas.
-
-        This is valid if no more bytes cross I - v than I. Any stages that can be in front of I can, without v, be in
-        front of I - v. These stages have less work, and no more bytes cross each of their cuts I'. The reason is that
-        the bytes c of each direction are submodular: c(I' - v) + c(I) ≤ c(I') + c(I - v) for cuts I' ⊂ I.
-        """
-        large, small = self.terms.cuts.downhill
-        row = np.full(self.last + 1, -1)
-        row[targets] = np.arange(len(targets))
-        mine, other = row[large], row[small]
-        both = (mine >= 0) & (other >= 0)
-        mine, other = mine[both], other[both]
-        edge, place = (fewest[other] <= fewest[mine]).nonzero()
-        fewest[mine[edge], place] = np.inf
 
     def _replicas_by_level(
         self, stage: StageTerms, states: SearchStates, places: EndPositions
@@ -301,26 +266,20 @@ class UniformSearch(StageSizing):
         replicas: Floats,
         depth: Floats,
         demand: Floats,
-        *,
-        recompute: bool,
     ) -> Iterator[tuple[Ints, SearchStates]]:
         """The states that result from sized stages, each with its cut."""
-        count, state = replicas.astype(np.intp), candidates.state
-        targets = stage.begin[candidates.target]
-        columns = {
+        count = replicas.astype(np.intp)
+        own = {
             "first": candidates.end - count,
             "level": candidates.level,
-            "stages": states.stages[state] + 1,
-            "workers": states.workers[state] + count,
             "replicas": count,
             "depth": depth.astype(np.intp),
-            "recompute": np.full(len(count), int(recompute)),
+            "recompute": np.full(len(count), int(stage.recompute)),
             "end": stage.ends[candidates.target],
-            "source": rows[state],
         }
-        times = self._times(stage, states, candidates, replicas, depth)
-        new_states = SearchStates.of(columns, demand, times)
-        targets, new_states = self.completable(targets, new_states)
+        times = self._times(stage, states, candidates, replicas)
+        new_states = SearchStates.in_front(states, rows, candidates.state, own, demand, times)
+        targets, new_states = self.completable(stage.begin[candidates.target], new_states)
         if len(targets):
             yield targets, new_states
 
@@ -332,7 +291,7 @@ class UniformSearch(StageSizing):
         return (targets, states) if completable.all() else (targets[completable], states.take(completable))
 
     def _times(
-        self, stage: StageTerms, states: SearchStates, candidates: CandidateStages, replicas: Floats, depth: Floats
+        self, stage: StageTerms, states: SearchStates, candidates: CandidateStages, replicas: Floats
     ) -> Floats | None:
         """The batch times of the new states; None in the steady state."""
         return None

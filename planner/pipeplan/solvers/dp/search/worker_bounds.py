@@ -58,7 +58,7 @@ class WorkerBounds:
     @staticmethod
     def suits(cuts: Cuts) -> bool:
         """Whether there are few enough cuts for these bounds."""
-        return cuts.chain or len(cuts.ideals) * len(cuts.readers) <= _LARGEST_MATRIX
+        return cuts.chain or len(cuts.ideals) * len(cuts.workspace_bytes) <= _LARGEST_MATRIX
 
     def at(self, targets: Ints, demand: Floats) -> Floats:
         """Lower bound on the workers in front of cuts, given the demands of the stages behind them; both broadcast."""
