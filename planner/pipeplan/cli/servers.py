@@ -25,13 +25,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import Deadline
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launchers.hosts_file import Host, read_hosts
-from pipeplan_measure.pair_schedule import (
-    ALL_PAIRS_AT_ONCE,
-    MESSAGE,
-    BenchmarkSettings,
-    MeasuredLinks,
-    TimedOperation,
-)
+from pipeplan_measure.pair_schedule import ALL_PAIRS_AT_ONCE, MESSAGE, BenchmarkSettings, MeasuredLinks, TimedOperation
 
 BUDGET_S, TIMEOUT_S, PREDICTING_S = 45.0, 60.0, 20.0
 """Seconds for the measurements, for waiting for a worker, and for the predictions."""

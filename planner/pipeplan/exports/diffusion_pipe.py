@@ -14,13 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeplan.errors import InputError
-from pipeplan.exports.target import (
-    ExportFile,
-    header_lines,
-    keep_ties,
-    ranks_text,
-    refuse_split_ties,
-)
+from pipeplan.exports.target import ExportFile, header_lines, keep_ties, ranks_text, refuse_split_ties
 from pipeplan.exports.uniform_degrees import (
     grid_degrees,
     in_flight_difference,

@@ -61,11 +61,7 @@ class CheckedTraining:
 
 
 def check_training(
-    job: Job,
-    minibatch: int,
-    options: ProfilerOptions,
-    free: int | None,
-    progress: Progress,
+    job: Job, minibatch: int, options: ProfilerOptions, free: int | None, progress: Progress
 ) -> CheckedTraining:
     """Trace the job's model for minibatches of this size, and compare its stages with the model alone.
 

@@ -68,12 +68,7 @@ class TemplateContext:
 
     @classmethod
     def of(
-        cls,
-        root: Node,
-        *,
-        command: str = "pipeplan solve",
-        plan_folder: str = "",
-        in_folder: bool = True,
+        cls, root: Node, *, command: str = "pipeplan solve", plan_folder: str = "", in_folder: bool = True
     ) -> TemplateContext:
         """Read the variables from a plan.json. Raises `InputError`.
 

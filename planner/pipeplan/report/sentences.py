@@ -22,10 +22,7 @@ it."""
 
 
 def section_sentences(
-    report: PlanReport,
-    source: ReportSource,
-    simulated: ReportSimulation,
-    run: MeasuredRun | None,
+    report: PlanReport, source: ReportSource, simulated: ReportSimulation, run: MeasuredRun | None
 ) -> dict[str, list[str]]:
     """The sentences of all sections, by the section's name."""
     return {
