@@ -63,7 +63,7 @@ class Request:
     maximum_cuts: int = MAXIMUM_CUTS
     deadline: Deadline = NO_DEADLINE
     simulate: bool = True
-    before_search: Callable[[], None] = lambda: None
+    before_search: Callable[[], None] | None = None
     """A function that is called after the options have been checked and before any search."""
 
     def __post_init__(self) -> None:
@@ -247,7 +247,8 @@ def _chosen(charged: Request, request: Request) -> BuiltProblem:
     known, others = question.sizes
     # Raises the error for which every candidate would be refused. A flush schedule allows the most stages.
     question.problem([*known, *others][0], virtual_stages=options.virtual_stages)
-    request.before_search()
+    if request.before_search is not None:
+        request.before_search()
     try:
         choice = choose(question, request.deadline.share(SHARES["choice"]))
     except InfeasibleError:
@@ -281,7 +282,8 @@ def _named(request: Request) -> BuiltProblem:
     unrestricted = Problem(profile, request.cluster, options_for(request.cluster.device.kind, **options))
     targeted = _targeted(request, unrestricted)
     problem = unrestricted if targeted is None else targeted.problem
-    request.before_search()
+    if request.before_search is not None:
+        request.before_search()
     return BuiltProblem(problem, targeted=targeted)
 
 

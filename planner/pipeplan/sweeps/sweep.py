@@ -82,7 +82,7 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
 def _solved(point: SweepPoint, settings: Settings) -> Outcome:
     """The outcome of a point, including the choices that pipeplan makes."""
     deadline = Deadline.after(settings.time_limit_s)
-    request = replace(point.request, maximum_cuts=settings.maximum_cuts, deadline=deadline, simulate=settings.simulate)
+    request = replace(point, maximum_cuts=settings.maximum_cuts, deadline=deadline, simulate=settings.simulate)
     built = build_problem(request)
     return solve(built.problem, settings, deadline=deadline, known=built.known, choice=built.choice)
 
@@ -164,13 +164,8 @@ def _in_order(points: Sequence[SweepPoint]) -> list[int]:
 
     def key(number: int) -> tuple[int, list[float], int]:
         point, levels = points[number], points[number].cluster.levels
-        group = (
-            point.profile,
-            repr(point.question),
-            point.microbatch,
-            point.named,
-            tuple(level.count for level in levels),
-        )
+        asked = point.batch, point.staleness, point.microbatch, repr(point.options)
+        group = point.profile, asked, tuple(level.count for level in levels)
         rates = [-level.bandwidth for level in reversed(levels)]
         return groups.setdefault(group, len(groups)), rates, -point.memory_bytes
 
