@@ -12,7 +12,6 @@ from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, Evaluation, evaluate
 from pipeplan.cost.flush import BatchTime
 from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.problem.problem import Problem
 from pipeplan.util import files
 
@@ -105,10 +104,10 @@ def _traffic(plan: Plan, problem: Problem, score: Evaluation) -> tuple[float, fl
         across = 2 * (len(groups) - 1) * score.stages[0].parameter_bytes
         return 0.0, 3 * gathered / len(groups[0]) + across / (plan.accumulate or 1)
     allreduce = 0.0
-    for stage, costs in zip(plan.stages, score.stages, strict=True):
+    for index, costs in enumerate(score.stages):
         # As in the executor, the replicas of all copies of a stage form one ring.
-        group = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
-        allreduce += 2 * (stage.replicas - 1) * costs.parameter_bytes / group
+        size = 2 * (plan.stages[index].replicas - 1) * costs.parameter_bytes
+        allreduce += size / plan.minibatches_of_update(index)
     return float(boundary), allreduce
 
 

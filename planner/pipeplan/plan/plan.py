@@ -121,6 +121,10 @@ class Plan:
         # One version for each minibatch in flight, and one more if the update lags.
         return stage.depth + self.lag(index)
 
+    def minibatches_of_update(self, index: int) -> int:
+        """Number of minibatches that an update of a stage averages over."""
+        return self.accumulate or 1 if self.schedule in ACCUMULATING else self.stages[index].replicas
+
     @property
     def busy(self) -> int:
         """Number of workers that hold a stage."""

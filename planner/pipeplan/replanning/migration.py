@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import ACCUMULATING
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replanning.remaining_cluster import RemainingCluster
@@ -133,16 +132,10 @@ def _shifts(old: Plan, new: Plan) -> Iterator[LayerShift]:
 
 
 def _batches(old: Plan, new: Plan, profile: Profile, minibatch_was: int) -> Iterator[BatchChange]:
-    was, now = _minibatches(old), _minibatches(new)
+    was, now = (
+        {name: plan.minibatches_of_update(index) for index, stage in enumerate(plan.stages) for name in stage.layers}
+        for plan in (old, new)
+    )
     trained = {layer.name for layer in profile.layers if layer.parameter_bytes}
     for counts, names in groupby((name for name in now if name in trained), lambda name: (was[name], now[name])):
         yield BatchChange(tuple(names), *counts, counts[0] * minibatch_was, counts[1] * profile.minibatch)
-
-
-def _minibatches(plan: Plan) -> dict[str, int]:
-    """Number of minibatches that an update averages, by name of the layer."""
-    return {
-        name: int(plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
-        for stage in plan.stages
-        for name in stage.layers
-    }

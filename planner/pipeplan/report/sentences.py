@@ -97,7 +97,7 @@ def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulat
         comparison = "as by the formulas" if abs(ratio - 1) <= EQUAL_TIME else off
         since = f"From {show_time(shown.steady[0])} on it is steady, with" if shown.steady else "Steady, it has"
         yield f"{since} {show_time(step_s)} a microbatch, {comparison}."
-        if source.cluster.shared_cores:
+        if source.problem.cluster.shared_cores:
             yield "Here, computing includes waiting for a core that workers share."
         for index, stage in enumerate(metrics.stages[:MAX_DESCRIBED], start=1):
             sync = f", are held up by all-reduces for {stage.synchronising:.0%}" if stage.synchronising >= 0.005 else ""
@@ -152,7 +152,7 @@ def _run(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:
 def report_notes(report: PlanReport, source: ReportSource) -> Iterator[str]:
     """Notes on the whole report: where the times come from, and what is missing or wrong."""
     made = report.made
-    if warning := source.profile.provenance.warning:
+    if warning := source.problem.profile.provenance.warning:
         yield f"{warning}."
     how = f" ({made['profile_how'].rstrip('.')})" if made["profile_how"] else ""
     device = made["profile_device"]

@@ -50,7 +50,7 @@ def command(
     source = read_report_source(root, profile)
     measured = _latest_run(path.parent) if run is None else read_run_of_plan(path.parent, run)
     document = build_report(source, measured).to_json()
-    print_warning(profile, source.cluster, as_json=True)
+    print_warning(profile, source.problem.cluster, as_json=True)
     if as_json:
         print_json(document, indent=None)
         return
