@@ -15,13 +15,8 @@ function memorySection(report) {
   const chart = (row) => memoryChart(row, end);
   const shown = el("div", { class: "charts" }, rows.slice(0, MEMORY_CHARTS).map(chart));
   const others = rows.slice(MEMORY_CHARTS);
-  const columns = [
-    ["stage", "text"],
-    ["worker", "text"],
-    ["most, predicted", "number"],
-    ...(measured ? [["most, measured", "number"]] : []),
-    ["available", "number"],
-  ];
+  const most = measured ? ["most, predicted", "most, measured"] : ["most, predicted"];
+  const columns = [...texts("stage", "worker"), ...numbers(...most, "available")];
   return section(
     "memory",
     "Memory",
@@ -149,7 +144,7 @@ function memoryParts(report) {
       { class: "bars parts", role: "img", "aria-label": partsWords(rows) },
       rows.map((stage) => partsBar(stage, names, most)),
     );
-  const columns = [["stage", "text"], ...names.map((name) => [name, "number"]), ["together", "number"]];
+  const columns = [...texts("stage"), ...numbers(...names, "together")];
   const cells = () =>
     rows.map((stage) => [
       stageName(stage.index),

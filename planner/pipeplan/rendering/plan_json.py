@@ -19,7 +19,7 @@ from pipeplan.cost import contention
 from pipeplan.cost.evaluate import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.cost.flush import BatchTime
 from pipeplan.plan.learning_cost import known_learning
-from pipeplan.plan.schedules import INFERENCE, SPLITTING
+from pipeplan.plan.schedules import INFERENCE
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import not_taken_because
 from pipeplan.problem.options import Sharding
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pipeplan.solvers.result import Result
 
 STAGE_FORMAT, FORMAT_VERSION = "pipeplan-stage", 1
+UNWRITTEN_DEFAULTS = {"correction": "none", "virtual_stages": None, "sharding": Sharding.NONE, "unequal_shares": False}
+"""Options that plan.json has only if they have another value than this."""
 
 
 def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any]:
@@ -107,14 +109,9 @@ def _updates(outcome: Outcome) -> dict[str, Any]:
 def _options(outcome: Outcome) -> dict[str, Any]:
     """The options of the user. The schedule and the minibatches per update are those of the plan."""
     options = asdict(outcome.problem.options)
-    if options["correction"] == "none":
-        del options["correction"]
-    if options["virtual_stages"] is None:
-        del options["virtual_stages"]
-    if options["sharding"] == Sharding.NONE:
-        del options["sharding"]
-    if not options["unequal_shares"]:
-        del options["unequal_shares"]
+    for name, default in UNWRITTEN_DEFAULTS.items():
+        if options[name] == default:
+            del options[name]
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
 
 
@@ -207,15 +204,7 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
         "schedule": {"name": INFERENCE if plan.inference else plan.schedule, "accumulate": plan.accumulate}
         | ({} if problem.options.correction == "none" else {"correction": problem.options.correction}),
         "pipeline": [
-            {
-                "workers": list(stage.workers),
-                "depth": stage.depth,
-                "versions": stage.versions,
-                "recompute": stage.recompute,
-                **({"deferred": stage.deferred} if plan.schedule in SPLITTING else {}),
-                **({"shares": list(stage.shares)} if stage.shares else {}),
-            }
-            for stage in plan.stages
+            {name: value for name, value in stage.items() if name != "layers"} for stage in plan.to_json()["stages"]
         ],
         "links": planned_links(outcome, sum(sizes)),
         "data_parallel": problem.options.data_parallel(plan),

@@ -76,7 +76,7 @@ def _boundaries(source: ReportSource, simulated: ReportSimulation) -> Iterator[t
                 own = [share for row, share in shares.items() if row == name or row.startswith(f"{name}, link ")]
                 busy = max(busy, sum(own) / hop.links)
         rate, size = hops[0].bandwidth * hops[0].links, stage.send_bytes + stage.receive_gradient_bytes
-        traffic = {"rate": rate, "bytes_per_minibatch": size, "simulated_busy": busy}
+        traffic: _Traffic = {"rate": rate, "bytes_per_minibatch": size, "simulated_busy": busy}
         yield f"traffic from stage {index + 1} to stage {index + 2}", traffic
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from pipeplan.errors import InputError
 from pipeplan.util.files import read_document
@@ -148,15 +150,8 @@ class Checkpoint:
 
     def to_json(self) -> dict[str, Any]:
         """The fields of the checkpoint in `pipeplan replan --json`."""
-        return {
-            "run": str(self.run),
-            "folder": str(self.folder),
-            "epoch": self.epoch,
-            "minibatch": self.minibatch,
-            "minibatches": self.minibatches,
-            "damaged": list(self.damaged),
-            "skipped": [str(run) for run in self.skipped],
-        }
+        shown = {name: value for name, value in asdict(self).items() if name != "chosen"}
+        return dict(msgspec.to_builtins(shown, enc_hook=str))
 
 
 def latest_checkpoint(plan_folder: Path, named: Path | None, graph_hash: str) -> Checkpoint | None:

@@ -24,27 +24,23 @@ def processors() -> int:
 
 
 @contextmanager
-def spawned(
-    most: int, initializer: Callable[[], None] | None = None, *, at_once: bool = False
-) -> Iterator[ProcessPoolExecutor]:
+def spawned(most: int, initializer: Callable[[], None] | None = None) -> Iterator[ProcessPoolExecutor]:
     """Yield an executor with at most `most` processes, each of which first runs `initializer`.
 
     Processes start when work is submitted, which must happen inside `interrupts_ignored`. After the block, the
-    processes end when their work is done. With `at_once`, or if the block raised an exception (also for Ctrl-C), they
-    are ended immediately.
+    processes end when their work is done. If the block raised an exception (also for Ctrl-C), they are ended
+    immediately.
     """
     executor = ProcessPoolExecutor(most, mp_context=multiprocessing.get_context("spawn"), initializer=initializer)
     before = {process.pid for process in multiprocessing.active_children()}
     try:
         yield executor
     except BaseException:
-        at_once = True
+        for process in multiprocessing.active_children():
+            if process.pid not in before:
+                process.terminate()
         raise
     finally:
-        if at_once:
-            for process in multiprocessing.active_children():
-                if process.pid not in before:
-                    process.terminate()
         executor.shutdown(cancel_futures=True)
 
 
