@@ -20,8 +20,8 @@ function comparisonsSection(report) {
     class: isOwn(row) ? "full" : /not fit/.test(row.remark || "") ? "unfit" : "",
   }));
   const others = rows.filter((row) => !isOwn(row) && row.gain);
-  const texts = others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`);
-  const label = `Speed of other plans: ${texts.join("; ")}`;
+  const sentences = others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`);
+  const label = `Speed of other plans: ${sentences.join("; ")}`;
   const columns = [
     ...texts("plan", "configuration"),
     ...numbers("throughput", "gain of this plan"),

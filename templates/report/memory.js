@@ -180,10 +180,10 @@ function partsBar(stage, names, most) {
 
 function partsWords(rows) {
   const one = ([name, bytes]) => `${name} ${showSize(bytes)}`;
-  const texts = rows
+  const sentences = rows
     .slice(0, 12)
     .map((stage) => `${stageName(stage.index)}: ${stage.memory_parts.map(one).join(", ")}`);
-  return `What memory is for: ${texts.join("; ")}`;
+  return `What memory is for: ${sentences.join("; ")}`;
 }
 
 function scaleOf(from, to, start, end) {
