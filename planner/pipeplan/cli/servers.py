@@ -126,8 +126,7 @@ def run_on_hosts(path: Path, arguments: Sequence[str]) -> None:
 
 
 def _failed(started: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Wait until all processes have ended, or for a moment after one has failed. Returns the indices of failed
-    processes."""
+    """Indices of failed processes, once all have ended, or a moment after the first failure."""
     ends = math.inf
     while time.monotonic() < ends and any(process.poll() is None for process in started):
         if ends == math.inf and any(process.poll() for process in started):

@@ -145,8 +145,7 @@ def _longest_repeat(chains: Sequence[Chain], start: int, period: int) -> Repeate
 
 
 def _equal_chains(earlier: Chain, later: Chain, period: int) -> bool:
-    """Whether two chains have equal operations and weights, and read the same chains or chains at equal distances
-    before them."""
+    """Whether two chains have equal operations and weights, and read the same chains, or chains `period` apart."""
     layers = [(layer.op, layer.weight_bytes) for layer in earlier.layers]
     later_layers = [(layer.op, layer.weight_bytes) for layer in later.layers]
     return layers == later_layers and (

@@ -64,8 +64,7 @@ class LayerGroup:
 
 
 def layer_groups(profile: Profile, stage_of: Mapping[str, int]) -> tuple[list[LayerGroup], str]:
-    """The nodes of the drawing in a topological order, and a sentence on the grouping of layers (empty without
-    grouping)."""
+    """(nodes of the drawing in a topological order, sentence on their grouping; empty without grouping)."""
     if len(profile.layers) <= MAX_SINGLE_LAYERS:
         return [LayerGroup((layer,), stage_of[layer.name]) for layer in profile.layers], ""
     nodes = _by_stage(fold_chains(profile, most_expensive_layers(profile)), stage_of)

@@ -35,9 +35,7 @@ class Alternative:
     behind: float
     """Relative slowdown against the best plan, by the formulas."""
     step_s: float | None = None
-    """The step time that answers show, in seconds per minibatch, simulated if that differs from the formulas; None if
-    unknown.
-    """
+    """The step time that answers show, in seconds per minibatch, simulated where possible; None if unknown."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, Evaluation, evaluate
 from pipeplan.cost.flush import BatchTime
 from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.plan.plan import Plan
+from pipeplan.plan.updates import minibatches_of_update
 from pipeplan.problem.problem import Problem
 from pipeplan.util import files
 
@@ -44,8 +45,7 @@ class TimeBreakdown:
     """Memory of the worker that needs the most, in bytes."""
     fits: bool
     not_taken: str = ""
-    """Why the plan was not taken although it is faster than the explained plan, in a few words; empty if it is not
-    faster."""
+    """If the plan is faster than the explained plan: why it was not taken, in a few words. Otherwise empty."""
 
     @property
     def sent_bytes(self) -> float:
@@ -107,7 +107,7 @@ def _traffic(plan: Plan, problem: Problem, score: Evaluation) -> tuple[float, fl
     for index, costs in enumerate(score.stages):
         # As in the executor, the replicas of all copies of a stage form one ring.
         size = 2 * (plan.stages[index].replicas - 1) * costs.parameter_bytes
-        allreduce += size / plan.minibatches_of_update(index)
+        allreduce += size / minibatches_of_update(plan, index)
     return float(boundary), allreduce
 
 

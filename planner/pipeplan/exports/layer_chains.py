@@ -37,9 +37,7 @@ class ModuleSplit:
 
 @dataclass(frozen=True)
 class ModuleBoundaries:
-    """The possible places of a cut in the order of a profile's layers. Place i is before layer i; the first place is
-    1.
-    """
+    """The possible places of a cut in the order of a profile's layers. Place i, from 1 on, is before layer i."""
 
     profile: Profile
 

@@ -41,9 +41,7 @@ class BlockStack:
 
 
 def stack_of(profile: Profile) -> BlockStack:
-    """The model of a profile as a stack. Raises an `InputError` that says what is missing if the model is not a
-    stack.
-    """
+    """The model of a profile as a stack. If it is none, an `InputError` says what is missing."""
     lists = _lists(profile)
     alike = {path: blocks for path, blocks in lists.items() if not _why_not(profile, path, blocks)}
     if len(alike) != 1:

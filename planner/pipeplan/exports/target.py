@@ -1,6 +1,4 @@
-"""The interface of a trainer that plans are exported to, refusals that trainers share, and the writer of their
-files.
-"""
+"""The interface of a trainer that plans are exported to, shared refusals, and the writer of the files."""
 
 from __future__ import annotations
 
@@ -128,9 +126,7 @@ def keep_ties(profile: Profile, options: Options) -> Options:
 
 
 def refuse_split_ties(target: ExportTarget, ties: Iterable[TiedWeights], plan: Plan) -> None:
-    """Raise `InputError` if stages of the plan share some of these weights, because trainers do not sum their
-    gradients.
-    """
+    """Raise `InputError` if several stages share one of these weights, because trainers do not sum the gradients."""
     stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
     for tie in ties:
         stages = sorted({stage_of[name] for name in tie.layers})

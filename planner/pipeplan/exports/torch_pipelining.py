@@ -34,9 +34,7 @@ class TorchPipelining(ExportTarget):
     virtual = True
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """Restrict plans to a uniform grid with a flush, cuts at modules, and stages that send only to the next
-        stage.
-        """
+        """Restrict plans to uniform grids with a flush, cut at modules. A stage sends only to the next stage."""
         boundaries = ModuleBoundaries(profile)
         options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
         if options.schedule == ZERO_BUBBLE_V:

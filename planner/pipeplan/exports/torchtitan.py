@@ -95,9 +95,7 @@ class Torchtitan(ExportTarget):
         return f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, workers, folder))}"
 
     def _stack(self, profile: Profile, *, stages: int) -> BlockStack:
-        """The model as a list of blocks. Raises `InputError`, also if embedding and head share weights and `stages`
-        exceeds 1.
-        """
+        """The model as a list of blocks. Raises `InputError`, also if several `stages` would share weights."""
         with prefixed_errors(f"{self.title} has no such model"):
             stack = stack_of(profile)
         if stages > 1 and (shared := shared_weights(all_groups(profile), stack)):

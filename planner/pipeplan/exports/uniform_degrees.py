@@ -152,8 +152,7 @@ def refuse_divided_state(target: ExportTarget, problem: Problem, plan: Plan) -> 
 
 
 def in_flight_difference(problem: Problem, plan: Plan, grid: GridDegrees) -> str:
-    """A sentence on the microbatches in flight of the usual 1F1B, and on their cost; empty if the plan has equally
-    many.
+    """A sentence on the microbatches in flight of the usual 1F1B, and on their cost; empty if the plan has as many.
 
     At a stage the usual 1F1B has as many microbatches in flight as there are stages from this stage to the last, but at
     most the microbatches of one update.
@@ -191,9 +190,7 @@ def torch_schedule_name(plan: Plan) -> str:
 
 
 def order_csv(plan: Plan) -> str:
-    """The order of passes as CSV for `_PipelineScheduleRuntime._load_csv`, one row for each place. `0F1` is stage 0,
-    forward, microbatch 1.
-    """
+    """The order of passes as CSV for torch, with a row for each place. `0F1` is stage 0, forward, microbatch 1."""
     if plan.virtual:
         rows = [[f"{stage}{kind}{number}" for stage, kind, number in row] for row in device_orders(plan)]
     else:

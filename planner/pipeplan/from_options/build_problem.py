@@ -35,11 +35,8 @@ from pipeplan.util.text import did_you_mean
 
 MOST_EXTRAPOLATED = 64
 """Largest ratio of a microbatch to the largest measured microbatch up to which times are extrapolated."""
-
-
 FEW_ORDERS = 6
-"""Largest number of orders of servers' devices for which a plan is chosen separately: all orders of three different
-devices."""
+"""Largest number of orders of devices for which a plan is chosen separately: all orders of three devices."""
 SIMULATING_S = 5.0
 """Time limit for simulating a plan without the restriction, in seconds."""
 

@@ -18,8 +18,7 @@ class OptionKeywords(TypedDict, total=False):
 
     inference: bool
     overlap: float | None
-    """Share of gradient synchronisation that hides behind compute; None for the default of the device
-    (`default_overlap`)."""
+    """Share of gradient synchronisation that hides behind compute; None for `default_overlap`."""
     memory: bool
     stages: int | None
     max_replicas: int | None

@@ -23,8 +23,7 @@ and in pipelines with replicated stages."""
 
 
 CORRECTED_DELAY = 2
-"""The largest delay, in updates, at which measurements show that the correction helps. At larger delays the correction
-costs memory and gains little."""
+"""Largest delay, in updates, at which the correction helps. Beyond it the correction costs memory and gains little."""
 
 
 def is_helped(optimizer: str, state_ratio: float) -> bool:
@@ -70,8 +69,7 @@ class LearningCase:
 
     @property
     def ratio(self) -> tuple[float, float] | None:
-        """(samples to the goal divided by the samples of one process, deviation); None unless all seeds reach the
-        goal."""
+        """(samples to the goal relative to one process, deviation); None unless all seeds reach the goal."""
         if self.epochs is None or self.alone is None or self.reached < self.seeds:
             return None
         ratio = self.epochs.mean / self.alone.mean
@@ -219,8 +217,7 @@ class KnownLearning:
 
     @property
     def cost(self) -> float | None:
-        """Samples to the goal relative to one process, as a mean over the tasks; None unless all seeds of all tasks
-        reach it."""
+        """Samples to the goal relative to one process, as a mean over the tasks; None unless all seeds reach it."""
         ratios = [case.ratio for case in self.cases]
         known = [ratio[0] for ratio in ratios if ratio is not None]
         return fmean(known) if known and len(known) == len(ratios) else None

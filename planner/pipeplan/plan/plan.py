@@ -63,8 +63,7 @@ class Plan:
     copies: Positive = 1
     inference: bool = False
     schedule: str = STASHING
-    """Schedule of training, one of `SCHEDULES`. Inference ignores this field; files of inference plans say
-    `forward-only`."""
+    """Schedule of training, one of `SCHEDULES`; unused in inference, whose files say `forward-only`."""
     accumulate: Positive | None = None
     """Minibatches per update, for the schedules in `ACCUMULATING`."""
 
@@ -120,10 +119,6 @@ class Plan:
             return versions
         # One version for each minibatch in flight, and one more if the update lags.
         return stage.depth + self.lag(index)
-
-    def minibatches_of_update(self, index: int) -> int:
-        """Number of minibatches that an update of a stage averages over."""
-        return self.accumulate or 1 if self.schedule in ACCUMULATING else self.stages[index].replicas
 
     @property
     def busy(self) -> int:

@@ -109,9 +109,7 @@ def device_memory_message(
 
 
 def step_memory_text(traced: TracedModel, minibatch: int) -> str:
-    """A lower bound on the memory of a training step, in words, from the sizes of weights, gradients and
-    activations.
-    """
+    """A lower bound on the memory of a training step, in words: weights, gradients and activations."""
     weights = sum(parameter.nbytes for parameter in traced.model.parameters())
     trained = sum(parameter.nbytes for parameter in traced.model.parameters() if parameter.requires_grad)
     activations = sum(spec.bytes(minibatch) for spec in traced.tensors)

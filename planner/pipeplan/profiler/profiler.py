@@ -182,9 +182,7 @@ class _Measurement:
         return Passes(job, run, _clock(self.options), self.progress)
 
     def _reading_s(self, passes: Passes) -> float:
-        """Time of reading a minibatch, in seconds. It is 0 on a GPU, where reading overlaps with computing. It is also
-        0, with a remark, if the data fails on samples that nothing else reads.
-        """
+        """Seconds for reading a minibatch; 0 on a GPU, which computes meanwhile, and if reading fails."""
         if self.options.device != "cpu":
             return 0.0
         self.progress(0, 0, "reading samples")

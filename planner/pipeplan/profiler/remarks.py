@@ -122,9 +122,7 @@ class _MeansOverSome(TorchFunctionMode):
 
 
 def _difference_from_mean(job: Job, state: LossState | None, output: Any, batch: Batch) -> tuple[float, float] | None:
-    """(the loss of a minibatch, the mean of the losses of its two parts) if the two differ; None if they agree, or if
-    the output and the target cannot be divided into samples.
-    """
+    """(loss of a minibatch, mean loss of its two parts) if these differ; None if not, or if there are no samples."""
     target, count = batch.target, len(batch.inputs[0])
     tensors = [leaf for leaf in tree_leaves((output, target)) if isinstance(leaf, Tensor)]
     if count < 2 or not all(tensor.ndim and len(tensor) == count for tensor in tensors):
@@ -193,9 +191,7 @@ def coupling_remarks(job: Job) -> list[str]:
 
 
 def _stepped(job: Job, chosen: Sequence[int]) -> list[Tensor] | None:
-    """The chosen ones of two stand-in parameters, after steps of an optimiser for these alone; None if it cannot be
-    made.
-    """
+    """The chosen stand-in parameters (0, 1) after steps of an optimiser for them; None without such an optimiser."""
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(8, 8, generator=generator), 10 * torch.randn(8, 8, generator=generator)]
     gradients = [torch.randn(8, 8, generator=generator), 10 * torch.randn(8, 8, generator=generator)]
@@ -259,9 +255,7 @@ def batch_norm_remarks(traced: TracedModel, sizes: int) -> list[str]:
 
 
 def tie_remarks(traced: TracedModel) -> list[str]:
-    """A sentence for each group of layers that share weights, and for each group that shares memory and so must keep
-    the layers between them.
-    """
+    """A sentence for each group of layers that share weights, or share memory with other layers between them."""
     names_of = all_names(traced)
     names = [layer.name for layer in traced.layers]
     arrows = [(spec.producer, consumer) for spec in traced.tensors for consumer in spec.consumers]

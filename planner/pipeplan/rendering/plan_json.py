@@ -242,9 +242,7 @@ def _stage_predictions(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _worker_prediction(outcome: Outcome, index: int, stage: dict[str, Any]) -> dict[str, Any]:
-    """Further predictions for a worker of the stage, per minibatch that this worker computes, at the answer's step
-    time.
-    """
+    """Further predictions for a worker of the stage, for each of its minibatches, at the step time of the answer."""
     plan, cluster = outcome.plan, outcome.problem.cluster
     # The executor's table compares a run with the answer's step time. Waiting is the rest of that time.
     score = replace(outcome.evaluation, step_time_s=outcome.predicted_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pipeplan.plan.plan import Plan
+from pipeplan.plan.updates import minibatches_of_update
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replanning.remaining_cluster import RemainingCluster
@@ -21,8 +22,7 @@ class WorkerChange:
     was: int | None
     """The worker's index in the old plan; None if it is unknown."""
     stages: tuple[int, ...]
-    """Stages of the worker, counted from 0. There are several only under schedules with virtual stages, and none if the
-    worker is idle."""
+    """Stages of the worker, counted from 0: several under schedules with virtual stages, none if it is idle."""
     stages_was: tuple[int, ...]
     """Stages of the worker in the old plan; empty if it was idle or is unknown."""
     taken: tuple[str, ...]
@@ -133,7 +133,7 @@ def _shifts(old: Plan, new: Plan) -> Iterator[LayerShift]:
 
 def _batches(old: Plan, new: Plan, profile: Profile, minibatch_was: int) -> Iterator[BatchChange]:
     was, now = (
-        {name: plan.minibatches_of_update(index) for index, stage in enumerate(plan.stages) for name in stage.layers}
+        {name: minibatches_of_update(plan, index) for index, stage in enumerate(plan.stages) for name in stage.layers}
         for plan in (old, new)
     )
     trained = {layer.name for layer in profile.layers if layer.parameter_bytes}

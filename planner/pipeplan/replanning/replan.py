@@ -97,8 +97,7 @@ class ReplanReport:
 
     @property
     def commands(self) -> list[LaunchCommand]:
-        """The commands that start the new plan, one for each server; empty if the plan was not written or has no
-        model."""
+        """The command of each server that starts the new plan. Empty if the plan was not written, or has no model."""
         if self.folder is None or not self.outcome.problem.profile.model_ref:
             return []
         resume = [] if self.checkpoint is None else ["--resume-from", path_word(self.checkpoint.resume_from)]

@@ -1,5 +1,4 @@
-"""The loads of a plan in one table: how long a microbatch keeps each resource busy, and the bytes that cross each
-link."""
+"""The table of loads: how long a microbatch keeps each resource busy, and the bytes that cross each link."""
 
 from __future__ import annotations
 
@@ -8,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.explanation.time_breakdown import resource_loads, stage_loads
+from pipeplan.plan.updates import minibatches_of_update
 from pipeplan.report.document import LoadRow
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
@@ -94,7 +94,7 @@ def _allreduces(
         size = 2 * (stage.replicas - 1) / stage.replicas * source.stated.prediction.stages[index].parameter_bytes
         traffic = {
             "rate": rates.allreduce_among(stage.workers)[0],
-            "bytes_per_minibatch": size / source.plan.minibatches_of_update(index),
+            "bytes_per_minibatch": size / minibatches_of_update(source.plan, index),
             "simulated_busy": simulated.report.links.get(f"all-reduce of stage {index + 1}", 0.0),
             "measured_busy": measured.get(index),
         }

@@ -17,8 +17,7 @@ EQUAL_TIME = 0.01
 STALE = 1e-6
 """Relative difference above which a plan's step time disagrees with the present cost model."""
 NOTABLE_SLOWDOWN, BUSY_SHARE = 0.03, 0.9
-"""If a simulation is slower than the formulas by the first share, a link that is busy for the second share explains
-it."""
+"""A slowdown against the formulas above the first share is explained by a link busier than the second share."""
 
 
 def section_sentences(
@@ -80,8 +79,7 @@ def _graph(report: PlanReport) -> Iterator[str]:
 
 
 def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulation) -> Iterator[str]:
-    """Sentences on the fill of the pipeline, its steady state, and the workers' share of compute time in the steady
-    state."""
+    """Sentences on the fill and the steady state of the pipeline, and on the share of time spent computing."""
     shown, metrics = report.timeline, simulated.report
     yield "This is a simulation of the schedule that the executor runs, with the predicted times."
     yield "A trace for Perfetto shows the whole of a long simulation."

@@ -46,8 +46,7 @@ def spawned(most: int, initializer: Callable[[], None] | None = None) -> Iterato
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Make processes that are started inside the block ignore Ctrl-C permanently, because they inherit ignored
-    signals."""
+    """Make processes that start inside the block ignore Ctrl-C for good, because they inherit ignored signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
