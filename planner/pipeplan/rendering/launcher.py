@@ -12,7 +12,6 @@ from pipeplan._version import __version__
 from pipeplan.errors import InputError
 from pipeplan.plan.updates import Updates
 from pipeplan.problem.plan_file import PlanFile
-from pipeplan.problem.plan_profile import PlanProfile
 from pipeplan.rendering.templates import load_template
 from pipeplan.util.files import Node
 from pipeplan.util.text import did_you_mean, one_line
@@ -84,7 +83,7 @@ class TemplateContext:
         return cls(
             title=" ".join(one_line(f"{model} as {plan.config} on {cluster.name}").split()),
             model=model,
-            model_ref=_model_ref(profile, plan_folder),
+            model_ref=located_reference(profile.ref, profile.file, Path(plan_folder)) if plan_folder else profile.ref,
             config=plan.config,
             updates="" if plan.inference else Updates.of(plan, profile.minibatch).text,
             inference=plan.inference,
@@ -102,11 +101,6 @@ class TemplateContext:
             digest=plan.digest(profile.digest, stated.cluster.digest),
             folder="" if in_folder else plan_folder,
         )
-
-
-def _model_ref(profile: PlanProfile, plan_folder: str) -> str:
-    """The reference of the model in a plan.json."""
-    return located_reference(profile.ref, profile.file, Path(plan_folder)) if plan_folder else profile.ref
 
 
 def _described(size: int, devices: str, name: str) -> str:

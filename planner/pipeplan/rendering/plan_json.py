@@ -30,7 +30,6 @@ from pipeplan.simulation.from_plan import stage_figures
 
 if TYPE_CHECKING:
     from pipeplan.planning.baselines import Baseline
-    from pipeplan.planning.figure import Figure
     from pipeplan.planning.outcome import Outcome
     from pipeplan.solvers.result import Result
 
@@ -81,7 +80,12 @@ def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any
             "stages": _stage_predictions(outcome),
         },
         "throughput": outcome.throughput.to_json(),
-        "simulation": _simulation(outcome.figure),
+        "simulation": {
+            "minibatch_s": outcome.figure.simulated_s,
+            "ratio": outcome.figure.ratio,
+            "minibatches": outcome.figure.minibatches,
+            "note": outcome.figure.note,
+        },
         "baselines": [_baseline(baseline, outcome) for baseline in outcome.baselines],
         "verdict": {
             "agree": outcome.verdict.agree,
@@ -91,7 +95,7 @@ def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any
         },
         "status": str(outcome.status),
         "bound_s": outcome.bound_s,
-        "gap": outcome.gap if math.isfinite(outcome.gap) else None,
+        "gap": _finite(outcome.gap),
         "certificate": outcome.certificate.document,
         "certificate_note": outcome.certificate.note,
         "seconds": outcome.phases_s,
@@ -115,16 +119,6 @@ def _options(outcome: Outcome) -> dict[str, Any]:
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
 
 
-def _simulation(figure: Figure) -> dict[str, Any]:
-    """The simulated step time of the plan; `minibatch_s` is null if there was no simulation."""
-    return {
-        "minibatch_s": figure.simulated_s,
-        "ratio": figure.ratio,
-        "minibatches": figure.minibatches,
-        "note": figure.note,
-    }
-
-
 def _baseline(baseline: Baseline, outcome: Outcome) -> dict[str, Any]:
     """The fields of a baseline. `not_taken` is included if it is faster than the plan and not in the searched space."""
     why = not_taken_because(baseline, outcome.plan, outcome.predicted_s, outcome.problem)
@@ -142,18 +136,14 @@ def _baseline(baseline: Baseline, outcome: Outcome) -> dict[str, Any]:
 
 def result_document(result: Result) -> dict[str, Any]:
     """The answer of one solver, as JSON."""
-
-    def finite(value: float) -> float | None:
-        return value if value < float("inf") else None
-
     return {
         "solver": result.solver,
         "status": str(result.status),
         "config": result.plan.config if result.plan else None,
-        "minibatch_s": finite(result.objective_s),
-        "bound_s": finite(result.bound_s),
+        "minibatch_s": _finite(result.objective_s),
+        "bound_s": _finite(result.bound_s),
         "charged": result.charged,
-        "gap": finite(result.gap),
+        "gap": _finite(result.gap),
         "seconds": result.seconds,
         "note": result.note,
     }
@@ -287,8 +277,8 @@ def planned_links(outcome: Outcome, workers: int) -> list[dict[str, Any]]:
     return documents
 
 
-def _finite(rate: float) -> float | None:
-    return rate if math.isfinite(rate) else None
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _one_or_all(values: list[Any]) -> Any:

@@ -99,6 +99,11 @@ def plan_changes(
 def _workers(
     old: Plan, new: Plan, remaining: RemainingCluster, layers: Mapping[str, Layer], ratio: float
 ) -> Iterator[WorkerChange]:
+    ratio = 0.0 if new.inference else ratio
+    state_bytes = {
+        name: layer.parameter_bytes + layer.buffer_bytes + round(ratio * layer.parameter_bytes)
+        for name, layer in layers.items()
+    }
     for number in range(remaining.cluster.workers):
         was = remaining.workers[number] if remaining.workers else None
         stages, stages_was = _stages_of(new, number), () if was is None else _stages_of(old, was)
@@ -111,17 +116,12 @@ def _workers(
             stages=stages,
             stages_was=stages_was,
             taken=tuple(name for name in names if name not in held_before),
-            read_bytes=sum(_state_bytes(layers[name], 0.0 if new.inference else ratio) for name in names),
+            read_bytes=sum(state_bytes[name] for name in names),
         )
 
 
 def _stages_of(plan: Plan, worker: int) -> tuple[int, ...]:
     return tuple(index for index, stage in enumerate(plan.stages) if worker in stage.workers)
-
-
-def _state_bytes(layer: Layer, ratio: float) -> int:
-    """Bytes of a layer in a checkpoint, with `ratio` bytes of optimiser state for each byte of parameters."""
-    return layer.parameter_bytes + layer.buffer_bytes + round(ratio * layer.parameter_bytes)
 
 
 def _shifts(old: Plan, new: Plan) -> Iterator[LayerShift]:

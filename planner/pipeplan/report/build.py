@@ -114,20 +114,15 @@ def _learning(source: ReportSource) -> str:
 
 def predicted_figures(source: ReportSource) -> dict[str, Any]:
     """The step time, the step time by the formulas with its limiting resource, and the throughput in other units."""
-    step_s = source.stated.step_s
+    step_s, node = source.stated.step_s, source.root.get("throughput")
     return {
         "minibatch_s": step_s,
         "formulas_s": source.step_time_s,
         "minibatches_per_s": 1 / step_s if step_s else None,
         "samples_per_s": source.microbatch / step_s if step_s else None,
         "bound_by": source.bound,
-        "in_units": [one_line(line) for line in _in_units(source)],
+        "in_units": [] if node is None else [one_line(line) for line in decode(node, Throughput).lines],
     }
-
-
-def _in_units(source: ReportSource) -> list[str]:
-    """The throughput in other units, as lines, from plan.json."""
-    return [] if (node := source.root.get("throughput")) is None else decode(node, Throughput).lines
 
 
 def _measured(run: MeasuredRun) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from pipeplan.report.timeline import ReportSimulation
 from pipeplan.run_data.run_folder import MeasuredRun
 from pipeplan.util.units import show_step_time, show_time
 
+PARTS_ADD_UP = "The parts of the time from one update to the next add up to the step time; the other resources overlap."
+STATED = "All figures are for the same global batch; those of other plans are stated, not shown."
 MAX_DESCRIBED = 8
 """Largest number of stages that are described separately."""
 EQUAL_TIME = 0.01
@@ -28,11 +30,11 @@ def section_sentences(
         "summary": list(_summary(report)),
         "placement": list(_placement(report)),
         "stages": list(_stages(report)),
-        "graph": list(_graph(report)),
+        "graph": [report.graph.note] if report.graph.note else [],
         "timeline": list(_timeline(report, source, simulated)),
         "memory": list(_memory(report)),
-        "loads": list(_loads(report)),
-        "comparisons": list(_comparisons(source)),
+        "loads": [PARTS_ADD_UP] if any(row.part for row in report.loads) else [],
+        "comparisons": [STATED] if source.stated.choice is not None else [],
         "measured": list(_run(report, run)),
     }
 
@@ -73,11 +75,6 @@ def _stages(report: PlanReport) -> Iterator[str]:
         yield f"To save memory, {which} run{'s' * (len(recomputing) == 1)} forward again for backward."
 
 
-def _graph(report: PlanReport) -> Iterator[str]:
-    if report.graph.note:
-        yield report.graph.note
-
-
 def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulation) -> Iterator[str]:
     """Sentences on the fill and the steady state of the pipeline, and on the share of time spent computing."""
     shown, metrics = report.timeline, simulated.report
@@ -113,17 +110,6 @@ def _memory(report: PlanReport) -> Iterator[str]:
         yield "The simulation needs less memory if it does not use all weight versions that the plan allows."
     if any(stage.capacity_bytes is None for stage in report.stages):
         yield "As requested, memory did not limit this plan."
-
-
-def _loads(report: PlanReport) -> Iterator[str]:
-    if any(row.part for row in report.loads):
-        yield "The parts of the time from one update to the next add up to the step time; the other resources overlap."
-
-
-def _comparisons(source: ReportSource) -> Iterator[str]:
-    """A sentence on the origin of the figures of other plans."""
-    if source.stated.choice is not None:
-        yield "All figures are for the same global batch; those of other plans are stated, not shown."
 
 
 def _run(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:

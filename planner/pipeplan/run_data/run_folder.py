@@ -67,7 +67,9 @@ class MeasuredRun:
 def read_run(folder: Path) -> MeasuredRun:
     """Read a run folder, or the latest run of a plan folder. Raises `InputError` for a missing or damaged run."""
     if (folder / "plan.json").is_file():
-        folder = latest_run(folder)
+        if not has_runs(folder):
+            raise InputError(f"{folder} has no run that came to its end: run {folder}/launch.sh, or name a run")
+        folder = max(path.parent for path in folder.glob(f"runs/*/{SUMMARY}"))
     path = folder / SUMMARY
     if not path.is_file():
         problem = _problem_with(folder)
@@ -99,13 +101,6 @@ def read_run_of_plan(plan_folder: Path, folder: Path | None = None) -> MeasuredR
 def has_runs(plan_folder: Path) -> bool:
     """Whether a plan folder has a run with a summary, which may be damaged or of an older plan."""
     return any(plan_folder.glob(f"runs/*/{SUMMARY}"))
-
-
-def latest_run(plan_folder: Path) -> Path:
-    """The latest run of a plan folder with a summary. Raises `InputError` if there is none."""
-    if not has_runs(plan_folder):
-        raise InputError(f"{plan_folder} has no run that came to its end: run {plan_folder}/launch.sh, or name a run")
-    return max(path.parent for path in plan_folder.glob(f"runs/*/{SUMMARY}"))
 
 
 def _problem_with(folder: Path) -> str:
