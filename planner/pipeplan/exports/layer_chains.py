@@ -151,10 +151,10 @@ def restrict_to_places(
 def compatible_places(boundaries: ModuleBoundaries, options: Options) -> list[int]:
     """Places that can all be cut at once: every tensor is read only by the stage that makes it, or by the next one.
 
-    So a tensor crosses at most one of the places. All places come after the last layer that reads no other layer,
-    because such a layer may read the inputs of the model, which only the first stage gets. If places exclude each
-    other, the choice is greedy: first places that a single tensor crosses, then by the bytes that cross. The greedy
-    choice may not be the best. A plan of two stages has only one boundary, so all places are possible for it.
+    A tensor then crosses at most one of the places. All places come after the last layer that reads no other layer,
+    because that layer may read the inputs of the model, which only the first stage gets. If places exclude each other,
+    places that a single tensor crosses are taken first, then places with the fewest bytes. This greedy choice may not
+    be the best. A plan of two stages has only one boundary, so all places are possible for it.
     """
     entering = boundaries.entering
     possible = [place for place in boundaries.splits if place > entering and boundaries.crossing[place]]
@@ -192,8 +192,8 @@ def chain_of(profile: Profile) -> tuple[ChainItem, ...]:
     places = [place for place in range(1, cuts.last_weighty + 1) if not cuts.why_not(place)]
     if not places:
         raise InputError(
-            f"{profile.model_name or 'the model'} is no chain of layers, each of which is handed what the one before "
-            f"returns: {cuts.example()}"
+            f"{profile.model_name or 'the model'} is not a chain, in which each layer reads only the output of the "
+            f"layer before it: {cuts.example()}"
         )
     items = []
     for first, stop in zip([0, *places], [*places, len(profile.layers)], strict=True):

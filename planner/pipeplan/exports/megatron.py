@@ -56,9 +56,9 @@ class Megatron(ExportTarget):
         stack = self._stack(profile)
         if shared := shared_weights(profile.together, stack):
             raise InputError(
-                f"{shared[0]} and {shared[1]} share their weights or memory, and the profile keeps the whole model in "
-                "one stage for that: profile it anew, which tells the two apart, or without tied weights "
-                f"(`tie_word_embeddings=False`); the export tells {self.title} not to share them either"
+                f"{shared[0]} and {shared[1]} share their weights or memory, so this profile keeps the whole model in "
+                "one stage: profile the model again, because new profiles distinguish the two; or profile it without "
+                f"tied weights (`tie_word_embeddings=False`), and {self.title} will not tie them either"
             )
         restricted = restrict_to_synchronous_grid(self, options)
         ties = tuple(tie.layers for tie in _other_ties(profile, stack))

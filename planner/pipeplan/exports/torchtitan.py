@@ -100,8 +100,8 @@ class Torchtitan(ExportTarget):
             stack = stack_of(profile)
         if stages > 1 and (shared := shared_weights(all_groups(profile), stack)):
             raise InputError(
-                f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage here: "
-                "profile it with weights for each"
+                f"{shared[0]} and {shared[1]} share their weights, so all layers would be in one stage: profile a "
+                "model in which each has its own weights"
             )
         return stack
 

@@ -134,8 +134,8 @@ def restrict_to_synchronous_grid(target: ExportTarget, options: Options) -> Opti
         )
     if options.schedule not in (*FLUSHING, STASHING):  # weight stashing is the default
         raise InputError(
-            f"{target.title} cannot run the schedule {options.schedule}, whose weights are old: leave out --schedule, "
-            f"or give {FLUSH}"
+            f"{target.title} cannot run the asynchronous schedule {options.schedule}: leave out --schedule, or give "
+            f"{FLUSH}"
         )
     if options.schedule in VIRTUAL:
         if not target.virtual:

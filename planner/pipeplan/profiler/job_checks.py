@@ -56,7 +56,7 @@ class CheckedTraining:
         remarks = [unchecked_text(self.outcome.skipped)] if self.outcome.skipped else []
         if self.taken_whole:
             names = ", ".join(map(repr, self.taken_whole))
-            remarks.append(f"taken whole, as their stages would not train as the model alone does: the modules {names}")
+            remarks.append(f"taken whole, because their stages would train differently from the model: modules {names}")
         return [*remarks, *self.outcome.remarks]
 
 

@@ -184,8 +184,8 @@ def coupling_remarks(job: Job) -> list[str]:
     if all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(together, parts, strict=True)):
         return []
     remark = (
-        "the optimizer changes a parameter by what the others hold, such as a norm over all gradients: every stage has "
-        "its own optimizer, so a plan of several stages trains differently from one process"
+        "the optimizer's step on a parameter depends on other parameters, as with a norm over all gradients: every "
+        "stage has its own optimizer, so a plan of several stages trains differently from one process"
     )
     return [remark]
 
@@ -243,7 +243,7 @@ def layer_sum_remarks(size: Size) -> list[str]:
     ]
     if not deviations:
         return []
-    why = "very short layers cost more by themselves, and a busy machine slows some passes more than others"
+    why = "very short layers take longer when they run alone, and a busy machine slows some passes more than others"
     return [f"the layers do not add up to the whole model, {' and '.join(deviations)}: {why}"]
 
 
