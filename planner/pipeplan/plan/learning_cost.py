@@ -75,14 +75,6 @@ class LearningCase:
         ratio = self.epochs.mean / self.alone.mean
         return ratio, ratio * sqrt(sum((one.deviation / one.mean) ** 2 for one in (self.epochs, self.alone)))
 
-    @property
-    def text(self) -> str:
-        """The case in a few words."""
-        if self.ratio is None:
-            return f"{self.task}: {self.reached} of {self.seeds} seeds reach the goal"
-        ratio, deviation = self.ratio
-        return f"{self.task}: {ratio - 1:+.0%} ± {deviation:.0%}"
-
 
 def _cases(
     task: str, optimizer: str, alone: Epochs | None, *rows: tuple[str, int, str, int, int, float, float]
@@ -221,35 +213,6 @@ class KnownLearning:
         ratios = [case.ratio for case in self.cases]
         known = [ratio[0] for ratio in ratios if ratio is not None]
         return fmean(known) if known and len(known) == len(ratios) else None
-
-    @property
-    def fails(self) -> bool:
-        """Whether some seeds of the nearest cases do not reach the goal."""
-        return any(case.reached < case.seeds for case in self.cases)
-
-    @property
-    def advice(self) -> str:
-        """Advice if no seed of any nearest case reaches the goal, beginning with a space; otherwise empty."""
-        if not self.cases or any(case.reached for case in self.cases):
-            return ""
-        return " So training may not converge at this learning rate: lower the rate, or take --staleness 0."
-
-    @property
-    def text(self) -> str:
-        """One sentence on the cost, and the advice."""
-        how = "with error feedback" if self.correction != "none" else "not corrected"
-        old = f"{self.delay} update{'s' if self.delay > 1 else ''} old"
-        if not self.measured:
-            return f"Learning: not measured for this optimiser, {self.optimizer}."
-        if not self.cases:
-            return f"Learning: not measured for {self.optimizer}, {how}, gradients {old}, {self.spread}."
-        delays = sorted({case.delay for case in self.cases})
-        at = "" if delays == [self.delay] else f", measured at {' and '.join(map(str, delays))}"
-        found = "; ".join(case.text for case in self.cases)
-        return (
-            f"Learning, samples to the goal against one process, measured on small models for {self.optimizer}, {how}, "
-            f"gradients {old}{at}, {self.spread}: {found}.{self.advice}"
-        )
 
     def to_json(self) -> dict[str, object]:
         """The fields that plan.json holds under `learning`."""
