@@ -70,7 +70,7 @@ class ModuleBoundaries:
 
     @cached_property
     def entering(self) -> int:
-        """Index of the last layer that reads no other layer. It may read the inputs of the model."""
+        """Index of the last layer that reads no other layer, and so may read the inputs of the model."""
         fed = {name for tensor in self.profile.tensors for name in tensor.consumers}
         return max(place for name, place in self.place_of.items() if name not in fed)
 

@@ -48,11 +48,6 @@ class GridDegrees:
         """Number of workers of the grid."""
         return self.stages * self.replicas
 
-    @property
-    def stage_major(self) -> bool:
-        """Whether the replicas of a stage have consecutive numbers, and the stages follow each other."""
-        return [worker for stage in self.workers for worker in stage] == list(range(self.count))
-
 
 def grid_degrees(target: ExportTarget, problem: Problem, plan: Plan) -> GridDegrees:
     """The degrees of a plan. Raises `InputError` unless the plan trains synchronously on a grid of workers 0, 1, 2 …
@@ -107,7 +102,7 @@ def refuse_irregular(target: ExportTarget, plan: Plan, grid: GridDegrees, parts:
     if plan.schedule == INTERLEAVED and grid.microbatches % grid.stages:
         reason = f"its interleaved schedule needs a multiple of {grid.stages} microbatches, not {grid.microbatches}"
         raise refusal(target, plan, reason)
-    if not grid.stage_major:
+    if [worker for workers in grid.workers for worker in workers] != list(range(grid.count)):
         raise refusal(target, plan, "the replicas of a stage must be neighbours, one stage after another")
     for number, stage in enumerate(plan.stages, start=1):
         if stage.recompute and not target.recomputes:
