@@ -17,7 +17,6 @@ from pipeplan.exports.target import (
     ExportTarget,
     header_lines,
     keep_ties,
-    prefixed_errors,
     python_literal,
     refuse_split_ties,
     stage_line,
@@ -98,8 +97,7 @@ class DeepSpeed(ExportTarget):
 
     def _chain(self, profile: Profile) -> tuple[ChainItem, ...]:
         """The model as a list of layers. Raises an `InputError` that names the target."""
-        with prefixed_errors(f"{self.title} cannot cut this model"):
-            return chain_of(profile)
+        return chain_of(profile, f"{self.title} cannot cut this model: ")
 
 
 TARGET = DeepSpeed()

@@ -186,14 +186,14 @@ class ChainItem:
     """Earlier layers whose outputs also cross the beginning of the item, but need no gradient."""
 
 
-def chain_of(profile: Profile) -> tuple[ChainItem, ...]:
-    """The model of a profile as a list of at least two items. Raises `InputError` if it is not such a list."""
+def chain_of(profile: Profile, prefix: str = "") -> tuple[ChainItem, ...]:
+    """The model of a profile as a list of at least two items. If it is none, `InputError` after `prefix` says why."""
     cuts = _Cuts(profile)
     places = [place for place in range(1, cuts.last_weighty + 1) if not cuts.why_not(place)]
     if not places:
         raise InputError(
-            f"{profile.model_name or 'the model'} is not a chain, in which each layer reads only the output of the "
-            f"layer before it: {cuts.example()}"
+            f"{prefix}{profile.model_name or 'the model'} is not a chain, in which each layer reads only the output of "
+            f"the layer before it: {cuts.example()}"
         )
     items = []
     for first, stop in zip([0, *places], [*places, len(profile.layers)], strict=True):

@@ -17,7 +17,6 @@ from pipeplan.exports.target import (
     ExportFile,
     ExportTarget,
     header_lines,
-    prefixed_errors,
     refuse_split_ties,
     stage_line,
     workers_per_used_server,
@@ -93,8 +92,7 @@ class Megatron(ExportTarget):
 
     def _stack(self, profile: Profile) -> BlockStack:
         """The model as a list of blocks. Raises an `InputError` that names the target."""
-        with prefixed_errors(f"{self.title} cannot train this model"):
-            return stack_of(profile)
+        return stack_of(profile, f"{self.title} cannot train this model: ")
 
 
 TARGET = Megatron()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -80,15 +79,6 @@ def export_target(name: str) -> ExportTarget:
         raise InputError(f"there is no export for {name!r}; {did_you_mean(name, TARGET_NAMES)}")
     target_module: ExportTarget = importlib.import_module(f"pipeplan.exports.{name.replace('-', '_')}").TARGET
     return target_module
-
-
-@contextmanager
-def prefixed_errors(text: str) -> Iterator[None]:
-    """Context that puts a text in front of every `InputError` raised inside."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{text}: {error}") from None
 
 
 def refusal(target: ExportTarget, plan: Plan, reason: str) -> InputError:

@@ -19,7 +19,6 @@ from pipeplan.exports.target import (
     ExportTarget,
     header_lines,
     keep_ties,
-    prefixed_errors,
     python_literal,
     refuse_split_ties,
     torchrun_commands,
@@ -96,8 +95,7 @@ class Torchtitan(ExportTarget):
 
     def _stack(self, profile: Profile, *, stages: int) -> BlockStack:
         """The model as a list of blocks. Raises `InputError`, also if several `stages` would share weights."""
-        with prefixed_errors(f"{self.title} has no such model"):
-            stack = stack_of(profile)
+        stack = stack_of(profile, f"{self.title} has no such model: ")
         if stages > 1 and (shared := shared_weights(all_groups(profile), stack)):
             raise InputError(
                 f"{shared[0]} and {shared[1]} share their weights, so all layers would be in one stage: profile a "
