@@ -149,7 +149,7 @@ def restrict_to_places(
 
 
 def compatible_places(boundaries: ModuleBoundaries, options: Options) -> list[int]:
-    """Places that can all be cut at once: every tensor is read only by the stage that makes it, or by the next one.
+    """Places that can all be cut at once: every tensor is read only by the stage that makes it, or by the next stage.
 
     A tensor then crosses at most one of the places. All places come after the last layer that reads no other layer,
     because that layer may read the inputs of the model, which only the first stage gets. If places exclude each other,

@@ -59,7 +59,7 @@ class Torchtitan(ExportTarget):
         uniform_degrees.refuse_irregular(self, plan, grid, stack.named_parts())
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
-        """The configuration, and the order of passes if torch's schedule has another one."""
+        """The configuration, and the order of passes if it differs from that of torch's schedule."""
         grid, stack = grid_degrees(self, problem, plan), stack_of(problem.profile)
         torch_order = uniform_degrees.is_torch_order(plan, grid)
         text = load_template("exports/torchtitan.py.j2").render(

@@ -24,7 +24,7 @@ class OptionKeywords(TypedDict, total=False):
     max_replicas: int | None
     allow_copies: bool
     schedule: str
-    """A training schedule; if it is left out, the best one is chosen."""
+    """A training schedule. By default the best schedule is chosen."""
     accumulate: int | None
     virtual_stages: int | None
     correction: str

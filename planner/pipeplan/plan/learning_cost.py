@@ -1,4 +1,4 @@
-"""The measured cost of learning from old gradients: samples to a goal, relative to the samples that one process needs.
+"""The measured cost of learning from old gradients: samples to a goal, relative to the samples of one process.
 
 docs/evidence/learning.md has the figures, and says how they were measured. The figures come from small models, and may
 not hold for others. A plan shows the nearest measured case by optimiser, correction and delay, or says that no case was

@@ -38,7 +38,7 @@ class TemplateContext:
     """One sentence on how old gradients are and what an update averages over; empty for inference."""
     inference: bool
     servers: int
-    """Number of servers up to the last one with a busy worker. Nothing is started on later servers."""
+    """Number of servers up to the last server with a busy worker. Nothing is started on later servers."""
     idle_servers: int
     """Number of the remaining servers of the cluster."""
     server_sizes: tuple[int, ...]
@@ -47,14 +47,12 @@ class TemplateContext:
     """The name of the devices of every server, in the order of the servers."""
     server_list: tuple[str, ...]
     """A one-line description of every server; empty if all servers are the same."""
-    uneven: bool
-    """Whether servers differ in the number of their workers."""
     device: str
     """Kind of device: `cuda` or `cpu`."""
     threads: int
     """Number of threads of a worker (OMP_NUM_THREADS), the same as in the profile, so that predictions hold."""
     python: str
-    """The interpreter that runs pipeplan now. The machine that runs the file may have another one."""
+    """The interpreter that runs pipeplan now. The machine that runs the file may have another interpreter."""
     version: str
     """Version of pipeplan."""
     command: str
@@ -92,7 +90,6 @@ class TemplateContext:
             server_sizes=sizes,
             server_devices=devices,
             server_list=tuple(map(_described, sizes, devices, names)) if cluster.machines else (),
-            uneven=len(set(sizes)) > 1,
             device=cluster.device.kind,
             threads=max(1, profile.threads),
             python=sys.executable,

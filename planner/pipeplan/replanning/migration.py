@@ -60,7 +60,7 @@ class BatchChange:
 
 @dataclass(frozen=True)
 class PlanChanges:
-    """The changes from an old plan to a new one of the same model."""
+    """The changes from an old plan to a new plan of the same model."""
 
     workers: tuple[WorkerChange, ...]
     shifts: tuple[LayerShift, ...]

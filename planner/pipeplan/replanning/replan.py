@@ -1,4 +1,4 @@
-"""The report of `pipeplan replan` beside the new plan: old and new step time, moved layers, and commands that resume.
+"""The report of `pipeplan replan` on the new plan: old and new step time, moved layers, and commands that resume.
 
 `--relax` drops options of the old plan. `helpful_options` finds options whose removal would make a new plan possible.
 """
@@ -71,7 +71,7 @@ class LaunchCommand:
 
 @dataclass(frozen=True)
 class ReplanReport:
-    """A new plan beside the old one."""
+    """A new plan compared with the old plan."""
 
     old: OldPlan
     left: RemainingCluster

@@ -26,8 +26,8 @@ MAX_LANES = 64
 MAX_INTERVALS = 12_000
 """Largest number of predicted intervals, and of measured intervals, that are drawn."""
 STEADY_TOLERANCE, STEADY_TOLERANCE_FACTOR = 0.01, 2.0
-"""A round is steady if its step time differs from the steady one by the first share at most, or by the second number
-times the largest difference among the measured steady rounds."""
+"""A round is steady if its step time differs from the steady step time by at most the first share, or by at most the
+second factor times the largest difference among the measured steady rounds."""
 MIN_SHOWN_BEATS, MIN_SHOWN_MINIBATCHES = 3, 8
 """Number of beats (see `beat`) of the steady part that are shown, and smallest number of minibatches."""
 MAX_BEAT = 64

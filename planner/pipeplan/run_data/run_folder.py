@@ -87,7 +87,7 @@ def read_run(folder: Path) -> MeasuredRun:
 
 
 def read_run_of_plan(plan_folder: Path, folder: Path | None = None) -> MeasuredRun:
-    """Read a run of a plan: `folder`, or the latest one.
+    """Read a run of a plan: `folder`, or the latest run.
 
     Raises `InputError` for a missing run, or for a run of another plan.
     """

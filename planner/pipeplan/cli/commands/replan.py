@@ -134,7 +134,7 @@ def _default_output(folder: Path) -> Path:
 
 
 def _replacement(instead: str | None, servers: int | None, workers: int | None) -> Cluster | None:
-    """The cluster that replaces the old one; None if the user names none."""
+    """The cluster that replaces the old cluster; None if the user names no cluster."""
     if instead is not None:
         return named_cluster(instead, servers=servers, workers=workers)
     if servers is not None or workers is not None:
