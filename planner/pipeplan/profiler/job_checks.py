@@ -100,7 +100,7 @@ def check_training(
 
 
 def _next_path(job: Job, path: str | None, whole: tuple[str, ...]) -> str | None:
-    """The module to take whole for a difference in module `path`, or in a module around it if it is taken whole."""
+    """The module to take whole next: `path`, or the first module around it that is not taken whole yet."""
     while path is not None and any(is_same_or_inside(path, other) for other in whole):
         path = enclosing_module(job.model, path)
     return path
