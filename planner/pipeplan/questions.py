@@ -98,7 +98,7 @@ def sweep(
     has the reason. With several `jobs`, points are solved in that many processes, and the script's own code must be
     under `if __name__ == "__main__":`. Raises `InputError`, and `KeyboardInterrupt` for Ctrl-C.
     """
-    from pipeplan.sweeps.points import SweepAxes, SweptQuestion, sweep_points
+    from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
     from pipeplan.sweeps.rows import SweepRow, hourly_price, row_records
     from pipeplan.sweeps.sweep import PointAnswer, solve_points
 
@@ -111,8 +111,8 @@ def sweep(
         microbatch,
         schedule,
     )
-    question = SweptQuestion(checked_keywords(options), batch, staleness)
-    points = sweep_points(profile, listed, question, axes)
+    shared = SweepPoint(profile, listed[0], batch, staleness=staleness, options=checked_keywords(options))
+    points = sweep_points(shared, listed, axes)
     answers: dict[int, PointAnswer] = {}
     if not solve_points(points, settings, jobs, answers.__setitem__):
         raise KeyboardInterrupt

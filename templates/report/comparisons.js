@@ -7,7 +7,6 @@ function showThroughput(report, row) {
   return (rate < 100 ? digits(rate) : showCount(Math.round(rate))) + " samples/s";
 }
 
-
 function comparisonsSection(report) {
   const rows = report.comparisons || [];
   if (!rows.length) return null;
@@ -21,14 +20,12 @@ function comparisonsSection(report) {
     class: isOwn(row) ? "full" : /not fit/.test(row.remark || "") ? "unfit" : "",
   }));
   const others = rows.filter((row) => !isOwn(row) && row.gain);
-  const texts = others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`);
-  const label = `Speed of other plans: ${texts.join("; ")}`;
+  const sentences = others.map((row) => `this plan is ${showGain(row.gain)} as fast as ${row.name}`);
+  const label = `Speed of other plans: ${sentences.join("; ")}`;
   const columns = [
-    ["plan", "text"],
-    ["configuration", "text"],
-    ["throughput", "number"],
-    ["gain of this plan", "number"],
-    ["remark", "text"],
+    ...texts("plan", "configuration"),
+    ...numbers("throughput", "gain of this plan"),
+    ...texts("remark"),
   ];
   const cells = () =>
     rows.map((row) => [

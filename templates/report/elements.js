@@ -79,10 +79,11 @@ function stageLabel(stage) {
   return el("span", { class: "stage-label" }, stageChip(stage), el("span", { class: "hidden" }, stageName(stage)));
 }
 
-/*
- * A table. `columns` are [heading, kind], with kind "text" or "number". Cells are text or elements; the first cell
- * names the row.
- */
+/* Columns of a table, from their headings: [heading, kind]. */
+const texts = (...headings) => headings.map((heading) => [heading, "text"]);
+const numbers = (...headings) => headings.map((heading) => [heading, "number"]);
+
+/* A table. Cells are text or elements; the first cell names the row. */
 function table(caption, columns, rows) {
   const head = columns.map(([title, kind]) => el("th", { scope: "col", class: kind }, title));
   const body = rows.map((row) =>

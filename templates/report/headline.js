@@ -174,7 +174,7 @@ function measuredTable(measured) {
   return details("Every stage, predicted → measured", () =>
     table(
       "Predicted → measured, a microbatch on one worker",
-      [["stage", "text"], ...names.map((name) => [MEASURES[name], "number"])],
+      [...texts("stage"), ...numbers(...names.map((name) => MEASURES[name]))],
       rows.map((row) => [stageLabel(row.stage), ...names.map((name) => measureCell(name, row[name]))]),
     ),
   );

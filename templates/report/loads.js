@@ -12,15 +12,8 @@ function loadsSection(report) {
     value: `${showTime(one.seconds)} · ${showShare(one.share)}`,
     class: one.binds ? "full" : "",
   }));
-  const columns = [
-    ["resource", "text"],
-    ["a microbatch", "number"],
-    ["of the step time", "number"],
-    ["rate", "number"],
-    ["sent", "number"],
-    ["busy, simulated", "number"],
-    ...(measured ? [["busy, measured", "number"]] : []),
-  ];
+  const figures = ["a microbatch", "of the step time", "rate", "sent", "busy, simulated"];
+  const columns = [...texts("resource"), ...numbers(...figures, ...(measured ? ["busy, measured"] : []))];
   const cells = () =>
     loads.map((one) => [
       one.name,

@@ -15,13 +15,8 @@ function memorySection(report) {
   const chart = (row) => memoryChart(row, end);
   const shown = el("div", { class: "charts" }, rows.slice(0, MEMORY_CHARTS).map(chart));
   const others = rows.slice(MEMORY_CHARTS);
-  const columns = [
-    ["stage", "text"],
-    ["worker", "text"],
-    ["most, predicted", "number"],
-    ...(measured ? [["most, measured", "number"]] : []),
-    ["available", "number"],
-  ];
+  const most = measured ? ["most, predicted", "most, measured"] : ["most, predicted"];
+  const columns = [...texts("stage", "worker"), ...numbers(...most, "available")];
   return section(
     "memory",
     "Memory",
@@ -149,7 +144,7 @@ function memoryParts(report) {
       { class: "bars parts", role: "img", "aria-label": partsWords(rows) },
       rows.map((stage) => partsBar(stage, names, most)),
     );
-  const columns = [["stage", "text"], ...names.map((name) => [name, "number"]), ["together", "number"]];
+  const columns = [...texts("stage"), ...numbers(...names, "together")];
   const cells = () =>
     rows.map((stage) => [
       stageName(stage.index),
@@ -185,10 +180,10 @@ function partsBar(stage, names, most) {
 
 function partsWords(rows) {
   const one = ([name, bytes]) => `${name} ${showSize(bytes)}`;
-  const texts = rows
+  const sentences = rows
     .slice(0, 12)
     .map((stage) => `${stageName(stage.index)}: ${stage.memory_parts.map(one).join(", ")}`);
-  return `What memory is for: ${texts.join("; ")}`;
+  return `What memory is for: ${sentences.join("; ")}`;
 }
 
 function scaleOf(from, to, start, end) {

@@ -8,8 +8,8 @@ function modelSection(report) {
   const picture = document.getElementById("graph");
   picture.removeAttribute("hidden");
   const box = { class: "graph-box", tabindex: "0", role: "region", "aria-label": label };
-  const figures = ["forward", "backward", "parameters", "output"].map((name) => [name, "number"]);
-  const columns = [["layer", "text"], ["stage", "text"], ["operation", "text"], ["layers", "number"], ...figures];
+  const figures = numbers("layers", "forward", "backward", "parameters", "output");
+  const columns = [...texts("layer", "stage", "operation"), ...figures];
   const rows = () => graph.nodes.name.map((name, at) => [name, ...layerFacts(graph.nodes, at).map(([, fact]) => fact)]);
   return section(
     "model",
@@ -38,22 +38,14 @@ function stageTable(report) {
   const rows = report.stages || [];
   if (!rows.length) return null;
   const training = rows.some((stage) => stage.backward_s > 0);
+  const times = training ? ["depth", "forward", "backward", "sync"] : ["forward"];
   const columns = [
-    ["stage", "text"],
-    ["layers", "number"],
-    ["first … last", "text"],
-    ["replicas", "number"],
-    ["servers", "text"],
-    ...(training ? [["depth", "number"]] : []),
-    ["forward", "number"],
-    ...(training
-      ? [
-          ["backward", "number"],
-          ["sync", "number"],
-        ]
-      : []),
-    ["to the next", "number"],
-    ["memory", "number"],
+    ...texts("stage"),
+    ...numbers("layers"),
+    ...texts("first … last"),
+    ...numbers("replicas"),
+    ...texts("servers"),
+    ...numbers(...times, "to the next", "memory"),
   ];
   const make = () =>
     table(

@@ -17,15 +17,7 @@ function placementSection(report) {
     figure(
       null,
       serverGrid(servers, placementWords(report)),
-      chartTable(
-        "The stage of every worker",
-        [
-          ["worker", "text"],
-          ["server", "text"],
-          ["stage", "text"],
-        ],
-        rows,
-      ),
+      chartTable("The stage of every worker", texts("worker", "server", "stage"), rows),
     ),
   );
 }

@@ -215,7 +215,7 @@ function timelineTables(source, intervals, facts) {
       showShare(sums[at].slice(0, ALL_REDUCE).reduce((sum, one) => sum + one) / (to - from)),
     ]);
   };
-  const columns = [["worker", "text"], ["stage", "text"], ...[...KINDS, "computing"].map((name) => [name, "number"])];
+  const columns = [...texts("worker", "stage"), ...numbers(...KINDS, "computing")];
   return [
     details(`${heading}, as a table: every worker`, () =>
       table(`${heading}: seconds of every worker from ${showTime(from)} to ${showTime(to)}`, columns, rows()),
@@ -232,8 +232,7 @@ function laneTable(heading, intervals, facts) {
     facts.lanes.map((lane, at) => el("option", { value: at }, `worker ${lane.worker}, ${stageName(lane.stage)}`)),
   );
   const show = (at) => {
-    const names = ["microbatch or group", "from", "to", "takes"];
-    const columns = [["what", "text"], ...names.map((name) => [name, "number"])];
+    const columns = [...texts("what"), ...numbers("microbatch or group", "from", "to", "takes")];
     const rows = intervals
       .filter((one) => one.lane === at)
       .map((one) => [

@@ -10,7 +10,7 @@ from transcripts import BLOCK, DOCS, PAGES, printed, transcripts
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
-from pipeplan.sweeps.points import SweepPoint, SweptQuestion
+from pipeplan.sweeps.points import SweepPoint
 from pipeplan.sweeps.rows import SweepRow, row_records
 from pipeplan.sweeps.sweep import PointAnswer
 
@@ -43,9 +43,8 @@ def test_every_column_of_a_sweep_is_described(row_of_a_sweep: dict[str, object])
 @pytest.fixture
 def row_of_a_sweep() -> dict[str, object]:
     cluster = Cluster("c", Device("d", "cpu", 1), (Level("server", 1, 0.0),))
-    return row_records(
-        [SweepRow(SweepPoint(Profile((Layer("a", 1.0, 1.0, 0, 0),), (), 1), cluster, SweptQuestion()), PointAnswer())]
-    )[0]
+    point = SweepPoint(Profile((Layer("a", 1.0, 1.0, 0, 0),), (), 1), cluster)
+    return row_records([SweepRow(point, PointAnswer())])[0]
 
 
 def main() -> None:

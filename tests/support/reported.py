@@ -84,7 +84,7 @@ def changed(source: ReportSource, change: Document) -> ReportSource:
     for path, value in change.items():
         *parents, last = path.split(".")
         functools.reduce(operator.getitem, parents, root)[last] = value
-    return read_report_source(Node(root, "plan.json"), source.profile)
+    return read_report_source(Node(root, "plan.json"), source.problem.profile)
 
 
 def rows(columns: dict[str, list[Any]]) -> list[tuple[Any, ...]]:

@@ -391,7 +391,7 @@ REMARKED = {
     ),
     "a global norm": (
         lambda: odd(optimizer=lambda parameters: GlobalNorm(parameters, lr=0.1)),
-        "the optimizer changes a parameter by what the others hold",
+        "the optimizer's step on a parameter depends on other parameters",
     ),
     "a metric that fails": (
         lambda: odd(metrics={"top": lambda output, _: output.topk(9).values.mean()}),

@@ -159,7 +159,7 @@ def live_line(text: Callable[[], str]) -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, int, str], None]]:
+def progress_bar(text: str) -> Iterator[Callable[[int, int, str], None]]:
     """Show a progress bar on standard error, in terminals only.
 
     Yields the function that updates the bar. The function's arguments are the steps done, the total of steps (0 if
@@ -170,7 +170,7 @@ def progress_bar(text: str, *, shown: bool = True) -> Iterator[Callable[[int, in
     # Bind the stream now, because the block may redirect sys.stderr.
     console = SafeConsole(file=sys.stderr)
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(text, total=None)
         yield lambda done, total, step: bar.update(task, completed=done, total=total or None, description=step)
 

@@ -57,12 +57,7 @@ def _parse_staleness(context: click.Context, parameter: click.Parameter, text: s
 
 
 _OPTIONS = (
-    click.argument(
-        "profile",
-        required=False,
-        type=PATH,
-        shell_complete=complete_names(bundled_profiles, ".json"),
-    ),
+    click.argument("profile", required=False, type=PATH, shell_complete=complete_names(bundled_profiles, ".json")),
     click.option(
         "--cluster",
         "cluster_name",

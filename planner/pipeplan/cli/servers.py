@@ -25,13 +25,7 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.util.deadline import Deadline
 from pipeplan_launch.errors import LaunchError
 from pipeplan_launch.launchers.hosts_file import Host, read_hosts
-from pipeplan_measure.pair_schedule import (
-    ALL_PAIRS_AT_ONCE,
-    MESSAGE,
-    BenchmarkSettings,
-    MeasuredLinks,
-    TimedOperation,
-)
+from pipeplan_measure.pair_schedule import ALL_PAIRS_AT_ONCE, MESSAGE, BenchmarkSettings, MeasuredLinks, TimedOperation
 
 BUDGET_S, TIMEOUT_S, PREDICTING_S = 45.0, 60.0, 20.0
 """Seconds for the measurements, for waiting for a worker, and for the predictions."""
@@ -132,8 +126,7 @@ def run_on_hosts(path: Path, arguments: Sequence[str]) -> None:
 
 
 def _failed(started: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Wait until all processes have ended, or for a moment after one has failed. Returns the indices of failed
-    processes."""
+    """Indices of failed processes, once all have ended, or a moment after the first failure."""
     ends = math.inf
     while time.monotonic() < ends and any(process.poll() is None for process in started):
         if ends == math.inf and any(process.poll() for process in started):

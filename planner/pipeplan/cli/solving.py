@@ -136,26 +136,19 @@ def progress_text(state: SolveProgress) -> str:
 
 
 @contextmanager
-def solve_line() -> Iterator[Callable[[SolveProgress], None]]:
-    """Show a progress line while the block runs. Yields the function that a solve calls to report progress."""
-    state = [SolveProgress.started()]
-
-    def report(changed: SolveProgress) -> None:
-        # Only store the state: another thread draws the line, a few times a second.
-        state[0] = changed
-
-    with live_line(lambda: progress_text(state[0])):
-        yield report
-
-
-@contextmanager
 def watched_search() -> Iterator[tuple[Callable[[SolveProgress], None], Callable[[], None]]]:
     """Show a progress line while the block solves.
 
     Yields the function that a solve calls to report progress, and a function that raises `KeyboardInterrupt` if Ctrl-C
     came in the block.
     """
-    with processes.remember_interrupt() as interrupted, solve_line() as report:
+    state = [SolveProgress.started()]
+
+    def report(changed: SolveProgress) -> None:
+        # Only store the state: another thread draws the line, a few times a second.
+        state[0] = changed
+
+    with processes.remember_interrupt() as interrupted, live_line(lambda: progress_text(state[0])):
         yield report, interrupted
 
 

@@ -1,4 +1,4 @@
-"""Draws a model's graph in the terminal and as SVG, and the table of a plan.
+"""Lays out and draws the graph of a model, and prints the answer of `pipeplan solve` and the table of a plan.
 
 `pipeplan.report` makes the interactive page of a plan.
 """

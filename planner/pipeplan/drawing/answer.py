@@ -111,8 +111,7 @@ def _heading(outcome: Outcome) -> str:
 
 
 def _cut_off(outcome: Outcome) -> bool:
-    """Whether the time limit or Ctrl-C ended a search that could have found a plan faster by more than the
-    tolerance."""
+    """Whether the time limit or Ctrl-C ended the search, and the gap exceeds the tolerance."""
     return outcome.choice is not None and not outcome.choice.finished and outcome.gap > TOLERANCE
 
 

@@ -6,13 +6,14 @@ finds such blocks.
 
 from __future__ import annotations
 
-import heapq
+import itertools
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from pipeplan.profile_data.layers import Layer, edges
 from pipeplan.profile_data.profile import Profile
+from pipeplan.util.graph import strong_components
 
 EXPENSIVE_SHARE = 0.5
 """Share of the total time that the layers marked as expensive take together."""
@@ -70,38 +71,20 @@ def fold_chains(profile: Profile, alone: Collection[str] = ()) -> list[Chain]:
     apart = set(alone)
     members: list[list[Layer]] = []
     chain_of: dict[str, int] = {}
-    for layer in _in_order(profile, before, after):
-        name = layer.name
+    by_name = {layer.name: layer for layer in profile.layers}
+    # The order of the profile, unless it breaks the rule of the file format that it is topological.
+    ordered = itertools.chain.from_iterable(strong_components(list(by_name), edges(profile.tensors)))
+    for name in ordered:
         feeds = before[name]
         joined = len(feeds) == 1 and len(after[feeds[0]]) == 1 and not apart & {name, feeds[0]}
         chain_of[name] = chain_of[feeds[0]] if joined else len(members)
         if joined:
-            members[chain_of[name]].append(layer)
+            members[chain_of[name]].append(by_name[name])
         else:
-            members.append([layer])
+            members.append([by_name[name]])
     return [
         Chain(tuple(layers), tuple(sorted({chain_of[name] for name in before[layers[0].name]}))) for layers in members
     ]
-
-
-def _in_order(profile: Profile, before: dict[str, list[str]], after: dict[str, list[str]]) -> list[Layer]:
-    """The layers in a topological order.
-
-    The profile's order is taken, unless it breaks the rule of the file format that it is topological.
-    """
-    position = {layer.name: number for number, layer in enumerate(profile.layers)}
-    left = {name: len(before[name]) for name in position}
-    ready = [position[name] for name, count in left.items() if not count]
-    heapq.heapify(ready)
-    ordered = []
-    while ready:
-        layer = profile.layers[heapq.heappop(ready)]
-        ordered.append(layer)
-        for name in after[layer.name]:
-            left[name] -= 1
-            if not left[name]:
-                heapq.heappush(ready, position[name])
-    return ordered
 
 
 @dataclass(frozen=True)
@@ -145,8 +128,7 @@ def _longest_repeat(chains: Sequence[Chain], start: int, period: int) -> Repeate
 
 
 def _equal_chains(earlier: Chain, later: Chain, period: int) -> bool:
-    """Whether two chains have equal operations and weights, and read the same chains or chains at equal distances
-    before them."""
+    """Whether two chains have equal operations and weights, and read the same chains, or chains `period` apart."""
     layers = [(layer.op, layer.weight_bytes) for layer in earlier.layers]
     later_layers = [(layer.op, layer.weight_bytes) for layer in later.layers]
     return layers == later_layers and (

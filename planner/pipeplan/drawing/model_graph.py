@@ -33,6 +33,8 @@ _SWEEPS = 8
 """Number of times that the ranks are ordered, forwards and backwards in turn."""
 PointKey = tuple[str, str, int]
 """Key of a layer (its name twice, and -1) or of a point of an edge (the edge's ends, and the point's rank)."""
+Place = tuple[float, int]
+"""Place within a rank, and the rank, both counted from 0."""
 RANKS_IN_LINE = 6
 """Number of ranks side by side that fill the width of the page."""
 _NAMES = ("name", "op", "layers", "stage", "x", "y", "forward_s", "backward_s", "parameter_bytes", "output_bytes")
@@ -64,8 +66,7 @@ class LayerGroup:
 
 
 def layer_groups(profile: Profile, stage_of: Mapping[str, int]) -> tuple[list[LayerGroup], str]:
-    """The nodes of the drawing in a topological order, and a sentence on the grouping of layers (empty without
-    grouping)."""
+    """(nodes of the drawing in a topological order, sentence on their grouping; empty without grouping)."""
     if len(profile.layers) <= MAX_SINGLE_LAYERS:
         return [LayerGroup((layer,), stage_of[layer.name]) for layer in profile.layers], ""
     nodes = _by_stage(fold_chains(profile, most_expensive_layers(profile)), stage_of)
@@ -107,22 +108,13 @@ def _packed(nodes: Sequence[LayerGroup], most: int) -> Iterator[LayerGroup]:
             yield LayerGroup(tuple(layer for group in members[at : at + most] for layer in group.layers), stage)
 
 
-@dataclass(frozen=True)
-class DagLayout:
-    """Positions of layers and edges, as ranks and places within a rank, both counted from 0."""
+def layout_dag(
+    names: Sequence[str], arrows: Sequence[tuple[str, str]]
+) -> tuple[dict[str, Place], dict[tuple[str, str], list[Place]], int]:
+    """(place of every node, points of every edge from its producer to its consumer, number of ranks) of a DAG.
 
-    place: dict[str, tuple[float, int]]
-    """Place and rank of every layer. The places of a narrow rank are centred."""
-    paths: dict[tuple[str, str], list[tuple[float, int]]]
-    """Points of every edge, from its producer to its consumer."""
-    width: int
-    """Largest number of layers and edge points in one rank."""
-    ranks: int
-    """Number of ranks."""
-
-
-def layout_dag(names: Sequence[str], arrows: Sequence[tuple[str, str]]) -> DagLayout:
-    """Place the nodes and edges (producer, consumer) of a DAG."""
+    `arrows` are the edges, as (producer, consumer). The nodes and points of a narrow rank are centred.
+    """
     rank = _ranks(names, arrows)
     rows: list[list[PointKey]] = [[] for _ in range(max(rank.values()) + 1)]
     for name in names:
@@ -146,12 +138,8 @@ def layout_dag(names: Sequence[str], arrows: Sequence[tuple[str, str]]) -> DagLa
         for number, row in enumerate(rows)
         for place, key in enumerate(row)
     }
-    return DagLayout(
-        place={name: position[name, name, -1] for name in names},
-        paths={arrow: [position[key] for key in route] for arrow, route in routes.items()},
-        width=width,
-        ranks=len(rows),
-    )
+    paths = {arrow: [position[key] for key in route] for arrow, route in routes.items()}
+    return {name: position[name, name, -1] for name in names}, paths, len(rows)
 
 
 def _ranks(names: Sequence[str], arrows: Sequence[tuple[str, str]]) -> dict[str, int]:
@@ -195,10 +183,10 @@ class _Lines:
     The height of a line of ranks is what its nodes and edges need.
     """
 
-    def __init__(self, placed: DagLayout, ranks: int) -> None:
+    def __init__(self, places: Iterable[Place], ranks: int) -> None:
         self.ranks = ranks
         used: dict[int, list[float]] = defaultdict(list)
-        for place, rank in [*placed.place.values(), *itertools.chain.from_iterable(placed.paths.values())]:
+        for place, rank in places:
             used[rank // ranks].append(place)
         self._first = [min(used[line]) for line in range(len(used))]
         heights = [(max(used[line]) - min(used[line])) * NODE_DISTANCE[1] + NODE_SIZE[1] for line in range(len(used))]
@@ -219,7 +207,7 @@ class _Lines:
         x, y = self.corner(place, rank)
         return x + NODE_SIZE[0] / 2, y + NODE_SIZE[1] / 2
 
-    def around(self, upper: tuple[float, int], lower: tuple[float, int]) -> list[tuple[float, float]]:
+    def around(self, upper: Place, lower: Place) -> list[tuple[float, float]]:
         """Points of an edge from the end of a line back to the start of the next line; none within a line."""
         line = lower[1] // self.ranks
         if upper[1] // self.ranks == line:
@@ -235,24 +223,25 @@ def model_graph(profile: Profile, nodes: Sequence[LayerGroup], note: str = "") -
     """The drawing of these groups of a profile's layers."""
     node_of = {layer.name: str(number) for number, group in enumerate(nodes) for layer in group.layers}
     arrows = dict.fromkeys((node_of[source], node_of[target]) for source, target in edges(profile.tensors))
-    placed = layout_dag(list(map(str, range(len(nodes)))), [arrow for arrow in arrows if arrow[0] != arrow[1]])
-    lines = _Lines(placed, RANKS_IN_LINE)
+    names = [str(number) for number in range(len(nodes))]
+    place, paths, ranks = layout_dag(names, [arrow for arrow in arrows if arrow[0] != arrow[1]])
+    lines = _Lines([*place.values(), *itertools.chain.from_iterable(paths.values())], RANKS_IN_LINE)
     bends = []
-    for edge, points in enumerate(placed.paths.values()):
+    for edge, points in enumerate(paths.values()):
         passed: list[tuple[float, float]] = []
         for upper, lower in itertools.pairwise(points):
             passed += lines.around(upper, lower)
             passed += [lines.middle(*lower)] if lower is not points[-1] else []
         if passed:
             bends.append([float(edge), *(value for point in passed for value in point)])
-    corners = [lines.corner(*placed.place[str(number)]) for number in range(len(nodes))]
+    corners = [lines.corner(*place[name]) for name in names]
     return ModelGraph(
-        width=min(placed.ranks, lines.ranks) * NODE_DISTANCE[0] - (NODE_DISTANCE[0] - NODE_SIZE[0]),
+        width=min(ranks, lines.ranks) * NODE_DISTANCE[0] - (NODE_DISTANCE[0] - NODE_SIZE[0]),
         height=lines.height,
         w=NODE_SIZE[0],
         h=NODE_SIZE[1],
         nodes=dict(zip(_NAMES, map(list, zip(*_rows(profile, nodes, corners), strict=True)), strict=True)),
-        edges=[(int(producer), int(consumer)) for producer, consumer in placed.paths],
+        edges=[(int(producer), int(consumer)) for producer, consumer in paths],
         bends=bends,
         note=note,
     )

@@ -47,8 +47,7 @@ class Explanation:
     plan: Plan
     evaluation: Evaluation
     best: Outcome
-    """The solvers' outcome. The outcome's plan is the explained plan, unless the explained plan was read from a
-    file."""
+    """The outcome of the solvers. Its plan is the explained plan, unless that was read from a file."""
     loads: tuple[ResourceLoad, ...]
     anatomies: tuple[TimeBreakdown, ...]
     """Breakdowns of the plan, of data parallelism, and of the best uniform grid if there is one."""

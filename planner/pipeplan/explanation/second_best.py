@@ -35,9 +35,7 @@ class Alternative:
     behind: float
     """Relative slowdown against the best plan, by the formulas."""
     step_s: float | None = None
-    """The step time that answers show, in seconds per minibatch, simulated if that differs from the formulas; None if
-    unknown.
-    """
+    """The step time that answers show, in seconds per minibatch, simulated where possible; None if unknown."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +59,17 @@ def find_alternatives(
     best: Plan,
     step_time_s: float,
     progress: Callable[[str], None] = lambda _: None,
-    *,
-    each: bool = True,
 ) -> Alternatives:
     """Search parts of the space of plans that exclude the best plan's configuration, each part exactly.
 
     A part is a set of constraints that the best plan violates: another number of stages, fewer replicas in the largest
     stage, fewer workers, no copies. The parts miss plans with as many stages as the best plan, at least as many
     workers, and at least as many replicas in the largest stage. The result is still exact if an alternative is as fast
-    as the best plan, or if no such plan exists (`_parts_are_exhaustive`). Without `each`, and for large problems, only
-    few parts are searched.
+    as the best plan, or if no such plan exists (`_parts_are_exhaustive`). In large problems, few parts are searched.
     """
     alternatives: list[Alternative] = []
     searched = []
-    each = each and len(cuts.ideals) * problem.cluster.workers <= SMALL
+    each = len(cuts.ideals) * problem.cluster.workers <= SMALL
     enough = ENOUGH if each else 1
     for part, options in search_parts(problem, best, each=each):
         if len(alternatives) >= enough and _step_times(alternatives)[enough - 1] <= step_time_s * (1 + TOLERANCE):

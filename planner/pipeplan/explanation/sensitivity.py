@@ -28,8 +28,7 @@ from pipeplan.profile_data.profile import Profile
 NORMAL_QUARTILES = 1.3489795
 """Interquartile range of a normal distribution of standard deviation 1."""
 SLOWEST, FASTEST = 10.0, 0.1
-"""Smallest and largest multiple of the measured time that a drawn time may have, because a normal distribution is
-unbounded."""
+"""Bounds of a drawn time, as multiples of the measured time. A normal distribution has no bounds."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +151,7 @@ class ChangeEffect:
 
 
 def cluster_changes(cluster: Cluster) -> Iterator[tuple[str, Callable[[], Cluster]]]:
-    """(name, function that makes the cluster) for every changed cluster: one property doubled, or one more server or
-    worker."""
+    """(name, function that makes the changed cluster): a property is doubled, or a server or worker is added."""
     for index in reversed(variants.joining_levels(cluster)):
         name = f"links of level {cluster.levels[index].name} twice as fast"
         yield name, partial(variants.with_faster_links, cluster, index, 2.0)

@@ -27,13 +27,11 @@ from pipeplan.util.deadline import Deadline
 from pipeplan.util.units import show_rate, show_step_time, show_time
 
 SAME_SPEED, SAME_RATE = 0.05, 1.5
-"""Speeds of servers count as unequal above this relative difference; rates of directions or cards, above this
-factor."""
+"""Relative difference above which speeds of servers count as unequal, and factor above which rates do."""
 LEAST_GAIN = 0.05
 """Smallest relative gain in throughput for which something counts as a cause."""
 MOST_OF = 0.5
-"""Share of the links' cost that a special cause, such as one slow direction, must explain to be named instead of the
-links."""
+"""A special cause, such as one slow direction, is named if it explains this share of the cost of the links."""
 GOAL = 0.9
 """The share of perfect scaling that the links should allow."""
 ACCUMULATED = 8
@@ -80,8 +78,7 @@ class SlowServers:
     all_per_s: float | None
     """Throughput of data parallelism on all workers; None if the model does not fit in memory."""
     needed_rate: float | None
-    """Rate between servers in bytes/s at which scaling reaches `GOAL`; None if it already does, or does so at no
-    rate."""
+    """Rate between servers in bytes/s at which scaling reaches `GOAL`; None if it already does, or never does."""
     causes: tuple[Cause, ...]
     """The causes, the largest first."""
     others: tuple[tuple[str, float | None], ...] = ()

@@ -12,7 +12,7 @@ from pipeplan.cost.evaluate import WAITS_FOR_UPDATE, Evaluation, evaluate
 from pipeplan.cost.flush import BatchTime
 from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.plan.updates import minibatches_of_update
 from pipeplan.problem.problem import Problem
 from pipeplan.util import files
 
@@ -45,8 +45,7 @@ class TimeBreakdown:
     """Memory of the worker that needs the most, in bytes."""
     fits: bool
     not_taken: str = ""
-    """Why the plan was not taken although it is faster than the explained plan, in a few words; empty if it is not
-    faster."""
+    """If the plan is faster than the explained plan: why it was not taken, in a few words. Otherwise empty."""
 
     @property
     def sent_bytes(self) -> float:
@@ -105,10 +104,10 @@ def _traffic(plan: Plan, problem: Problem, score: Evaluation) -> tuple[float, fl
         across = 2 * (len(groups) - 1) * score.stages[0].parameter_bytes
         return 0.0, 3 * gathered / len(groups[0]) + across / (plan.accumulate or 1)
     allreduce = 0.0
-    for stage, costs in zip(plan.stages, score.stages, strict=True):
+    for index, costs in enumerate(score.stages):
         # As in the executor, the replicas of all copies of a stage form one ring.
-        group = (plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
-        allreduce += 2 * (stage.replicas - 1) * costs.parameter_bytes / group
+        size = 2 * (plan.stages[index].replicas - 1) * costs.parameter_bytes
+        allreduce += size / minibatches_of_update(plan, index)
     return float(boundary), allreduce
 
 

@@ -14,12 +14,12 @@ from dataclasses import replace
 from pipeplan.exports.layer_chains import ChainItem, chain_of
 from pipeplan.exports.target import (
     ExportFile,
+    ExportTarget,
     header_lines,
     keep_ties,
-    prefixed_errors,
     python_literal,
-    ranks_text,
     refuse_split_ties,
+    stage_line,
     workers_per_used_server,
 )
 from pipeplan.exports.uniform_degrees import (
@@ -29,7 +29,7 @@ from pipeplan.exports.uniform_degrees import (
     refuse_irregular,
     restrict_to_synchronous_grid,
 )
-from pipeplan.plan.plan import Plan
+from pipeplan.plan.plan import Plan, Stage
 from pipeplan.plan.schedules import GPIPE, ZERO_BUBBLE
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
@@ -37,22 +37,21 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.templates import load_template
 from pipeplan.util.text import one_line
 
-UNKNOWN = (GPIPE, ZERO_BUBBLE)
-"""Synchronous schedules that DeepSpeed does not have."""
 MODULE, CONFIG, HOSTS = "planned_pipeline.py", "ds_config.json", "hostfile"
 
 
-class DeepSpeed:
+class DeepSpeed(ExportTarget):
     """The target DeepSpeed 0.19.8."""
 
     name = "deepspeed"
     title = "DeepSpeed 0.19.8"
-    orders_devices = False
+    recomputes = True
+    unknown = (GPIPE, ZERO_BUBBLE)
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict plans to cuts that a single output crosses, to a uniform grid, and to 1F1B with a flush."""
         groups = tuple(item.layers for item in self._chain(profile) if len(item.layers) > 1)
-        options = keep_ties(profile, restrict_to_synchronous_grid(self, options, unknown=UNKNOWN))
+        options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
         return replace(options, together=(*options.together, *groups))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
@@ -61,16 +60,16 @@ class DeepSpeed:
         items = self._chain(problem.profile) if len(plan.stages) > 1 else ()
         grid = grid_degrees(self, problem, plan)
         parts = {item.label: item.layers for item in items}
-        refuse_irregular(self, plan, grid, parts, unknown=UNKNOWN, recompute=True)
+        refuse_irregular(self, plan, grid, parts)
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The module, the configuration and the host file."""
         grid, lines = grid_degrees(self, problem, plan), header_lines(self, problem, plan)
-        starts = _starts(problem, plan)
+        starts, stages = _starts(problem, plan), list(zip(grid.workers, plan.stages, strict=True))
         module = load_template("exports/deepspeed.py.j2").render(
             header=lines,
             starts=[python_literal(item.label if item else "") for item in starts],
-            about=[one_line(_about(index, problem, plan, grid)) for index in range(grid.stages)],
+            about=[stage_line(at, own, _layers(problem, stage), "…") for at, (own, stage) in enumerate(stages)],
             beside=sorted({one_line(name) for item in starts if item for name in item.beside}),
             in_flight=in_flight_difference(problem, plan, grid),
             recompute=[stage.recompute for stage in plan.stages],
@@ -98,8 +97,7 @@ class DeepSpeed:
 
     def _chain(self, profile: Profile) -> tuple[ChainItem, ...]:
         """The model as a list of layers. Raises an `InputError` that names the target."""
-        with prefixed_errors(f"{self.title} cannot cut this model"):
-            return chain_of(profile)
+        return chain_of(profile, f"{self.title} cannot cut this model: ")
 
 
 TARGET = DeepSpeed()
@@ -113,12 +111,9 @@ def _starts(problem: Problem, plan: Plan) -> list[ChainItem | None]:
     return [None, *(next(item for item in items if item.layers[0] in stage.layers) for stage in plan.stages[1:])]
 
 
-def _about(index: int, problem: Problem, plan: Plan, grid: GridDegrees) -> str:
-    """One line with the layers and the ranks of a stage."""
-    in_stage = set(plan.stages[index].layers)
-    names = [layer.name for layer in problem.profile.layers if layer.name in in_stage]
-    layers = f"{names[0]} … {names[-1]}" if len(names) > 1 else names[0]
-    return f"stage {index}, {ranks_text(grid.workers[index])}: {layers}"
+def _layers(problem: Problem, stage: Stage) -> list[str]:
+    """The names of a stage's layers, in the order of the profile."""
+    return [layer.name for layer in problem.profile.layers if layer.name in set(stage.layers)]
 
 
 def _config(problem: Problem, plan: Plan, grid: GridDegrees) -> str:

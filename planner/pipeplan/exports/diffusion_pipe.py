@@ -14,13 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeplan.errors import InputError
-from pipeplan.exports.target import (
-    ExportFile,
-    header_lines,
-    keep_ties,
-    ranks_text,
-    refuse_split_ties,
-)
+from pipeplan.exports.target import ExportFile, ExportTarget, header_lines, keep_ties, refuse_split_ties, stage_line
 from pipeplan.exports.uniform_degrees import (
     grid_degrees,
     in_flight_difference,
@@ -36,25 +30,25 @@ from pipeplan.profile_data.fsdp_units import list_member
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.templates import load_template
-from pipeplan.util.text import one_line, shell_path
+from pipeplan.util.text import shell_path
 
 FILE = "pipeline.toml"
-UNKNOWN = (GPIPE, ZERO_BUBBLE)
-"""Synchronous schedules that DeepSpeed does not have."""
 INITIAL, FINAL = "the initial layer", "the final layer"
 
 
-class DiffusionPipe:
+class DiffusionPipe(ExportTarget):
     """The target diffusion-pipe, which pins this version of DeepSpeed."""
 
     name = "diffusion-pipe"
     title = "diffusion-pipe with DeepSpeed 0.18.4"
     orders_devices = True
+    recomputes = True
+    unknown = (GPIPE, ZERO_BUBBLE)
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict plans to cuts between blocks, to a uniform grid, and to 1F1B with a flush."""
         groups = tuple(names for names in self._parts(profile).values() if len(names) > 1)
-        options = keep_ties(profile, restrict_to_synchronous_grid(self, options, unknown=UNKNOWN))
+        options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
         return replace(options, together=(*options.together, *groups))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
@@ -62,7 +56,7 @@ class DiffusionPipe:
         refuse_split_ties(self, problem.profile.tied, plan)
         refuse_divided_state(self, problem, plan)
         grid = grid_degrees(self, problem, plan)
-        refuse_irregular(self, plan, grid, self._parts(problem.profile), unknown=UNKNOWN, recompute=True)
+        refuse_irregular(self, plan, grid, self._parts(problem.profile))
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The lines for the configuration."""
@@ -130,11 +124,8 @@ def _blocks(layers: Sequence[Layer]) -> set[str]:
 
 
 def _stage_line(index: int, problem: Problem, plan: Plan, parts: Sequence[str]) -> str:
-    """One line of a comment with the parts and the ranks of a stage, and its devices if the cluster has several
-    kinds.
-    """
+    """`stage_line` with the devices of the stage, if the cluster has several kinds."""
     workers = plan.stages[index].workers
-    content = parts[0] if len(parts) == 1 else f"{parts[0]} to {parts[-1]}"
     devices = dict.fromkeys(problem.cluster.device_of(worker).name for worker in workers)
     where = f" ({' and '.join(devices)})" if len(problem.cluster.distinct_devices) > 1 else ""
-    return one_line(f"stage {index}, {ranks_text(workers)}{where}: {content}")
+    return stage_line(index, workers, parts, devices=where)

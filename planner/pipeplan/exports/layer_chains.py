@@ -37,9 +37,7 @@ class ModuleSplit:
 
 @dataclass(frozen=True)
 class ModuleBoundaries:
-    """The possible places of a cut in the order of a profile's layers. Place i is before layer i; the first place is
-    1.
-    """
+    """The possible places of a cut in the order of a profile's layers. Place i, from 1 on, is before layer i."""
 
     profile: Profile
 
@@ -72,7 +70,7 @@ class ModuleBoundaries:
 
     @cached_property
     def entering(self) -> int:
-        """Index of the last layer that reads no other layer. It may read the inputs of the model."""
+        """Index of the last layer that reads no other layer, and so may read the inputs of the model."""
         fed = {name for tensor in self.profile.tensors for name in tensor.consumers}
         return max(place for name, place in self.place_of.items() if name not in fed)
 
@@ -151,12 +149,12 @@ def restrict_to_places(
 
 
 def compatible_places(boundaries: ModuleBoundaries, options: Options) -> list[int]:
-    """Places that can all be cut at once: every tensor is read only by the stage that makes it, or by the next one.
+    """Places that can all be cut at once: every tensor is read only by the stage that makes it, or by the next stage.
 
-    So a tensor crosses at most one of the places. All places come after the last layer that reads no other layer,
-    because such a layer may read the inputs of the model, which only the first stage gets. If places exclude each
-    other, the choice is greedy: first places that a single tensor crosses, then by the bytes that cross. The greedy
-    choice may not be the best. A plan of two stages has only one boundary, so all places are possible for it.
+    A tensor then crosses at most one of the places. All places come after the last layer that reads no other layer,
+    because that layer may read the inputs of the model, which only the first stage gets. If places exclude each other,
+    places that a single tensor crosses are taken first, then places with the fewest bytes. This greedy choice may not
+    be the best. A plan of two stages has only one boundary, so all places are possible for it.
     """
     entering = boundaries.entering
     possible = [place for place in boundaries.splits if place > entering and boundaries.crossing[place]]
@@ -188,14 +186,14 @@ class ChainItem:
     """Earlier layers whose outputs also cross the beginning of the item, but need no gradient."""
 
 
-def chain_of(profile: Profile) -> tuple[ChainItem, ...]:
-    """The model of a profile as a list of at least two items. Raises `InputError` if it is not such a list."""
+def chain_of(profile: Profile, prefix: str = "") -> tuple[ChainItem, ...]:
+    """The model of a profile as a list of at least two items. If it is none, `InputError` after `prefix` says why."""
     cuts = _Cuts(profile)
     places = [place for place in range(1, cuts.last_weighty + 1) if not cuts.why_not(place)]
     if not places:
         raise InputError(
-            f"{profile.model_name or 'the model'} is no chain of layers, each of which is handed what the one before "
-            f"returns: {cuts.example()}"
+            f"{prefix}{profile.model_name or 'the model'} is not a chain, in which each layer reads only the output of "
+            f"the layer before it: {cuts.example()}"
         )
     items = []
     for first, stop in zip([0, *places], [*places, len(profile.layers)], strict=True):

@@ -15,10 +15,10 @@ from pipeplan.errors import InputError
 from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weights, stack_of
 from pipeplan.exports.target import (
     ExportFile,
+    ExportTarget,
     header_lines,
-    prefixed_errors,
-    ranks_text,
     refuse_split_ties,
+    stage_line,
     workers_per_used_server,
 )
 from pipeplan.exports.uniform_degrees import (
@@ -34,19 +34,18 @@ from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profile_data.ties import TiedWeights
 from pipeplan.rendering.templates import load_template
-from pipeplan.util.text import one_line, shell_path
+from pipeplan.util.text import shell_path
 
 FILE = "arguments.sh"
-UNKNOWN = (GPIPE, ZERO_BUBBLE, ZERO_BUBBLE_V)
-"""Synchronous schedules that Megatron-LM does not have."""
 
 
-class Megatron:
+class Megatron(ExportTarget):
     """The target Megatron-LM with Megatron Core 0.16.1."""
 
     name = "megatron"
     title = "Megatron-LM core_v0.16.1"
-    orders_devices = False
+    virtual = True
+    unknown = (GPIPE, ZERO_BUBBLE, ZERO_BUBBLE_V)
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict plans to cuts between blocks, a uniform grid, 1F1B with a flush, and no recomputation.
@@ -56,24 +55,24 @@ class Megatron:
         stack = self._stack(profile)
         if shared := shared_weights(profile.together, stack):
             raise InputError(
-                f"{shared[0]} and {shared[1]} share their weights or memory, and the profile keeps the whole model in "
-                "one stage for that: profile it anew, which tells the two apart, or without tied weights "
-                f"(`tie_word_embeddings=False`); the export tells {self.title} not to share them either"
+                f"{shared[0]} and {shared[1]} share their weights or memory, so this profile keeps the whole model in "
+                "one stage: profile the model again, because new profiles distinguish the two; or profile it without "
+                f"tied weights (`tie_word_embeddings=False`), and {self.title} will not tie them either"
             )
-        restricted = restrict_to_synchronous_grid(self, options, several=True, unknown=UNKNOWN)
+        restricted = restrict_to_synchronous_grid(self, options)
         ties = tuple(tie.layers for tie in _other_ties(profile, stack))
         return replace(restricted, recompute=False, together=(*options.together, *stack.groups(), *ties))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` if a plan has no layout, or Megatron-LM would run it differently."""
         stack = self._stack(problem.profile)
-        grid = grid_degrees(self, problem, plan, several=True)
-        refuse_irregular(self, plan, grid, stack.named_parts(), unknown=UNKNOWN)
+        grid = grid_degrees(self, problem, plan)
+        refuse_irregular(self, plan, grid, stack.named_parts())
         refuse_split_ties(self, _other_ties(problem.profile, stack), plan)
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The arguments, as a fragment for bash."""
-        grid, stack = grid_degrees(self, problem, plan, several=True), stack_of(problem.profile)
+        grid, stack = grid_degrees(self, problem, plan), stack_of(problem.profile)
         text = load_template("exports/megatron.sh.j2").render(
             header=header_lines(self, problem, plan),
             stages=[_stage_line(index, stage, stack) for index, stage in enumerate(plan.stages)],
@@ -93,8 +92,7 @@ class Megatron:
 
     def _stack(self, profile: Profile) -> BlockStack:
         """The model as a list of blocks. Raises an `InputError` that names the target."""
-        with prefixed_errors(f"{self.title} cannot train this model"):
-            return stack_of(profile)
+        return stack_of(profile, f"{self.title} cannot train this model: ")
 
 
 TARGET = Megatron()
@@ -119,7 +117,6 @@ def _letters(stage: Stage, stack: BlockStack) -> str:
 
 
 def _stage_line(index: int, stage: Stage, stack: BlockStack) -> str:
-    """One line of a comment with the parts and the ranks of a stage."""
+    """`stage_line` with the parts of the model."""
     parts = [part for part, names in stack.named_parts().items() if set(names) <= set(stage.layers)]
-    content = parts[0] if len(parts) == 1 else f"{parts[0]} to {parts[-1]}"
-    return one_line(f"stage {index}, {ranks_text(stage.workers)}: {content}")
+    return stage_line(index, stage.workers, parts)

@@ -40,19 +40,17 @@ class BlockStack:
         return tuple(names for names in self.named_parts().values() if len(names) > 1)
 
 
-def stack_of(profile: Profile) -> BlockStack:
-    """The model of a profile as a stack. Raises an `InputError` that says what is missing if the model is not a
-    stack.
-    """
+def stack_of(profile: Profile, prefix: str = "") -> BlockStack:
+    """The model of a profile as a stack. If it is none, an `InputError` after `prefix` says what is missing."""
     lists = _lists(profile)
     alike = {path: blocks for path, blocks in lists.items() if not _why_not(profile, path, blocks)}
     if len(alike) != 1:
-        raise InputError(f"{_no_stack(profile)}: {_found(profile, lists)}")
+        raise InputError(f"{prefix}{_no_stack(profile)}: {_found(profile, lists)}")
     path, blocks = next(iter(alike.items()))
     before, after = _around(profile, blocks)
     for side, names in (("before", before), ("after", after)):
         if not any(layer.weight_bytes for layer in profile.layers if layer.name in names):
-            raise InputError(f"{_no_stack(profile)}: {side} the blocks of {path} no layer has weights")
+            raise InputError(f"{prefix}{_no_stack(profile)}: {side} the blocks of {path} no layer has weights")
     return BlockStack(path, before, tuple(tuple(layer.name for layer in block) for block in blocks), after)
 
 

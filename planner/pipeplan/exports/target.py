@@ -1,16 +1,14 @@
-"""The interface of a trainer that plans are exported to, refusals that trainers share, and the writer of their
-files.
-"""
+"""The interface of a trainer that plans are exported to, shared refusals, and the writer of the files."""
 
 from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
 from pipeplan._version import __version__
 from pipeplan.cluster_data.cluster import Cluster
@@ -32,39 +30,45 @@ class ExportFile:
     text: str
     about: str
     """Description in a few words."""
-    mode: int = 0o644
 
 
-class ExportTarget(Protocol):
+class ExportTarget(ABC):
     """A trainer, in the exact version that its export was written for."""
 
-    @property
-    def name(self) -> str:
-        """Name on the command line, such as `megatron`."""
+    name: ClassVar[str]
+    """Name on the command line, such as `megatron`."""
+    title: ClassVar[str]
+    """Name in messages, with the version, such as `Megatron-LM core_v0.16.1`."""
+    orders_devices: ClassVar[bool] = False
+    """Whether the files fix the order of the devices, so that the planner may choose the order."""
+    virtual: ClassVar[bool] = False
+    """Whether the trainer has schedules whose workers run several stages each."""
+    divides: ClassVar[bool] = False
+    """Whether the replicas of a stage may divide the weights."""
+    recomputes: ClassVar[bool] = False
+    """Whether some stages may recompute and others not."""
+    unknown: ClassVar[tuple[str, ...]] = ()
+    """Synchronous schedules that the trainer does not have."""
 
-    @property
-    def title(self) -> str:
-        """Name in messages, with the version, such as `Megatron-LM core_v0.16.1`."""
-
-    @property
-    def orders_devices(self) -> bool:
-        """Whether the files fix the order of the devices, so that the planner may choose the order."""
-
+    @abstractmethod
     def restrict(self, profile: Profile, options: Options) -> Options:
         """The options, restricted so that the target can express every plan; for `solve --for`.
 
         Raises `InputError` if the target can express no plan for the profile and the user's options.
         """
 
+    @abstractmethod
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` if the target cannot express a plan.
 
         The error, which `refusal` makes, names the reason and the command that finds a plan for the target.
         """
 
+    @abstractmethod
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """The files for a plan that `refuse` has accepted, by name."""
 
+    @abstractmethod
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
         """One line on how to use the files in `folder`."""
 
@@ -75,15 +79,6 @@ def export_target(name: str) -> ExportTarget:
         raise InputError(f"there is no export for {name!r}; {did_you_mean(name, TARGET_NAMES)}")
     target_module: ExportTarget = importlib.import_module(f"pipeplan.exports.{name.replace('-', '_')}").TARGET
     return target_module
-
-
-@contextmanager
-def prefixed_errors(text: str) -> Iterator[None]:
-    """Context that puts a text in front of every `InputError` raised inside."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{text}: {error}") from None
 
 
 def refusal(target: ExportTarget, plan: Plan, reason: str) -> InputError:
@@ -104,7 +99,7 @@ def export_files(target: ExportTarget, problem: Problem, plan: Plan) -> Mapping[
 
 def write_export(folder: Path, files: Mapping[str, ExportFile], *, force: bool = False) -> None:
     """Write all files into a folder, or none. With `force` they replace existing files. Raises `InputError`."""
-    write_together(folder, {name: (file.text, file.mode) for name, file in files.items()}, force=force)
+    write_together(folder, {name: (file.text, 0o644) for name, file in files.items()}, force=force)
 
 
 def export_lines(
@@ -121,9 +116,7 @@ def keep_ties(profile: Profile, options: Options) -> Options:
 
 
 def refuse_split_ties(target: ExportTarget, ties: Iterable[TiedWeights], plan: Plan) -> None:
-    """Raise `InputError` if stages of the plan share some of these weights, because trainers do not sum their
-    gradients.
-    """
+    """Raise `InputError` if several stages share one of these weights, because trainers do not sum the gradients."""
     stage_of = {name: number for number, stage in enumerate(plan.stages, start=1) for name in stage.layers}
     for tie in ties:
         stages = sorted({stage_of[name] for name in tie.layers})
@@ -132,9 +125,11 @@ def refuse_split_ties(target: ExportTarget, ties: Iterable[TiedWeights], plan: P
             raise refusal(target, plan, f"{where} share {tie.weights[0]}, whose gradients this export does not sum")
 
 
-def ranks_text(workers: Sequence[int]) -> str:
-    """The ranks of a stage, such as `rank 0` or `ranks 0-3`."""
-    return f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
+def stage_line(index: int, workers: Sequence[int], parts: Sequence[str], between: str = "to", devices: str = "") -> str:
+    """One line of a comment on a stage: its ranks, such as `ranks 0-3`, and the first and the last of its parts."""
+    ranks = f"rank {workers[0]}" if len(workers) == 1 else f"ranks {workers[0]}-{workers[-1]}"
+    content = parts[0] if len(parts) == 1 else f"{parts[0]} {between} {parts[-1]}"
+    return one_line(f"stage {index}, {ranks}{devices}: {content}")
 
 
 WIDTH = 88

@@ -9,6 +9,7 @@ from pipeplan.exports import layer_chains, uniform_degrees
 from pipeplan.exports.layer_chains import ModuleBoundaries
 from pipeplan.exports.target import (
     ExportFile,
+    ExportTarget,
     header_lines,
     keep_ties,
     python_literal,
@@ -25,19 +26,17 @@ from pipeplan.profile_data.profile import Profile
 from pipeplan.rendering.templates import load_template
 
 
-class TorchPipelining:
+class TorchPipelining(ExportTarget):
     """The target torch.distributed.pipelining, whose `pipeline()` traces a model and cuts it at modules."""
 
     name = "torch-pipelining"
     title = "torch.distributed.pipelining of torch 2.13.0"
-    orders_devices = False
+    virtual = True
 
     def restrict(self, profile: Profile, options: Options) -> Options:
-        """Restrict plans to a uniform grid with a flush, cuts at modules, and stages that send only to the next
-        stage.
-        """
+        """Restrict plans to uniform grids with a flush, cut at modules. A stage sends only to the next stage."""
         boundaries = ModuleBoundaries(profile)
-        options = keep_ties(profile, restrict_to_synchronous_grid(self, options, several=True))
+        options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
         if options.schedule == ZERO_BUBBLE_V:
             options = replace(options, recompute=False)
         return layer_chains.restrict_to_places(
@@ -46,7 +45,7 @@ class TorchPipelining:
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` for any other plan."""
-        grid_degrees(self, problem, plan, several=True)
+        grid_degrees(self, problem, plan)
         uniform_degrees.refuse_divided_state(self, problem, plan)
         if plan.schedule == ZERO_BUBBLE_V and any(stage.recompute for stage in plan.stages):
             raise refusal(self, plan, "a stage recomputes, whose backward pass torch cannot divide")
@@ -55,7 +54,7 @@ class TorchPipelining:
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
         """pipeline.py and schedule.csv."""
-        grid = grid_degrees(self, problem, plan, several=True)
+        grid = grid_degrees(self, problem, plan)
         return {
             "pipeline.py": ExportFile(
                 self._pipeline(problem, plan, grid), "where the model is cut, the mesh, the schedule"

@@ -16,14 +16,14 @@ from pipeplan.exports import uniform_degrees
 from pipeplan.exports.module_stacks import BlockStack, all_groups, shared_weights, stack_of
 from pipeplan.exports.target import (
     ExportFile,
+    ExportTarget,
     header_lines,
     keep_ties,
-    prefixed_errors,
     python_literal,
     refuse_split_ties,
     torchrun_commands,
 )
-from pipeplan.exports.uniform_degrees import GridDegrees, grid_degrees, restrict_to_synchronous_grid
+from pipeplan.exports.uniform_degrees import grid_degrees, restrict_to_synchronous_grid
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.problem.options import Options
 from pipeplan.problem.problem import Problem
@@ -37,29 +37,30 @@ JOBS: Mapping[int, str] = {32: "llama3_8b", 80: "llama3_70b", 126: "llama3_405b"
 SMALL = "llama3_debugmodel"
 
 
-class Torchtitan:
+class Torchtitan(ExportTarget):
     """The target torchtitan, whose configuration names the modules of every stage."""
 
     name = "torchtitan"
     title = "torchtitan 0.3.0"
-    orders_devices = False
+    virtual = True
+    divides = True
 
     def restrict(self, profile: Profile, options: Options) -> Options:
         """Restrict plans to a uniform grid with a flush, cuts between blocks, and no recomputation."""
         stack = self._stack(profile, stages=2)
-        options = keep_ties(profile, restrict_to_synchronous_grid(self, options, several=True))
+        options = keep_ties(profile, restrict_to_synchronous_grid(self, options))
         return replace(options, recompute=False, together=(*options.together, *stack.groups()))
 
     def refuse(self, problem: Problem, plan: Plan) -> None:
         """Raise `InputError` for any other plan."""
-        grid, stack = self._degrees(problem, plan), self._stack(problem.profile, stages=len(plan.stages))
+        grid, stack = grid_degrees(self, problem, plan), self._stack(problem.profile, stages=len(plan.stages))
         refuse_split_ties(self, problem.profile.tied, plan)
         uniform_degrees.refuse_divided_state(self, problem, plan)
         uniform_degrees.refuse_irregular(self, plan, grid, stack.named_parts())
 
     def files(self, problem: Problem, plan: Plan) -> Mapping[str, ExportFile]:
-        """The configuration, and the order of passes if torch's schedule has another one."""
-        grid, stack = self._degrees(problem, plan), stack_of(problem.profile)
+        """The configuration, and the order of passes if it differs from that of torch's schedule."""
+        grid, stack = grid_degrees(self, problem, plan), stack_of(problem.profile)
         torch_order = uniform_degrees.is_torch_order(plan, grid)
         text = load_template("exports/torchtitan.py.j2").render(
             header=header_lines(self, problem, plan),
@@ -88,26 +89,17 @@ class Torchtitan:
 
     def next_step(self, problem: Problem, plan: Plan, folder: str) -> str:
         """How to start training."""
-        job = JOBS.get(len(stack_of(problem.profile).blocks))
+        job, workers = JOBS.get(len(stack_of(problem.profile).blocks)), grid_degrees(self, problem, plan).count
         whose = f"it extends {job}; name your own" if job else "name your job"
-        return f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, self._degrees(problem, plan).count, folder))}"
-
-    def _degrees(self, problem: Problem, plan: Plan) -> GridDegrees:
-        """The degrees of a plan. The stages may be looped over the workers, or v-shaped, as torchtitan's schedules
-        require.
-        """
-        return grid_degrees(self, problem, plan, several=True, divided=True)
+        return f"{whose} in {folder}/{FILE}; {'; '.join(_run(problem, workers, folder))}"
 
     def _stack(self, profile: Profile, *, stages: int) -> BlockStack:
-        """The model as a list of blocks. Raises `InputError`, also if embedding and head share weights and `stages`
-        exceeds 1.
-        """
-        with prefixed_errors(f"{self.title} has no such model"):
-            stack = stack_of(profile)
+        """The model as a list of blocks. Raises `InputError`, also if several `stages` would share weights."""
+        stack = stack_of(profile, f"{self.title} has no such model: ")
         if stages > 1 and (shared := shared_weights(all_groups(profile), stack)):
             raise InputError(
-                f"{shared[0]} and {shared[1]} share their weights, which keeps the whole model in one stage here: "
-                "profile it with weights for each"
+                f"{shared[0]} and {shared[1]} share their weights, so all layers would be in one stage: profile a "
+                "model in which each has its own weights"
             )
         return stack
 

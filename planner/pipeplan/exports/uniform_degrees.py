@@ -48,21 +48,13 @@ class GridDegrees:
         """Number of workers of the grid."""
         return self.stages * self.replicas
 
-    @property
-    def stage_major(self) -> bool:
-        """Whether the replicas of a stage have consecutive numbers, and the stages follow each other."""
-        return [worker for stage in self.workers for worker in stage] == list(range(self.count))
 
-
-def grid_degrees(
-    target: ExportTarget, problem: Problem, plan: Plan, *, several: bool = False, divided: bool = False
-) -> GridDegrees:
+def grid_degrees(target: ExportTarget, problem: Problem, plan: Plan) -> GridDegrees:
     """The degrees of a plan. Raises `InputError` unless the plan trains synchronously on a grid of workers 0, 1, 2 …
 
-    `several`: whether workers may have several stages each; `GridDegrees.stages` then counts positions of the pipeline.
-    `divided`: whether the target can divide the weights among replicas.
+    If workers run several stages each, `GridDegrees.stages` counts positions of the pipeline.
     """
-    if problem.options.sharding.divides_weights and not divided:
+    if problem.options.sharding.divides_weights and not target.divides:
         raise refusal(target, plan, "its replicas divide the weights, which this export does not write")
     if plan.stages[0].shares:
         raise refusal(target, plan, "its workers take unequal shares of a batch, which this export does not write")
@@ -71,7 +63,7 @@ def grid_degrees(
     # A single stage always computes with the newest weights, unless it accumulates gradients.
     if plan.schedule not in FLUSHING and (len(plan.stages) > 1 or plan.accumulate is not None):
         raise refusal(target, plan, f"its schedule {plan.schedule} is asynchronous, and keeps versions of the weights")
-    if plan.virtual and not several:
+    if plan.virtual and not target.virtual:
         raise refusal(target, plan, "its workers run several stages each, which this export does not write yet")
     # The workers of every stage, grouped by copy of the pipeline.
     aligned = (
@@ -100,45 +92,33 @@ def grid_degrees(
     return grid
 
 
-def refuse_irregular(
-    target: ExportTarget,
-    plan: Plan,
-    grid: GridDegrees,
-    parts: Mapping[str, Collection[str]],
-    *,
-    unknown: Collection[str] = (),
-    recompute: bool = False,
-) -> None:
+def refuse_irregular(target: ExportTarget, plan: Plan, grid: GridDegrees, parts: Mapping[str, Collection[str]]) -> None:
     """Raise `InputError` for a plan that a trainer with one rank for each place of a grid cannot express.
 
-    `parts`: the layers of the model in parts that no cut separates, by name. `unknown`: the schedules that the target
-    does not have. `recompute`: whether some stages may recompute and others not.
+    `parts` has the layers that no cut may separate, by the name of the part.
     """
-    if plan.schedule in unknown and grid.stages > 1:
+    if plan.schedule in target.unknown and grid.stages > 1:
         raise refusal(target, plan, f"it has no schedule {plan.schedule}")
     if plan.schedule == INTERLEAVED and grid.microbatches % grid.stages:
         reason = f"its interleaved schedule needs a multiple of {grid.stages} microbatches, not {grid.microbatches}"
         raise refusal(target, plan, reason)
-    if not grid.stage_major:
+    if [worker for workers in grid.workers for worker in workers] != list(range(grid.count)):
         raise refusal(target, plan, "the replicas of a stage must be neighbours, one stage after another")
     for number, stage in enumerate(plan.stages, start=1):
-        if stage.recompute and not recompute:
+        if stage.recompute and not target.recomputes:
             raise refusal(target, plan, f"stage {number} recomputes, where all stages would have to")
         for part, names in parts.items():
             if 0 < len(set(names) & set(stage.layers)) < len(names):
                 raise refusal(target, plan, f"stage {number} holds a part of {part} only")
 
 
-def restrict_to_synchronous_grid(
-    target: ExportTarget, options: Options, *, several: bool = False, unknown: Collection[str] = ()
-) -> Options:
+def restrict_to_synchronous_grid(target: ExportTarget, options: Options) -> Options:
     """The options restricted to plans that `grid_degrees` accepts: a flush before every update, and a uniform grid.
 
     The schedule becomes 1F1B with a flush, unless the user asked for another one with a flush. Raises `InputError` if
-    the minibatches per update are not given, or for any other schedule. `several`: whether the target has schedules
-    whose workers run several stages each. `unknown`: the schedules that it does not have.
+    the minibatches per update are not given, or for any other schedule.
     """
-    if options.schedule in unknown:
+    if options.schedule in target.unknown:
         raise InputError(f"{target.title} has no schedule {options.schedule}: leave out --schedule")
     if options.inference:
         raise InputError(f"the export to {target.title} is for training: leave out --inference")
@@ -149,11 +129,11 @@ def restrict_to_synchronous_grid(
         )
     if options.schedule not in (*FLUSHING, STASHING):  # weight stashing is the default
         raise InputError(
-            f"{target.title} cannot run the schedule {options.schedule}, whose weights are old: leave out --schedule, "
-            f"or give {FLUSH}"
+            f"{target.title} cannot run the asynchronous schedule {options.schedule}: leave out --schedule, or give "
+            f"{FLUSH}"
         )
     if options.schedule in VIRTUAL:
-        if not several:
+        if not target.virtual:
             raise InputError(f"the export to {target.title} does not write plans of {options.schedule} yet")
         return replace(options, allow_copies=False)
     schedule = options.schedule if options.schedule in FLUSHING else FLUSH
@@ -167,8 +147,7 @@ def refuse_divided_state(target: ExportTarget, problem: Problem, plan: Plan) -> 
 
 
 def in_flight_difference(problem: Problem, plan: Plan, grid: GridDegrees) -> str:
-    """A sentence on the microbatches in flight of the usual 1F1B, and on their cost; empty if the plan has equally
-    many.
+    """A sentence on the microbatches in flight of the usual 1F1B, and on their cost; empty if the plan has as many.
 
     At a stage the usual 1F1B has as many microbatches in flight as there are stages from this stage to the last, but at
     most the microbatches of one update.
@@ -206,9 +185,7 @@ def torch_schedule_name(plan: Plan) -> str:
 
 
 def order_csv(plan: Plan) -> str:
-    """The order of passes as CSV for `_PipelineScheduleRuntime._load_csv`, one row for each place. `0F1` is stage 0,
-    forward, microbatch 1.
-    """
+    """The order of passes as CSV for torch, with a row for each place. `0F1` is stage 0, forward, microbatch 1."""
     if plan.virtual:
         rows = [[f"{stage}{kind}{number}" for stage, kind, number in row] for row in device_orders(plan)]
     else:

@@ -51,10 +51,7 @@ def starter_files(workers: int | None = None) -> dict[str, str]:
 
     By default there is one worker for each GPU, or for each processor core. Raises `InputError` for an invalid number.
     """
-    return {
-        JOB: read_text(bundled_folder("templates") / "init" / JOB),
-        CLUSTER: cluster_text(local_cluster(workers)),
-    }
+    return {JOB: read_text(bundled_folder("templates") / "init" / JOB), CLUSTER: cluster_text(local_cluster(workers))}
 
 
 def cluster_text(cluster: Cluster) -> str:

@@ -35,11 +35,8 @@ from pipeplan.util.text import did_you_mean
 
 MOST_EXTRAPOLATED = 64
 """Largest ratio of a microbatch to the largest measured microbatch up to which times are extrapolated."""
-
-
 FEW_ORDERS = 6
-"""Largest number of orders of servers' devices for which a plan is chosen separately: all orders of three different
-devices."""
+"""Largest number of orders of devices for which a plan is chosen separately: all orders of three devices."""
 SIMULATING_S = 5.0
 """Time limit for simulating a plan without the restriction, in seconds."""
 
@@ -63,7 +60,7 @@ class Request:
     maximum_cuts: int = MAXIMUM_CUTS
     deadline: Deadline = NO_DEADLINE
     simulate: bool = True
-    before_search: Callable[[], None] = lambda: None
+    before_search: Callable[[], None] | None = None
     """A function that is called after the options have been checked and before any search."""
 
     def __post_init__(self) -> None:
@@ -247,7 +244,8 @@ def _chosen(charged: Request, request: Request) -> BuiltProblem:
     known, others = question.sizes
     # Raises the error for which every candidate would be refused. A flush schedule allows the most stages.
     question.problem([*known, *others][0], virtual_stages=options.virtual_stages)
-    request.before_search()
+    if request.before_search is not None:
+        request.before_search()
     try:
         choice = choose(question, request.deadline.share(SHARES["choice"]))
     except InfeasibleError:
@@ -281,7 +279,8 @@ def _named(request: Request) -> BuiltProblem:
     unrestricted = Problem(profile, request.cluster, options_for(request.cluster.device.kind, **options))
     targeted = _targeted(request, unrestricted)
     problem = unrestricted if targeted is None else targeted.problem
-    request.before_search()
+    if request.before_search is not None:
+        request.before_search()
     return BuiltProblem(problem, targeted=targeted)
 
 

@@ -18,14 +18,13 @@ class OptionKeywords(TypedDict, total=False):
 
     inference: bool
     overlap: float | None
-    """Share of gradient synchronisation that hides behind compute; None for the default of the device
-    (`default_overlap`)."""
+    """Share of gradient synchronisation that hides behind compute; None for `default_overlap`."""
     memory: bool
     stages: int | None
     max_replicas: int | None
     allow_copies: bool
     schedule: str
-    """A training schedule; if it is left out, the best one is chosen."""
+    """A training schedule. By default the best schedule is chosen."""
     accumulate: int | None
     virtual_stages: int | None
     correction: str

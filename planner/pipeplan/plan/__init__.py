@@ -1,5 +1,4 @@
-"""Plans: which layers each stage holds, on which workers, with how many minibatches in flight.
+"""Plans as pure data, the table of schedules, and the figures that follow from a schedule alone.
 
-This package holds the plan as pure data and the table of schedules. The package computes what follows from a schedule
-alone: weight versions, update lag, rounds. `pipeplan.cost` computes what a plan costs.
+A plan has the layers, the workers and the minibatches in flight of each stage. `pipeplan.cost` computes its cost.
 """

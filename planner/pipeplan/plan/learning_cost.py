@@ -1,4 +1,4 @@
-"""The measured cost of learning from old gradients: samples to a goal, relative to the samples that one process needs.
+"""The measured cost of learning from old gradients: samples to a goal, relative to the samples of one process.
 
 docs/evidence/learning.md has the figures, and says how they were measured. The figures come from small models, and may
 not hold for others. A plan shows the nearest measured case by optimiser, correction and delay, or says that no case was
@@ -13,7 +13,7 @@ from math import sqrt
 from statistics import fmean
 
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import DOUBLE_BUFFERED, VERTICAL
+from pipeplan.plan.schedules import CORRECTIONS, DOUBLE_BUFFERED, VERTICAL
 
 SOURCE = "docs/evidence/learning.md, by tests/benchmarks/delays.py"
 ADAMW, MOMENTUM, NADAM, MUON = "AdamW", "SGD with momentum", "NAdam", "Muon"
@@ -23,8 +23,7 @@ and in pipelines with replicated stages."""
 
 
 CORRECTED_DELAY = 2
-"""The largest delay, in updates, at which measurements show that the correction helps. At larger delays the correction
-costs memory and gains little."""
+"""Largest delay, in updates, at which the correction helps. Beyond it the correction costs memory and gains little."""
 
 
 def is_helped(optimizer: str, state_ratio: float) -> bool:
@@ -70,133 +69,88 @@ class LearningCase:
 
     @property
     def ratio(self) -> tuple[float, float] | None:
-        """(samples to the goal divided by the samples of one process, deviation); None unless all seeds reach the
-        goal."""
+        """(samples to the goal relative to one process, deviation); None unless all seeds reach the goal."""
         if self.epochs is None or self.alone is None or self.reached < self.seeds:
             return None
         ratio = self.epochs.mean / self.alone.mean
         return ratio, ratio * sqrt(sum((one.deviation / one.mean) ** 2 for one in (self.epochs, self.alone)))
 
-    @property
-    def text(self) -> str:
-        """The case in a few words."""
-        if self.ratio is None:
-            return f"{self.task}: {self.reached} of {self.seeds} seeds reach the goal"
-        ratio, deviation = self.ratio
-        return f"{self.task}: {ratio - 1:+.0%} ± {deviation:.0%}"
+
+_Outcome = tuple[int, int, float, float]
+"""(seeds that reach the goal, seeds, epochs, deviation); epochs are 0 if they are not recorded."""
 
 
 def _cases(
-    task: str, optimizer: str, alone: Epochs | None, *rows: tuple[str, int, str, int, int, float, float]
+    task: str, optimizer: str, alone: Epochs | None, *rows: tuple[str, int, _Outcome, _Outcome]
 ) -> Iterator[LearningCase]:
-    """The cases of a task.
-
-    A row is (spread, delay, correction, seeds that reach the goal, seeds, epochs, deviation); epochs are 0 if not
-    recorded.
-    """
-    for spread, delay, correction, reached, seeds, mean, deviation in rows:
-        epochs = Epochs(mean, deviation) if mean else None
-        yield LearningCase(task, optimizer, spread, delay, correction, reached, seeds, epochs, alone)
+    """The cases of a task. A row is (spread, delay, outcome without a correction, outcome with error feedback)."""
+    for spread, delay, *outcomes in rows:
+        for correction, (reached, seeds, mean, deviation) in zip(CORRECTIONS, outcomes, strict=True):
+            epochs = Epochs(mean, deviation) if mean else None
+            yield LearningCase(task, optimizer, spread, delay, correction, reached, seeds, epochs, alone)
 
 
 CASES: tuple[LearningCase, ...] = (
     *_cases(
         *("digits", ADAMW, Epochs(4.35, 1.29)),
-        (UNIFORM, 1, "none", 5, 5, 5.32, 2.24),
-        (UNIFORM, 1, "ef", 5, 5, 5.13, 2.02),
-        (UNIFORM, 2, "none", 4, 5, 6.68, 0.86),
-        (UNIFORM, 2, "ef", 5, 5, 6.33, 0.42),
-        (UNIFORM, 4, "none", 0, 5, 0, 0),
-        (UNIFORM, 4, "ef", 0, 5, 0, 0),
-        (UNIFORM, 8, "none", 0, 5, 0, 0),
-        (UNIFORM, 8, "ef", 0, 5, 0, 0),
-        (FALLING, 2, "none", 5, 5, 5.14, 1.81),
-        (FALLING, 2, "ef", 5, 5, 5.87, 2.44),
-        (REPLICATED, 2, "none", 3, 5, 6.69, 1.16),
-        (REPLICATED, 2, "ef", 5, 5, 7.02, 0.92),
+        (UNIFORM, 1, (5, 5, 5.32, 2.24), (5, 5, 5.13, 2.02)),
+        (UNIFORM, 2, (4, 5, 6.68, 0.86), (5, 5, 6.33, 0.42)),
+        (UNIFORM, 4, (0, 5, 0, 0), (0, 5, 0, 0)),
+        (UNIFORM, 8, (0, 5, 0, 0), (0, 5, 0, 0)),
+        (FALLING, 2, (5, 5, 5.14, 1.81), (5, 5, 5.87, 2.44)),
+        (REPLICATED, 2, (3, 5, 6.69, 1.16), (5, 5, 7.02, 0.92)),
     ),
     *_cases(
         *("text", ADAMW, Epochs(10.5, 1.5)),
-        (UNIFORM, 1, "none", 2, 4, 10.8, 1.0),
-        (UNIFORM, 1, "ef", 4, 4, 11.1, 1.4),
-        (UNIFORM, 2, "none", 0, 2, 0, 0),
-        (UNIFORM, 2, "ef", 0, 2, 0, 0),
-        (UNIFORM, 8, "none", 0, 2, 0, 0),
-        (UNIFORM, 8, "ef", 0, 2, 0, 0),
-        (FALLING, 2, "none", 3, 4, 11.9, 1.3),
-        (FALLING, 2, "ef", 4, 4, 10.5, 0.6),
+        (UNIFORM, 1, (2, 4, 10.8, 1.0), (4, 4, 11.1, 1.4)),
+        (UNIFORM, 2, (0, 2, 0, 0), (0, 2, 0, 0)),
+        (UNIFORM, 8, (0, 2, 0, 0), (0, 2, 0, 0)),
+        (FALLING, 2, (3, 4, 11.9, 1.3), (4, 4, 10.5, 0.6)),
     ),
     *_cases(
         *("ResNet", ADAMW, Epochs(2.00, 0.66)),
-        (UNIFORM, 1, "none", 5, 5, 2.65, 0.67),
-        (UNIFORM, 1, "ef", 5, 5, 1.95, 0.42),
-        (UNIFORM, 2, "none", 5, 5, 2.88, 0.72),
-        (UNIFORM, 2, "ef", 5, 5, 2.07, 0.36),
-        (UNIFORM, 4, "none", 5, 5, 3.99, 0.54),
-        (UNIFORM, 4, "ef", 5, 5, 2.99, 0.16),
-        (UNIFORM, 8, "none", 5, 5, 6.28, 1.48),
-        (UNIFORM, 8, "ef", 5, 5, 5.79, 0.61),
+        (UNIFORM, 1, (5, 5, 2.65, 0.67), (5, 5, 1.95, 0.42)),
+        (UNIFORM, 2, (5, 5, 2.88, 0.72), (5, 5, 2.07, 0.36)),
+        (UNIFORM, 4, (5, 5, 3.99, 0.54), (5, 5, 2.99, 0.16)),
+        (UNIFORM, 8, (5, 5, 6.28, 1.48), (5, 5, 5.79, 0.61)),
     ),
     *_cases(
         *("LSTM", ADAMW, Epochs(10.63, 1.69)),
-        (UNIFORM, 1, "none", 3, 5, 10.12, 0.38),
-        (UNIFORM, 1, "ef", 5, 5, 10.11, 1.33),
-        (UNIFORM, 2, "none", 1, 5, 11.48, 0),
-        (UNIFORM, 2, "ef", 4, 5, 10.27, 1.16),
-        (UNIFORM, 4, "none", 0, 5, 0, 0),
-        (UNIFORM, 4, "ef", 0, 5, 0, 0),
-        (UNIFORM, 8, "none", 0, 5, 0, 0),
-        (UNIFORM, 8, "ef", 0, 5, 0, 0),
+        (UNIFORM, 1, (3, 5, 10.12, 0.38), (5, 5, 10.11, 1.33)),
+        (UNIFORM, 2, (1, 5, 11.48, 0), (4, 5, 10.27, 1.16)),
+        (UNIFORM, 4, (0, 5, 0, 0), (0, 5, 0, 0)),
+        (UNIFORM, 8, (0, 5, 0, 0), (0, 5, 0, 0)),
     ),
     *_cases(
         *("digits", MOMENTUM, None),
-        (UNIFORM, 1, "none", 0, 5, 0, 0),
-        (UNIFORM, 1, "ef", 2, 5, 0, 0),
-        (UNIFORM, 2, "none", 0, 5, 0, 0),
-        (UNIFORM, 2, "ef", 0, 4, 0, 0),
-        (UNIFORM, 8, "none", 0, 5, 0, 0),
-        (UNIFORM, 8, "ef", 0, 5, 0, 0),
-        (FALLING, 2, "none", 3, 5, 0, 0),
-        (FALLING, 2, "ef", 4, 5, 0, 0),
-        (REPLICATED, 2, "none", 0, 5, 0, 0),
-        (REPLICATED, 2, "ef", 0, 5, 0, 0),
+        (UNIFORM, 1, (0, 5, 0, 0), (2, 5, 0, 0)),
+        (UNIFORM, 2, (0, 5, 0, 0), (0, 4, 0, 0)),
+        (UNIFORM, 8, (0, 5, 0, 0), (0, 5, 0, 0)),
+        (FALLING, 2, (3, 5, 0, 0), (4, 5, 0, 0)),
+        (REPLICATED, 2, (0, 5, 0, 0), (0, 5, 0, 0)),
     ),
     *_cases(
         *("ResNet", MOMENTUM, Epochs(4.50, 1.89)),
-        (UNIFORM, 1, "none", 5, 5, 4.07, 0.85),
-        (UNIFORM, 1, "ef", 4, 5, 4.73, 1.37),
-        (UNIFORM, 2, "none", 3, 5, 6.51, 0.59),
-        (UNIFORM, 2, "ef", 5, 5, 5.54, 1.69),
-        (UNIFORM, 4, "none", 0, 5, 0, 0),
-        (UNIFORM, 4, "ef", 1, 5, 7.60, 0),
-        (UNIFORM, 8, "none", 0, 5, 0, 0),
-        (UNIFORM, 8, "ef", 0, 5, 0, 0),
+        (UNIFORM, 1, (5, 5, 4.07, 0.85), (4, 5, 4.73, 1.37)),
+        (UNIFORM, 2, (3, 5, 6.51, 0.59), (5, 5, 5.54, 1.69)),
+        (UNIFORM, 4, (0, 5, 0, 0), (1, 5, 7.60, 0)),
+        (UNIFORM, 8, (0, 5, 0, 0), (0, 5, 0, 0)),
     ),
     *_cases(
         *("ResNet", NADAM, Epochs(1.74, 0.39)),
-        (UNIFORM, 1, "none", 5, 5, 2.18, 0.75),
-        (UNIFORM, 1, "ef", 5, 5, 2.07, 0.29),
-        (UNIFORM, 2, "none", 5, 5, 2.16, 0.28),
-        (UNIFORM, 2, "ef", 5, 5, 2.42, 0.45),
-        (UNIFORM, 4, "none", 5, 5, 2.92, 0.24),
-        (UNIFORM, 4, "ef", 5, 5, 3.50, 0.83),
-        (UNIFORM, 8, "none", 5, 5, 4.13, 0.98),
-        (UNIFORM, 8, "ef", 5, 5, 5.15, 0.95),
+        (UNIFORM, 1, (5, 5, 2.18, 0.75), (5, 5, 2.07, 0.29)),
+        (UNIFORM, 2, (5, 5, 2.16, 0.28), (5, 5, 2.42, 0.45)),
+        (UNIFORM, 4, (5, 5, 2.92, 0.24), (5, 5, 3.50, 0.83)),
+        (UNIFORM, 8, (5, 5, 4.13, 0.98), (5, 5, 5.15, 0.95)),
     ),
     *_cases(
         *("digits", MUON, Epochs(3.70, 1.45)),
-        (UNIFORM, 1, "none", 5, 5, 3.63, 0.90),
-        (UNIFORM, 1, "ef", 5, 5, 2.69, 0.78),
-        (UNIFORM, 2, "none", 5, 5, 5.12, 1.47),
-        (UNIFORM, 2, "ef", 5, 5, 4.02, 1.59),
-        (UNIFORM, 4, "none", 5, 5, 6.75, 0.91),
-        (UNIFORM, 4, "ef", 4, 5, 4.75, 1.38),
-        (UNIFORM, 8, "none", 1, 5, 9.60, 0),
-        (UNIFORM, 8, "ef", 4, 5, 9.26, 0.44),
-        (FALLING, 2, "none", 5, 5, 3.71, 0.64),
-        (FALLING, 2, "ef", 5, 5, 3.75, 0.93),
-        (REPLICATED, 2, "none", 5, 5, 5.65, 1.23),
-        (REPLICATED, 2, "ef", 5, 5, 4.32, 1.08),
+        (UNIFORM, 1, (5, 5, 3.63, 0.90), (5, 5, 2.69, 0.78)),
+        (UNIFORM, 2, (5, 5, 5.12, 1.47), (5, 5, 4.02, 1.59)),
+        (UNIFORM, 4, (5, 5, 6.75, 0.91), (4, 5, 4.75, 1.38)),
+        (UNIFORM, 8, (1, 5, 9.60, 0), (4, 5, 9.26, 0.44)),
+        (FALLING, 2, (5, 5, 3.71, 0.64), (5, 5, 3.75, 0.93)),
+        (REPLICATED, 2, (5, 5, 5.65, 1.23), (5, 5, 4.32, 1.08)),
     ),
 )
 """All cases of docs/evidence/learning.md that record how many seeds reach the goal."""
@@ -219,40 +173,10 @@ class KnownLearning:
 
     @property
     def cost(self) -> float | None:
-        """Samples to the goal relative to one process, as a mean over the tasks; None unless all seeds of all tasks
-        reach it."""
+        """Samples to the goal relative to one process, as a mean over the tasks; None unless all seeds reach it."""
         ratios = [case.ratio for case in self.cases]
         known = [ratio[0] for ratio in ratios if ratio is not None]
         return fmean(known) if known and len(known) == len(ratios) else None
-
-    @property
-    def fails(self) -> bool:
-        """Whether some seeds of the nearest cases do not reach the goal."""
-        return any(case.reached < case.seeds for case in self.cases)
-
-    @property
-    def advice(self) -> str:
-        """Advice if no seed of any nearest case reaches the goal, beginning with a space; otherwise empty."""
-        if not self.cases or any(case.reached for case in self.cases):
-            return ""
-        return " So training may not converge at this learning rate: lower the rate, or take --staleness 0."
-
-    @property
-    def text(self) -> str:
-        """One sentence on the cost, and the advice."""
-        how = "with error feedback" if self.correction != "none" else "not corrected"
-        old = f"{self.delay} update{'s' if self.delay > 1 else ''} old"
-        if not self.measured:
-            return f"Learning: not measured for this optimiser, {self.optimizer}."
-        if not self.cases:
-            return f"Learning: not measured for {self.optimizer}, {how}, gradients {old}, {self.spread}."
-        delays = sorted({case.delay for case in self.cases})
-        at = "" if delays == [self.delay] else f", measured at {' and '.join(map(str, delays))}"
-        found = "; ".join(case.text for case in self.cases)
-        return (
-            f"Learning, samples to the goal against one process, measured on small models for {self.optimizer}, {how}, "
-            f"gradients {old}{at}, {self.spread}: {found}.{self.advice}"
-        )
 
     def to_json(self) -> dict[str, object]:
         """The fields that plan.json holds under `learning`."""

@@ -63,8 +63,7 @@ class Plan:
     copies: Positive = 1
     inference: bool = False
     schedule: str = STASHING
-    """Schedule of training, one of `SCHEDULES`. Inference ignores this field; files of inference plans say
-    `forward-only`."""
+    """Schedule of training, one of `SCHEDULES`; unused in inference, whose files say `forward-only`."""
     accumulate: Positive | None = None
     """Minibatches per update, for the schedules in `ACCUMULATING`."""
 

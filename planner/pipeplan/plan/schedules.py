@@ -88,8 +88,7 @@ def copied_share(schedule: str, accumulate: int | None) -> float:
 
 
 def update_lag(replicas: Any, single_stage: Any) -> Any:
-    """Update lag of a stage, 0 or 1: by how many updates its weights are older because it waits for its all-reduce
-    later.
+    """Update lag of a stage, 0 or 1: the number of updates that its weights still lack, because an all-reduce runs.
 
     The lag is 1 for a replicated stage of a pipeline. The lag is 0 for a stage without replicas, which has no
     all-reduce, and for plain data parallelism (`single_stage`), which stays synchronous.

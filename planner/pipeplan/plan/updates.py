@@ -15,14 +15,18 @@ MOST_LISTED = 8
 """Largest number of stages for which every stage is listed."""
 
 
+def minibatches_of_update(plan: Plan, index: int) -> int:
+    """Number of minibatches that an update of a stage averages over."""
+    return plan.accumulate or 1 if plan.schedule in ACCUMULATING else plan.stages[index].replicas
+
+
 @dataclass(frozen=True)
 class Updates:
     """The updates of the stages of a plan for training."""
 
     schedule: str
     stale_by: tuple[int, ...]
-    """For each stage, the largest number of updates between the forward pass of a minibatch and the update with its
-    gradient: τ in docs/learning.md."""
+    """For each stage, most updates between a forward pass and the update with its gradient: τ in docs/learning.md."""
     samples: tuple[int, ...]
     """For each stage, the number of samples that an update averages over."""
 

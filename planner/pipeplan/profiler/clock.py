@@ -30,8 +30,8 @@ class CPUClock:
     `how` is the kind of time that the clock takes, phrased as part of a sentence.
 
     With one thread both passes run on the calling thread, so its CPU time leaves out the time that other processes
-    take. It includes the slowdown from shared caches, memory bandwidth and clock frequency, and excludes waiting for a
-    core. The planner accounts for such waits itself, because it knows how many cores a cluster's workers share.
+    take. CPU time includes the slowdown from shared caches, memory bandwidth and clock frequency, and excludes waiting
+    for a core. The planner accounts for such waits itself, because it knows how many cores a cluster's workers share.
     """
 
     def __init__(self, threads: int) -> None:

@@ -55,16 +55,12 @@ class CheckedTraining:
         remarks = [unchecked_text(self.outcome.skipped)] if self.outcome.skipped else []
         if self.taken_whole:
             names = ", ".join(map(repr, self.taken_whole))
-            remarks.append(f"taken whole, as their stages would not train as the model alone does: the modules {names}")
+            remarks.append(f"taken whole, because their stages would train differently from the model: modules {names}")
         return [*remarks, *self.outcome.remarks]
 
 
 def check_training(
-    job: Job,
-    minibatch: int,
-    options: ProfilerOptions,
-    free: int | None,
-    progress: Progress,
+    job: Job, minibatch: int, options: ProfilerOptions, free: int | None, progress: Progress
 ) -> CheckedTraining:
     """Trace the job's model for minibatches of this size, and compare its stages with the model alone.
 
@@ -103,9 +99,7 @@ def check_training(
 
 
 def _next_path(job: Job, path: str | None, whole: tuple[str, ...]) -> str | None:
-    """The module to take whole for a further difference in module `path`; a module around it if it is already taken
-    whole.
-    """
+    """The module to take whole next: `path`, or the first module around it that is not taken whole yet."""
     while path is not None and any(is_same_or_inside(path, other) for other in whole):
         path = enclosing_module(job.model, path)
     return path

@@ -69,7 +69,7 @@ class LayerRun:
         """Observes every layer that runs; None for no observer."""
         self._gradient_kinds: dict[tuple[str, str], TensorKind | None] = {}
         self.alike: dict[str, str] = {}
-        """For each layer that is not run: the earlier layer that it duplicates. It is set after one full pass."""
+        """For each layer that is not run: the earlier layer that it duplicates. Empty before the first full pass."""
         self._last_duplicate: dict[str, str] = {}
         self._shared_outputs: dict[str, list[Tensor]] = {}
 

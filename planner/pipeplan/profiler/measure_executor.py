@@ -89,11 +89,11 @@ def fitted(found: dict[str, Any], now: datetime) -> MachineCosts:
 def costs_of(trials: Sequence[dict[str, Any]], when: str) -> ExecutorCosts:
     """The executor's costs from the trials without compute, for workers that run beside others.
 
-    A single stage runs two passes of a minibatch, handles its samples and computes a loss. The last of two stages does
-    the same, and also receives a message and sends one. The first stage does all of this except for the samples. Larger
-    messages cost the last stage more. Larger weights cost the first stage more: it keeps another version, and has
-    updates to correct, because its gradients are old. In small trials the workers have hardly any memory besides the
-    executor's. Reading samples is left out, because a profile has this time for the job's own data.
+    A single stage runs two passes of a minibatch, handles its samples and computes a loss. The last of two stages also
+    receives a message and sends one. The first of two stages does all of this except for the samples. Larger messages
+    increase the cost of the last stage. Larger weights increase the cost of the first stage: because its gradients are
+    old, it keeps another version and corrects its updates. In small trials, nearly all memory of a worker is that of
+    the executor. Reading samples is left out, because a profile has this time for the job's own data.
     """
     by_name = {trial["name"]: trial for trial in trials}
     worker_bytes = max(trial["peak_bytes"] for trial in trials if trial["name"] in ("pass", "message"))
@@ -128,12 +128,11 @@ def alone_pass_s(trials: Sequence[dict[str, Any]], costs: ExecutorCosts) -> floa
 
 
 def throughput_of(trials: Sequence[dict[str, Any]], cores: int) -> dict[int, float]:
-    """Throughput of several busy workers relative to one worker, by their number. It comes from pipelines of equal
-    stages.
+    """Throughput of k busy workers relative to one worker, by k, from trials of pipelines with k equal stages.
 
-    Alone, a stage takes the processor time C(1) for a minibatch. With k stages it takes more, because workers share
-    caches, memory bandwidth and clock frequency: C(k) is the mean over the stages, without messages. The throughput of
-    k workers is min(k, cores) · C(1) / C(k). The load of other programs does not change it.
+    C(k) is the processor time of a stage for a minibatch, without messages, as the mean over the stages. C(k) exceeds
+    C(1), because workers share caches, memory bandwidth and clock frequency. The throughput of k workers is
+    min(k, cores) · C(1) / C(k). Processor time excludes the load of other programs.
     """
     busy = {trial["workers"]: trial for trial in trials if trial["products"]}
     message_s = 2 * costs_of(trials, "").message_s

@@ -80,38 +80,28 @@ def failed_allocation_bytes(error: BaseException | None) -> int | None:
     return None
 
 
-def out_of_memory_message(
-    ref: str, minibatch: int | None, free: int | None, resident: int, requested: int, traced: TracedModel | None
-) -> str:
-    """The message for a model that does not fit.
+def out_of_memory_message(ref: str, minibatch: int | None, where: str, traced: TracedModel | None) -> str:
+    """The message for a model that does not fit. `where` names the memory and says what is known about it."""
+    at = f" at microbatch {minibatch}" if minibatch else ""
+    need = f"; {step_memory_text(traced, minibatch)}" if traced is not None and minibatch else ""
+    return f"{ref!r}{at} does not fit in {where}{need}; try a smaller --microbatch"
 
-    `resident`: the process's memory when `free` bytes were free. `requested`: the size of the failed allocation (0:
+
+def process_memory_text(free: int | None, resident: int, requested: int) -> str:
+    """The memory of this process, in words.
+
+    `resident` is the memory in use when `free` bytes were free. `requested` is the size of the failed allocation (0:
     unknown).
     """
-    at = f" at microbatch {minibatch}" if minibatch else ""
-    text = f"{ref!r}{at} does not fit in memory while it is profiled"
-    if free is not None:
-        text += f": of {show_size(free)} that were free, {show_size(max(0, resident_bytes() - resident))} are in use"
-        text += f" and {show_size(requested)} more were requested" if requested else ""
-    if traced is not None and minibatch:
-        text += f"; {step_memory_text(traced, minibatch)}"
-    return f"{text}; try a smaller --microbatch"
-
-
-def device_memory_message(
-    ref: str, device: str, minibatch: int | None, error: Exception, traced: TracedModel | None
-) -> str:
-    """The message for a model that does not fit in the memory of an accelerator, with torch's own reason."""
-    at = f" at microbatch {minibatch}" if minibatch else ""
-    reason = " ".join(str(error).split())[:200]
-    need = f"; {step_memory_text(traced, minibatch)}" if traced is not None and minibatch else ""
-    return f"{ref!r}{at} does not fit in the memory of {device}: {reason}{need}; try a smaller --microbatch"
+    if free is None:
+        return "memory while it is profiled"
+    used = f"of {show_size(free)} that were free, {show_size(max(0, resident_bytes() - resident))} are in use"
+    more = f" and {show_size(requested)} more were requested" if requested else ""
+    return f"memory while it is profiled: {used}{more}"
 
 
 def step_memory_text(traced: TracedModel, minibatch: int) -> str:
-    """A lower bound on the memory of a training step, in words, from the sizes of weights, gradients and
-    activations.
-    """
+    """A lower bound on the memory of a training step, in words: weights, gradients and activations."""
     weights = sum(parameter.nbytes for parameter in traced.model.parameters())
     trained = sum(parameter.nbytes for parameter in traced.model.parameters() if parameter.requires_grad)
     activations = sum(spec.bytes(minibatch) for spec in traced.tensors)

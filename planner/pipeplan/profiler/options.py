@@ -18,13 +18,11 @@ class ProfilerOptions:
     """The options by which a model is traced and measured, or estimated."""
 
     batches: tuple[int, ...] = ()
-    """Minibatch sizes in samples: first the profile's size, then others to measure in the same run. The default is the
-    job's own size."""
+    """Minibatch sizes in samples: that of the profile, then others of the same run. Empty for the job's own size."""
     halvings: int = 0
     """Number of halvings of the first size that are measured briefly as well."""
     device: str = "cpu"
-    """`cpu` or `cuda` to measure on this machine, else the device to estimate for: the name of a bundled device, or the
-    path of a device file."""
+    """`cpu` or `cuda` to measure here; to estimate, the name of a bundled device or the path of a device file."""
     threads: int = 1
     """Number of threads that torch computes with on the CPU."""
     repeats: int | None = None

@@ -32,13 +32,12 @@ from pipeplan_launch.runtime.backward_passes import SplitBackward
 from pipeplan_launch.tracing.layers import LOSS_LAYER
 
 LONG_PASS_S = 1.0
-"""Passes that take at least this time are long. One long pass is enough to warm up. A long pass also leaves nothing
-useful in the caches, so the whole model need not run after every pass over the layers."""
+"""Passes that take at least this time are long. One long pass is enough to warm up. After a long pass the caches hold
+nothing useful, so the whole model need not run after every pass over the layers."""
 TURN_S = 0.2
 """Seconds of a turn. Passes alone and passes under load take turns, so that both see the same speed of the machine."""
 MOST_EVICTING_BYTES = 1 << 25
-"""Largest amount of memory, in bytes, that is read and written to evict the caches before a pass; more has no
-effect."""
+"""Most bytes that are read and written to evict the caches before a pass. More bytes have no effect."""
 SPLIT_PASSES = 5
 """Number of passes after which the backward pass is also run in two parts."""
 WHOLE_EVERY = 3

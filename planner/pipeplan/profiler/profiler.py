@@ -25,10 +25,10 @@ from pipeplan.profiler.job_checks import CheckedTraining, check_training, readin
 from pipeplan.profiler.layer_run import LayerRun
 from pipeplan.profiler.memory import (
     check_fits_in_memory,
-    device_memory_message,
     failed_allocation_bytes,
     limited_memory,
     out_of_memory_message,
+    process_memory_text,
 )
 from pipeplan.profiler.optimizer_step import StepCost
 from pipeplan.profiler.options import ProfilerOptions, Progress, smaller_sizes
@@ -70,11 +70,13 @@ def profile_model(ref: str, options: ProfilerOptions, progress: Progress = lambd
         traced = measurement.traced
         minibatch = options.minibatch or (traced.minibatch if traced else None)
         if isinstance(error, torch.OutOfMemoryError):
-            raise InputError(device_memory_message(ref, options.device, minibatch, error, traced)) from error
+            where = f"the memory of {options.device}: {' '.join(str(error).split())[:200]}"
+            raise InputError(out_of_memory_message(ref, minibatch, where, traced)) from error
         requested = failed_allocation_bytes(error)
         if requested is not None:
-            largest, free = max(options.batches, default=minibatch), measurement.free
-            raise InputError(out_of_memory_message(ref, largest, free, resident, requested, traced)) from error
+            where = process_memory_text(measurement.free, resident, requested)
+            largest = max(options.batches, default=minibatch)
+            raise InputError(out_of_memory_message(ref, largest, where, traced)) from error
         if isinstance(error, LaunchError):
             raise InputError(str(error)) from error
         raise
@@ -182,9 +184,7 @@ class _Measurement:
         return Passes(job, run, _clock(self.options), self.progress)
 
     def _reading_s(self, passes: Passes) -> float:
-        """Time of reading a minibatch, in seconds. It is 0 on a GPU, where reading overlaps with computing. It is also
-        0, with a remark, if the data fails on samples that nothing else reads.
-        """
+        """Seconds for reading a minibatch; 0 on a GPU, which computes meanwhile, and if reading fails."""
         if self.options.device != "cpu":
             return 0.0
         self.progress(0, 0, "reading samples")

@@ -122,9 +122,7 @@ class _MeansOverSome(TorchFunctionMode):
 
 
 def _difference_from_mean(job: Job, state: LossState | None, output: Any, batch: Batch) -> tuple[float, float] | None:
-    """(the loss of a minibatch, the mean of the losses of its two parts) if the two differ; None if they agree, or if
-    the output and the target cannot be divided into samples.
-    """
+    """(loss of a minibatch, mean loss of its two parts) if these differ; None if not, or if there are no samples."""
     target, count = batch.target, len(batch.inputs[0])
     tensors = [leaf for leaf in tree_leaves((output, target)) if isinstance(leaf, Tensor)]
     if count < 2 or not all(tensor.ndim and len(tensor) == count for tensor in tensors):
@@ -186,16 +184,14 @@ def coupling_remarks(job: Job) -> list[str]:
     if all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in zip(together, parts, strict=True)):
         return []
     remark = (
-        "the optimizer changes a parameter by what the others hold, such as a norm over all gradients: every stage has "
-        "its own optimizer, so a plan of several stages trains differently from one process"
+        "the optimizer's step on a parameter depends on other parameters, as with a norm over all gradients: every "
+        "stage has its own optimizer, so a plan of several stages trains differently from one process"
     )
     return [remark]
 
 
 def _stepped(job: Job, chosen: Sequence[int]) -> list[Tensor] | None:
-    """The chosen ones of two stand-in parameters, after steps of an optimiser for these alone; None if it cannot be
-    made.
-    """
+    """The chosen stand-in parameters (0, 1) after steps of an optimiser for them; None without such an optimiser."""
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(8, 8, generator=generator), 10 * torch.randn(8, 8, generator=generator)]
     gradients = [torch.randn(8, 8, generator=generator), 10 * torch.randn(8, 8, generator=generator)]
@@ -247,7 +243,7 @@ def layer_sum_remarks(size: Size) -> list[str]:
     ]
     if not deviations:
         return []
-    why = "very short layers cost more by themselves, and a busy machine slows some passes more than others"
+    why = "very short layers take longer when they run alone, and a busy machine slows some passes more than others"
     return [f"the layers do not add up to the whole model, {' and '.join(deviations)}: {why}"]
 
 
@@ -259,9 +255,7 @@ def batch_norm_remarks(traced: TracedModel, sizes: int) -> list[str]:
 
 
 def tie_remarks(traced: TracedModel) -> list[str]:
-    """A sentence for each group of layers that share weights, and for each group that shares memory and so must keep
-    the layers between them.
-    """
+    """A sentence for each group of layers that share weights, or share memory with other layers between them."""
     names_of = all_names(traced)
     names = [layer.name for layer in traced.layers]
     arrows = [(spec.producer, consumer) for spec in traced.tensors for consumer in spec.consumers]

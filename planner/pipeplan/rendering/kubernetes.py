@@ -38,7 +38,7 @@ def _escaped(text: str) -> str:
 def _kubernetes_variables(context: TemplateContext, settings: Mapping[str, Any]) -> Mapping[str, Any]:
     """Further variables of the template, and its function `q`, which quotes a value. Raises `InputError`."""
     each = bool(settings["pod_per_worker"])
-    if context.uneven and not each:
+    if len(set(context.server_sizes)) > 1 and not each:
         sizes = ", ".join(map(str, context.server_sizes))
         raise InputError(
             f"the pods of a TrainJob are all alike, and the servers of this plan have {sizes} workers: add "

@@ -12,7 +12,6 @@ from pipeplan._version import __version__
 from pipeplan.errors import InputError
 from pipeplan.plan.updates import Updates
 from pipeplan.problem.plan_file import PlanFile
-from pipeplan.problem.plan_profile import PlanProfile
 from pipeplan.rendering.templates import load_template
 from pipeplan.util.files import Node
 from pipeplan.util.text import did_you_mean, one_line
@@ -39,7 +38,7 @@ class TemplateContext:
     """One sentence on how old gradients are and what an update averages over; empty for inference."""
     inference: bool
     servers: int
-    """Number of servers up to the last one with a busy worker. Nothing is started on later servers."""
+    """Number of servers up to the last server with a busy worker. Nothing is started on later servers."""
     idle_servers: int
     """Number of the remaining servers of the cluster."""
     server_sizes: tuple[int, ...]
@@ -48,14 +47,12 @@ class TemplateContext:
     """The name of the devices of every server, in the order of the servers."""
     server_list: tuple[str, ...]
     """A one-line description of every server; empty if all servers are the same."""
-    uneven: bool
-    """Whether servers differ in the number of their workers."""
     device: str
     """Kind of device: `cuda` or `cpu`."""
     threads: int
     """Number of threads of a worker (OMP_NUM_THREADS), the same as in the profile, so that predictions hold."""
     python: str
-    """The interpreter that runs pipeplan now. The machine that runs the file may have another one."""
+    """The interpreter that runs pipeplan now. The machine that runs the file may have another interpreter."""
     version: str
     """Version of pipeplan."""
     command: str
@@ -68,12 +65,7 @@ class TemplateContext:
 
     @classmethod
     def of(
-        cls,
-        root: Node,
-        *,
-        command: str = "pipeplan solve",
-        plan_folder: str = "",
-        in_folder: bool = True,
+        cls, root: Node, *, command: str = "pipeplan solve", plan_folder: str = "", in_folder: bool = True
     ) -> TemplateContext:
         """Read the variables from a plan.json. Raises `InputError`.
 
@@ -89,7 +81,7 @@ class TemplateContext:
         return cls(
             title=" ".join(one_line(f"{model} as {plan.config} on {cluster.name}").split()),
             model=model,
-            model_ref=_model_ref(profile, plan_folder),
+            model_ref=located_reference(profile.ref, profile.file, Path(plan_folder)) if plan_folder else profile.ref,
             config=plan.config,
             updates="" if plan.inference else Updates.of(plan, profile.minibatch).text,
             inference=plan.inference,
@@ -98,7 +90,6 @@ class TemplateContext:
             server_sizes=sizes,
             server_devices=devices,
             server_list=tuple(map(_described, sizes, devices, names)) if cluster.machines else (),
-            uneven=len(set(sizes)) > 1,
             device=cluster.device.kind,
             threads=max(1, profile.threads),
             python=sys.executable,
@@ -107,11 +98,6 @@ class TemplateContext:
             digest=plan.digest(profile.digest, stated.cluster.digest),
             folder="" if in_folder else plan_folder,
         )
-
-
-def _model_ref(profile: PlanProfile, plan_folder: str) -> str:
-    """The reference of the model in a plan.json."""
-    return located_reference(profile.ref, profile.file, Path(plan_folder)) if plan_folder else profile.ref
 
 
 def _described(size: int, devices: str, name: str) -> str:

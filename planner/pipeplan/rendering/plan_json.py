@@ -19,7 +19,7 @@ from pipeplan.cost import contention
 from pipeplan.cost.evaluate import exposed_allreduce_per_minibatch_s, idle_per_minibatch_s
 from pipeplan.cost.flush import BatchTime
 from pipeplan.plan.learning_cost import known_learning
-from pipeplan.plan.schedules import INFERENCE, SPLITTING
+from pipeplan.plan.schedules import INFERENCE
 from pipeplan.plan.updates import Updates
 from pipeplan.planning.baselines import not_taken_because
 from pipeplan.problem.options import Sharding
@@ -30,11 +30,12 @@ from pipeplan.simulation.from_plan import stage_figures
 
 if TYPE_CHECKING:
     from pipeplan.planning.baselines import Baseline
-    from pipeplan.planning.figure import Figure
     from pipeplan.planning.outcome import Outcome
     from pipeplan.solvers.result import Result
 
 STAGE_FORMAT, FORMAT_VERSION = "pipeplan-stage", 1
+UNWRITTEN_DEFAULTS = {"correction": "none", "virtual_stages": None, "sharding": Sharding.NONE, "unequal_shares": False}
+"""Options that plan.json has only if they have another value than this."""
 
 
 def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any]:
@@ -79,7 +80,12 @@ def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any
             "stages": _stage_predictions(outcome),
         },
         "throughput": outcome.throughput.to_json(),
-        "simulation": _simulation(outcome.figure),
+        "simulation": {
+            "minibatch_s": outcome.figure.simulated_s,
+            "ratio": outcome.figure.ratio,
+            "minibatches": outcome.figure.minibatches,
+            "note": outcome.figure.note,
+        },
         "baselines": [_baseline(baseline, outcome) for baseline in outcome.baselines],
         "verdict": {
             "agree": outcome.verdict.agree,
@@ -89,7 +95,7 @@ def plan_document(outcome: Outcome, folder: Path | None = None) -> dict[str, Any
         },
         "status": str(outcome.status),
         "bound_s": outcome.bound_s,
-        "gap": outcome.gap if math.isfinite(outcome.gap) else None,
+        "gap": _finite(outcome.gap),
         "certificate": outcome.certificate.document,
         "certificate_note": outcome.certificate.note,
         "seconds": outcome.phases_s,
@@ -107,25 +113,10 @@ def _updates(outcome: Outcome) -> dict[str, Any]:
 def _options(outcome: Outcome) -> dict[str, Any]:
     """The options of the user. The schedule and the minibatches per update are those of the plan."""
     options = asdict(outcome.problem.options)
-    if options["correction"] == "none":
-        del options["correction"]
-    if options["virtual_stages"] is None:
-        del options["virtual_stages"]
-    if options["sharding"] == Sharding.NONE:
-        del options["sharding"]
-    if not options["unequal_shares"]:
-        del options["unequal_shares"]
+    for name, default in UNWRITTEN_DEFAULTS.items():
+        if options[name] == default:
+            del options[name]
     return options | {"schedule": outcome.plan.schedule, "accumulate": outcome.plan.accumulate}
-
-
-def _simulation(figure: Figure) -> dict[str, Any]:
-    """The simulated step time of the plan; `minibatch_s` is null if there was no simulation."""
-    return {
-        "minibatch_s": figure.simulated_s,
-        "ratio": figure.ratio,
-        "minibatches": figure.minibatches,
-        "note": figure.note,
-    }
 
 
 def _baseline(baseline: Baseline, outcome: Outcome) -> dict[str, Any]:
@@ -145,18 +136,14 @@ def _baseline(baseline: Baseline, outcome: Outcome) -> dict[str, Any]:
 
 def result_document(result: Result) -> dict[str, Any]:
     """The answer of one solver, as JSON."""
-
-    def finite(value: float) -> float | None:
-        return value if value < float("inf") else None
-
     return {
         "solver": result.solver,
         "status": str(result.status),
         "config": result.plan.config if result.plan else None,
-        "minibatch_s": finite(result.objective_s),
-        "bound_s": finite(result.bound_s),
+        "minibatch_s": _finite(result.objective_s),
+        "bound_s": _finite(result.bound_s),
         "charged": result.charged,
-        "gap": finite(result.gap),
+        "gap": _finite(result.gap),
         "seconds": result.seconds,
         "note": result.note,
     }
@@ -207,15 +194,7 @@ def stage_documents(outcome: Outcome, folder: Path | None = None) -> list[dict[s
         "schedule": {"name": INFERENCE if plan.inference else plan.schedule, "accumulate": plan.accumulate}
         | ({} if problem.options.correction == "none" else {"correction": problem.options.correction}),
         "pipeline": [
-            {
-                "workers": list(stage.workers),
-                "depth": stage.depth,
-                "versions": stage.versions,
-                "recompute": stage.recompute,
-                **({"deferred": stage.deferred} if plan.schedule in SPLITTING else {}),
-                **({"shares": list(stage.shares)} if stage.shares else {}),
-            }
-            for stage in plan.stages
+            {name: value for name, value in stage.items() if name != "layers"} for stage in plan.to_json()["stages"]
         ],
         "links": planned_links(outcome, sum(sizes)),
         "data_parallel": problem.options.data_parallel(plan),
@@ -253,9 +232,7 @@ def _stage_predictions(outcome: Outcome) -> list[dict[str, Any]]:
 
 
 def _worker_prediction(outcome: Outcome, index: int, stage: dict[str, Any]) -> dict[str, Any]:
-    """Further predictions for a worker of the stage, per minibatch that this worker computes, at the answer's step
-    time.
-    """
+    """Further predictions for a worker of the stage, for each of its minibatches, at the step time of the answer."""
     plan, cluster = outcome.plan, outcome.problem.cluster
     # The executor's table compares a run with the answer's step time. Waiting is the rest of that time.
     score = replace(outcome.evaluation, step_time_s=outcome.predicted_s)
@@ -300,8 +277,8 @@ def planned_links(outcome: Outcome, workers: int) -> list[dict[str, Any]]:
     return documents
 
 
-def _finite(rate: float) -> float | None:
-    return rate if math.isfinite(rate) else None
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _one_or_all(values: list[Any]) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pipeplan.plan.plan import Plan
-from pipeplan.plan.schedules import ACCUMULATING
+from pipeplan.plan.updates import minibatches_of_update
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
 from pipeplan.replanning.remaining_cluster import RemainingCluster
@@ -22,8 +22,7 @@ class WorkerChange:
     was: int | None
     """The worker's index in the old plan; None if it is unknown."""
     stages: tuple[int, ...]
-    """Stages of the worker, counted from 0. There are several only under schedules with virtual stages, and none if the
-    worker is idle."""
+    """Stages of the worker, counted from 0: several under schedules with virtual stages, none if it is idle."""
     stages_was: tuple[int, ...]
     """Stages of the worker in the old plan; empty if it was idle or is unknown."""
     taken: tuple[str, ...]
@@ -61,7 +60,7 @@ class BatchChange:
 
 @dataclass(frozen=True)
 class PlanChanges:
-    """The changes from an old plan to a new one of the same model."""
+    """The changes from an old plan to a new plan of the same model."""
 
     workers: tuple[WorkerChange, ...]
     shifts: tuple[LayerShift, ...]
@@ -100,6 +99,11 @@ def plan_changes(
 def _workers(
     old: Plan, new: Plan, remaining: RemainingCluster, layers: Mapping[str, Layer], ratio: float
 ) -> Iterator[WorkerChange]:
+    ratio = 0.0 if new.inference else ratio
+    state_bytes = {
+        name: layer.parameter_bytes + layer.buffer_bytes + round(ratio * layer.parameter_bytes)
+        for name, layer in layers.items()
+    }
     for number in range(remaining.cluster.workers):
         was = remaining.workers[number] if remaining.workers else None
         stages, stages_was = _stages_of(new, number), () if was is None else _stages_of(old, was)
@@ -112,17 +116,12 @@ def _workers(
             stages=stages,
             stages_was=stages_was,
             taken=tuple(name for name in names if name not in held_before),
-            read_bytes=sum(_state_bytes(layers[name], 0.0 if new.inference else ratio) for name in names),
+            read_bytes=sum(state_bytes[name] for name in names),
         )
 
 
 def _stages_of(plan: Plan, worker: int) -> tuple[int, ...]:
     return tuple(index for index, stage in enumerate(plan.stages) if worker in stage.workers)
-
-
-def _state_bytes(layer: Layer, ratio: float) -> int:
-    """Bytes of a layer in a checkpoint, with `ratio` bytes of optimiser state for each byte of parameters."""
-    return layer.parameter_bytes + layer.buffer_bytes + round(ratio * layer.parameter_bytes)
 
 
 def _shifts(old: Plan, new: Plan) -> Iterator[LayerShift]:
@@ -133,16 +132,10 @@ def _shifts(old: Plan, new: Plan) -> Iterator[LayerShift]:
 
 
 def _batches(old: Plan, new: Plan, profile: Profile, minibatch_was: int) -> Iterator[BatchChange]:
-    was, now = _minibatches(old), _minibatches(new)
+    was, now = (
+        {name: minibatches_of_update(plan, index) for index, stage in enumerate(plan.stages) for name in stage.layers}
+        for plan in (old, new)
+    )
     trained = {layer.name for layer in profile.layers if layer.parameter_bytes}
     for counts, names in groupby((name for name in now if name in trained), lambda name: (was[name], now[name])):
         yield BatchChange(tuple(names), *counts, counts[0] * minibatch_was, counts[1] * profile.minibatch)
-
-
-def _minibatches(plan: Plan) -> dict[str, int]:
-    """Number of minibatches that an update averages, by name of the layer."""
-    return {
-        name: int(plan.accumulate or 1) if plan.schedule in ACCUMULATING else stage.replicas
-        for stage in plan.stages
-        for name in stage.layers
-    }

@@ -34,10 +34,6 @@ class RemainingCluster:
     servers: tuple[int, ...]
     """The old index of every remaining server; empty if the cluster was replaced."""
 
-    def now(self, worker: int) -> int | None:
-        """The new index of the worker with the old index `worker`; None if it is lost."""
-        return self.workers.index(worker) if worker in self.workers else None
-
 
 def workers_named(names: Iterable[str], cluster: Cluster) -> frozenset[int]:
     """The workers named by texts such as `server2`, `worker5` (of the cluster) or `server1.worker2`, counted from 0.

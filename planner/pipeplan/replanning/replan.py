@@ -1,4 +1,4 @@
-"""The report of `pipeplan replan` beside the new plan: old and new step time, moved layers, and commands that resume.
+"""The report of `pipeplan replan` on the new plan: old and new step time, moved layers, and commands that resume.
 
 `--relax` drops options of the old plan. `helpful_options` finds options whose removal would make a new plan possible.
 """
@@ -71,7 +71,7 @@ class LaunchCommand:
 
 @dataclass(frozen=True)
 class ReplanReport:
-    """A new plan beside the old one."""
+    """A new plan compared with the old plan."""
 
     old: OldPlan
     left: RemainingCluster
@@ -97,8 +97,7 @@ class ReplanReport:
 
     @property
     def commands(self) -> list[LaunchCommand]:
-        """The commands that start the new plan, one for each server; empty if the plan was not written or has no
-        model."""
+        """The command of each server that starts the new plan. Empty if the plan was not written, or has no model."""
         if self.folder is None or not self.outcome.problem.profile.model_ref:
             return []
         resume = [] if self.checkpoint is None else ["--resume-from", path_word(self.checkpoint.resume_from)]

@@ -6,6 +6,7 @@ The page is a single HTML file that contains its styles, its scripts and the doc
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,6 @@ from pipeplan._version import __version__
 from pipeplan.cost.throughput import Throughput
 from pipeplan.drawing.answer import learning_summary, training_manner
 from pipeplan.drawing.model_graph import ModelGraph, layer_groups, model_graph
-from pipeplan.drawing.svg import graph_svg
 from pipeplan.drawing.tables import describe_cluster
 from pipeplan.plan.learning_cost import known_learning
 from pipeplan.plan.schedules import INFERENCE
@@ -29,11 +29,14 @@ from pipeplan.run_data.run_folder import ALL_REDUCE, MeasuredRun, StageSummary
 from pipeplan.util import files
 from pipeplan.util.text import one_line
 from pipeplan.util.typed import decode
+from pipeplan.util.units import show_size, show_time
 
 COMPARED_FIGURES = ("forward_s", "backward_s", "update_s", "sync_s", "wait_s", "memory_bytes")
 """Figures of a stage that are both predicted and measured."""
 MEASURED_FIGURES = ("load_s", "send_s", "other_s")
 """Figures of a stage that are only measured."""
+MAX_NAME_LENGTH = 18
+"""Largest number of characters of a name in a box. The tooltip shows the full name."""
 # Characters that could end the script element around the document, or begin another one. JSON parsers read the escapes
 # as the same characters.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
@@ -71,7 +74,7 @@ def build_report(source: ReportSource, run: MeasuredRun | None = None) -> PlanRe
 def _graph(source: ReportSource) -> ModelGraph:
     """The drawing of the model, whose layers are grouped by stage."""
     stage_of = {name: index for index, stage in enumerate(source.plan.stages) for name in stage.layers}
-    return model_graph(source.profile, *layer_groups(source.profile, stage_of))
+    return model_graph(source.problem.profile, *layer_groups(source.problem.profile, stage_of))
 
 
 def plan_facts(source: ReportSource) -> dict[str, Any]:
@@ -82,13 +85,13 @@ def plan_facts(source: ReportSource) -> dict[str, Any]:
         "minibatch": source.microbatch,
         "profile_kind": one_line(profile.kind),
         "profile_how": one_line(profile.how),
-        "profile_device": one_line(source.profile.provenance.device_name),
-        "cluster": one_line(source.cluster.name),
-        "cluster_described": describe_cluster(source.cluster),
-        "workers": source.cluster.workers,
+        "profile_device": one_line(source.problem.profile.provenance.device_name),
+        "cluster": one_line(source.problem.cluster.name),
+        "cluster_described": describe_cluster(source.problem.cluster),
+        "workers": source.problem.cluster.workers,
         "busy": plan.busy,
         "name": source.name,
-        "data_parallel": comparisons.data_parallel(source),
+        "data_parallel": source.stated.data_parallel,
         "manner": training_manner(plan, source.microbatch),
         "config": short_config(plan.config),
         "copies": plan.copies,
@@ -104,27 +107,22 @@ def plan_facts(source: ReportSource) -> dict[str, Any]:
 
 def _learning(source: ReportSource) -> str:
     """The measured cost of learning with gradients as old as the plan's; empty for a synchronous plan."""
-    profile, options = source.profile, source.problem.options
+    profile, options = source.problem.profile, source.problem.options
     known = known_learning(source.plan, profile.optimizer_name, profile.optimizer_state_ratio, options.correction)
     return "" if known is None else one_line(learning_summary(known))
 
 
 def predicted_figures(source: ReportSource) -> dict[str, Any]:
     """The step time, the step time by the formulas with its limiting resource, and the throughput in other units."""
-    step_s = source.step_s
+    step_s, node = source.stated.step_s, source.root.get("throughput")
     return {
         "minibatch_s": step_s,
         "formulas_s": source.step_time_s,
         "minibatches_per_s": 1 / step_s if step_s else None,
         "samples_per_s": source.microbatch / step_s if step_s else None,
         "bound_by": source.bound,
-        "in_units": [one_line(line) for line in _in_units(source)],
+        "in_units": [] if node is None else [one_line(line) for line in decode(node, Throughput).lines],
     }
-
-
-def _in_units(source: ReportSource) -> list[str]:
-    """The throughput in other units, as lines, from plan.json."""
-    return [] if (node := source.root.get("throughput")) is None else decode(node, Throughput).lines
 
 
 def _measured(run: MeasuredRun) -> dict[str, Any]:
@@ -180,3 +178,60 @@ def report_page(document: dict[str, Any]) -> str:
         graph=graph_svg(document["graph"], "The layers of the model"),
         **parts,
     )
+
+
+def graph_svg(graph: Mapping[str, Any], title: str) -> str:
+    """A drawing of a model as SVG, from the fields of a `ModelGraph`, with the styles of the page around it."""
+    nodes, width = graph["nodes"], graph["w"] - 30
+    times = [sum(both) for both in zip(nodes["forward_s"], nodes["backward_s"], strict=True)]
+    longest = max(times) or 1.0
+    cards = [
+        {name: column[at] for name, column in nodes.items()}
+        | {
+            "share": f"{times[at] / longest * width:.1f}",
+            "label": _shortened(nodes["name"][at]),
+            "line": one_line(f"{_shortened(nodes['op'][at], 14)} · {show_time(times[at])}"),
+            "facts": _facts(nodes, at),
+        }
+        for at in range(len(times))
+    ]
+    bends = {int(number): points for number, *points in graph["bends"]}
+    path = "".join(_edge_path(graph, edge, bends.get(at, [])) for at, edge in enumerate(graph["edges"]))
+    return templates.load_template("graph.svg.j2").render(graph=graph, title=one_line(title), cards=cards, path=path)
+
+
+def _facts(nodes: Mapping[str, list[Any]], at: int) -> str:
+    """The figures of a layer, one group a line."""
+    stage = "" if nodes["stage"][at] < 0 else f"stage {nodes['stage'][at] + 1}, "
+    times = f"forward {show_time(nodes['forward_s'][at])}, backward {show_time(nodes['backward_s'][at])}"
+    sizes = f"parameters {show_size(nodes['parameter_bytes'][at])}, output {show_size(nodes['output_bytes'][at])}"
+    name, op = one_line(nodes["name"][at]), one_line(nodes["op"][at])
+    return f"{name}\n{stage}{op}\n{times}\n{sizes}"
+
+
+def _edge_path(graph: Mapping[str, Any], edge: Sequence[int], bends: Sequence[float]) -> str:
+    """An edge from the right of its producer, through the bends of a long edge, to the left of its consumer.
+
+    Edges are curves. An edge from the end of a line of ranks to the start of the next one has corners.
+    """
+    (producer, consumer), nodes, middle = edge, graph["nodes"], graph["h"] / 2
+    x, y = nodes["x"][producer] + graph["w"], nodes["y"][producer] + middle
+    path = f"M{x:g},{y:g}"
+    ends = nodes["x"][consumer], nodes["y"][consumer] + middle
+    for to_x, to_y in [*zip(bends[::2], bends[1::2], strict=True), ends]:
+        if y == to_y:
+            path += f"H{to_x:g}"
+        elif to_x > graph["width"]:
+            path += f"H{to_x:g}V{to_y:g}"
+        elif x < 0:
+            path += f"V{to_y:g}H{to_x:g}"
+        else:
+            half = (x + to_x) / 2
+            path += f"C{half:g},{y:g} {half:g},{to_y:g} {to_x:g},{to_y:g}"
+        x, y = to_x, to_y
+    return path
+
+
+def _shortened(name: str, most: int = MAX_NAME_LENGTH) -> str:
+    name = one_line(name)
+    return name if len(name) <= most else "…" + name[1 - most :]

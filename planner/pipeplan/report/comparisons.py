@@ -34,7 +34,7 @@ def comparison_rows(source: ReportSource) -> list[Comparison]:
 
     `pipeplan check` does not verify these figures, and the sentences of the report say so.
     """
-    rows = [Comparison("this plan", source.name, source.step_s, 1.0, "")]
+    rows = [Comparison("this plan", source.name, source.stated.step_s, 1.0, "")]
     if source.stated.choice is not None:
         return [*rows, *_rivals(source, source.stated.choice)]
     for one in source.stated.baselines:
@@ -45,7 +45,7 @@ def comparison_rows(source: ReportSource) -> list[Comparison]:
 
 def _rivals(source: ReportSource, choice: PlanChoice) -> Iterator[Comparison]:
     """All rivals except the plan itself, and the best plans with old and with rounded gradients."""
-    own = source.plan.config, source.plan.schedule, source.microbatch, data_parallel(source)
+    own = source.plan.config, source.plan.schedule, source.microbatch, source.stated.data_parallel
     for one in [*choice.rivals, *filter(None, [choice.rounded, choice.stale])]:
         other = one is choice.rounded or (one.config, one.schedule, one.minibatch, one.data_parallel) != own
         if other and one.samples_per_s > 0:
@@ -53,12 +53,7 @@ def _rivals(source: ReportSource, choice: PlanChoice) -> Iterator[Comparison]:
             alone = one.data_parallel or (one.workers == 1 and one.config == "1")
             schedule = "" if one.kind == one.schedule else f", {one_line(one.schedule)}"
             config = "" if alone else short_config(one.config) + schedule
-            yield Comparison(one_line(one.kind), config, seconds, seconds / source.step_s, _rival_remark(one))
-
-
-def data_parallel(source: ReportSource) -> str:
-    """The executor's kind of data parallelism for the plan: `ddp`, `zero1`, `fsdp` or `hsdp`; empty for pipelines."""
-    return source.stated.data_parallel
+            yield Comparison(one_line(one.kind), config, seconds, seconds / source.stated.step_s, _rival_remark(one))
 
 
 def _rival_remark(rival: PlanRival) -> str:

@@ -10,6 +10,8 @@ from pipeplan.report.timeline import ReportSimulation
 from pipeplan.run_data.run_folder import MeasuredRun
 from pipeplan.util.units import show_step_time, show_time
 
+PARTS_ADD_UP = "The parts of the time from one update to the next add up to the step time; the other resources overlap."
+STATED = "All figures are for the same global batch; those of other plans are stated, not shown."
 MAX_DESCRIBED = 8
 """Largest number of stages that are described separately."""
 EQUAL_TIME = 0.01
@@ -17,26 +19,22 @@ EQUAL_TIME = 0.01
 STALE = 1e-6
 """Relative difference above which a plan's step time disagrees with the present cost model."""
 NOTABLE_SLOWDOWN, BUSY_SHARE = 0.03, 0.9
-"""If a simulation is slower than the formulas by the first share, a link that is busy for the second share explains
-it."""
+"""A slowdown against the formulas above the first share is explained by a link busier than the second share."""
 
 
 def section_sentences(
-    report: PlanReport,
-    source: ReportSource,
-    simulated: ReportSimulation,
-    run: MeasuredRun | None,
+    report: PlanReport, source: ReportSource, simulated: ReportSimulation, run: MeasuredRun | None
 ) -> dict[str, list[str]]:
     """The sentences of all sections, by the section's name."""
     return {
         "summary": list(_summary(report)),
         "placement": list(_placement(report)),
         "stages": list(_stages(report)),
-        "graph": list(_graph(report)),
+        "graph": [report.graph.note] if report.graph.note else [],
         "timeline": list(_timeline(report, source, simulated)),
         "memory": list(_memory(report)),
-        "loads": list(_loads(report)),
-        "comparisons": list(_comparisons(source)),
+        "loads": [PARTS_ADD_UP] if any(row.part for row in report.loads) else [],
+        "comparisons": [STATED] if source.stated.choice is not None else [],
         "measured": list(_run(report, run)),
     }
 
@@ -77,14 +75,8 @@ def _stages(report: PlanReport) -> Iterator[str]:
         yield f"To save memory, {which} run{'s' * (len(recomputing) == 1)} forward again for backward."
 
 
-def _graph(report: PlanReport) -> Iterator[str]:
-    if report.graph.note:
-        yield report.graph.note
-
-
 def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulation) -> Iterator[str]:
-    """Sentences on the fill of the pipeline, its steady state, and the workers' share of compute time in the steady
-    state."""
+    """Sentences on the fill and the steady state of the pipeline, and on the share of time spent computing."""
     shown, metrics = report.timeline, simulated.report
     yield "This is a simulation of the schedule that the executor runs, with the predicted times."
     yield "A trace for Perfetto shows the whole of a long simulation."
@@ -100,7 +92,7 @@ def _timeline(report: PlanReport, source: ReportSource, simulated: ReportSimulat
         comparison = "as by the formulas" if abs(ratio - 1) <= EQUAL_TIME else off
         since = f"From {show_time(shown.steady[0])} on it is steady, with" if shown.steady else "Steady, it has"
         yield f"{since} {show_time(step_s)} a microbatch, {comparison}."
-        if source.cluster.shared_cores:
+        if source.problem.cluster.shared_cores:
             yield "Here, computing includes waiting for a core that workers share."
         for index, stage in enumerate(metrics.stages[:MAX_DESCRIBED], start=1):
             sync = f", are held up by all-reduces for {stage.synchronising:.0%}" if stage.synchronising >= 0.005 else ""
@@ -118,17 +110,6 @@ def _memory(report: PlanReport) -> Iterator[str]:
         yield "The simulation needs less memory if it does not use all weight versions that the plan allows."
     if any(stage.capacity_bytes is None for stage in report.stages):
         yield "As requested, memory did not limit this plan."
-
-
-def _loads(report: PlanReport) -> Iterator[str]:
-    if any(row.part for row in report.loads):
-        yield "The parts of the time from one update to the next add up to the step time; the other resources overlap."
-
-
-def _comparisons(source: ReportSource) -> Iterator[str]:
-    """A sentence on the origin of the figures of other plans."""
-    if source.stated.choice is not None:
-        yield "All figures are for the same global batch; those of other plans are stated, not shown."
 
 
 def _run(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:
@@ -155,7 +136,7 @@ def _run(report: PlanReport, run: MeasuredRun | None) -> Iterator[str]:
 def report_notes(report: PlanReport, source: ReportSource) -> Iterator[str]:
     """Notes on the whole report: where the times come from, and what is missing or wrong."""
     made = report.made
-    if warning := source.profile.provenance.warning:
+    if warning := source.problem.profile.provenance.warning:
         yield f"{warning}."
     how = f" ({made['profile_how'].rstrip('.')})" if made["profile_how"] else ""
     device = made["profile_device"]

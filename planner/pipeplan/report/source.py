@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeplan.checker.verify import CheckedPlan, check_readable_plan
-from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.cost.evaluate import Evaluation, evaluate
 from pipeplan.drawing.answer import plan_name
 from pipeplan.plan.plan import Plan
-from pipeplan.problem.plan_file import PlanFile, PredictedStage
+from pipeplan.problem.plan_file import PlanFile
 from pipeplan.problem.problem import Problem
 from pipeplan.profile_data.profile import Profile
 from pipeplan.simulation import scenario
@@ -32,16 +31,6 @@ class ReportSource:
     checked: CheckedPlan
 
     @property
-    def cluster(self) -> Cluster:
-        """The cluster of the problem."""
-        return self.problem.cluster
-
-    @property
-    def profile(self) -> Profile:
-        """The profile of the problem."""
-        return self.problem.profile
-
-    @property
     def plan(self) -> Plan:
         """The plan."""
         return self.stated.plan
@@ -52,11 +41,6 @@ class ReportSource:
         return self.scenario.predicted_s
 
     @property
-    def step_s(self) -> float:
-        """Seconds per minibatch as plan.json states them: simulated if that differs from the formulas."""
-        return self.stated.step_s
-
-    @property
     def microbatch(self) -> int:
         """Number of samples of a microbatch."""
         return self.stated.profile.minibatch
@@ -64,21 +48,16 @@ class ReportSource:
     @property
     def name(self) -> str:
         """The plan in a few words, such as `8-1, 1f1b-flush` or `HSDP on 32 workers`."""
-        return plan_name(self.plan, self.stated.options.sharding, self.microbatch)
+        return plan_name(self.stated.plan, self.stated.options.sharding, self.microbatch)
 
     @property
     def bound(self) -> str:
         """The resource or part of a batch that limits the step time."""
         return one_line(self.stated.prediction.bound_by)
 
-    @property
-    def predictions(self) -> tuple[PredictedStage, ...]:
-        """The predictions of plan.json for every stage."""
-        return self.stated.prediction.stages
-
     def capacity_bytes(self, workers: Sequence[int]) -> int | None:
         """The smallest device memory of these workers, in bytes; None if memory does not limit the plan."""
-        return self.cluster.memory_of(workers) if self.stated.options.memory else None
+        return self.problem.cluster.memory_of(workers) if self.stated.options.memory else None
 
 
 def read_report_source(root: Node, profile: Profile) -> ReportSource:

@@ -8,7 +8,6 @@ from pipeplan.cost import formulas
 from pipeplan.cost.sharded_data_parallel import shard_groups
 from pipeplan.drawing.tables import server_numbers
 from pipeplan.problem.options import Sharding
-from pipeplan.report import comparisons
 from pipeplan.report.document import StageMemory, StageRow, table_columns
 from pipeplan.report.source import ReportSource
 from pipeplan.report.timeline import ReportSimulation
@@ -17,6 +16,8 @@ from pipeplan.simulation.memory import memory_over_time
 from pipeplan.simulation.scenario import PredictedStage
 from pipeplan.util.text import one_line
 
+PREDICTED = ("forward_s", "backward_s", "update_s", "sync_s", "send_bytes", "parameter_bytes", "memory_bytes")
+"""Figures of a row that plan.json has under the same names."""
 MAX_SERVERS = 256
 """Largest number of servers whose workers are listed."""
 MAX_MEMORY_STAGES = 100
@@ -28,7 +29,7 @@ MAX_MEMORY_POINTS = 8_000
 def stage_rows(source: ReportSource) -> list[StageRow]:
     """One row for every stage, from the input to the output."""
     rows = []
-    for index, (stage, predicted) in enumerate(zip(source.plan.stages, source.predictions, strict=True)):
+    for index, (stage, predicted) in enumerate(zip(source.plan.stages, source.stated.prediction.stages, strict=True)):
         rows.append(
             StageRow(
                 index=index,
@@ -36,20 +37,12 @@ def stage_rows(source: ReportSource) -> list[StageRow]:
                 first=one_line(stage.layers[0]) if stage.layers else "",
                 last=one_line(stage.layers[-1]) if stage.layers else "",
                 workers=list(stage.workers),
-                servers=server_numbers(stage.workers, source.cluster),
-                depth=stage.depth,
-                versions=stage.versions,
-                recompute=stage.recompute,
-                forward_s=predicted.forward_s,
-                backward_s=predicted.backward_s,
-                update_s=predicted.update_s,
-                sync_s=predicted.sync_s,
-                send_bytes=predicted.send_bytes,
+                servers=server_numbers(stage.workers, source.problem.cluster),
                 return_bytes=predicted.receive_gradient_bytes,
-                parameter_bytes=predicted.parameter_bytes,
-                memory_bytes=predicted.memory_bytes,
                 capacity_bytes=source.capacity_bytes(stage.workers),
                 memory_parts=memory_parts(source, index, predicted),
+                **{name: getattr(stage, name) for name in ("depth", "versions", "recompute")},
+                **{name: getattr(predicted, name) for name in PREDICTED},
             )
         )
     return rows
@@ -58,9 +51,9 @@ def stage_rows(source: ReportSource) -> list[StageRow]:
 def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) -> list[tuple[str, int]]:
     """Names and bytes of the parts of a worker's memory in the cost model. The parts add up to that memory."""
     stage = source.plan.stages[index]
-    profile, problem = source.profile, source.problem
+    profile, problem = source.problem.profile, source.problem
     parameters, minibatch_bytes = predicted.parameter_bytes, predicted.minibatch_bytes
-    divided = comparisons.data_parallel(source) in (Sharding.FULL, Sharding.HYBRID)
+    divided = source.stated.data_parallel in (Sharding.FULL, Sharding.HYBRID)
     if source.plan.inference:
         parts = [("weights", parameters)]
     elif divided:
@@ -88,7 +81,7 @@ def memory_parts(source: ReportSource, index: int, predicted: PredictedStage) ->
             held = set(stage.layers)
             largest = max(layer.workspace_bytes for layer in profile.layers if layer.name in held)
             parts.append(("the largest workspace of a layer", largest))
-    costs = source.cluster.executor
+    costs = source.problem.cluster.executor
     within = costs.room_in(predicted.memory_bytes)
     own = [
         ("the worker itself", round(costs.worker_bytes)),
@@ -113,7 +106,7 @@ def _counted(count: int, what: str, plural: str = "s") -> str:
 def placement_rows(source: ReportSource) -> list[dict[str, object]]:
     """The workers of every server, each with its stage (-1 for none). At most `MAX_SERVERS` servers are listed."""
     stage_of = {worker: index for index, stage in enumerate(source.plan.stages) for worker in stage.workers}
-    starts = list(source.cluster.starts(source.cluster.server_level))
+    starts = list(source.problem.cluster.starts(source.problem.cluster.server_level))
     rows: list[dict[str, object]] = []
     for server in range(min(len(starts) - 1, MAX_SERVERS)):
         workers = range(starts[server], starts[server + 1])

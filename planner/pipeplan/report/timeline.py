@@ -26,9 +26,8 @@ MAX_LANES = 64
 MAX_INTERVALS = 12_000
 """Largest number of predicted intervals, and of measured intervals, that are drawn."""
 STEADY_TOLERANCE, STEADY_TOLERANCE_FACTOR = 0.01, 2.0
-"""A round is steady if its step time differs from the steady step time by at most the share `STEADY_TOLERANCE`. A
-difference of `STEADY_TOLERANCE_FACTOR` times the largest difference among the measured steady rounds is also
-allowed."""
+"""A round is steady if its step time differs from the steady step time by at most the first share, or by at most the
+second factor times the largest difference among the measured steady rounds."""
 MIN_SHOWN_BEATS, MIN_SHOWN_MINIBATCHES = 3, 8
 """Number of beats (see `beat`) of the steady part that are shown, and smallest number of minibatches."""
 MAX_BEAT = 64
@@ -59,26 +58,17 @@ def simulate_for_report(scenario: Scenario) -> ReportSimulation:
     return ReportSimulation(**vars(simulate(scenario, count)), remark=remark)
 
 
-@dataclass(frozen=True)
-class ShownLanes:
-    """The workers that are shown, ordered by stage and then replica."""
+def shown_lanes(scenario: Scenario) -> tuple[list[tuple[int, int]], str]:
+    """((stage, replica) of every lane, sentence on the workers that are not shown; empty if all are).
 
-    places: tuple[tuple[int, int], ...]
-    """Stage and replica of every lane."""
-    omitted: str
-    """A sentence on the workers that are not shown; empty if all are."""
-
-
-def shown_lanes(scenario: Scenario) -> ShownLanes:
-    """All workers, or at most `MAX_LANES` of them: the first replicas of every stage, or of evenly spaced stages."""
+    At most `MAX_LANES` workers are shown: the first replicas of every stage, or of evenly spaced stages.
+    """
     stages, total = scenario.stages, sum(load.replicas for load in scenario.stages)
     if total <= MAX_LANES:
-        return ShownLanes(tuple((i, r) for i, load in enumerate(stages) for r in range(load.replicas)), "")
+        return [(i, r) for i, load in enumerate(stages) for r in range(load.replicas)], ""
     if len(stages) > MAX_LANES:
         selected = sorted({round(number * (len(stages) - 1) / (MAX_LANES - 1)) for number in range(MAX_LANES)})
-        return ShownLanes(
-            tuple((i, 0) for i in selected), f"Shown are the first workers of {len(selected)} of {len(stages)} stages."
-        )
+        return [(i, 0) for i in selected], f"Shown are the first workers of {len(selected)} of {len(stages)} stages."
     shown = [1] * len(stages)
     # Add one worker to each stage in turn as long as there is room.
     while True:
@@ -87,8 +77,8 @@ def shown_lanes(scenario: Scenario) -> ShownLanes:
             break
         for i in more:
             shown[i] += 1
-    places = tuple((i, r) for i, count in enumerate(shown) for r in range(count))
-    return ShownLanes(places, f"Shown are {len(places)} of {total} workers: the first replicas of every stage.")
+    places = [(i, r) for i, count in enumerate(shown) for r in range(count)]
+    return places, f"Shown are {len(places)} of {total} workers: the first replicas of every stage."
 
 
 def pipeline_timeline(simulated: ReportSimulation, run: MeasuredRun | None = None) -> PipelineTimeline:
@@ -98,18 +88,16 @@ def pipeline_timeline(simulated: ReportSimulation, run: MeasuredRun | None = Non
     recorded, or, without a run, after a few rounds of the steady state. Raises `InputError` if the run is a run of
     another plan.
     """
-    scenario, shown = simulated.scenario, shown_lanes(simulated.scenario)
+    scenario, (shown, omitted) = simulated.scenario, shown_lanes(simulated.scenario)
     began = steady_start(simulated)
-    workers = [scenario.stages[stage].workers[replica] for stage, replica in shown.places]
+    workers = [scenario.stages[stage].workers[replica] for stage, replica in shown]
     end_s = _predicted_end_s(simulated, began, run)
     played = lanes.predicted_lanes(scenario, simulated.replayed, simulated.report.minibatches)
     predicted, complete_s = _intervals(played, shown, end_s)
     end_s = min(end_s, complete_s)
     recorded = lanes.measured_lanes(scenario, run) if run is not None and run.recorded else []
     measured, measured_end_s = _intervals(recorded, shown, math.inf)
-    rows = [
-        (worker, stage, scenario.server_of(worker)) for worker, (stage, _) in zip(workers, shown.places, strict=True)
-    ]
+    rows = [(worker, stage, scenario.server_of(worker)) for worker, (stage, _) in zip(workers, shown, strict=True)]
     return PipelineTimeline(
         lanes=table_columns(("worker", "stage", "server"), rows),
         end_s=end_s,
@@ -118,7 +106,7 @@ def pipeline_timeline(simulated: ReportSimulation, run: MeasuredRun | None = Non
         measured=table_columns(_NAMES, measured) if measured else None,
         measured_end_s=min(measured_end_s, max(interval[4] for interval in measured)) if measured else None,
         minibatches=sum(1 for time_s in exit_times(scenario, simulated.replayed) if time_s <= end_s),
-        omitted=shown.omitted,
+        omitted=omitted,
     )
 
 
@@ -167,12 +155,14 @@ def beat(scenario: Scenario) -> int:
     return scenario.accumulate or max(stage.replicas for stage in scenario.stages)
 
 
-def _intervals(workers: Sequence[lanes.Lane], shown: ShownLanes, end_s: float) -> tuple[list[LaneInterval], float]:
+def _intervals(
+    workers: Sequence[lanes.Lane], shown: Sequence[tuple[int, int]], end_s: float
+) -> tuple[list[LaneInterval], float]:
     """The intervals that begin before `end_s`, in order of their start, and the time up to which they are complete.
 
     There are at most `MAX_INTERVALS` of them. Waits are left out.
     """
-    number_of: Mapping[tuple[int, int], int] = {place: number for number, place in enumerate(shown.places)}
+    number_of: Mapping[tuple[int, int], int] = {place: number for number, place in enumerate(shown)}
     kinds = {kind: number for number, kind in enumerate(INTERVAL_KINDS)}
     intervals: list[LaneInterval] = [
         (number_of[lane.stage, lane.replica], kinds[bar.kind], bar.action.index, bar.start_s, bar.end_s)

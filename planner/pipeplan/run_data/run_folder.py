@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from pipeplan.errors import InputError
 from pipeplan.util.files import read_document
@@ -65,7 +67,9 @@ class MeasuredRun:
 def read_run(folder: Path) -> MeasuredRun:
     """Read a run folder, or the latest run of a plan folder. Raises `InputError` for a missing or damaged run."""
     if (folder / "plan.json").is_file():
-        folder = latest_run(folder)
+        if not has_runs(folder):
+            raise InputError(f"{folder} has no run that came to its end: run {folder}/launch.sh, or name a run")
+        folder = max(path.parent for path in folder.glob(f"runs/*/{SUMMARY}"))
     path = folder / SUMMARY
     if not path.is_file():
         problem = _problem_with(folder)
@@ -83,7 +87,7 @@ def read_run(folder: Path) -> MeasuredRun:
 
 
 def read_run_of_plan(plan_folder: Path, folder: Path | None = None) -> MeasuredRun:
-    """Read a run of a plan: `folder`, or the latest one.
+    """Read a run of a plan: `folder`, or the latest run.
 
     Raises `InputError` for a missing run, or for a run of another plan.
     """
@@ -97,13 +101,6 @@ def read_run_of_plan(plan_folder: Path, folder: Path | None = None) -> MeasuredR
 def has_runs(plan_folder: Path) -> bool:
     """Whether a plan folder has a run with a summary, which may be damaged or of an older plan."""
     return any(plan_folder.glob(f"runs/*/{SUMMARY}"))
-
-
-def latest_run(plan_folder: Path) -> Path:
-    """The latest run of a plan folder with a summary. Raises `InputError` if there is none."""
-    if not has_runs(plan_folder):
-        raise InputError(f"{plan_folder} has no run that came to its end: run {plan_folder}/launch.sh, or name a run")
-    return max(path.parent for path in plan_folder.glob(f"runs/*/{SUMMARY}"))
 
 
 def _problem_with(folder: Path) -> str:
@@ -148,15 +145,8 @@ class Checkpoint:
 
     def to_json(self) -> dict[str, Any]:
         """The fields of the checkpoint in `pipeplan replan --json`."""
-        return {
-            "run": str(self.run),
-            "folder": str(self.folder),
-            "epoch": self.epoch,
-            "minibatch": self.minibatch,
-            "minibatches": self.minibatches,
-            "damaged": list(self.damaged),
-            "skipped": [str(run) for run in self.skipped],
-        }
+        shown = {name: value for name, value in asdict(self).items() if name != "chosen"}
+        return dict(msgspec.to_builtins(shown, enc_hook=str))
 
 
 def latest_checkpoint(plan_folder: Path, named: Path | None, graph_hash: str) -> Checkpoint | None:

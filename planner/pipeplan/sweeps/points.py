@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from pipeplan.cluster_data import variants
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.errors import InputError
 from pipeplan.from_options.build_problem import Request
 from pipeplan.plan.schedules import INFERENCE, SCHEDULES
-from pipeplan.profile_data.profile import Profile
 from pipeplan.util.text import did_you_mean
 from pipeplan.util.units import show_rate, show_size
 
@@ -36,44 +34,13 @@ class SweepAxes:
     """Names of schedules; if empty, pipeplan chooses the schedule, as in `pipeplan solve`."""
 
 
-@dataclass(frozen=True)
-class SweptQuestion:
-    """The settings that all points of a sweep share."""
-
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `Options` that the user sets."""
-    batch: int | None = None
-    """Global batch in samples."""
-    staleness: float | None = None
-    """Largest allowed age of gradients, in updates; None if the user gives none."""
-
-
-@dataclass(frozen=True)
-class SweepPoint:
+class SweepPoint(Request):
     """One problem of a sweep. Solving it checks whether it is valid."""
-
-    profile: Profile
-    cluster: Cluster
-    question: SweptQuestion
-    microbatch: int | None = None
-    """Microbatch size in samples; None for the best one."""
-    named: str | None = None
-    """The schedule of the point; None if pipeplan chooses it."""
-
-    @property
-    def request(self) -> Request:
-        """The request of this point."""
-        options = dict(self.question.options) | ({"schedule": self.named} if self.named else {})
-        return Request(
-            self.profile, self.cluster, self.question.batch, self.microbatch, self.question.staleness, options=options
-        )
 
     @property
     def schedule(self) -> str:
         """Name of the schedule; `best` if pipeplan chooses it."""
-        if self.question.options.get("inference"):
-            return INFERENCE
-        return self.named or self.question.options.get("schedule") or BEST
+        return INFERENCE if self.options.get("inference") else self.options.get("schedule") or BEST
 
     @property
     def memory_bytes(self) -> int:
@@ -92,7 +59,7 @@ class SweepPoint:
 
     @property
     def _work_s(self) -> float:
-        backward = 0.0 if self.question.options.get("inference") else 1.0
+        backward = 0.0 if self.options.get("inference") else 1.0
         return math.fsum(layer.forward_s + backward * layer.backward_s for layer in self.profile.layers)
 
     def settings(self) -> dict[str, str]:
@@ -109,10 +76,8 @@ class SweepPoint:
         )
 
 
-def sweep_points(
-    profile: Profile, clusters: Sequence[Cluster], question: SweptQuestion, axes: SweepAxes
-) -> list[SweepPoint]:
-    """All combinations in the order of the lists. The last axis varies fastest.
+def sweep_points(shared: SweepPoint, clusters: Sequence[Cluster], axes: SweepAxes) -> list[SweepPoint]:
+    """All combinations in the order of the lists, with the other settings of `shared`. The last axis varies fastest.
 
     Raises `InputError` for an unknown level or schedule, an invalid microbatch size, or too many combinations.
     """
@@ -124,15 +89,12 @@ def sweep_points(
     for schedule in axes.schedules:
         if schedule not in SCHEDULES:
             raise InputError(f"there is no schedule {schedule!r}; {did_you_mean(schedule, SCHEDULES)}")
-    points = [
-        SweepPoint(profile, cluster, question, size, schedule)
+    return [
+        replace(shared, cluster=cluster, microbatch=size, options=shared.options | schedule)
         for cluster in _clusters(clusters, axes)
         for size in (axes.microbatch or (None,))
-        for schedule in (axes.schedules or (None,))
+        for schedule in ([{"schedule": name} for name in axes.schedules] or [{}])
     ]
-    for point in points:
-        _ = point.request  # This raises an error for numbers that are out of range.
-    return points
 
 
 def _clusters(clusters: Sequence[Cluster], axes: SweepAxes) -> list[Cluster]:

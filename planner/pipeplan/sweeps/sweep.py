@@ -81,7 +81,7 @@ def solve_point(point: SweepPoint, settings: Settings) -> PointAnswer:
 def _solved(point: SweepPoint, settings: Settings) -> Outcome:
     """The outcome of a point, including the choices that pipeplan makes."""
     deadline = Deadline.after(settings.time_limit_s)
-    request = replace(point.request, maximum_cuts=settings.maximum_cuts, deadline=deadline, simulate=settings.simulate)
+    request = replace(point, maximum_cuts=settings.maximum_cuts, deadline=deadline, simulate=settings.simulate)
     built = build_problem(request)
     return solve(built.problem, settings, deadline=deadline, known=built.known, choice=built.choice)
 

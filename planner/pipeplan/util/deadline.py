@@ -38,8 +38,7 @@ class Deadline:
             raise OutOfTime
 
     def share(self, part: float, most_s: float | None = None) -> Deadline:
-        """The deadline of a phase that may take the share `part` of the remaining time, and at most `most_s`
-        seconds."""
+        """The deadline of a phase that may take the share `part` of the time left, and at most `most_s` seconds."""
         own_s = None if self.left_s is None else self.left_s * part
         limits = [seconds for seconds in (own_s, most_s) if seconds is not None]
         return Deadline.after(min(limits, default=None))

@@ -126,8 +126,7 @@ class IdealGrowth:
         return larger_ideals
 
     def steps(self, ideal: int, ready: int) -> Iterator[tuple[int, int, int]]:
-        """All ideals with one more node than `ideal`, as (added node, larger ideal, ready nodes of the larger
-        ideal)."""
+        """(added node, larger ideal, its ready nodes) for all ideals with one more node than `ideal`."""
         rest = ready
         while rest:
             bit = rest & -rest

@@ -24,32 +24,29 @@ def processors() -> int:
 
 
 @contextmanager
-def spawned(most: int, *, at_once: bool = False) -> Iterator[ProcessPoolExecutor]:
+def spawned(most: int) -> Iterator[ProcessPoolExecutor]:
     """Yield an executor with at most `most` processes.
 
     Processes start when work is submitted, which must happen inside `interrupts_ignored`. After the block, the
-    processes end when their work is done. With `at_once`, or if the block raised an exception (also for Ctrl-C), they
-    are ended immediately.
+    processes end when their work is done. If the block raised an exception (also for Ctrl-C), they are ended
+    immediately.
     """
     executor = ProcessPoolExecutor(most, mp_context=multiprocessing.get_context("spawn"))
     before = {process.pid for process in multiprocessing.active_children()}
     try:
         yield executor
     except BaseException:
-        at_once = True
+        for process in multiprocessing.active_children():
+            if process.pid not in before:
+                process.terminate()
         raise
     finally:
-        if at_once:
-            for process in multiprocessing.active_children():
-                if process.pid not in before:
-                    process.terminate()
         executor.shutdown(cancel_futures=True)
 
 
 @contextmanager
 def interrupts_ignored() -> Iterator[None]:
-    """Make processes that are started inside the block ignore Ctrl-C permanently, because they inherit ignored
-    signals."""
+    """Make processes that start inside the block ignore Ctrl-C for good, because they inherit ignored signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

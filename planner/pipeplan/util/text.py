@@ -16,9 +16,7 @@ MOST_NAMES = 24
 
 
 def printable(text: str) -> str:
-    """Text that is safe for terminals: control characters and bidirectional overrides become replacement characters.
-
-    Tabs and line feeds stay."""
+    """Text for terminals: replacement characters instead of bidirectional overrides and most control characters."""
     return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 

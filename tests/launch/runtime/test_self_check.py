@@ -323,4 +323,4 @@ def test_a_module_that_would_differ_is_taken_whole(jobs: Path, monkeypatch: pyte
     profile = profiled(jobs, "inside")
     assert profile.taken_whole == ("body",)
     assert profile.provenance.traced == "torch.export; taken whole: body"
-    assert any("taken whole, as their stages" in note for note in profile.provenance.notes)
+    assert any("taken whole, because their stages" in note for note in profile.provenance.notes)

@@ -19,7 +19,7 @@ from long_chains import long_chain
 
 import pipeplan
 from pipeplan.cli import output
-from pipeplan.cli.solving import PHASES, progress_text, solve_line
+from pipeplan.cli.solving import PHASES, progress_text, watched_search
 from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.errors import InfeasibleError, NotFoundInTimeError
 from pipeplan.explanation.explain import RobustnessSettings, explain_plan
@@ -310,10 +310,10 @@ def test_in_a_terminal_the_line_is_drawn_on_standard_error_and_goes_away(
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    with output.silenced(), solve_line() as report:
+    with output.silenced(), watched_search() as (report, _):
         report(SolveProgress("ILP"))
     assert terminal.getvalue() == "", "nothing is drawn while silenced"
-    with solve_line() as report:
+    with watched_search() as (report, _):
         report(SolveProgress("ILP", 0.3, 0.25, SolveProgress.started().began))
     drawn = terminal.getvalue()
     assert "confirming with the ILP" in drawn

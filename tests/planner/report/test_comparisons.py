@@ -72,7 +72,7 @@ def test_a_plan_that_a_faster_one_may_beat_is_not_called_the_fastest() -> None:
 def test_rivals_are_those_of_the_answer_at_its_own_batch(straight: ReportSource) -> None:
     """Each has the time of as many samples as a microbatch of the plan, whatever its own microbatch is."""
     own = {"config": straight.plan.config, "schedule": straight.plan.schedule, "minibatch": straight.microbatch}
-    rate = straight.microbatch / straight.step_s
+    rate = straight.microbatch / straight.stated.step_s
     ddp = {"kind": "DDP", "config": "4", "schedule": "1f1b-flush", "minibatch": 8, "data_parallel": "ddp", "workers": 4}
     grid = {"kind": "uniform pipeline", "config": "2-2", "schedule": "1f1b-flush", "minibatch": 4, "workers": 4}
     old = grid | {"kind": "old gradients", "schedule": "2bw", "updates": {"stale_by": [1, 0]}}
@@ -99,7 +99,7 @@ def test_a_gap_that_the_answer_states_wider_than_its_certificate_is_the_one_of_t
     """The certificate is about one microbatch size and schedule, the answer about all of them."""
     certified = source_of(branching(4), small_cluster(), certify=True)
     assert report_of(certified)["certificate"]["proven"]
-    told = changed(certified, {"gap": 0.25, "bound_s": certified.step_s / 1.25})
+    told = changed(certified, {"gap": 0.25, "bound_s": certified.stated.step_s / 1.25})
     certificate = certificate_section(replace(told, checked=certified.checked))
     assert (certificate["proven"], certificate["gap"]) == (False, 0.25)
     assert any("none is more than 25.0% faster" in text for text in certificate["sentences"])

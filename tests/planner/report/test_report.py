@@ -218,16 +218,16 @@ def pipeline(replicas: list[int], depth: int = 2) -> Scenario:
 
 def test_every_stage_is_seen_and_no_more_workers_than_fit() -> None:
     for replicas in ([64], [3, 1], [1] * 64, [1000, 24], [8, 9, 25, 931], [1] * 892):
-        shown = shown_lanes(pipeline(replicas))
-        assert len(shown.places) == min(sum(replicas), MAX_LANES)
-        stages = [stage for stage, _ in shown.places]
+        shown, omitted = shown_lanes(pipeline(replicas))
+        assert len(shown) == min(sum(replicas), MAX_LANES)
+        stages = [stage for stage, _ in shown]
         assert stages == sorted(stages)
         assert {0, len(replicas) - 1} <= set(stages)
         assert len(replicas) > MAX_LANES or set(stages) == set(range(len(replicas)))
         for stage in set(stages):
-            mine = [replica for index, replica in shown.places if index == stage]
+            mine = [replica for index, replica in shown if index == stage]
             assert mine == list(range(len(mine)))
-        assert bool(shown.omitted) == (sum(replicas) > MAX_LANES)
+        assert bool(omitted) == (sum(replicas) > MAX_LANES)
 
 
 def test_a_long_timeline_ends_where_it_would_be_too_much(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import json
 import random
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ from pipeplan.errors import InputError
 from pipeplan.planning.settings import Settings
 from pipeplan.profile_data.layers import Layer
 from pipeplan.profile_data.profile import Profile
-from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_points
+from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
 from pipeplan.sweeps.rows import SweepRow, hourly_price, pareto_rows, sweep_csv, sweep_json, varying_settings
 from pipeplan.sweeps.sweep import LEAST_S, PointAnswer, SharedTime, solve_point, solve_points
 
 DP = Settings(solver="dp", simulate=False)
-STASHING = SweptQuestion({"schedule": "1f1b-stashing"})
+STASHING = {"schedule": "1f1b-stashing"}
 """A schedule that needs no choice, for tests of other things."""
 GIB = 1 << 30
 
@@ -44,8 +44,12 @@ def _cluster(servers: int = 2, price: float | None = None) -> Cluster:
     return Cluster("lab", Device("chip", "cuda", GIB), levels, server_price=price)
 
 
-def _points(servers: Sequence[int] = (2,), question: SweptQuestion = STASHING, **axes: Any) -> list[SweepPoint]:
-    return sweep_points(_profile(), [_cluster(count) for count in servers], question, SweepAxes(**axes))
+def _point(cluster: Cluster, **options: Any) -> SweepPoint:
+    return SweepPoint(_profile(), cluster, options=STASHING | options)
+
+
+def _points(servers: Sequence[int] = (2,), options: Mapping[str, Any] | None = None, **axes: Any) -> list[SweepPoint]:
+    return sweep_points(_point(_cluster(), **options or {}), [_cluster(count) for count in servers], SweepAxes(**axes))
 
 
 def _row(rate: float | None, price: float | None, workers: int = 4) -> SweepRow:
@@ -53,7 +57,7 @@ def _row(rate: float | None, price: float | None, workers: int = 4) -> SweepRow:
     answer = PointAnswer(why="no plan")
     if rate is not None:
         answer = PointAnswer(4 / rate, 1.5, "2-2", "compute of stage 1", 4, "DP")
-    return SweepRow(SweepPoint(_profile(), _cluster(workers // 2), STASHING), answer, price)
+    return SweepRow(_point(_cluster(workers // 2)), answer, price)
 
 
 def test_every_combination_comes_once_and_in_order() -> None:
@@ -65,7 +69,7 @@ def test_every_combination_comes_once_and_in_order() -> None:
     assert seen[-1] == (2, 2e8, 2 * GIB, 8)
     varying = varying_settings(SweepRow(point, PointAnswer()) for point in found)
     assert varying == ["servers", "workers", "cluster links", "memory", "microbatch"], "the server links are alike"
-    assert _points() == [SweepPoint(_profile(), _cluster(), STASHING)], "a sweep of nothing is the problem itself"
+    assert _points() == [_point(_cluster())], "a sweep of nothing is the problem itself"
     axes: tuple[tuple[dict[str, Any], str], ...] = (
         ({"bandwidths": {"clutser": [1e8]}}, "cluster lab has no level 'clutser'; did you mean 'cluster'"),
         ({"bandwidths": {"cluster": [0.0]}}, "zero bandwidth"),
@@ -79,12 +83,12 @@ def test_every_combination_comes_once_and_in_order() -> None:
 
 
 def test_a_point_has_an_ideal_an_answer_or_a_reason() -> None:
-    point = SweepPoint(_profile(), _cluster(2), STASHING)
+    point = _point(_cluster(2))
     assert point.ideal_rate == pytest.approx(4 * 4 / 0.1), "all workers computing"
-    assert replace(point, question=SweptQuestion({"inference": True})).ideal_rate == pytest.approx(4 * 4 / 0.04)
+    assert replace(point, options={"inference": True}).ideal_rate == pytest.approx(4 * 4 / 0.04)
     (short,) = _points(memory=[10**6])
     assert "nothing fits in memory: layer 'b' alone needs" in solve_point(short, DP).why
-    (narrow,) = _points((1,), SweptQuestion({"schedule": "1f1b-stashing", "stages": 3}))
+    (narrow,) = _points((1,), {"stages": 3})
     assert "3 stages asked for, but the cluster has only 2 workers" in solve_point(narrow, DP).why
     assert solve_point(point, Settings(solver="both")).proven == "DP+ILP"
 
@@ -158,13 +162,13 @@ def test_what_a_million_samples_cost() -> None:
     # 100 samples/s take 10,000 s for a million, at 36 an hour.
     assert _row(100.0, 36.0).cost == pytest.approx(100.0)
     assert (_row(100.0, None).cost, _row(None, 36.0).cost) == (None, None)
-    point = SweepPoint(_profile(), _cluster(3, price=2.0), STASHING)
+    point = _point(_cluster(3, price=2.0))
     assert (hourly_price(point, None), hourly_price(point, 5.0)) == (6.0, 15.0)
-    assert hourly_price(SweepPoint(_profile(), _cluster(3), STASHING), None) is None
+    assert hourly_price(_point(_cluster(3)), None) is None
     inside = Level("server", 2, 1e9)
     machines = [Server(Device(name, "cuda", GIB), inside, 0.0, price) for name, price in (("a", 1.0), ("b", 2.5))]
     mixed = Cluster.of_servers("mixed", machines, (Level("cluster", 2, 1e8),))
-    assert hourly_price(SweepPoint(_profile(), mixed, STASHING), None) == 3.5
+    assert hourly_price(_point(mixed), None) == 3.5
 
 
 def test_csv_and_json_say_the_same() -> None:

@@ -12,13 +12,7 @@ from rich.table import Table
 
 from pipeplan.calibration.calibrate import Calibrated, calibrate
 from pipeplan.calibration.measured_stages import ObservedRun, median_run, observe_run
-from pipeplan.calibration.result import (
-    CalibratedStage,
-    calibrated_stages,
-    calibration_document,
-    cluster_of,
-    profile_of,
-)
+from pipeplan.calibration.result import CalibratedStage, calibrated_stages, calibration_document, cluster_of, profile_of
 from pipeplan.cli.options import (
     PATH,
     force_option,

@@ -42,12 +42,7 @@ from pipeplan.util.units import parse_share
 @json_option
 @quiet_option
 def command(
-    profile_option: Path | None,
-    samples: int,
-    seed: int,
-    spread: str | None,
-    as_json: bool,
-    **arguments: Any,
+    profile_option: Path | None, samples: int, seed: int, spread: str | None, as_json: bool, **arguments: Any
 ) -> None:
     """Explain the best plan: what bounds its step time, which plan comes second, and what other machines would gain.
 

@@ -10,14 +10,7 @@ from typing import Any
 
 import click
 
-from pipeplan.cli.options import (
-    PATH,
-    force_option,
-    output_file,
-    output_folder,
-    plan_profile_option,
-    quiet_option,
-)
+from pipeplan.cli.options import PATH, force_option, output_file, output_folder, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_file
 from pipeplan.errors import InputError
 from pipeplan.exports import TARGET_NAMES

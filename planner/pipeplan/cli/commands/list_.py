@@ -78,8 +78,7 @@ def _cluster_table(clusters: Sequence[Cluster]) -> Table:
 
 
 def _row(cluster: Cluster) -> tuple[str, ...]:
-    """The cells of a cluster's row in the table. A heterogeneous cluster may have several counts and rates for a level,
-    listed in server order."""
+    """The cells of a cluster's row. If servers differ, a cell lists their values in server order."""
     servers = "\n".join(f"{count} × {devices} {name}" for count, devices, name in cluster.kinds)
     memory = "\n".join(dict.fromkeys(show_size(device.memory_bytes) for device in cluster.devices))
     price = "" if cluster.price_per_hour is None else f"{cluster.price_per_hour:.2f}"

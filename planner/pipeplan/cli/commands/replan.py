@@ -20,12 +20,7 @@ from pipeplan.cli.options import (
 )
 from pipeplan.cli.output import answer_width, note, print_answer, print_json, print_line, print_warning
 from pipeplan.cli.problem_options import GroupedCommand, problem_options, search_options
-from pipeplan.cli.solving import (
-    checked_option_fields,
-    settings_of,
-    watched_search,
-    written_lines,
-)
+from pipeplan.cli.solving import checked_option_fields, settings_of, watched_search, written_lines
 from pipeplan.cluster_data.cluster import Cluster
 from pipeplan.drawing.answer import answer_lines
 from pipeplan.errors import InputError
@@ -139,7 +134,7 @@ def _default_output(folder: Path) -> Path:
 
 
 def _replacement(instead: str | None, servers: int | None, workers: int | None) -> Cluster | None:
-    """The cluster that replaces the old one; None if the user names none."""
+    """The cluster that replaces the old cluster; None if the user names no cluster."""
     if instead is not None:
         return named_cluster(instead, servers=servers, workers=workers)
     if servers is not None or workers is not None:

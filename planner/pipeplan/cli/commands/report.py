@@ -6,14 +6,7 @@ from pathlib import Path
 
 import click
 
-from pipeplan.cli.options import (
-    PATH,
-    force_option,
-    json_option,
-    output_file,
-    plan_profile_option,
-    quiet_option,
-)
+from pipeplan.cli.options import PATH, force_option, json_option, output_file, plan_profile_option, quiet_option
 from pipeplan.cli.output import note, print_json, print_warning
 from pipeplan.errors import InputError
 from pipeplan.problem import plan_file
@@ -37,12 +30,7 @@ MARK = b'<meta name="generator" content="pipeplan report">'
 @json_option
 @quiet_option
 def command(
-    plan_folder: Path,
-    run: Path | None,
-    output: Path | None,
-    force: bool,
-    profile_file: Path | None,
-    as_json: bool,
+    plan_folder: Path, run: Path | None, output: Path | None, force: bool, profile_file: Path | None, as_json: bool
 ) -> None:
     """Write one HTML page that shows PLAN (default: ./plan) beside RUN, the folder of a run (default: the latest).
 
@@ -62,7 +50,7 @@ def command(
     source = read_report_source(root, profile)
     measured = _latest_run(path.parent) if run is None else read_run_of_plan(path.parent, run)
     document = build_report(source, measured).to_json()
-    print_warning(profile, source.cluster, as_json=True)
+    print_warning(profile, source.problem.cluster, as_json=True)
     if as_json:
         print_json(document, indent=None)
         return

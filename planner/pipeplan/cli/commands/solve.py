@@ -10,14 +10,7 @@ from typing import Any
 
 import click
 
-from pipeplan.cli.options import (
-    complete_words,
-    force_option,
-    json_option,
-    no_write_option,
-    output_folder,
-    quiet_option,
-)
+from pipeplan.cli.options import complete_words, force_option, json_option, no_write_option, output_folder, quiet_option
 from pipeplan.cli.problem_options import GroupedCommand, problem_options, search_options
 from pipeplan.exports import TARGET_NAMES
 

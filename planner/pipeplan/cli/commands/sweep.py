@@ -19,7 +19,7 @@ from pipeplan.errors import InputError
 from pipeplan.planning.settings import Settings
 from pipeplan.questions import SEARCH
 from pipeplan.sweeps import rows
-from pipeplan.sweeps.points import SweepAxes, SweepPoint, SweptQuestion, sweep_points
+from pipeplan.sweeps.points import SweepAxes, SweepPoint, sweep_points
 from pipeplan.sweeps.rows import SweepRow
 from pipeplan.sweeps.sweep import PointAnswer, solve_points
 from pipeplan.sweeps.terminal import sweep_table
@@ -131,8 +131,9 @@ def command(
     # The schedules are an axis of the sweep. Here they are only checked against the other options.
     fields = checked_option_fields(arguments | {"schedule": ",".join(schedule) or None})
     fields.pop("schedule", None)
-    question = SweptQuestion(fields, arguments["batch"], arguments["staleness"])
-    grid = sweep_points(source.profile, clusters, question, SweepAxes(bandwidth, memory, microbatch, schedule))
+    asked = {name: arguments[name] for name in ("batch", "staleness")}
+    shared = SweepPoint(source.profile, clusters[0], **asked, options=fields)
+    grid = sweep_points(shared, clusters, SweepAxes(bandwidth, memory, microbatch, schedule))
     if csv_file is not None:
         refuse_to_replace(csv_file, "--csv", force=force, mark=CSV_MARK, what="the table of a sweep")
     note(source.text, dim=True)

@@ -31,8 +31,7 @@ from pipeplan_measure.pair_schedule import BenchmarkSettings, MeasuredLinks, Pai
 
 _HEADINGS = ("level", "joins", "link\nGbit/s", "latency", "message\nGbit/s", "±", "all-reduce\nGbit/s", "±", "sizes")
 Progress = Callable[[int, int, str], None]
-"""A function that is called with the number of steps done, the total number of steps, and the name of the current
-step."""
+"""A function that gets the number of steps done, the total number of steps, and the name of the current step."""
 
 
 class _Links(click.Command):

@@ -93,14 +93,7 @@ class _Measure(GroupedCommand):
 @seed_option
 @json_option
 @quiet_option
-def command(
-    model: str,
-    sizes: str | None,
-    output: Path,
-    force: bool,
-    as_json: bool,
-    **options: Any,
-) -> None:
+def command(model: str, sizes: str | None, output: Path, force: bool, as_json: bool, **options: Any) -> None:
     """Measure the cost of each layer of MODEL: forward and backward time, and the bytes of its output, its parameters
     and the activations kept for the backward pass.
 

@@ -8,12 +8,7 @@ from typing import Any
 import click
 from rich.console import RenderableType
 
-from pipeplan.cli.options import (
-    bundled_profiles,
-    complete_names,
-    json_option,
-    quiet_option,
-)
+from pipeplan.cli.options import bundled_profiles, complete_names, json_option, quiet_option
 from pipeplan.cli.output import answer_width, print_answer, print_json
 from pipeplan.cli.profile.table import layer_table, profile_totals, shown_layers
 from pipeplan.drawing.fold_chains import layer_time_s, most_expensive_layers

@@ -43,7 +43,7 @@ def measured_profile(profile: Profile) -> Iterator[RenderableType]:
 
 
 def shown_layers(profile: Profile, top: int | None) -> list[Layer]:
-    """All layers in their order, or the `top` most expensive ones sorted by time."""
+    """All layers in their order, or the `top` most expensive layers sorted by time."""
     layers = list(profile.layers)
     return layers if top is None else sorted(layers, key=layer_time_s, reverse=True)[:top]
 

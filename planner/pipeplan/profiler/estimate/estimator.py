@@ -37,8 +37,7 @@ ESTIMATE_METHOD = (
     "operator reaches on the device, by its device file"
 )
 UPDATE_PASSES = 3
-"""Parameter-sized tensors that an optimiser's step reads or writes besides its state: the parameter is read and
-written, and the gradient is read."""
+"""Tensors of a parameter's size that a step moves besides the state: parameter (read, written) and gradient."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +139,7 @@ def _provenance(built: TracedJob, device: DeviceFile, counts: WorkCounts) -> dic
 
 
 def count_minibatch_work(ref: str, built: TracedJob, minibatch: int) -> WorkCounts:
-    """Count the work of the layers at one minibatch size. Raises `LaunchError` if the model does not run at this
-    size.
-    """
+    """Count the work of the layers at one minibatch size. Raises `LaunchError` if the model does not run there."""
     traced = built.traced
     if minibatch != traced.minibatch and not traced.dynamic_batch:
         raise LaunchError(f"{ref!r} was traced at microbatch {traced.minibatch}, and does not run at {minibatch}")
@@ -170,9 +167,7 @@ def _left_out(counts: WorkCounts, model: nn.Module) -> str:
 
 
 def _remedy(model: nn.Module) -> str:
-    """The remedy for a model whose work cannot be counted. Mixtures of experts in transformers can be built in another
-    way.
-    """
+    """The remedy for a model whose work cannot be counted. Mixtures of experts may have another implementation."""
     measure = "measure on the device, with --device cuda"
     has_experts = any(hasattr(getattr(one, "config", None), "_experts_implementation") for one in model.modules())
     return f'make the model with experts_implementation="batched_mm", or {measure}' if has_experts else measure

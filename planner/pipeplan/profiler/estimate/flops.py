@@ -197,9 +197,7 @@ def _without_data(tensor: Tensor) -> Tensor:
 
 
 def _layer_of_nodes(traced: TracedModel) -> dict[fx.Node, str]:
-    """The layer of every node. A node that every reader computes for itself (masks, positions) counts for the first
-    reader.
-    """
+    """The layer of every node. If all readers compute a node (masks, positions), it counts for the first reader."""
     layers = dict(traced.layer_of)
     for node in reversed(traced.graph_module.graph.nodes):
         if node not in layers:

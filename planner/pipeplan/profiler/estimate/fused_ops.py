@@ -125,9 +125,7 @@ class Recurrence:
         return per_layer * (self.layers * (self.gates + (self.gates == 4)) + self.layers - 1)
 
     def forward(self) -> list[Work]:
-        """The work of forward: for every layer and direction, one product of the inputs and the products of the
-        steps.
-        """
+        """The work of forward: for every layer and direction, a product of all inputs and a product for each step."""
         works = []
         for inputs in self._inputs():
             works += [self._input_product(inputs, self.gates * self.width), self._steps()]

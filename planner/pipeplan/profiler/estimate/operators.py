@@ -178,9 +178,7 @@ def _grouped_product(left: Tensor, right: Tensor, out: Any) -> Work:
 
 
 def _grouped_backward(args: Any, out: Any) -> list[Work]:
-    """The gradients of the rows and matrices of a grouped product. `args`: rows, matrices, group ends, the product's
-    gradient.
-    """
+    """The gradients of a grouped product. `args`: rows, matrices, ends of the groups, gradient of the product."""
     rows, matrices, _, gradient = args
     by_rows, by_matrices = tensors_in(out)[:2]
     return [

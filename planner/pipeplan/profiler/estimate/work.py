@@ -19,12 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeplan.cluster_data.devices import DeviceFile
 
-_NAMES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
+_NAMES = {torch.float64: "float64", torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 @dataclass(frozen=True)
