@@ -15,7 +15,7 @@ import brute_force
 import msgspec
 import pytest
 from brute_force import Instance
-from checking import QUICK, Document, certificate, changed, fault, findings, places, solved, written
+from checking import Document, certificate, changed, fault, findings, places, solved, written
 from commandline import Run
 from extents import first_few, slow_but_for
 from instances import drawn, mixed_instance, random_instance, to_plan, unequal_instance
@@ -381,22 +381,6 @@ def test_stages_follow_the_order_of_the_workers(document: Document) -> None:
     ):
         found = _why(document, *workers, copies=copies)
         assert any(found.startswith(part) and bool(found) is bool(part) for part in why.split("|")), (workers, found)
-
-
-def test_placements_out_of_order_are_never_called_inside() -> None:
-    """Against the definition itself: consecutive runs, one after the other."""
-    six, rng = written(solve(Problem(branching(4), small_cluster(3, 2), Options()), QUICK)), random.Random(7)
-    found = {True: 0, False: 0}
-    for _ in range(500):
-        workers = rng.sample(range(6), rng.randint(2, 6))
-        cut = rng.randint(1, len(workers) - 1)
-        workers = sorted(workers) if rng.random() < 0.6 else workers
-        first, second = workers[:cut], workers[cut:]
-        runs = all(list(run) == list(range(run[0], run[0] + len(run))) for run in (first, second))
-        inside = runs and first[-1] < second[0]
-        assert (_why(six, first, second) == "") is inside
-        found[inside] += 1
-    assert min(found.values()) > 50
 
 
 def _reversed(outcome: Outcome) -> Outcome:
