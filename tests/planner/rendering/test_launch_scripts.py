@@ -228,22 +228,6 @@ def slurm(tmp_path: Path) -> Slurm:
     return Slurm(tmp_path)
 
 
-def test_a_job_makes_its_own_run_and_finds_it_again(slurm: Slurm) -> None:
-    *words, option, folder = slurm.launch_arguments("--epochs", "5", "--resume-from", "elsewhere")
-    assert (words, option) == (["--epochs", "5", "--resume-from", "elsewhere"], "--run-dir")
-    run = Path(folder)
-    assert (run.parent, run.name[-len(f"Z-slurm-{JOB}") :]) == (slurm.plan / "runs", f"Z-slurm-{JOB}")
-    run.mkdir(parents=True)
-    # The job starts again before it has a checkpoint. The metrics of its first start stay in their folder.
-    assert slurm.launch_arguments("--epochs", "5", restart=1) == ["--epochs", "5", "--run-dir", f"{run}-restart-1"]
-    manifest = Path(f"{run}-restart-1", "checkpoints", "epoch-0001", "manifest.json")
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text("{}")
-    resumed = ["--resume", "--epochs", "5", "--run-dir", f"{run}-restart-1"]
-    for begun in (["--resume-from", "elsewhere"], ["--weights=elsewhere"]):
-        assert slurm.launch_arguments("--epochs", "5", *begun, restart=2) == resumed
-
-
 def test_a_step_that_ends_before_scancel_does_keeps_its_status(slurm: Slurm) -> None:
     """SLURM may be slow to pass a signal on: the step can end before scancel does."""
     slurm.stand_in(
