@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -18,7 +17,7 @@ import pytest
 from brute_force import Instance
 from checking import Document, changed, fault, findings, places, solved, written
 from commandline import Run
-from extents import first_few, slow_but_for
+from extents import first_few
 from instances import drawn, mixed_instance, random_instance, unequal_instance
 from long_chains import chain
 from reported import branching, small_cluster
@@ -246,23 +245,6 @@ def test_what_the_solver_writes_is_confirmed(draw: Callable[[int], Instance], se
 def test_a_step_time_at_which_a_depth_changes_is_no_cause_for_a_larger_depth() -> None:
     # With one more minibatch in flight the plan of this problem would not fit in memory.
     _confirmed(range(1979, 1980), mixed_instance)
-
-
-ODD = [None, True, 0, 1, -1, 1.5, 1e300, 10**400, math.nan, math.inf, "", "x", "ff", [], {}, [[]], [1], ["a"], 10**6]
-"""What may stand in a file where something else should."""
-
-
-@pytest.mark.parametrize("changes", slow_but_for([150], [150, 400]))
-def test_no_odd_value_is_more_than_a_complaint(case: Case, changes: int) -> None:
-    problem, document = case
-    document = changed(document, lambda _: None)
-    rng, complaints, every = random.Random(5), 0, list(places(document))
-    for _ in range(changes):
-        holder, key = rng.choice(every)
-        value, holder[key] = holder[key], rng.choice(ODD)
-        complaints += not all(found.holds for found in findings(document, problem.profile).values())
-        holder[key] = value
-    assert complaints > changes / 4
 
 
 def test_the_command_prints_a_line_for_each_check_and_refuses_in_one(run: Run) -> None:

@@ -1,4 +1,4 @@
-"""Cluster files: read, refused and written, the links that they give, and levels against a tree of sets of workers."""
+"""Cluster files: read, refused and written, and the links that they give."""
 
 import json
 import random
@@ -98,34 +98,6 @@ def test_the_numbers_of_servers_and_workers_can_be_changed() -> None:
     ):
         with pytest.raises(InputError, match=said):
             change()
-
-
-def test_a_level_with_one_member_does_not_count() -> None:
-    """Neither its latency nor its bandwidth, wherever the level stands, and also where servers differ."""
-    device, board, joined = Device("d", "cpu", 1), Level("board", 2, 100.0, 0.25), Level("cluster", 3, 50.0, 0.5)
-    alone = Level("alone", 1, 1.0, 9.0, 0.01, 0.01)
-    plain, between, outside, inner = (
-        Links.of(Cluster("c", device, levels))
-        for levels in ((board, joined), (board, alone, joined), (board, joined, alone), (alone, joined))
-    )
-    assert between.sendrecv_among([0, 2]) == outside.sendrecv_among([0, 2]) == plain.sendrecv_among([0, 2])
-    assert between.allreduce_among([0, 5]) == outside.allreduce_among([0, 5]) == (50.0, 0.5)
-    assert outside.sendrecv_latency.tolist() == [0.0, 0.25, 0.5, 0.5]
-    assert (inner.sendrecv(1, 0), inner.sendrecv(2, 0)) == ((float("inf"), 0.0), (50.0, 0.5))
-    servers = [Server(device, alone), Server(device, board)]
-    mixed = Links.of(Cluster.of_servers("c", servers, [Level("cluster", 2, 50.0, 0.125)]))
-    assert (mixed.sendrecv(1, 0), mixed.sendrecv(1, 1)) == ((float("inf"), 0.0), (100.0, 0.25))
-
-
-def test_an_efficiency_goes_with_the_bandwidth_of_its_own_level() -> None:
-    """Where the outer level is the faster one, the inner product of bandwidth and efficiency holds."""
-    inner, outer = Level("server", 2, 10.0, 0.0, 0.8, 0.9), Level("cluster", 2, 50.0, 0.0, 0.5, 0.4)
-    links = Links.of(Cluster("c", Device("d", "cpu", 1), (inner, outer)))
-    # Not 10 · 0.5 and 10 · 0.4: the outer products, 25 and 20, are above the inner ones.
-    assert links.allreduce_among([0, 3]) == (8.0, 0.0)
-    assert links.sendrecv_among([0, 3]) == (9.0, 0.0)
-    slow = Links.of(Cluster("c", Device("d", "cpu", 1), (inner, replace(outer, bandwidth=15.0))))
-    assert (slow.allreduce_among([0, 3]), slow.sendrecv_among([0, 3])) == ((7.5, 0.0), (6.0, 0.0))
 
 
 def test_this_machine_shares_its_cores_and_memory() -> None:

@@ -1,4 +1,4 @@
-"""Loads of network cards, ports and shared cores, against a count of every message and every hop, and by hand."""
+"""Loads of network cards, ports and shared cores, by hand."""
 
 from __future__ import annotations
 

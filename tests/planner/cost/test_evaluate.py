@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -161,25 +160,6 @@ def test_recomputation_trades_a_forward_pass_for_memory(schedule: str) -> None:
     # Nothing is received at the first stage: of what is saved and sent one minibatch's remains.
     depth = plan.stages[0].depth
     assert before.memory_bytes - after.memory_bytes == pytest.approx((depth - 1) * (12 + 48))
-
-
-def test_depth_and_step_time_are_inverse() -> None:
-    groups = ((0.0, 0.0), (1.4, 0.0), (1.4, 2.5))
-    for replicas, following, transfer, group in itertools.product((1, 2, 3), (1, 2, 5), (0.1, 0.7, 1.3), groups):
-        waits = [float(formulas.group_wait(one, 1.0, 3)) for one in group]
-        depth = int(formulas.in_flight_depth(following + waits[1], waits[0], transfer, 1.0, replicas))
-        assert formulas.depth_limited_step_time(depth, replicas, following, transfer, group) <= 1.0 + 1e-9
-        assert formulas.depth_limited_step_time(depth - 1, replicas, following, transfer, group) > 1.0 - 1e-9
-    assert math.isinf(formulas.depth_limited_step_time(1, 1, 1, 0.1, ()))
-    assert formulas.depth_limited_step_time(2, 1, 1, 0.0, ()) == 0.0
-    # A transfer too short to count when a depth is chosen does not count when the depth is judged.
-    assert formulas.in_flight_depth(1, 0.0, 1e-10, 1.0, 1) == 2
-    assert formulas.depth_limited_step_time(2, 1, 1, 1e-10, ()) <= 1.0
-    # Rounding in the quotient does not add one.
-    assert formulas.in_flight_depth(1, 0.0, 0.3 / 2, 0.1 * 3, 1) == 3
-    # A group waits for what its all-reduce exceeds the step time by; in copies of the pipeline the bound is taken.
-    assert [float(formulas.group_wait(time, 2.0, 4)) for time in (0.0, 2.0, 3.0, 8.0)] == [0.0, 0.0, 0.5, 3.0]
-    assert formulas.group_wait(0.0, 2.0, 4, copies=2) == 3.5
 
 
 def test_what_is_no_plan_is_refused() -> None:

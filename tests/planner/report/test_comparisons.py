@@ -171,20 +171,6 @@ def test_the_step_time_is_the_plans_and_its_slowest_resource_has_all_of_it(
     assert seconds == sorted(seconds, reverse=True)
 
 
-def test_with_a_flush_the_parts_add_up() -> None:
-    found = source_of(branching(4), small_cluster(), Options(schedule="1f1b-flush", accumulate=2, stages=2))
-    loads = report_of(found)["loads"]
-    parts = [load for load in loads if load["part"]]
-    assert loads[: len(parts)] == parts
-    assert sum(load["share"] for load in parts) == pytest.approx(1, rel=1e-4)
-    assert "traffic from stage 1 to stage 2" in [load["name"] for load in loads[len(parts) :]]
-    assert found.root.value["prediction"]["bound_by"] == "filling and draining the pipeline"
-    assert [load["name"] for load in loads if load["binds"]] == [
-        "the first microbatch's passes: filling and draining",
-        "its transfers",
-    ]
-
-
 def test_a_run_stands_beside_the_prediction(straight: ReportSource, tmp_path: Path) -> None:
     run = runs.read_run(write_run(tmp_path / "run", straight))
     told = build_report(straight, run).to_json()
