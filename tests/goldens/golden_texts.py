@@ -51,7 +51,8 @@ RENDERED = {
 }
 EXPORTED = ("torch-pipelining", "torchtitan", "megatron", "deepspeed")
 WHOLE = ("mnist-C", "alexnet-mixed-vertical")
-"""Plans of which every launcher and every stage is frozen: on equal servers, and on servers that differ."""
+"""Plans of which every launcher and every stage is frozen, as it is written: on equal servers, and on servers that
+differ."""
 LEFT_OUT = re.compile(r"plan/(launch-ssh\.sh|launch\.slurm|trainjob\.yaml|stages/stage-[1-9].*)|other\.\w+")
 """Files of the other plans that say nothing new."""
 
@@ -81,8 +82,11 @@ def files(every: int = 1) -> dict[str, str]:
                 if code:
                     refused[f"export {target}"] = complaint
             for path in sorted(path for path in Path().rglob("*") if path.is_file() and path.name not in given):
-                if name in WHOLE or not LEFT_OUT.fullmatch(path.as_posix()):
-                    found[f"{name}/{path.as_posix()}"] = _normalised(path.read_bytes().decode("utf-8"))
+                text = _normalised(path.read_bytes().decode("utf-8"))
+                if name in WHOLE:
+                    found[f"{name}/{path.as_posix()}"] = text
+                elif not LEFT_OUT.fullmatch(path.as_posix()):
+                    found[f"{name}/{path.as_posix()}"] = folded(text) if path.suffix == ".json" else text
             found |= {f"{name}/refused/{what}": text for what, text in refused.items()}
     return found
 
@@ -109,6 +113,16 @@ def command(*words: str) -> tuple[int, str, str]:
     except SystemExit as stopped:
         code = stopped.code or 0
     return int(str(code)), out.getvalue(), err.getvalue()
+
+
+def folded(text: str) -> str:
+    """JSON whose innermost lists and objects are in one line each, unless that is long."""
+
+    def in_one_line(found: re.Match[str]) -> str:
+        line = f"{found[1]}{' '.join(found[2].split())}{found[3]}"
+        return line if len(line) <= 240 else found[0]
+
+    return re.sub(r"([\[{])\n([^\[\]{}]*)\n *([\]}])", in_one_line, text)
 
 
 def _normalised(text: str) -> str:
