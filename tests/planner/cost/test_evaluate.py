@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
@@ -10,10 +9,9 @@ from long_chains import chain
 
 import pipeplan
 from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
-from pipeplan.cost import depths, formulas
+from pipeplan.cost import depths
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
-from pipeplan.plan import schedules
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
@@ -62,24 +60,6 @@ def test_a_plan_over_two_servers_by_hand() -> None:
     assert last.memory_bytes == pytest.approx(120 * 2 + 70 + (120 + 16 + 40))
 
 
-def test_copies_of_a_pipeline_share_the_step_time_and_synchronise() -> None:
-    plan = Plan((Stage(("a",), (0, 2), 4, 5), Stage(("b", "c"), (1, 3), 1, 1)), copies=2)
-    score = evaluate(plan, _problem())
-    # Two pipelines inside the servers, each bound by 6 s; all 170 bytes reduced between two: (2·1/2·17 + 2·0.25)/2.
-    assert score.copies_s == pytest.approx((17 + 0.5) / 2)
-    assert score.step_time_s == pytest.approx(max(6 / 2, 8.75))
-    assert score.bound == "synchronisation among the copies of the pipeline"
-    assert (plan.config, plan.copy(1)) == ("2×(1-1)", ((2,), (3,)))
-    flush = replace(plan, schedule="1f1b-flush", accumulate=5)
-    score = evaluate(flush, _problem(schedule="1f1b-flush", accumulate=5))
-    assert score.batch.minibatches == 3
-    # The second stage, with two of 4.5 s after the first. All its 120 bytes are reduced between the two
-    # copies, in part after its last backward pass.
-    assert score.batch.steady_s == pytest.approx(9)
-    assert score.batch.exposed_s == pytest.approx(120 / 10 + 0.5 - 3)
-    assert score.step_time_s == pytest.approx(score.batch.total_s / 5)
-
-
 def test_too_small_a_depth_bounds_the_step_time() -> None:
     score = evaluate(_plan(("ab", (0,), 2), ("c", (3,), 1)), _problem())
     # Two in flight, one of them at the next stage: none is left for the transfers, which take 2 · (4.8 + 0.25) s.
@@ -117,37 +97,6 @@ def test_a_batch_with_a_flush_by_hand() -> None:
     assert score.batch.exposed_s == 0
     assert score.step_time_s == pytest.approx((10.5 + 7.5 + 18) / 5)
     assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 50 + 3 * (5 + 40))
-
-
-def test_two_buffers_synchronise_once_for_all_that_they_accumulate() -> None:
-    problem = _problem(schedule="2bw", accumulate=12)
-    plan = _plan(("a", (0, 1), 2), ("bc", (2,), 1), schedule="2bw", accumulate=12)
-    deep = depths.assign_depths(plan, problem, 4.5)
-    score = evaluate(deep, problem)
-    assert score.stages[0].synchronisation_s == pytest.approx(0.5 / 12)
-    # Two versions and a gradient with its state, for three minibatches in flight.
-    assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 2 * 50 + 3 * (5 + 40))
-    assert evaluate(replace(deep, accumulate=5), problem).step_time_s == float("inf")
-    with pytest.raises(InputError, match="needs a number of minibatches per update"):
-        evaluate(replace(plan, accumulate=None), problem)
-    # 12 minibatches per update, 3 on each of 2 replicas in flight, and an all-reduce of 10 s: at the step time where
-    # both are equal, 6 and what passes during it make 12. In two copies the last one may be half a step time later.
-    step_time_s = formulas.buffered_step_time(3, 2, 10.0, 12)
-    assert 6 + 10.0 / step_time_s - 1 == pytest.approx(12)
-    step_time_s = formulas.buffered_step_time(2, 2, 10.0, 6, copies=2)
-    assert 4 + 10.0 / step_time_s - 1 / 2 == pytest.approx(6)
-    assert (formulas.buffered_step_time(7, 2, 0.0, 12), formulas.buffered_step_time(6, 2, 0.0, 12)) == (math.inf, 0.0)
-
-
-def test_vertical_sync_keeps_versions_by_what_the_input_stage_has_in_flight() -> None:
-    """Delay 3 at two replicas: 6 minibatches, one version each behind one replica."""
-    plan = _plan(("a", (0, 1), 3), ("bc", (2,), 1), schedule="vertical-sync")
-    assert [plan.versions(index) for index in (0, 1)] == [4, 8]
-    stashing = replace(plan, schedule="1f1b-stashing")
-    more = evaluate(plan, _problem()).stages[1].memory_bytes - evaluate(stashing, _problem()).stages[1].memory_bytes
-    assert more == pytest.approx(7 * 120)
-    cases = {(4, 1, 1): 4, (3, 2, 1): 6, (3, 2, 2): 3, (3, 2, 4): 2, (3, 2, 3): 1 + 2}
-    assert {case: int(schedules.vertical_versions(*case)) for case in cases} == cases
 
 
 @pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
