@@ -22,7 +22,7 @@ from pipeplan.profile_data.layers import SampleFlops, SampleWork
 from pipeplan.profile_data.profile import Profile
 from pipeplan.profiler.estimate.estimator import TracedJob, trace_for_estimate
 from pipeplan.profiler.estimate.flops import WorkCounts, count_work, counted_work
-from pipeplan.profiler.estimate.work import TransformedWork, Work, operator_seconds, tile_padding
+from pipeplan.profiler.estimate.work import TransformedWork, Work, operator_seconds
 from pipeplan.profiler.options import ProfilerOptions
 from pipeplan.profiler.passes import sum_of_outputs
 from pipeplan.profiler.profiler import profile_model
@@ -208,15 +208,6 @@ def test_torchs_log_of_an_operator_that_fails_is_not_shown(
     assert "\n" not in str(caught.value)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not capfd.readouterr().err
-
-
-def test_padding_is_what_the_tiles_cover() -> None:
-    for rows, columns in ((1, 1), (64, 128), (65, 129), (27, 64), (200, 3)):
-        covered = []
-        for high, wide in ((8, 4), (4, 8)):
-            tiles = {(row // high, column // wide) for row in range(rows) for column in range(columns)}
-            covered.append(len(tiles) * high * wide)
-        assert tile_padding((rows, columns), (8, 4)) == min(covered) / (rows * columns)
 
 
 SLOW = [
