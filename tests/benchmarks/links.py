@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,11 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import network_namespaces as requirements
 import torch
 import torch.distributed as dist
-from network_namespaces import OWN_NAMESPACES as NAMESPACES
 from network_namespaces import Network, NetworkNode
+from peers_run import INSIDE, in_own_network
 from rich.console import Console
 from rich.table import Table
 
@@ -47,7 +45,6 @@ from pipeplan_measure import links as _joined  # noqa: F401
 MBIT = 1.25e5
 SIZE = 2**21
 """Bytes of what is timed apart from the probe."""
-INSIDE = "PIPEPLAN_LINKS_INSIDE"
 
 
 @dataclass(frozen=True)
@@ -205,14 +202,8 @@ def main() -> int:
     if os.environ.get(INSIDE):
         measure(given.names[0], given.runs)
         return 0
-    if why := requirements.missing_requirement():
-        print(f"skipped: {why}")
-        return 0
-    os.environ[INSIDE] = "1"
     return max(
-        subprocess.run([*NAMESPACES, sys.executable, __file__, name, "--runs", str(run)], check=False).returncode
-        for name in given.names or CASES
-        for run in range(1, given.runs + 1)
+        in_own_network([name, "--runs", str(run)]) for name in given.names or CASES for run in range(1, given.runs + 1)
     )
 
 
