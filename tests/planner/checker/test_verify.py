@@ -78,7 +78,9 @@ def test_no_state_can_be_left_out_or_say_less(seeds: range) -> None:
             tried[what] += 1
             refuted[what] += findings(forged, problem.profile)["optimality"].holds is False
     # The solver writes few states that others imply.
-    assert all(refuted[what] >= 0.8 * count > 0.2 * len(seeds) for what, count in tried.items()), (refuted, tried)
+    assert refuted["demand"] > 0
+    assert tried.total() > len(seeds)
+    assert all(refuted[what] >= 0.8 * count for what, count in tried.items()), (refuted, tried)
 
 
 def _demands(document: Document) -> list[float]:

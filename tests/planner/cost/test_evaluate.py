@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from long_chains import chain
 
 import pipeplan
 from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level, Server
-from pipeplan.cost import depths
+from pipeplan.cost import depths, formulas
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
 from pipeplan.plan.plan import Plan, Stage
@@ -97,6 +98,26 @@ def test_a_batch_with_a_flush_by_hand() -> None:
     assert score.batch.exposed_s == 0
     assert score.step_time_s == pytest.approx((10.5 + 7.5 + 18) / 5)
     assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 50 + 3 * (5 + 40))
+
+
+def test_two_buffers_synchronise_once_for_all_that_they_accumulate() -> None:
+    problem = _problem(schedule="2bw", accumulate=12)
+    plan = _plan(("a", (0, 1), 2), ("bc", (2,), 1), schedule="2bw", accumulate=12)
+    deep = depths.assign_depths(plan, problem, 4.5)
+    score = evaluate(deep, problem)
+    assert score.stages[0].synchronisation_s == pytest.approx(0.5 / 12)
+    # Two versions and a gradient with its state, for three minibatches in flight.
+    assert score.stages[0].memory_bytes == pytest.approx(50 * 2 + 70 + 50 + 2 * 50 + 3 * (5 + 40))
+    assert evaluate(replace(deep, accumulate=5), problem).step_time_s == float("inf")
+    with pytest.raises(InputError, match="needs a number of minibatches per update"):
+        evaluate(replace(plan, accumulate=None), problem)
+    # 12 minibatches per update, 3 on each of 2 replicas in flight, and an all-reduce of 10 s: at the step time where
+    # both are equal, 6 and what passes during it make 12. In two copies the last one may be half a step time later.
+    step_time_s = formulas.buffered_step_time(3, 2, 10.0, 12)
+    assert 6 + 10.0 / step_time_s - 1 == pytest.approx(12)
+    step_time_s = formulas.buffered_step_time(2, 2, 10.0, 6, copies=2)
+    assert 4 + 10.0 / step_time_s - 1 / 2 == pytest.approx(6)
+    assert (formulas.buffered_step_time(7, 2, 0.0, 12), formulas.buffered_step_time(6, 2, 0.0, 12)) == (math.inf, 0.0)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
