@@ -407,12 +407,11 @@ def main() -> None:
     parser.add_argument("what", nargs="*", default=[])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--optimizers", default=",".join(OPTIMIZERS))
-    parser.add_argument("--show", action="store_true", help="print the tables only")
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)  # A run that diverges would take ten times as long.
     results = Results(given.file)
-    for name in () if given.show else given.what or TASKS:
+    for name in given.what or TASKS:
         measure(results, name, given.optimizers.split(","), given.seeds)
     show(results)
 

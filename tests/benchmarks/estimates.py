@@ -69,7 +69,6 @@ class Piece:
 
 Pair = tuple[Piece, Piece]
 """Published, and ours."""
-Pairs = list[Pair]
 
 
 def pieces_of(layers: Iterable[Layer], name_of: Callable[[Layer], str]) -> list[Piece]:

@@ -1,7 +1,7 @@
 """Predicted beside measured: step times and memory of small jobs on this machine, and workers beside a plain loop.
 
     python tests/benchmarks/first_prediction.py [times] [--only NAME] [--runs N]
-    python tests/benchmarks/first_prediction.py memory [--only NAME] [--schedules NAME ...] [--minibatches N]
+    python tests/benchmarks/first_prediction.py memory [--only NAME]
     python tests/benchmarks/first_prediction.py unseen [--only NAME] [--runs N]
     python tests/benchmarks/first_prediction.py loop [--runs N]
 
@@ -11,7 +11,7 @@ a machine whose speed changes within minutes has the same speed in a prediction 
 `unseen`: the same for ten jobs of Hugging Face families, to which nothing is fitted: AdamW, warm-up, clipping by the
 global norm, dropout, autocast. Two stages on two workers, and last the median error and how many are within 15%.
 
-`memory`: the peak of every worker against the planner's figure, for unreplicated plans that train N minibatches (16).
+`memory`: the peak of every worker against the planner's figure, for unreplicated plans that train 16 minibatches.
 The prediction includes a worker without a model and what the allocator takes, as measured on this machine. Neither
 counts the data set, or code that is loaded at first use.
 
@@ -45,8 +45,6 @@ PIPEPLAN = (sys.executable, "-m", "pipeplan")
 INIT = f"{Path(__file__).parents[2] / 'templates' / 'init' / 'job.py'}:build"
 LEAST_MINIBATCHES, LOOP_MINIBATCHES = 900, 900
 LEFT_OUT = 10
-SCHEDULES = {"1f1b-stashing": 0, "vertical-sync": 0, "2bw": 4, "1f1b-flush": 4, "gpipe": 3}
-"""Minibatches per update, where the schedule takes a number."""
 MIB = 2**20
 
 
@@ -144,21 +142,25 @@ def predictions(
 
 def memory(given: argparse.Namespace, folder: Path) -> Table:
     """Predicted and measured memory of every stage."""
-    table = Table("model", "schedule", "stage", "predicted MiB", "measured MiB", "measured/predicted")
+    table = Table("model", "stage", "predicted MiB", "measured MiB", "measured/predicted")
     for case in chosen(MEMORY, given.only):
         place = folder / case.name
         place.mkdir()
         call(*PIPEPLAN, "profile", case.ref, *case.profile, "-o", "profile.json", folder=place)
         minibatch = json.loads((place / "profile.json").read_text())["minibatch"]
-        for schedule in given.schedules:
-            options: list[object] = ["--schedule", schedule, "--microbatch", minibatch]
-            options += ["--batch", minibatch * SCHEDULES[schedule]] if SCHEDULES[schedule] else []
-            solve(place / "profile.json", case.stages, place / schedule, *options)
-            few = ("--epochs", 1, "--max-minibatches", given.minibatches)
-            for stage in train(place / schedule, place / f"{schedule}-run", *few)["stages"]:
-                figures = stage["memory_bytes"]
-                sizes = [f"{figures[key] / MIB:.0f}" for key in ("predicted", "measured")]
-                table.add_row(case.name, schedule, str(stage["stage"]), *sizes, f"{figures['ratio']:.2f}")
+        solve(
+            place / "profile.json",
+            case.stages,
+            place / "plan",
+            "--schedule",
+            "1f1b-stashing",
+            "--microbatch",
+            minibatch,
+        )
+        for stage in train(place / "plan", place / "run", "--epochs", 1, "--max-minibatches", 16)["stages"]:
+            figures = stage["memory_bytes"]
+            sizes = [f"{figures[key] / MIB:.0f}" for key in ("predicted", "measured")]
+            table.add_row(case.name, str(stage["stage"]), *sizes, f"{figures['ratio']:.2f}")
     return table
 
 
@@ -225,8 +227,6 @@ def main() -> None:
     parser.add_argument("what", nargs="?", choices=(*TABLES, "plain"), default="times")
     parser.add_argument("--only", help="only this model")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--schedules", nargs="*", choices=SCHEDULES, default=["1f1b-stashing"])
-    parser.add_argument("--minibatches", type=int, default=16)
     given = parser.parse_args()
     if given.what == "plain":
         print(plain_loop())

@@ -1,6 +1,6 @@
 """Whether `pipeplan profile --links` finds the levels and rates of a network that is known.
 
-    PYTHONPATH=tests/support python tests/benchmarks/links.py [NAME …] [--runs N] [--keep FOLDER]
+    PYTHONPATH=tests/support python tests/benchmarks/links.py [NAME …] [--runs N]
 
 Networks of namespaces on this machine, with cables shaped to the rates given; every worker is a process that runs
 `pipeplan profile --links` as a server with one worker. The table has, for every level, the rate that was set and what
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,11 +27,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import network_namespaces as requirements
 import torch
 import torch.distributed as dist
-from network_namespaces import OWN_NAMESPACES as NAMESPACES
 from network_namespaces import Network, NetworkNode
+from peers_run import INSIDE, in_own_network
 from rich.console import Console
 from rich.table import Table
 
@@ -47,7 +45,6 @@ from pipeplan_measure import links as _joined  # noqa: F401
 MBIT = 1.25e5
 SIZE = 2**21
 """Bytes of what is timed apart from the probe."""
-INSIDE = "PIPEPLAN_LINKS_INSIDE"
 
 
 @dataclass(frozen=True)
@@ -64,27 +61,20 @@ class Case:
     """Of every server, where they differ."""
 
 
-def several(count: int, node: NetworkNode) -> tuple[NetworkNode, ...]:
-    """So many of the same."""
-    return (node,) * count
-
-
 def behind(rate: str, *below: NetworkNode) -> NetworkNode:
     """A switch and its cable."""
     return NetworkNode(rate, 0, below)
 
 
 CASES = {
-    "two-by-two": Case(behind("", *several(2, NetworkNode("400mbit", 2))), (2, 2), (None, 400)),
+    "two-by-two": Case(behind("", *[NetworkNode("400mbit", 2)] * 2), (2, 2), (None, 400)),
     "tree": Case(
-        behind(
-            "", *several(2, behind("60mbit", *several(2, behind("200mbit", *several(2, NetworkNode("400mbit", 1))))))
-        ),
+        behind("", *[behind("60mbit", *[behind("200mbit", *[NetworkNode("400mbit", 1)] * 2)] * 2)] * 2),
         (1, 2, 2, 2),
         (None, 400, 200, 60),
     ),
     "cards": Case(
-        behind("", *several(2, NetworkNode("400mbit", 2)), *several(2, NetworkNode("100mbit", 2))),
+        behind("", *[NetworkNode("400mbit", 2)] * 2, *[NetworkNode("100mbit", 2)] * 2),
         (2, 4),
         (None, 400),
         cards=(400, 400, 100, 100),
@@ -176,15 +166,15 @@ def right(case: Case, cluster: Cluster) -> bool:
     return tuple(level.count for level in cluster.levels) == case.counts and sizes and cards
 
 
-def measure(name: str, run: int, keep: Path | None) -> None:
+def measure(name: str, run: int) -> None:
     """One network: its table."""
     case = CASES[name]
     network = Network(case.root)
-    with tempfile.TemporaryDirectory() as text:
-        folder = keep or Path(text)
-        took = survey(network, folder / f"{name}.toml", 29500 + run)
-        reduced, sent = bare(network, Path(text), 29600 + run)
-        cluster = cluster_toml.load_cluster(str(folder / f"{name}.toml"))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, f"{name}.toml")
+        took = survey(network, file, 29500 + run)
+        reduced, sent = bare(network, Path(folder), 29600 + run)
+        cluster = cluster_toml.load_cluster(str(file))
     links, top = Links.of(cluster), len(cluster.levels)
     expected = formulas.ring_allreduce_time(cluster.workers, SIZE, *links.allreduce(top, 0))
     message = formulas.transfer_time(SIZE, *links.sendrecv(top, 0))
@@ -206,24 +196,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--keep", type=Path, help="a folder for the files that are written")
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in CASES]:
         parser.error(f"there is no network {unknown[0]!r}")
     if os.environ.get(INSIDE):
-        measure(given.names[0], given.runs, given.keep)
+        measure(given.names[0], given.runs)
         return 0
-    if why := requirements.missing_requirement():
-        print(f"skipped: {why}")
-        return 0
-    os.environ[INSIDE] = "1"
-    options = ["--keep", str(given.keep.absolute())] if given.keep else []
     return max(
-        subprocess.run(
-            [*NAMESPACES, sys.executable, __file__, name, "--runs", str(run), *options], check=False
-        ).returncode
-        for name in given.names or CASES
-        for run in range(1, given.runs + 1)
+        in_own_network([name, "--runs", str(run)]) for name in given.names or CASES for run in range(1, given.runs + 1)
     )
 
 

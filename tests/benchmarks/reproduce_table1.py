@@ -341,11 +341,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", type=Path, default=Path(named) if named else None)
     parser.add_argument("--rows", metavar="NAME,…", help="only these rows: vgg16-4x4,gnmt8-3x4")
-    parser.add_argument("--solver", choices=("dp", "both"), default="both")
-    parser.add_argument("--time-limit", type=float, default=20.0, help="seconds for each solver and row")
     parser.add_argument("--update-page", action="store_true", help=f"write the table into {PAGE.name}")
     given = parser.parse_args()
-    settings = Settings(simulate=False, solver=given.solver, time_limit_s=given.time_limit)
+    settings = Settings(simulate=False, time_limit_s=20.0)
     try:
         wanted, folder = rows_named(given.rows), table1_links.folder_of(given.reference)
         table = build_table(wanted, folder, settings, lambda step: print(step, file=sys.stderr, flush=True))

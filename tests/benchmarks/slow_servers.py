@@ -18,14 +18,13 @@ import argparse
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import network_namespaces as requirements
-from network_namespaces import OWN_NAMESPACES, Network, NetworkNode, slow_down
+from network_namespaces import Network, NetworkNode, slow_down
+from peers_run import INSIDE, in_own_network
 from rich.console import Console
 from rich.table import Table
 
@@ -35,7 +34,6 @@ from pipeplan.explanation.slow_servers import DIRECTION, LINK, LOADER, SLOW_SERV
 from pipeplan.profile_data.profile import Profile
 from pipeplan_measure import links as _measured  # noqa: F401
 
-INSIDE = "PIPEPLAN_SLOW_SERVERS_INSIDE"
 NONE = "none"
 SCALE = 20.0
 """By how much rates here are lower, and times longer, than those they stand for."""
@@ -137,13 +135,7 @@ def main() -> int:
         parser.error(f"there is no case {unknown[0]!r}")
     if os.environ.get(INSIDE):
         return 0 if show(names[0], 29500) else 1
-    if why := requirements.missing_requirement():
-        print(f"skipped: {why}")
-        return 0
-    os.environ[INSIDE] = "1"
-    return max(
-        subprocess.run([*OWN_NAMESPACES, sys.executable, __file__, name], check=False).returncode for name in names
-    )
+    return max(in_own_network([name]) for name in names)
 
 
 if __name__ == "__main__":

@@ -58,11 +58,6 @@ class PublishedRow:
             return (1,) * self.workers
         return tuple(int(count) for count in self.config.split("-"))
 
-    @property
-    def data_parallel(self) -> bool:
-        """Whether the paper's configuration is data parallelism itself. Its speed-up is then 1.0 by definition."""
-        return len(self.replicas) == 1
-
 
 ROWS = (
     PublishedRow("VGG-16", "vgg16", 64, 4, 4, "A", "15-1", 5.28, 5.28),

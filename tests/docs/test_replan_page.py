@@ -63,7 +63,7 @@ def test_the_page_shows_what_the_command_prints() -> None:
 
 def test_every_field_is_described() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    small = "pipeplan solve mnist-v100 --cluster A --servers 2 --solver dp"
+    small = "pipeplan solve mnist-v100 --cluster A --servers 2 --solver dp --schedule 1f1b-stashing"
     answer = json.loads(_replanned(small, "pipeplan replan plan --lost server1.worker3 --json"))
     described = (DOCS / "file-formats.md").read_text(encoding="utf-8").partition("## `replan --json`")[2]
     for name in _names({name: value for name, value in answer.items() if name != "plan"} | {"plan": None}):

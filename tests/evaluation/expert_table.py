@@ -3,8 +3,8 @@
     python tests/evaluation/expert_table.py FOLDER [--only MODEL/CLUSTER/BATCH] [--limit 30] [--cpu] [--markdown]
 
 FOLDER receives the profiles, which are made once, and the answer and plan.json of each row. `--only` takes a pattern,
-such as `llama3_8b/*/2048`, and may be repeated. `--show` prints the rows that are in FOLDER and solves nothing.
-Every row is one `pipeplan solve` in a process of its own. docs/evidence/expert.md has the table, and what is assumed.
+such as `llama3_8b/*/2048`, and may be repeated. Every row is one `pipeplan solve` in a process of its own.
+docs/evidence/expert.md has the table, and what is assumed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -81,7 +80,6 @@ class Row:
     """The answer to one question. Rates are in samples per second."""
 
     question: Question
-    seconds: float
     cpu_s: float
     problem: str = ""
     """Why there is no answer."""
@@ -90,8 +88,6 @@ class Row:
     """Replicas of each stage."""
     schedule: str = ""
     microbatch: int = 0
-    memory: float = 0.0
-    """The largest share of a worker's memory."""
     idle: int = 0
     """Workers without a stage."""
     rate: float = 0.0
@@ -124,11 +120,6 @@ def profile_of(model: str, device: str, folder: Path) -> Path:
     return path
 
 
-def place_of(question: Question, folder: Path) -> Path:
-    """The folder with the answer to one question."""
-    return folder / "answers" / question.name.replace("/", "-")
-
-
 def cluster_of(question: Question, folder: Path) -> Path:
     """The cluster file; the V100 of the mixed cluster has the speed at which it runs this model."""
     path = HERE / "clusters" / f"{question.cluster}.toml"
@@ -145,26 +136,25 @@ def cluster_of(question: Question, folder: Path) -> Path:
 
 def solved(question: Question, folder: Path, limit: float, cpu: bool) -> Row:
     """Solve one row in a process of its own, and keep its answer in the folder."""
-    place = place_of(question, folder)
+    place = folder / "answers" / question.name.replace("/", "-")
     place.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(place / "plan", ignore_errors=True)
     profile = profile_of(question.model, CLUSTERS[question.cluster][1], folder)
     command = f"{CPU_CLOCK if cpu else ''}from pipeplan.cli import main; main()"
     options = ["--cluster", str(cluster_of(question, folder)), "--batch", str(question.batch)]
     output = ["--time-limit", str(limit), "-o", str(place / "plan")]
-    began, used = time.monotonic(), _cpu_s()
+    used = _cpu_s()
     with (place / "answer.txt").open("w") as out, (place / "errors.txt").open("w") as errors:
         arguments = [sys.executable, "-c", command, "solve", str(profile), *options, *output]
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(arguments, stdout=out, stderr=errors, timeout=PATIENCE * limit, check=False)
-    seconds, cpu_s = time.monotonic() - began, _cpu_s() - used
+    cpu_s = _cpu_s() - used
     lines = (place / "errors.txt").read_text().strip().splitlines()
     if (place / "plan" / "plan.json").exists():
-        row = read_row(question, folder, json.loads((place / "plan" / "plan.json").read_text()), seconds, cpu_s)
+        row = read_row(question, folder, json.loads((place / "plan" / "plan.json").read_text()), cpu_s)
     else:
         why = lines[-1] if lines else f"no answer in {PATIENCE * limit:.0f} s"
-        row = Row(question, seconds, cpu_s, problem=why.removeprefix("error: "))
-    (place / "row.json").write_text(json.dumps(asdict(row)))
+        row = Row(question, cpu_s, problem=why.removeprefix("error: "))
     return row
 
 
@@ -174,20 +164,18 @@ def _cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def read_row(question: Question, folder: Path, document: dict[str, Any], seconds: float, cpu_s: float) -> Row:
+def read_row(question: Question, folder: Path, document: dict[str, Any], cpu_s: float) -> Row:
     """The row of a plan.json."""
     plan, choice, cluster = document["plan"], document["choice"], pipeplan.cluster(cluster_of(question, folder))
-    stages = list(zip(plan["stages"], document["prediction"]["stages"], strict=True))
     return Row(
         question,
-        seconds,
         cpu_s,
         kind=choice["taken"],
         plan=plan["config"],
         schedule=plan["schedule"],
         microbatch=document["profile"]["minibatch"],
-        memory=max(cost["memory_bytes"] / cluster.memory_of(stage["workers"]) for stage, cost in stages),
-        idle=cluster.workers - len({worker for stage, _ in stages for worker in stage["workers"]}) * plan["copies"],
+        idle=cluster.workers
+        - len({worker for stage in plan["stages"] for worker in stage["workers"]}) * plan["copies"],
         rate=document["throughput"]["samples_per_s"],
         gap=document["gap"],
         cut_off=not choice["finished"],
@@ -197,15 +185,6 @@ def read_row(question: Question, folder: Path, document: dict[str, Any], seconds
             if one["kind"] != UNIFORM or "-" in one["config"]  # one stage is no pipeline
         },
     )
-
-
-def saved_rows(asked: Sequence[Question], folder: Path) -> Iterator[Row]:
-    """The rows that an earlier call left in the folder."""
-    for question in asked:
-        path = place_of(question, folder) / "row.json"
-        if path.exists():
-            fields = json.loads(path.read_text())
-            yield Row(**fields | {"question": Question(**fields["question"])})
 
 
 def answer_of(row: Row) -> str:
@@ -255,7 +234,6 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], metavar="MODEL/CLUSTER/BATCH", help="these rows")
     parser.add_argument("--limit", type=float, default=30.0, help="seconds for each row")
     parser.add_argument("--cpu", action="store_true", help="limit CPU seconds, on a machine that has other work")
-    parser.add_argument("--show", action="store_true", help="print the rows that the folder has")
     parser.add_argument("--markdown", action="store_true", help="print tables for a page")
     given = parser.parse_args()
     asked = questions(given.only)
@@ -263,9 +241,6 @@ def main() -> None:
         parser.error(
             f"no row is called {' or '.join(given.only)}; models: {', '.join(MODELS)}; clusters: {', '.join(CLUSTERS)}"
         )
-    if given.show:
-        print_rows(list(saved_rows(asked, given.folder)), given.markdown)
-        return
     given.folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for one in asked:

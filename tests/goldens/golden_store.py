@@ -15,7 +15,6 @@ SUFFIX = ".txt"
 """Every stored text has this suffix, so that no tool takes a stored script for one of the repository's own."""
 SECTIONS: Mapping[str, Callable[..., dict[str, str]]] = {
     "files": golden_texts.files,
-    "help": golden_texts.help_texts,
     "api": golden_texts.api,
     "streams": golden_streams.streams,
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeplan_launch.plan.schedule import SCHEDULES, StageShape
 
-PIPELINES = 500
+PIPELINES = 200
 
 
 def streams() -> dict[str, str]:

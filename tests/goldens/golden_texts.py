@@ -1,10 +1,13 @@
-"""Goldens that are texts: the files of plans, the help of every command, and the names of the public API."""
+"""Goldens that are texts: the files of plans, and the names of the executor's public API.
+
+The help of every command and the API of the planner are in docs/reference, which `tests/docs/test_reference.py` holds
+to the code.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import inspect
 import io
 import os
@@ -13,17 +16,14 @@ import shlex
 import sys
 import tempfile
 import types
-import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import click
-
 import pipeplan
-from pipeplan.cli import cli, main
-from pipeplan_launch.command_line import worker_parser
+import pipeplan_launch
+from pipeplan.cli import main
 
 INPUTS = Path(__file__).resolve().parent / "inputs"
 COLUMNS = "100"
@@ -50,6 +50,11 @@ RENDERED = {
     "kubernetes with options": "kubernetes plan --pod-per-worker --options '--epochs 9' -o other.yaml",
 }
 EXPORTED = ("torch-pipelining", "torchtitan", "megatron", "deepspeed")
+WHOLE = ("mnist-C", "alexnet-mixed-vertical")
+"""Plans of which every launcher and every stage is frozen, as it is written: on equal servers, and on servers that
+differ."""
+LEFT_OUT = re.compile(r"plan/(launch-ssh\.sh|launch\.slurm|trainjob\.yaml|stages/stage-[1-9].*)|other\.\w+")
+"""Files of the other plans that say nothing new."""
 
 
 def files(every: int = 1) -> dict[str, str]:
@@ -77,32 +82,20 @@ def files(every: int = 1) -> dict[str, str]:
                 if code:
                     refused[f"export {target}"] = complaint
             for path in sorted(path for path in Path().rglob("*") if path.is_file() and path.name not in given):
-                found[f"{name}/{path.as_posix()}"] = _normalised(path.read_bytes().decode("utf-8"))
+                text = _normalised(path.read_bytes().decode("utf-8"))
+                if name in WHOLE:
+                    found[f"{name}/{path.as_posix()}"] = text
+                elif not LEFT_OUT.fullmatch(path.as_posix()):
+                    found[f"{name}/{path.as_posix()}"] = folded(text) if path.suffix == ".json" else text
             found |= {f"{name}/refused/{what}": text for what, text in refused.items()}
     return found
 
 
-def help_texts() -> dict[str, str]:
-    """`--help` of every command, by its words, and of the executor."""
-    found = {}
-    for words in _commands(click.Context(cli, info_name="pipeplan")):
-        code, text, complaint = command(*words, "--help")
-        found[" ".join(["pipeplan", *words])] = text if code == 0 else f"exit code {code}: {complaint}"
-    found["no arguments"] = command()[1]
-    with mock.patch.dict(os.environ, COLUMNS=COLUMNS):
-        found["launch.sh"] = worker_parser("launch.sh").format_help()
-    return found
-
-
 def api() -> dict[str, str]:
-    """The public names of both packages with their signatures, and those of classes with their public members."""
-    launch = importlib.import_module("pipeplan_launch")
-    public = [name for name in dir(pipeplan) if not name.startswith("_") and _is_own(getattr(pipeplan, name))]
-    packages = {"pipeplan": (pipeplan, public), "pipeplan_launch": (launch, sorted(launch.__all__))}
-    return {
-        package: "\n".join(line for name in names for line in _described(name, getattr(module, name))) + "\n"
-        for package, (module, names) in packages.items()
-    }
+    """The public names of the executor with their signatures, and those of classes with their public members."""
+    names = sorted(pipeplan_launch.__all__)
+    lines = [line for name in names for line in _described(name, getattr(pipeplan_launch, name))]
+    return {"pipeplan_launch": "\n".join(lines) + "\n"}
 
 
 def command(*words: str) -> tuple[int, str, str]:
@@ -122,6 +115,16 @@ def command(*words: str) -> tuple[int, str, str]:
     return int(str(code)), out.getvalue(), err.getvalue()
 
 
+def folded(text: str) -> str:
+    """JSON whose innermost lists and objects are in one line each, unless that is long."""
+
+    def in_one_line(found: re.Match[str]) -> str:
+        line = f"{found[1]}{' '.join(found[2].split())}{found[3]}"
+        return line if len(line) <= 240 else found[0]
+
+    return re.sub(r"([\[{])\n([^\[\]{}]*)\n *([\]}])", in_one_line, text)
+
+
 def _normalised(text: str) -> str:
     """A file without what differs between machines and runs: paths, the version, seconds spent."""
     text = text.replace(str(Path.cwd()), "<folder>").replace(sys.executable, "<python>")
@@ -130,17 +133,6 @@ def _normalised(text: str) -> str:
     text = re.sub(r'("seconds": )[0-9.e+-]+', r'\1"<seconds>"', text)
     # The phases of a search by their names, at the end of plan.json.
     return re.sub(r'("seconds": \{)[^}]*\}', lambda found: re.sub(r": [0-9.e+-]+", ': "<seconds>"', found[0]), text)
-
-
-def _commands(context: click.Context) -> Iterator[list[str]]:
-    """The words of every command after `pipeplan`, those inside others after them."""
-    yield context.command_path.split()[1:]
-    group = context.command
-    if isinstance(group, click.Group):
-        for name in group.list_commands(context):
-            inner = group.get_command(context, name)
-            assert inner is not None
-            yield from _commands(click.Context(inner, info_name=name, parent=context))
 
 
 def _described(name: str, value: Any) -> list[str]:
@@ -174,28 +166,13 @@ def _signature(value: Any) -> str:
         signature = inspect.signature(value)
     except (TypeError, ValueError):
         return "(…)"
-    text = _plain(str(signature))
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD and "Unpack" in str(parameter.annotation):
-            # What a TypedDict allows, in the place of its name.
-            words = typing.get_args(typing.get_type_hints(value)[parameter.name])[0]
-            keys = ", ".join(sorted(words.__annotations__))
-            text = re.sub(r"\*\*(\w+): '?Unpack\[\w+\]'?", rf"**\1: {{{keys}}}", text)
-    return text
+    return _plain(str(signature))
 
 
 def _plain(text: str) -> str:
     """A signature without the paths of modules and the addresses of functions."""
     text = re.sub(r" at 0x[0-9a-f]+", "", text.replace("'", ""))
     return re.sub(r"\b(?:[a-z_][a-z_0-9]*\.)+(?=[A-Za-z_])", "", text)
-
-
-def _is_own(value: object) -> bool:
-    """Whether a name of the package is its own, neither a module nor imported from elsewhere."""
-    if inspect.ismodule(value):
-        return False
-    home = getattr(value, "__module__", "") or ""
-    return home.split(".")[0] == "pipeplan"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ COMPARE = Path(__file__).with_name("compare.py")
 
 
 @pytest.mark.parametrize(
-    "arguments", [["help", "api", "streams", "files", "--every", "3"], pytest.param(["files"], marks=pytest.mark.slow)]
+    "arguments", [["api", "streams", "files", "--every", "3"], pytest.param(["files"], marks=pytest.mark.slow)]
 )
 def test_all_is_as_it_was_frozen(arguments: list[str]) -> None:
     # A process of its own: click keeps the options of a command as the first context made them.

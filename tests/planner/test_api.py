@@ -117,8 +117,9 @@ def test_each_mistake_is_one_line() -> None:
     refused = [(mistake, "") for mistake in MISTAKES]
     refused += [(lambda given=given: _solved(**given), said) for given, said in OPTIONS]
     for mistake, said in refused:
-        with pytest.raises(pipeplan.PipeplanError, match=re.escape(said)) as told:
+        with pytest.raises(pipeplan.PipeplanError) as told:
             mistake()
+        assert said in str(told.value)
         assert "\n" not in str(told.value)
 
 

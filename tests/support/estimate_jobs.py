@@ -124,7 +124,7 @@ class _Residual(nn.Module):
 
 class _Alone(_Small):
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x) if float(x.sum()) > 0 else x
+        return self.layer(x) if float(x.detach().sum()) > 0 else x
 
 
 def alone() -> Job:
@@ -156,7 +156,7 @@ def constant_loss() -> Job:
 
 def failing_loss() -> Job:
     """A loss that torch refuses for these targets."""
-    return _with_loss(functional.mse_loss)
+    return _with_loss(functional.poisson_nll_loss)
 
 
 class _Grouped(nn.Module):

@@ -214,12 +214,13 @@ def test_what_the_backward_pass_hides_is_part_of_an_all_reduce() -> None:
 
 def test_an_efficiency_that_cannot_be_told_stays() -> None:
     profile = chain([(0.1, 0.2, 0.0), (0.1, 0.2, 0.0)])
-    for replicas, overlap, why in (
-        ([2, 1], 0.0, "updates run late"),
-        ([2], 1.0, "hide behind computing"),
-        ([1, 1], 0.0, "no stage had replicas"),
+    for replicas, overlap, copies, why in (
+        ([2, 1], 0.0, 1, "updates run late"),
+        ([2], 1.0, 1, "hide behind computing"),
+        ([2], 0.0, 2, "inside copies of the pipeline and among them"),
+        ([1, 1], 0.0, 1, "no stage had replicas"),
     ):
-        plan = plan_of(profile, [1][: len(replicas) - 1], replicas)
+        plan = replace(plan_of(profile, [1][: len(replicas) - 1], replicas), copies=copies)
         stages = [busy(sums(profile, one), sync_s=0.001 if one.replicas > 1 else 0.0) for one in plan.stages]
         found = calibrate([observed(plan, 0.4, *stages, overlap=overlap)], profile, cluster(sum(replicas)))
         assert found.cluster.levels[0].allreduce_efficiency == 0.5
@@ -240,6 +241,12 @@ def test_a_boundary_that_bounds_the_step_time_says_what_it_reaches() -> None:
     assert found.cluster.levels[0].sendrecv_efficiency == pytest.approx(0.25)
     assert found.slack == pytest.approx(1.0)
     assert found.step_times_s[0] == pytest.approx(2.0)
+    # In two copies each boundary carries every other minibatch: 0.5 s, where 1.6 s of work take 0.8 s.
+    slow = chain([(0.6, 1.0, 0.0)] * 2, parameters=0)
+    stages = tuple(replace(one, workers=(index, index + 2)) for index, one in enumerate(plan.stages))
+    copied = replace(plan, stages=stages, copies=2)
+    run = observed(copied, 1.0, *(busy(sums(slow, one)) for one in stages))
+    assert calibrate([run], slow, cluster(4, bandwidth=16.0)).cluster.levels[0].sendrecv_efficiency == 0.5
 
 
 def test_where_cores_are_shared_only_computing_counts() -> None:

@@ -61,31 +61,17 @@ def test_json_and_a_trace(run: Run, planned: Path) -> None:
     assert line.startswith("plan/plan.json exists and is not a trace: give another file with --trace")
 
 
-DAMAGES: tuple[tuple[tuple[str | int, ...], Any, str], ...] = (
-    (("version",), 2, "plan.json is version 2 of pipeplan-plan; this pipeplan reads up to 1"),
-    (("plan", "stages"), [], "the plan has no stages"),
-    (("plan", "stages", 0, "workers"), [], "every stage needs a worker"),
-    (("plan", "stages", 0, "workers"), [99], "there is no worker 99"),
-    (("plan", "copies"), 0, "copies: expected at least 1"),
-    (("prediction", "stages", 0, "forward_s"), -1.0, "forward_s: expected at least 0, found -1"),
-    (("prediction", "stages", 0, "forward_s"), 1e308, "at most 9.2"),
-    (("prediction", "stages"), [], "one for each stage, found 0"),
-    (("options", "overlap"), 1.5, "the overlap must lie between 0 and 1"),
-    (("cluster", "levels", 1, "bandwidth"), 0, "zero bandwidth"),
-    (("cluster", "levels"), [], "has no levels"),
-)
-
-
 def test_a_damaged_plan_is_one_line(run: Run, planned: Path) -> None:
-    whole = (planned / "plan.json").read_text()
-    for (*keys, last), value, expected in DAMAGES:
-        document = place = json.loads(whole)
-        for key in keys:
-            place = place[key]
-        place[last] = value
-        (planned / "plan.json").write_text(json.dumps(document))
+    path = planned / "plan.json"
+    whole = path.read_text()
+    for old, new, expected in (
+        ('"version": 1', '"version": 2', "plan.json is version 2 of pipeplan-plan; this pipeplan reads up to 1"),
+        ('"copies": 1', '"copies": 0', "copies: expected at least 1"),
+    ):
+        assert old in whole
+        path.write_text(whole.replace(old, new, 1))
         assert expected in refused(run, "simulate", "plan")
-    (planned / "plan.json").write_text(whole)
+    path.write_text(whole)
     Path("empty").mkdir()
     refusals = {"empty": "empty has no plan.json", "profile.json": "is not a folder"}
     refusals |= dict.fromkeys(("plan --microbatches 0", "plan --microbatches many"), "")

@@ -70,26 +70,6 @@ def test_a_bundled_profile_is_planned_for_by_its_name_and_one_in_this_folder_com
     assert (document["profile"]["model"], document["verdict"]["proven"]) == ("small", True)
 
 
-def test_inference_fixed_stages_and_more_levels_than_two(run: Run) -> None:
-    _save()
-
-    def solved(*arguments: str) -> dict[str, Any]:
-        document: dict[str, Any] = json.loads(run("solve", *arguments, "--json", *QUICK).out)
-        return document
-
-    assert solved("--cluster", "C", "--inference", "-o", "p1")["plan"]["inference"] is True
-    assert json.loads(Path("p1/stages/stage-0.json").read_text())["schedule"]["name"] == "forward-only"
-    assert len(solved("--cluster", "C", "--stages", "2", "-o", "p2")["plan"]["stages"]) == 2
-    levels = "".join(
-        f'[[level]]\nname = "{name}"\ncount = 2\nbandwidth = "{rate} B/s"\n'
-        for name, rate in (("board", 1e9), ("server", 1e8), ("rack", 1e7))
-    )
-    device = '[device]\nname = "d"\nkind = "cpu"\nmemory = "1 GiB"\n'
-    Path("three.toml").write_text(f'format = "pipeplan-cluster"\nversion = 1\nname = "three"\n{device}{levels}')
-    document = json.loads(run("solve", "--cluster", "three.toml", "--json", "--no-write").out)
-    assert (document["verdict"]["proven"], len(document["cluster"]["levels"])) == (True, 3)
-
-
 def test_a_plan_that_was_used_is_refused_before_any_work_and_others_are_replaced(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,16 +209,6 @@ def test_layers_may_be_pinned_and_kept_together(run: Run) -> None:
     assert any("bcd" in stage for stage in stages(solved(run, "--together", "b, c", "--together", "c,d")))
 
 
-def test_numbers_of_stages_and_workers_have_a_maximum(run: Run) -> None:
-    for text, least, most in (("3", 3, None), ("1-4", None, 4), ("1-1", 1, None)):
-        document = solved(run, "--stages", text, "--ignore-memory")
-        assert (document["options"]["stages"], document["options"]["max_stages"]) == (least, most)
-        assert len(stages(document)) == least if least else len(stages(document)) <= (most or 0)
-    document = solved(run, "--max-workers", "3", "--max-replicas", "2", "--no-recompute")
-    workers = [len(stage["workers"]) for stage in document["plan"]["stages"]]
-    assert (sum(workers) <= 3, max(workers) <= 2, document["options"]["recompute"]) == (True, True, False)
-
-
 def test_staleness_is_a_number_of_updates_or_any(run: Run) -> None:
     _save_six()
     for text, stored in (("0", 0), ("2", 2), ("ANY", None)):
@@ -246,14 +216,6 @@ def test_staleness_is_a_number_of_updates_or_any(run: Run) -> None:
         document = json.loads(done.out)
         assert document["choice"]["staleness"] == stored
         assert text == "ANY" or max(document["updates"]["stale_by"]) <= int(text)
-
-
-def test_schedules_with_a_number_of_minibatches(run: Run) -> None:
-    for name in ("2bw", "gpipe", "1f1b-flush"):
-        document = solved(run, "--schedule", name, "--batch", "48")
-        assert (document["plan"]["schedule"], document["plan"]["accumulate"]) == (name, 12)
-    # A microbatch of 4 on each of 4 workers.
-    assert solved(run, "--schedule", "2bw")["plan"]["accumulate"] == 4
 
 
 PIN = f"solve {' '.join(CLUSTER)} --solver dp --no-write --schedule 1f1b-stashing --ignore-memory --pin "

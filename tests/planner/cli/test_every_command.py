@@ -20,11 +20,10 @@ from click.shell_completion import CompletionItem, ShellComplete
 from commandline import Run, refused
 from manifests import PIPEDREAM
 from repository import ROOT
-from rich.table import Table
 
 import pipeplan
 from pipeplan import cli as commands
-from pipeplan.cli import _COMMANDS, cli, options, output
+from pipeplan.cli import _COMMANDS, cli, options
 from pipeplan.cli.commands.doctor import LACKING
 from pipeplan.cli.commands.export import TARGETS
 from pipeplan.errors import DisagreementError, InputError
@@ -206,31 +205,6 @@ def test_the_page_has_all_codes_and_help_ends_with_them(run: Run) -> None:
 def test_a_closed_standard_output_is_no_error() -> None:
     command = f"{sys.executable} -m pipeplan list >&-"
     assert subprocess.run(["bash", "-c", command], capture_output=True).returncode == 0
-
-
-def test_answers_are_folded_only_where_asked_and_printed_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
-    line, table = "word " * 40, Table("heading", box=None)
-    table.add_row("x" * 200)
-    output.print_answer([line, "[bold]a[/bold] :x: 12"])
-    output.note("[red]b[/red] :x:")
-    assert capsys.readouterr() == (f"{line}\n[bold]a[/bold] :x: 12\n", "[red]b[/red] :x:\n")
-    output.print_answer([line], fold=True, narrow=True)
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= output.PIPED_WIDTH
-    output.print_answer([table], wide=True)
-    assert "x" * 200 in capsys.readouterr().out
-
-
-def test_notes_are_dropped_while_standard_error_is_silenced_and_progress_is_for_terminals(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with output.silenced():
-        output.note("unseen")
-        print("unseen", file=sys.stderr)
-    output.note("seen")
-    with output.status("working") as show, output.progress_bar("working") as update:
-        show("still working")
-        update(1, 2, "half done")
-    assert capsys.readouterr() == ("", "seen\n")
 
 
 def test_pages_are_listed_with_their_titles_and_printed_as_they_are(run: Run) -> None:

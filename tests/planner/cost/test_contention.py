@@ -1,11 +1,8 @@
-"""Loads of network cards, ports and shared cores, against a count of every message and every hop, and by hand."""
+"""Loads of network cards, ports and shared cores, by hand."""
 
 from __future__ import annotations
 
-import itertools
-import math
 import random
-from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +10,7 @@ import pytest
 from checking import changed, findings, written
 from long_chains import chain
 
-from pipeplan.cluster_data.cluster import Cluster, Device, Level, Server
+from pipeplan.cluster_data.cluster import Cluster, Device, Level
 from pipeplan.cluster_data.links import Links
 from pipeplan.cost import contention
 from pipeplan.cost.evaluate import evaluate
@@ -47,94 +44,8 @@ def _uniform(*counts: int, **efficiencies: float) -> Cluster:
     return Cluster("t", DEVICE, tuple(Level(f"n{k}", n, rates[k], **efficiencies) for k, n in enumerate(counts)))
 
 
-def _uneven() -> Cluster:
-    inside = [Level("server", 3, 40.0), Level("server", 2, 30.0), Level("server", 1, 0.0)]
-    machines = [Server(DEVICE, level, card) for level, card in zip(inside, (0.0, 5.0, 2.0), strict=True)]
-    return Cluster.of_servers("t", machines, [Level("cluster", 3, 10.0, sendrecv_efficiency=0.5)])
-
-
 def _loads(plan: Plan, problem: Problem) -> contention.CardLoads:
     return contention.card_loads(plan, problem, Links.of(problem.cluster))
-
-
-def _counted(plan: Plan, problem: Problem) -> dict[tuple[int, int, int], float]:
-    """Seconds per minibatch by (level, direction, component), from every message and hop of enough minibatches."""
-    cluster, total = problem.cluster, defaultdict(float)
-    bandwidth: dict[tuple[int, int], tuple[float, float]] = {}
-    for level in range(len(cluster.levels)):
-        for number, start in enumerate(list(cluster.starts(level))[:-1]):
-            bandwidth[level, number] = Links.of(cluster).card(level, start)
-
-    def carry(source: int, target: int, size: float, reduces: bool) -> None:
-        for level in range(len(cluster.levels)):
-            ends = cluster.component(level, source), cluster.component(level, target)
-            if ends[0] != ends[1]:
-                total[level, OUT, ends[0]] += size / bandwidth[level, ends[0]][reduces]
-                total[level, IN, ends[1]] += size / bandwidth[level, ends[1]][reduces]
-
-    def ring(members: tuple[int, ...], size: float) -> None:
-        for source, target in zip(members, members[1:] + members[:1], strict=True):
-            if len(members) > 1:
-                carry(source, target, 2 * (len(members) - 1) / len(members) * size, True)
-
-    count = math.lcm(*(stage.replicas for stage in plan.stages)) * (plan.accumulate or 1)
-    for minibatch in range(count):
-        at = [stage.workers[minibatch % stage.replicas] for stage in plan.stages]
-        for index in range(len(at) - 1):
-            before = {name for stage in plan.stages[: index + 1] for name in stage.layers}
-            for tensor in problem.profile.tensors:
-                if tensor.producer in before and not before.issuperset(tensor.consumers):
-                    carry(at[index], at[index + 1], tensor.bytes, False)
-                    if not plan.inference:
-                        carry(at[index + 1], at[index], tensor.gradient_bytes, False)
-    for stage in plan.stages if not plan.inference else ():
-        size = sum(layer.parameter_bytes for layer in problem.profile.layers if layer.name in stage.layers)
-        replicas = stage.replicas // plan.copies
-        for copy in range(plan.copies):
-            for _ in range(count // (plan.accumulate or stage.replicas)):
-                ring(stage.workers[copy :: plan.copies], size)
-        for replica in range(replicas):
-            for _ in range(count // (plan.accumulate or plan.copies)):
-                ring(stage.workers[replica * plan.copies : (replica + 1) * plan.copies], size / replicas)
-    return {card: seconds / count for card, seconds in total.items()}
-
-
-def _agrees_with_the_count(plan: Plan, problem: Problem) -> None:
-    expected, cards = _counted(plan, problem), _loads(plan, problem)
-    for level, times in enumerate(cards.busy_s):
-        for direction, component in itertools.product((OUT, IN), range(times.shape[1])):
-            assert times[direction, component] == pytest.approx(expected.get((level, direction, component), 0.0))
-    assert cards.busiest()[0] == pytest.approx(max(expected.values(), default=0.0))
-
-
-def _random_plan(rng: random.Random, problem: Problem, copies: int, **fields: object) -> Plan:
-    """Stages on any workers at all, in any order."""
-    layers, size = [layer.name for layer in problem.profile.layers], problem.cluster.workers // copies
-    count = rng.randint(1, min(3, len(layers), size))
-    cuts = [0, *sorted(rng.sample(range(1, len(layers)), count - 1)), len(layers)]
-    ends = [0, *sorted(rng.sample(range(1, size + 1), count))]
-    order = rng.sample(range(size), size)
-    stages = []
-    for index in range(count):
-        mine = order[ends[index] : ends[index + 1]]
-        workers = tuple(copy * size + worker for worker in mine for copy in range(copies))
-        stages.append(Stage(tuple(layers[cuts[index] : cuts[index + 1]]), workers, 1, 1))
-    return Plan(tuple(stages), copies, **fields)
-
-
-def test_loads_are_what_a_count_of_all_messages_gives() -> None:
-    for seed in range(40):
-        rng = random.Random(seed)
-        shapes = [(6,), (3, 2), (2, 3), (2, 2, 2), (1, 4)]
-        cluster = rng.choice([*(_uniform(*shape) for shape in shapes), _uneven()])
-        cluster = rng.choice([cluster, _uniform(2, 3, allreduce_efficiency=0.5, sendrecv_efficiency=0.8)])
-        problem = Problem(_profile(rng.randint(3, 5), seed), cluster)
-        copies = 2 if cluster.uniform and cluster.workers % 2 == 0 and rng.random() < 0.4 else 1
-        _agrees_with_the_count(_random_plan(rng, problem, copies), problem)
-    # Schedules that accumulate reduce less often, and inference sends activations only.
-    for seed, fields in ((3, {"schedule": "2bw", "accumulate": 12}), (5, {"inference": True})):
-        problem = Problem(_profile(4), _uniform(2, 3), Options(**fields))
-        _agrees_with_the_count(_random_plan(random.Random(seed), problem, 1, **fields), problem)
 
 
 def test_a_shared_card_bounds_the_step_time() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from pipeplan.cluster_data.cluster import MEMORY_RESERVE, Cluster, Device, Level
 from pipeplan.cost import depths, formulas
 from pipeplan.cost.evaluate import evaluate
 from pipeplan.errors import InputError
-from pipeplan.plan import schedules
 from pipeplan.plan.plan import Plan, Stage
 from pipeplan.planning.outcome import Outcome
 from pipeplan.planning.settings import Settings
@@ -61,24 +59,6 @@ def test_a_plan_over_two_servers_by_hand() -> None:
     # saved, and the output.
     assert first.memory_bytes == pytest.approx(50 * 2 + 70 + 2 * 50 + 3 * (50 + 5 + 40))
     assert last.memory_bytes == pytest.approx(120 * 2 + 70 + (120 + 16 + 40))
-
-
-def test_copies_of_a_pipeline_share_the_step_time_and_synchronise() -> None:
-    plan = Plan((Stage(("a",), (0, 2), 4, 5), Stage(("b", "c"), (1, 3), 1, 1)), copies=2)
-    score = evaluate(plan, _problem())
-    # Two pipelines inside the servers, each bound by 6 s; all 170 bytes reduced between two: (2·1/2·17 + 2·0.25)/2.
-    assert score.copies_s == pytest.approx((17 + 0.5) / 2)
-    assert score.step_time_s == pytest.approx(max(6 / 2, 8.75))
-    assert score.bound == "synchronisation among the copies of the pipeline"
-    assert (plan.config, plan.copy(1)) == ("2×(1-1)", ((2,), (3,)))
-    flush = replace(plan, schedule="1f1b-flush", accumulate=5)
-    score = evaluate(flush, _problem(schedule="1f1b-flush", accumulate=5))
-    assert score.batch.minibatches == 3
-    # The second stage, with two of 4.5 s after the first. All its 120 bytes are reduced between the two
-    # copies, in part after its last backward pass.
-    assert score.batch.steady_s == pytest.approx(9)
-    assert score.batch.exposed_s == pytest.approx(120 / 10 + 0.5 - 3)
-    assert score.step_time_s == pytest.approx(score.batch.total_s / 5)
 
 
 def test_too_small_a_depth_bounds_the_step_time() -> None:
@@ -140,17 +120,6 @@ def test_two_buffers_synchronise_once_for_all_that_they_accumulate() -> None:
     assert (formulas.buffered_step_time(7, 2, 0.0, 12), formulas.buffered_step_time(6, 2, 0.0, 12)) == (math.inf, 0.0)
 
 
-def test_vertical_sync_keeps_versions_by_what_the_input_stage_has_in_flight() -> None:
-    """Delay 3 at two replicas: 6 minibatches, one version each behind one replica."""
-    plan = _plan(("a", (0, 1), 3), ("bc", (2,), 1), schedule="vertical-sync")
-    assert [plan.versions(index) for index in (0, 1)] == [4, 8]
-    stashing = replace(plan, schedule="1f1b-stashing")
-    more = evaluate(plan, _problem()).stages[1].memory_bytes - evaluate(stashing, _problem()).stages[1].memory_bytes
-    assert more == pytest.approx(7 * 120)
-    cases = {(4, 1, 1): 4, (3, 2, 1): 6, (3, 2, 2): 3, (3, 2, 4): 2, (3, 2, 3): 1 + 2}
-    assert {case: int(schedules.vertical_versions(*case)) for case in cases} == cases
-
-
 @pytest.mark.parametrize("schedule", ["1f1b-stashing", "vertical-sync", "2bw", "gpipe", "1f1b-flush"])
 def test_recomputation_trades_a_forward_pass_for_memory(schedule: str) -> None:
     problem = _problem(schedule=schedule, accumulate=8)
@@ -161,25 +130,6 @@ def test_recomputation_trades_a_forward_pass_for_memory(schedule: str) -> None:
     # Nothing is received at the first stage: of what is saved and sent one minibatch's remains.
     depth = plan.stages[0].depth
     assert before.memory_bytes - after.memory_bytes == pytest.approx((depth - 1) * (12 + 48))
-
-
-def test_depth_and_step_time_are_inverse() -> None:
-    groups = ((0.0, 0.0), (1.4, 0.0), (1.4, 2.5))
-    for replicas, following, transfer, group in itertools.product((1, 2, 3), (1, 2, 5), (0.1, 0.7, 1.3), groups):
-        waits = [float(formulas.group_wait(one, 1.0, 3)) for one in group]
-        depth = int(formulas.in_flight_depth(following + waits[1], waits[0], transfer, 1.0, replicas))
-        assert formulas.depth_limited_step_time(depth, replicas, following, transfer, group) <= 1.0 + 1e-9
-        assert formulas.depth_limited_step_time(depth - 1, replicas, following, transfer, group) > 1.0 - 1e-9
-    assert math.isinf(formulas.depth_limited_step_time(1, 1, 1, 0.1, ()))
-    assert formulas.depth_limited_step_time(2, 1, 1, 0.0, ()) == 0.0
-    # A transfer too short to count when a depth is chosen does not count when the depth is judged.
-    assert formulas.in_flight_depth(1, 0.0, 1e-10, 1.0, 1) == 2
-    assert formulas.depth_limited_step_time(2, 1, 1, 1e-10, ()) <= 1.0
-    # Rounding in the quotient does not add one.
-    assert formulas.in_flight_depth(1, 0.0, 0.3 / 2, 0.1 * 3, 1) == 3
-    # A group waits for what its all-reduce exceeds the step time by; in copies of the pipeline the bound is taken.
-    assert [float(formulas.group_wait(time, 2.0, 4)) for time in (0.0, 2.0, 3.0, 8.0)] == [0.0, 0.0, 0.5, 3.0]
-    assert formulas.group_wait(0.0, 2.0, 4, copies=2) == 3.5
 
 
 def test_what_is_no_plan_is_refused() -> None:

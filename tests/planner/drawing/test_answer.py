@@ -33,8 +33,9 @@ RATE = re.compile(r"([0-9.]+) samples/s")
 
 
 def _solved(model: str, cluster: str, **more: object) -> pipeplan.Outcome:
-    profile = pipeplan.read_profile(model)
-    return pipeplan.solve(profile, pipeplan.cluster(cluster), **{"settings": SETTINGS} | more)  # type: ignore[arg-type]
+    """The answer on cluster C, or on two servers of cluster A."""
+    profile, where = pipeplan.read_profile(model), pipeplan.cluster(cluster, servers=2 if cluster == "A" else None)
+    return pipeplan.solve(profile, where, **{"settings": SETTINGS} | more)  # type: ignore[arg-type]
 
 
 CASES: dict[str, Callable[[], pipeplan.Outcome]] = {
@@ -44,7 +45,7 @@ CASES: dict[str, Callable[[], pipeplan.Outcome]] = {
     "many stages": lambda: _solved("mnist-v100", "C", microbatch=8),
     "a named schedule": lambda: _solved("mnist-v100", "C", schedule="2bw", batch=128),
     "a long straight pipeline": lambda: _solved(
-        "vgg16-v100", "A", schedule="1f1b-flush", max_replicas=1, stages=9, settings=replace(SETTINGS, simulate=False)
+        "awd-lm-v100", "A", schedule="1f1b-flush", max_replicas=1, stages=7, settings=replace(SETTINGS, simulate=False)
     ),
     "stages asked for": lambda: _solved("mnist-v100", "C", stages=3, microbatch=8),
     "inference": lambda: _solved("vgg16-v100", "C", inference=True),
@@ -140,7 +141,7 @@ def test_no_line_contradicts_another(case: str) -> None:
 
 def test_the_stages_that_are_left_out_are_named() -> None:
     for count, hidden in ((7, "stage 6"), (8, "stages 6 to 7"), (6, None)):
-        outcome = _solved("vgg16-v100", "A", schedule="gpipe", stages=count, max_replicas=1, batch=64, microbatch=64)
+        outcome = _solved("alexnet-v100", "A", schedule="gpipe", stages=count, max_replicas=1, batch=64, microbatch=64)
         text = "\n".join(answer_lines(outcome, 80, NEXT))
         assert (f"… {hidden}; pipeplan explain has all" in text) is (hidden is not None)
 
@@ -155,7 +156,7 @@ def test_the_gap_in_trust_is_that_of_the_outcome() -> None:
 
 def test_the_heading_has_the_batch_and_says_if_it_is_assumed_or_the_search_was_cut_off() -> None:
     outcome, choice = _chosen("a pipeline with idle workers")
-    assert "Batch 1024 (assumed; --batch), microbatch 64." in " ".join(_parts(answer_lines(outcome, 80, NEXT))[""])
+    assert "Batch 512 (assumed; --batch), microbatch 64." in " ".join(_parts(answer_lines(outcome, 80, NEXT))[""])
     given = " ".join(answer_lines(_outcome("data parallelism"), 80, NEXT)[:2])
     assert "Batch 256, microbatch " in given
     assert "assumed" not in given

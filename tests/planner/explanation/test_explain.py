@@ -289,19 +289,6 @@ def test_a_given_plan_is_compared_with_the_best_and_with_baselines() -> None:
 # The command.
 
 
-@pytest.mark.slow
-def test_it_explains_in_80_columns_without_colour(run: Run) -> None:
-    _profile(1, spread=0.5, saved=6).save(Path("profile.json"))
-    done = run("explain", "--cluster", "A", "--samples", "3")
-    assert done.code == 0, done.err
-    headings = ("What limits the step time", "Where the time goes", "Second choice", "What would help", "How firmly")
-    assert [heading for heading in headings if heading not in done.out] == []
-    assert "again 3 times within their spread (as measured; seed 0)" in " ".join(done.out.split())
-    assert max(map(len, done.out.splitlines())) <= 80
-    assert "\x1b" not in done.out + done.err
-    assert run("explain", "--cluster", "A", "--samples", "3").out == done.out
-
-
 def test_json_says_the_same(run: Run) -> None:
     _profile(1, saved=6).save(Path("profile.json"))
     cluster = ("--cluster", "A", "--servers", "2", "--schedule", "1f1b-stashing")

@@ -162,6 +162,7 @@ def test_hosts_are_asked_by_ssh(run: Run, tmp_path: Path, monkeypatch: pytest.Mo
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", f"{fake.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setattr("pipeplan.cli.servers.GRACE_S", 0.2)
     hosts = Path("hosts.txt")
     hosts.write_text("here address=127.0.0.1\nthere python=/nowhere/python\n")
     done = run("doctor", "--hosts", "hosts.txt", "--workers", "1")

@@ -122,6 +122,12 @@ ODD: tuple[tuple[list[int], Rate, tuple[Partition, ...], str], ...] = (
         (runs(8, 2), runs(8, 8)),
         "0-5 | 6,7 are near each other",
     ),
+    (
+        [0] * 4 + [1] * 4,  # with islands in the first server alone
+        lambda a, b: 1.0 if a // 4 != b // 4 else 50.0 if b < 4 and a // 2 == b // 2 else 12.0,
+        (runs(8, 4), runs(8, 8)),
+        "cannot state for servers that differ",
+    ),
     ([0, 0, 1, 1], lambda a, b: 10.0 if (a, b) == (1, 2) else 1.0, (runs(4, 2), runs(4, 4)), "across the edges of ser"),
 )
 """The server of each worker, rates, the components, and what is said of those that are left out."""

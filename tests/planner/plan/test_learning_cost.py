@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
-from commandline import Run
 from small_plans import shaped
 
 from pipeplan.plan.learning_cost import (
@@ -95,13 +93,3 @@ def test_what_is_measured_depends_on_replicas_and_on_the_optimiser() -> None:
     momentum, plain = _known(DOUBLE, "SGD", state=1.0), _known(DOUBLE, "SGD", state=0.0)
     assert [case.optimizer for case in momentum.cases] == ["SGD with momentum"] * 2
     assert (plain.measured, plain.optimizer) == (False, "SGD without momentum")
-
-
-def test_solve_says_it_and_plan_json_has_the_source(run: Run) -> None:
-    words = ("solve", "mnist-v100", "--cluster", "C", "--solver", "dp", "--no-write")
-    named = (*words, "--schedule", "2bw", "--batch", "128")
-    said = "RISKY: AdamW missed the goal in"
-    assert said in " ".join(run(*named).out.split())
-    learning = json.loads(run(*named, "--json").out)["updates"]["learning"]
-    assert learning["source"].startswith("docs/evidence/learning.md")
-    assert said not in " ".join(run(*words, "--schedule", "1f1b-flush", "--batch", "128").out.split())

@@ -140,38 +140,10 @@ def test_rounded_gradients_take_the_time_of_half_the_weights() -> None:
 CUTS = 1000
 
 
-def _cluster(speeds: list[float], *counts: int) -> Cluster:
-    """One worker of each speed in a server of its own, joined by levels with these counts, innermost first."""
-    servers = [Server(Device(f"d{speed}", "cpu", 1 << 30, speed), Level("server", 1, 0.0)) for speed in speeds]
-    above = [Level(f"level{number}", count, 1e9) for number, count in enumerate(counts)]
-    return Cluster.of_servers("drawn", servers, above)
-
-
-def _all_orders(speeds: list[float], inner: int) -> set[tuple[float, ...]]:
-    """The sequences of speeds that exchanges inside groups of `inner` servers, and of whole groups, lead to."""
-    groups = [speeds[start : start + inner] for start in range(0, len(speeds), inner)]
-    sequences = set()
-    for permuted in itertools.permutations(groups):
-        for inside in itertools.product(*(list(itertools.permutations(group)) for group in permuted)):
-            sequences.add(tuple(itertools.chain.from_iterable(inside)))
-    return sequences
-
-
-def test_every_order_is_given_once() -> None:
-    for speeds, inner in (
-        ([1.0, 2.0, 3.0], 3),
-        ([1.0, 1.0, 2.0, 2.0, 2.0], 5),
-        ([1.0, 2.0, 2.0, 1.0], 2),
-        ([1.0, 2.0, 3.0, 4.0], 2),
-        ([1.0, 1.0, 1.0, 2.0, 2.0, 2.0], 2),
-    ):
-        counts = (inner,) if inner == len(speeds) else (inner, len(speeds) // inner)
-        orders = list(distinct_orders(_cluster(speeds, *counts)))
-        assert orders[0] == tuple(range(len(speeds)))
-        assert all(sorted(order) == list(range(len(speeds))) for order in orders)
-        sequences = [tuple(speeds[number] for number in order) for order in orders]
-        assert len(sequences) == len(set(sequences))
-        assert set(sequences) == _all_orders(speeds, inner)
+def _three() -> Cluster:
+    """Three servers of one worker, of which each has another speed."""
+    servers = [Server(Device(f"d{speed}", "cpu", 1 << 30, speed), Level("server", 1, 0.0)) for speed in (1.0, 2.0, 3.0)]
+    return Cluster.of_servers("drawn", servers, [Level("all", 3, 1e9)])
 
 
 @pytest.mark.parametrize("seed", slow_but_for(range(6), range(12)))
@@ -205,7 +177,7 @@ def test_without_time_or_with_equal_servers_the_listed_order_stays() -> None:
     _, uniform = drawn(1, random_instance)
     assert uniform.cluster.uniform
     assert choose_order(uniform, CUTS) == (uniform, [])
-    problem = drawn(3, unequal_instance)[1].within(_cluster([1.0, 2.0, 3.0], 3))
+    problem = drawn(3, unequal_instance)[1].within(_three())
     chosen, choices = choose_order(problem, CUTS, Deadline.after(0.0))
     assert chosen is problem
     assert not any(choice.in_time for choice in choices)

@@ -105,21 +105,6 @@ def test_a_server_may_list_its_devices(tmp_path: Path, monkeypatch: pytest.Monke
         Cluster.of_devices("c", [replace(BIG, cores=1), SMALL], INSIDE)
 
 
-@pytest.mark.parametrize("schedule", [FLUSH, STASHING])
-@pytest.mark.parametrize("workers", [2, 3, 4])
-def test_devices_that_hardly_differ_have_the_plan_of_equal_ones(schedule: str, workers: int) -> None:
-    """The devices of a server as machines of their own, beside a server of equal devices on slow links."""
-    slow = replace(INSIDE, bandwidth=5e8)
-    devices = [replace(BIG, name=str(n), speed=1 + n * 1e-9) for n in range(workers)]
-    options = Options(schedule=schedule, accumulate=8 if schedule == FLUSH else None)
-    clusters = Cluster("equal", BIG, (replace(slow, count=workers),)), Cluster.of_devices("nearly", devices, slow)
-    equal, nearly = (solve(Problem(MODEL, cluster, options), Settings(simulate=False)) for cluster in clusters)
-    assert nearly.plan.config == equal.plan.config
-    assert nearly.predicted_s == pytest.approx(equal.predicted_s, rel=1e-6)
-    assert nearly.bound_s == pytest.approx(equal.bound_s, rel=1e-6)
-    assert nearly.verdict.agree
-
-
 def by_hand(cluster: Cluster, batch: int = 8) -> float:
     """Seconds per microbatch of the best of all pipelines of two stages that fit, in both orders, by simulation."""
     best = float("inf")

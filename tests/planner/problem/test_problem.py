@@ -241,6 +241,8 @@ def test_a_wrong_field_is_named(outcome: Outcome) -> None:
         (lambda d: d["stated"].update(minibatch_s=0.0), "stated: minibatch_s: expected more than 0"),
         (lambda d: d["profile"].update(minibatch=0), "profile: minibatch: expected at least 1"),
         (lambda d: d["cluster"].pop("levels"), "cluster: the field 'levels' is missing"),
+        (lambda d: d["prediction"]["stages"][0].update(forward_s=-1.0), "forward_s: expected at least 0, found -1"),
+        (lambda d: d["prediction"]["stages"][0].update(forward_s=1e308), "at most 9.2"),
         (lambda d: d["options"].update(overlap=2), "the overlap must lie between 0 and 1"),
     )
     for change, place in changes:

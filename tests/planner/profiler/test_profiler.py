@@ -52,7 +52,7 @@ def loss_nan(): return job(loss=lambda output, target: output.sum() * float("inf
 def loss_fails(): return job(loss=lambda output, target: output[99].sum())
 def frozen(): return job(nn.Linear(4, 4).requires_grad_(False), loss=lambda output, target: output.sum())
 def nothing(): return None
-def loss_of_torch(): return job(loss=torch.nn.functional.mse_loss)
+def loss_of_torch(): return job(loss=torch.nn.functional.poisson_nll_loss)
 
 class Tied(nn.Module):
     def __init__(self):
@@ -203,7 +203,7 @@ ERRORS: tuple[tuple[str, dict[str, Any], str], ...] = (
         r"on a microbatch of its data: the job's loss \(lambda of .*jobs.py:33\) failed: IndexError: .*jobs.py:33",
     ),
     # No line of pipeplan's own is quoted where no line of the job's is to blame.
-    ("FILE:loss_of_torch", {}, r"data: the job's loss \(mse_loss\) failed: RuntimeError: .* dimension 1$"),
+    ("FILE:loss_of_torch", {}, r"data: the job's loss \(poisson_nll_loss\) failed: RuntimeError: .* dimension 1$"),
     ("FILE:frozen", {}, "does not depend on any parameter"),
     ("FILE:nothing", {}, "returned NoneType"),
     ("mnist", {"batches": (0,)}, "microbatch size must be at least 1, not 0"),

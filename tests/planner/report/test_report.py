@@ -80,21 +80,6 @@ def test_what_is_drawn_keeps_the_step_time_that_simulate_tells(source: ReportSou
     assert (until - since) / len(ends) == pytest.approx(steady.step_time_s, rel=1e-3)
 
 
-def test_a_minibatch_goes_through_the_stages_and_back(straight: ReportSource) -> None:
-    told = report_of(straight)
-    assert len(straight.plan.stages) >= 3
-    lanes = told["timeline"]["lanes"]
-    begun: dict[int, list[tuple[float, int, int]]] = defaultdict(list)
-    for lane, kind, number, start, _ in rows(told["timeline"]["predicted"]):
-        if kind in (F, B):
-            begun[number].append((start, kind, lanes["stage"][lane]))
-    stages = len(straight.plan.stages)
-    way = [(F, stage) for stage in range(stages)] + [(B, stage) for stage in reversed(range(stages))]
-    whole = [sorted(passes) for passes in begun.values() if len(passes) == 2 * stages]
-    assert len(whole) >= 8
-    assert all([(kind, stage) for _, kind, stage in passes] == way for passes in whole)
-
-
 def test_links_carry_what_crosses_the_cut_and_what_a_ring_sends(source: ReportSource, document: Document) -> None:
     profile, (first, _) = vgg(), source.plan.stages
     inside = set(first.layers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -304,34 +303,6 @@ def test_times_of_zero_do_no_harm() -> None:
     scenario = replace(_scenario((2, 2, 0.0, 0.0), (1, 1, 0.0, 0.0)), predicted_s=0.0)
     report = _run(scenario, 20)[1]
     assert (report.total_s, report.ratio) == (0, None)
-
-
-def test_a_trace_has_the_fields_that_viewers_require() -> None:
-    scenario = replace(
-        _scenario((2, 3, 1.0, 2.0), (1, 1, 0.5, 1.0), sync=0.5, overlap=0.5, hop=StageBoundary(0.25, 0.0)),
-        workers_per_server=2,
-    )
-    document = trace_document(scenario, simulate_schedule(scenario, 6))
-    events = json.loads(json.dumps(document, allow_nan=False))["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X", "C", "s", "f"}
-    ends: dict[tuple[int, int], float] = {}
-    for event in sorted(events, key=lambda event: event["ts"]):
-        row = event["pid"], event["tid"]
-        assert isinstance(event["name"], str)
-        assert all(isinstance(key, int) for key in row)
-        assert event["ts"] >= 0
-        assert event["ph"] != "C" or all(value >= 0 for value in event["args"].values())
-        if event["ph"] == "X":
-            assert event["dur"] >= 0
-            assert event["ts"] >= ends.get(row, 0.0) - 1e-6, "events of a row do not overlap"
-            ends[row] = event["ts"] + event["dur"]
-    named = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert named == ["server 0, predicted", "server 1, predicted", "links, predicted"]
-    # Three workers, two of them with all-reduces, and three links.
-    assert sum(event["name"] == "thread_name" for event in events) == 3 + 2 + 3
-    forward = next(event for event in events if event["ph"] == "X" and event["name"] == "F1" and event["pid"] == 1)
-    assert (forward["ts"], forward["dur"], forward["tid"]) == (0.0, 1e6, 3)
-    assert sum(event["ph"] == "X" and event["name"][0] in "FB" for event in events) == 2 * 2 * 6
 
 
 def test_arrows_lead_from_each_pass_to_that_of_the_next_stage() -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from extents import first_few, slow_but_for
 from instances import ALL_SCHEDULES, drawn, mixed_instance, unequal_instance
@@ -33,7 +32,6 @@ from pipeplan.solvers.dp.search.cost_terms import CostTerms
 from pipeplan.solvers.dp.search.flush_search import FlushSearch, PlacementFlushSearch
 from pipeplan.solvers.dp.search.heterogeneous_terms import HeterogeneousTerms
 from pipeplan.solvers.dp.search.placement_search import PlacementSearch
-from pipeplan.solvers.dp.search.states import undominated_rows
 from pipeplan.solvers.dp.search.uniform_search import UniformSearch
 from pipeplan.solvers.dp.spaces import BatchSpaces
 from pipeplan.solvers.dp.threshold import BisectionResult
@@ -239,17 +237,3 @@ def test_the_search_over_undominated_states_answers_as_the_one_that_tries_all_ru
     free = CostTerms(replace(problem, options=replace(problem.options, memory=False)), cuts)
     unlimited = UniformSearch(free, one.floor * 64, SearchLimits(memory=False)).run()
     assert True not in answers or unlimited is not None
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 700])
-def test_no_kept_row_loses_to_another_and_every_lost_row_does(count: int) -> None:
-    points = np.random.default_rng(count).integers(0, 12, (count, 3))
-    points = points[np.lexsort(points.T[::-1])]
-
-    def dominates(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-        return (points[some][:, None] <= points[others][None]).all(axis=2)
-
-    kept = undominated_rows(count, dominates)
-    every = np.arange(count)
-    earlier = np.triu(dominates(every, every), 1) if count else np.zeros((0, 0), dtype=bool)
-    assert kept.tolist() == np.flatnonzero(~earlier.any(axis=0)).tolist()

@@ -78,14 +78,6 @@ def test_plain_data_parallelism_waits_for_its_buckets(max_replicas: int | None) 
     assert evaluate(result.plan, to_problem(instance)).bound == WAITS_FOR_UPDATE
 
 
-def test_shared_cores_are_not_charged_where_nothing_shared_is() -> None:
-    """Three workers on one core, planned as if each had its own: the solvers agree."""
-    shared = Cluster("local", Device("core", "cpu", 1 << 30, cores=1), (Level("server", 3, 1e9),))
-    problem = Problem(chain([Layer("a", 0.01, 0.02, 0, 0)], 0, 4), shared, Options(contention=False, stages=1))
-    for result in (solve_by_dp(problem), solve_by_ilp(problem)):
-        assert result.objective_s == pytest.approx(0.01)
-
-
 def test_a_boundary_of_parallel_links_carries_more_than_one_link_does() -> None:
     """Within the step time of the best plan one link carries 18 bytes, and two of them the 28 that cross its cut."""
     layers = (Layer("l0", 7, 3, 60, 45), Layer("l1", 4, 4, 20, 120), Layer("l2", 6, 0, 20, 37))

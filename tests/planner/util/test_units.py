@@ -1,8 +1,7 @@
-"""Quantities as text, small graphs against their definitions, and whole numbers where fractions belong."""
+"""Quantities as text, and whole numbers where fractions belong."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from pipeplan.errors import InputError
 from pipeplan.problem.options import Options
 from pipeplan.profile_data.layers import Layer, Tensor
 from pipeplan.profile_data.profile import Profile
-from pipeplan.util import graph
 from pipeplan.util.files import Node
 from pipeplan.util.text import shell_path, shell_program
 from pipeplan.util.units import parse_rate, parse_size, parse_time, show_rate, show_size, show_step_time, show_time
@@ -54,30 +52,6 @@ def test_a_path_is_neither_an_option_nor_looked_up() -> None:
         assert (shell_path(Path(path)), shell_program(path)) == (argument, program)
 
 
-def _is_ideal(members: set[int], edges: list[tuple[int, int]]) -> bool:
-    return all(source in members for source, target in edges if target in members)
-
-
-GRAPHS: tuple[tuple[int, list[tuple[int, int]]], ...] = (
-    (1, []),
-    (3, []),
-    (4, [(0, 1), (1, 2), (2, 3)]),
-    (4, [(0, 1), (0, 2), (1, 3), (2, 3)]),
-    (5, [(0, 4), (1, 4)]),
-)
-
-
-def test_ideals_are_all_down_sets_and_subsets_come_first() -> None:
-    for count, edges in GRAPHS:
-        found = graph.ideals(count, edges, limit=1000)
-        subsets = [set(c) for n in range(count + 1) for c in itertools.combinations(range(count), n)]
-        expected = {sum(1 << node for node in members) for members in subsets if _is_ideal(members, edges)}
-        assert (set(found), len(found)) == (expected, len(expected))
-        assert found == sorted(found, key=lambda ideal: (ideal.bit_count(), ideal))
-    with pytest.raises(graph.TooManyIdeals, match="more than 100 cuts"):
-        graph.ideals(40, [], limit=100)
-
-
 def _profile(number: type) -> Profile:
     """A profile of two layers whose figures are all of one type."""
     layers = [Layer(name, number(1), number(2), number(4), number(8), "", "", number(0), number(0)) for name in "ab"]
@@ -95,15 +69,6 @@ def test_whole_numbers_equal_the_fractions_that_files_hold_digests_included(tmp_
         assert Profile.load(tmp_path / "profile.json").digest() == profile.digest() == _profile(float).digest()
     assert Device("d", "cpu", 1.5).memory_bytes == 1.5  # type: ignore[arg-type]
     assert isinstance(Options(overlap=1).overlap, float)
-
-
-def test_strong_components_are_in_topological_order_and_cycles_are_named() -> None:
-    edges = [("a", "b"), ("b", "c"), ("c", "b"), ("c", "d"), ("e", "f")]
-    assert graph.strong_components(list("abcdef"), edges) == [["a"], ["b", "c"], ["d"], ["e"], ["f"]]
-    cycle = graph.find_cycle(list("abcdef"), edges)
-    assert (cycle[0], set(cycle)) == (cycle[-1], {"b", "c"})
-    assert graph.find_cycle(["a"], [("a", "a")]) == ["a", "a"]
-    assert graph.find_cycle(list("abc"), [("a", "b"), ("a", "c"), ("b", "c")]) == []
 
 
 def _clusters(number: type) -> tuple[Cluster, Cluster]:
