@@ -43,7 +43,7 @@ class SearchTask:
     price: Callable[[Plan], float] | None = None
     """A function that gives the step time of a plan with contention, by the evaluator; or None."""
     useful_s: float = float("inf")
-    """Step time from which on plans are of no use, in seconds per minibatch."""
+    """Plans with at least this step time are useless, in seconds per minibatch."""
     near: bool = False
     """Whether the step time of the best plan is probably close to `useful_s`."""
 

@@ -185,7 +185,7 @@ def _close(
             _search_below(find, interval, interval.high * below)
         elif in_vain == most_in_vain:
             _search_below(find, interval, interval.high * _right_below(interval.gap))
-            # If that search finds a result, the next results are trusted less.
+            # If that search finds a result, allow more searches in vain before the next search of this kind.
             most_in_vain *= 2
         else:
             _narrow(find, interval)
