@@ -97,7 +97,7 @@ def _edges_among(problem: Problem, main: list[int]) -> list[tuple[int, int]]:
 class CutGroups:
     """Groups of cuts with nearly the same work and parameters, with the smallest and largest totals of each group.
 
-    A total of a stage between two groups is at least the later group's smallest total less the earlier one's largest.
+    A stage between two groups has at least the later group's smallest total less the earlier group's largest total.
     """
 
     least: dict[str, Floats]

@@ -122,7 +122,7 @@ class BestSoFar:
 
 
 def least_step_time_alone_s(problem: Problem) -> float:
-    """Lower bound on every plan's step time without contention: all work on all workers that may be used."""
+    """Lower bound on every plan's step time without contention: the time of all work on all usable workers."""
     return problem.work_s / problem.speed_in_use
 
 

@@ -129,7 +129,7 @@ def least_near(
     *,
     finds_least: bool = False,
 ) -> BisectionResult[Found]:
-    """A variant of `least_threshold` for a smallest threshold that is probably just below `limit`; larger ones do not
+    """A variant of `least_threshold` if the smallest threshold is probably just below `limit`; larger thresholds do not
     count.
 
     If nothing is found within the limit, the limit becomes the lower end. If a result is found, a search right below it
