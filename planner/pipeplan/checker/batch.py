@@ -56,7 +56,7 @@ class BatchParts:
     bound: str
     """The name of the slowest resource in plan.json."""
     order_s: float = 0.0
-    """Waiting that the order of the passes causes, if workers run several stages."""
+    """Waiting time that the order of the passes causes, if workers run several stages."""
 
     @property
     def total_s(self) -> float:
@@ -76,8 +76,8 @@ class BatchParts:
 def slowest_batches(
     document: PlanDocument, model: CheckedModel, figures: Sequence[StageFigures]
 ) -> tuple[BatchParts, ...]:
-    """The parts of the longest path through a batch, for a schedule with a flush; several results if paths are equally
-    long.
+    """The parts of the longest paths through a batch, for a schedule with a flush: one result for each path of this
+    length.
     """
     waits = [exposed_update_s(document, model, figure) for figure in figures]
     found = list(
@@ -103,9 +103,9 @@ def _batches(
     """Lower bounds on the time of a batch, one for every stage that waits for its update and every resource from this
     stage on.
 
-    Under zb-h1 gradients of weights may be computed while the pipeline drains. So only forward passes and half of the
-    transfers count before the resource, a stage after the first may have half of a backward pass left, and draining may
-    hide the waits of all stages except the first.
+    Under zb-h1, stages may compute gradients of weights while the pipeline drains. So before the resource, only forward
+    passes and half of the transfers count. A stage after the first may have half of a backward pass left, and draining
+    may hide the waits of all stages except the first.
     """
     share, split = document.share(document.copies), document.schedule == ZERO_BUBBLE
     divided = sharded_figures(document, model).bound if document.options.divides_weights else ""
@@ -167,7 +167,7 @@ def _of_device(document: PlanDocument, figures: Sequence[StageFigures], device: 
 
 
 def _of_stages(document: PlanDocument, figures: Sequence[StageFigures], waits: Sequence[float]) -> Iterator[BatchParts]:
-    """The work and the update of every stage, and the boundaries between devices if cards are not charged."""
+    """The work and the update of every stage and, if cards are not charged, the boundaries between devices."""
     minibatches, rounds = document.minibatches, replica_minibatches(document)
     for index, (stage, wait) in enumerate(zip(figures, waits, strict=True)):
         name = f"compute of stage {index + 1}"

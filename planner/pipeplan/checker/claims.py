@@ -1,7 +1,7 @@
-"""Checks claims of plan.json besides the formulas' figures: step time, run, cause, bound and gap.
+"""Checks the claims of plan.json that are not figures of the formulas: step time, run, cause, bound and gap.
 
-The simulation itself is not checked: `pipeplan simulate` runs it again. Sentences, rivals and the solvers' work are not
-checked either; no command prints them as shown results.
+The simulation itself is not checked: `pipeplan simulate` runs it again. Sentences, rival plans and the solvers' work
+are not checked either; no command prints them as checked results.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pipeplan.util.units import show_time
 from pipeplan_launch.job_reference import portable_reference
 
 CLOSE = 1e-9
-"""Relative tolerance of figures. Another order of addition changes a sum by much less; a wrong figure differs by much
-more."""
+"""Relative tolerance of figures. A different order of addition changes a sum by much less. A wrong figure differs by
+much more."""
 TOLERANCE = 1e-6
 """Relative tolerance of a proof: times that differ by less count as equal."""
 RELAXATION = "relaxation"
@@ -102,7 +102,7 @@ def check_description(document: PlanDocument, profile: Profile, causes: Iterable
 
 
 def _data_parallel(document: PlanDocument) -> str:
-    """How the executor trains the whole model on every worker; empty if it does not."""
+    """Name of the data parallelism that the executor uses for a plan of one stage; empty for other plans."""
     if len(document.stages) > 1 or len(document.stages[0].workers) == 1 or document.schedule != FLUSH:
         return ""
     return "ddp" if document.options.sharding == WHOLE else document.options.sharding
@@ -134,7 +134,7 @@ class ShownBound:
 
     @property
     def gap(self) -> float:
-        """Largest possible advantage of another plan of the searched space: step time / bound − 1."""
+        """Upper bound on the advantage of any other plan of the searched space: step time / bound − 1."""
         return max(0.0, self.step_s / self.bound_s - 1.0) if self.bound_s > 0 else math.inf
 
     @property

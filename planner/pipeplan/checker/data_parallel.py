@@ -1,7 +1,7 @@
 """Plans of one stage: the buckets of DDP, and the gathered weights of FSDP and HSDP.
 
-An independent implementation of docs/cost-model.md, "Waiting for the update" and "Divided weights". For divided weights
-it follows the clock of one worker.
+An independent implementation of docs/cost-model.md, "Waiting for the update" and "Divided weights". For divided
+weights, it adds up the times of one worker's passes and exchanges in order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeplan.errors import InputError
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Sizes at which the first and every later bucket of gradients closes, as in torch's DDP."""
 EXCHANGING = "gathering weights and reducing gradients"
-"""Name of the bound of a plan whose network is busy for longer than its workers compute."""
+"""Name of the bound of a plan whose network is busy for a longer time than its workers."""
 
 
 def waits_for_update(document: PlanDocument) -> bool:
@@ -39,7 +39,7 @@ def ddp_step_time(document: PlanDocument, model: CheckedModel, pass_s: float, gr
 
 
 def exposed_allreduce_s(document: PlanDocument, model: CheckedModel, index: int = 0) -> float:
-    """Exposed all-reduce time of a stage that sends buckets during a backward pass: the time after the pass, in
+    """Exposed all-reduce time of a stage that sends buckets during a backward pass: the part after the pass, in
     seconds.
     """
     if document.options.divides_weights:
@@ -50,7 +50,7 @@ def exposed_allreduce_s(document: PlanDocument, model: CheckedModel, index: int 
         return 0.0
     layers = [layer for layer in range(len(model.backward_s)) if own >> layer & 1]
     speed, link = slowest_speed(document, index), document.network.among(workers)
-    if stage.shares:  # replicas end together, and the fastest replica has the shortest last pass in which to reduce
+    if stage.shares:  # replicas end together, and the fastest replica has the shortest last pass to hide the all-reduce
         speed = max(document.cluster.device_of(worker).speed for worker in workers)
     recompute_s = float(model.forward_s[layers].sum()) / speed if stage.recompute else 0.0
     # Time at which the buckets so far are reduced, relative to the end of the backward pass.
@@ -108,7 +108,7 @@ class _Unit:
     weights: float
     """Bytes of weights that the unit gathers."""
     gradients: float
-    """Bytes of gradients that the unit reduces, which are those of trained weights."""
+    """Bytes of gradients that the unit reduces: the gradients of trained weights."""
     saved: float
     wrapped: bool
 
@@ -202,9 +202,9 @@ def _whole_bytes(model: CheckedModel, units: Sequence[_Unit], root: float, root_
 
 
 def _activations(document: PlanDocument, model: CheckedModel, units: Sequence[_Unit]) -> list[float]:
-    """Bytes of a microbatch that are kept while each unit runs backward: those of the units up to this one.
+    """Bytes of a microbatch that a worker keeps while each unit runs backward, for the units up to this unit.
 
-    With recomputation these are the tensors that units read from others, and the saved bytes of this unit and of the
+    With recomputation, it keeps the tensors that units read from other units, and the saved bytes of this unit and of
     units that are not wrapped.
     """
     again = document.stages[0].recompute

@@ -1,7 +1,7 @@
-"""The checker's own schema of plan.json, which has only fields.
+"""The checker's own schema of plan.json.
 
 The planner's types for plans and options also compute figures, for example weight versions and configurations. A check
-must derive such figures again, so the checker does not use those types.
+must compute such figures again, so the checker does not use the planner's types.
 """
 
 from __future__ import annotations

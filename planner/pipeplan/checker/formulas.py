@@ -1,7 +1,7 @@
 """The formulas of docs/cost-model.md, each written once, for the stages of a plan and for all stages of a certificate.
 
-They share no code with `pipeplan.cost`. All of them accept scalars or NumPy arrays. Times are in seconds, sizes in
-bytes, bandwidths in bytes/s. A stage is given by the two cuts around it, as indices into `Totals`.
+These formulas share no code with `pipeplan.cost`. All of them accept scalars or NumPy arrays. Times are in seconds,
+sizes in bytes, bandwidths in bytes/s. The two cuts around a stage, as indices into `Totals`, stand for the stage.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def stage_memory(
     each: bool,
     again: bool,
 ) -> tuple[Floats, Floats]:
-    """Memory of one worker of stages from the cuts `before` to `cut`: fixed bytes, and bytes a minibatch in flight.
+    """Memory of one worker of stages from the cuts `before` to `cut`: (fixed bytes, bytes per minibatch in flight).
 
     `replicas`: their number in all copies. `kept`: number of weight versions that workers keep. `each`: whether they
     keep one more for each minibatch in flight. `again`: whether the stage recomputes. The workspace, which is the
@@ -144,8 +144,8 @@ def stage_memory(
     if not model.training:
         return fixed, np.zeros(len(before))
     state = model.state_ratio / (replicas if document.options.shard_optimizer else 1)
-    # Besides the optimiser's state and the buckets of an all-reduce, a correction keeps one step of the optimiser for
-    # each version except one.
+    # In addition to the optimiser's state and the buckets of an all-reduce, a correction keeps one step of the
+    # optimiser for each version except one.
     corrected = 1 + model.corrects
     fixed = fixed + weights * (state + (replicas > 1) + corrected * kept - model.corrects)
     growing = totals.sent[before] + weights * corrected * each
@@ -154,7 +154,7 @@ def stage_memory(
 
 
 def worker_bytes(cluster: Cluster, stage_bytes: float) -> float:
-    """Memory of a worker, in bytes: the stage's, the allocator's share of it, and the worker's own."""
+    """Memory of a worker, in bytes: of the stage, of the allocator in proportion, and of the worker itself."""
     costs = cluster.executor
     return stage_bytes + stage_bytes * costs.allocator_share + costs.worker_bytes
 

@@ -1,7 +1,7 @@
-"""The layers of a profile with their costs. Bit sets represent the blocks that no cut separates, and all cuts.
+"""The layers of a profile with their costs, the blocks that no cut separates, and the cuts.
 
-Bit i of a set, counted from the least significant bit, is layer i in the profile's order. `Totals` has sums of costs
-over the layers inside every cut. A stage's sum is the difference of the sums at its two cuts.
+Blocks and cuts are bit sets of layers: bit i, counted from the least significant bit, is layer i in the profile's
+order. `Totals` has sums of costs over the layers inside every cut. A stage's sum is the difference of two such sums.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class CheckedModel:
         """All cuts, from the empty one to the one with all layers. Raises an `InputError` for more than `limit`."""
         cuts = [0]
         for block, needs in zip(self.blocks, self.needs, strict=True):
-            # The ideals of the blocks up to this one are those of the earlier blocks, with or without this block.
+            # The cuts of the blocks up to this block are the cuts of the earlier blocks, with or without this block.
             cuts += [cut | block for cut in cuts if needs & ~cut == 0]
             if len(cuts) > limit:
                 raise InputError(f"the model has more than {limit} cuts: too many to check the certificate")

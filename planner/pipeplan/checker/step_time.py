@@ -1,7 +1,7 @@
 """The step time of a plan, implemented independently from docs/cost-model.md.
 
-In the steady state it is the time of the slowest resource. Under a flush it is the time of a batch divided by its
-minibatches.
+In the steady state, the step time is the time of the slowest resource. Under a flush, it is the time of a batch divided
+by the number of its minibatches.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _steady_loads(document: PlanDocument, figures: Sequence[StageFigures], among
     """
     loads = []
     for index, stage in enumerate(figures):
-        # If there are more copies than minibatches, a copy has none in an update. No depth then passes
+        # With more copies than minibatches, some copy has no minibatch in an update. No depth then passes
         # `_depth_step_time`.
         interval = max(1, document.share(document.copies)) if document.accumulates else stage.replicas
         compute, exchange = stage.pass_s / stage.replicas, stage.allreduce_s / interval

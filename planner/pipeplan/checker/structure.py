@@ -1,7 +1,7 @@
 """Checks that the stages form a valid plan of the model on the cluster, within the user's options.
 
-It also decides whether the plan lies in the searched space. A certificate only covers this space (docs/cost-model.md,
-"The space of plans").
+The module also decides whether the plan lies in the searched space. A certificate covers only this space
+(docs/cost-model.md, "The space of plans").
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def check_options(document: PlanDocument, model: CheckedModel) -> str:
 
 
 def _no_grid(document: PlanDocument) -> str:
-    """Why a plan is not a uniform grid; empty if it is one.
+    """The reason why a plan is not a uniform grid; empty for a uniform grid.
 
     A grid has no copies, the same number of workers for every stage, and stages on consecutive workers from worker 0
     on. It uses whole servers unless it fits in one.
@@ -164,7 +164,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def outside_space(document: PlanDocument) -> str:
-    """Why a plan lies outside the searched space; empty if it lies inside."""
+    """The reason why a plan lies outside the searched space; empty if the plan lies inside."""
     copies = range(document.copies)
     stages = range(len(document.stages))
     for copy in copies:
@@ -180,7 +180,7 @@ def outside_space(document: PlanDocument) -> str:
 
 
 def _unlike_copies(document: PlanDocument) -> str:
-    """Why the copies of a plan are not the same pipeline in equal components of a level; empty if they are."""
+    """The reason why the copies of a plan are not one pipeline in equal components of a level; empty if they are."""
     network, copies = document.network, range(document.copies)
     whys = [_unlike_components(document, level, copies) for level in range(1, len(network.starts) - 1)]
     found = [why for why in whys if why]
@@ -190,7 +190,7 @@ def _unlike_copies(document: PlanDocument) -> str:
 
 
 def _unlike_components(document: PlanDocument, level: int, copies: range) -> str:
-    """Why a plan has no copies in the components of a level; empty if it has."""
+    """The reason why a plan has no copies in the components of a level; empty if the plan has such copies."""
     starts, first = document.network.starts[level], document.network.component(level, document.of_copy(0, 0)[0])
     if first + len(copies) >= len(starts):
         return f"there are no {len(copies)} components in a row, from that of copy 1 on, for the copies of the pipeline"

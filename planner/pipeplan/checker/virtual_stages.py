@@ -1,8 +1,8 @@
 """Plans whose workers run several stages each: the places of stages, the passes of workers, memory and time.
 
-A *device* is a position in the pipeline, filled by the replicas that run the same stages. The order of a device's
-passes is taken from the executor, which runs it. All sums are computed here without the planner's code
-(docs/cost-model.md, "Virtual stages").
+A *device* is a position in the pipeline, filled by the replicas that run the same stages. The executor's own code gives
+the order of a device's passes. This module computes all sums without the planner's code (docs/cost-model.md, "Virtual
+stages").
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def activation_bytes(document: PlanDocument, device: int, sizes: Sequence[float]
 
 
 def first_device_ends_s(document: PlanDocument, times: Sequence[PassTimes]) -> tuple[float, float] | None:
-    """Seconds from the first pass of an update (to the last pass of the first stage, to the last pass of its device),
-    by the longest paths through passes and messages.
+    """(seconds from the first pass of an update to the last pass of the first stage, and to the last pass of its
+    device), by the longest paths through passes and messages.
 
     None if there are too many passes. Raises an `InputError` if the order has a deadlock.
     """
@@ -164,8 +164,8 @@ def _arrival(one: DevicePass, ends: dict[DevicePass, float], times: Sequence[Pas
 def check_bound(document: PlanDocument, model: CheckedModel, bound_s: float) -> None:
     """Raise an `InputError` if some number of devices and replicas allows a step time below the stated bound.
 
-    The bound: the replica with the most minibatches runs, for each of them, an equal share of all work or the largest
-    block of layers, on the fastest device.
+    The step time counts only the replica with the most minibatches, on the fastest device. For each minibatch it runs
+    an equal share of all work, or the largest block of layers.
     """
     fastest = max(device.speed for device in document.cluster.devices)
     work = (model.forward_s + model.backward_s + model.update_s) / fastest

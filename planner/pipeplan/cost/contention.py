@@ -1,13 +1,13 @@
-"""Contention for what workers share: a server's network card, a worker's port, and a server's cores.
+"""Contention for shared resources: network cards of servers, ports of workers, and cores of servers.
 
 The formulas of `cost` charge every transfer and every all-reduce as if no other traffic shared its links. Here each
-component of each level (a worker at level 0, a server at level 1, …) has one full-duplex card to the level above it,
-and each direction of a card is busy with the sum of what leaves or enters the component. docs/cost-model.md says what
-this model leaves out.
+component of each level (a worker at level 0, a server at level 1, …) has one full-duplex card to the level above it.
+One direction of the card carries all traffic that leaves the component, the other all traffic that enters it.
+docs/cost-model.md lists the limits of this model.
 
 Boundary between stages. Minibatch i goes from senders[i mod r] to receivers[i mod r'], and its gradient goes back.
-Sender p and receiver q meet if p ≡ q modulo g = gcd(r, r'), once in lcm(r, r') minibatches. A component that holds n(ρ)
-senders and m(ρ) receivers with p mod g = ρ sends this share of the minibatches to other components:
+If p ≡ q modulo g = gcd(r, r'), sender p and receiver q exchange one of every lcm(r, r') minibatches. A component that
+has n(ρ) senders p and m(ρ) receivers q with p mod g = q mod g = ρ sends this share of the minibatches to others:
 
     ( Σ n(ρ) r'/g - Σ n(ρ) m(ρ) ) / lcm(r, r')
 
@@ -16,10 +16,10 @@ pipeline need no further term, because g is then a multiple of the number of cop
 
 Ring all-reduce. The ring joins the replicas in their order, and the last to the first. Each hop carries 2 (r-1)/r of
 the bytes per all-reduce (Patarasuk and Yuan, JPDC 2009). The all-reduce among m copies consists of r rings of m
-members, one ring for each replica. The rings share the bytes.
+members, one ring for each replica. Each ring carries an equal part of the bytes.
 
-Cores. If a server has more workers than cores (`Device.cores`), its cores are busy with the sum of what its workers
-compute, shared evenly: no core is idle while a worker that could run waits for one.
+Cores. If a server has more workers than cores (`Device.cores`), the cores share the compute time of all its workers
+evenly: no core is idle while a worker waits for a core.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class CardLoads:
 
 
 def card_loads(plan: Plan, problem: Problem, links: Links) -> CardLoads:
-    """The load of every card under a plan. The time of this call grows only with the workers, stages and levels."""
+    """The load of every card under a plan. The run time grows only with the numbers of workers, stages and levels."""
     cluster = problem.cluster
     parameters, forward, backward = _stage_bytes(plan, problem)
     busy = []
@@ -112,10 +112,9 @@ def bytes_across_cards(
 
 
 def least_step_time_of_shared_cores_s(problem: Problem) -> float:
-    """Lower bound on every plan's step time where workers share cores: all compute on all cores, in seconds per
-    minibatch.
+    """Lower bound on every plan's step time from shared cores, in seconds per minibatch.
 
-    The bound is 0 where no cores are shared or contention is not modelled.
+    The bound divides all compute among all cores. It is 0 if no cores are shared or contention is not charged.
     """
     cluster = problem.cluster
     if not cluster.shared_cores or not problem.options.contention:
@@ -191,7 +190,7 @@ def _add_rings(total: Floats, homes: Ints, plan: Plan, stage: Stage, size: float
     """Add the all-reduces of a stage with `size` bytes of gradients, inside each copy and among the copies."""
     copies, replicas = plan.copies, stage.replicas // plan.copies
     grid = homes.reshape(replicas, copies)
-    # Minibatches of the whole pipeline between two all-reduces: given by the schedule, else the number of members.
+    # Minibatches of all copies between two all-reduces: given by the schedule, else the number of replicas or copies.
     common = plan.accumulate if plan.schedule in ACCUMULATING else None
     within, among = common or replicas * copies, common or copies
     for axis, rings, interval in ((0, 1, within), (1, replicas, among)):

@@ -1,13 +1,13 @@
-"""DDP overlap: the part of plain data parallelism's all-reduce that the backward pass does not hide.
+"""DDP overlap: the exposed all-reduce time of plain data parallelism.
 
-The next forward pass needs the update, so only the backward pass can hide the all-reduce. Gradients are reduced in
-buckets of a fixed number of bytes, which the backward pass fills in its order. A bucket's all-reduce begins when the
-bucket is full and the previous all-reduce has ended. So the last bucket is always reduced after the pass:
+The next forward pass needs the update, so only the backward pass can hide the all-reduce. The backward pass fills
+buckets of a fixed size with gradients, one after another. A bucket's all-reduce begins when the bucket is full and the
+previous all-reduce has ended. So the last bucket is always reduced after the pass:
 
     round = f + b + u + exposed + (1 - overlap) · hidden,    exposed + hidden = the all-reduce
 
 Here f, b and u are the forward pass, the backward pass and the optimiser's step of one minibatch. In a pipeline,
-replicated stages update one round late, so that the all-reduce has a whole round (`schedules.update_lag`).
+replicated stages update one round late, so the all-reduce may take a whole round (`schedules.update_lag`).
 
 Source of the buckets: Li et al., PyTorch Distributed, VLDB 2020; the executor uses the same sizes.
 """
@@ -43,13 +43,12 @@ def ddp_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links) -> float
 
 
 def flush_exposed_allreduce_s(plan: Plan, problem: Problem, links: Links, index: int) -> float | None:
-    """Exposed all-reduce time of a stage after its last backward pass before a flush, in seconds; None where it does
-    not apply.
+    """Exposed all-reduce time of a stage after its last backward pass before a flush, in seconds, or None.
 
-    The executor sends buckets during that pass, as in plain data parallelism. The formulas of the flush schedules only
-    give a lower bound: one bucket that leaves when the pass begins. The result is None where gradients of weights have
-    a pass of their own, workers run several stages, weights are shared, the optimiser's state is divided, or nothing is
-    reduced.
+    The executor sends buckets during that pass, as in plain data parallelism. The formulas of the flush schedules give
+    only a lower bound, with one bucket that leaves when the pass begins. The result is None if gradients of weights
+    have a separate pass, workers run several stages, layers share weights, replicas divide the optimiser's state, or
+    nothing is reduced.
     """
     stage = plan.stages[index]
     if plan.inference or plan.schedule not in FLUSHING or plan.virtual or stage.deferred or stage.replicas == 1:
@@ -68,7 +67,7 @@ def _left_of_allreduce_s(plan: Plan, problem: Problem, links: Links, index: int)
         return 0.0
     rate = links.allreduce_among(stage.workers)
     own, speed = set(stage.layers), problem.cluster.speed_of(stage.workers)
-    if stage.shares:  # The replicas end together, and the last pass of the fastest one hides the least.
+    if stage.shares:  # Replicas end together. The fastest one has the shortest last pass, which hides the least.
         speed /= min(problem.cluster.relative_times(stage.workers))
     layers = [layer for layer in problem.profile.layers if layer.name in own]
     recompute_s = sum(layer.forward_s for layer in layers) / speed if stage.recompute else 0.0

@@ -149,7 +149,7 @@ def _deepest(plan: Plan, problem: Problem, index: int, most: int) -> int:
 def weights_s(plan: Plan, problem: Problem, index: int) -> float:
     """The part of a stage's backward pass that action W takes, in seconds; 0 where the stage defers nothing.
 
-    A profile does not measure this time. The time is taken as half of the backward pass of layers that have parameters.
+    A profile does not measure this time. The estimate is half of the backward pass of layers that have parameters.
     """
     stage = plan.stages[index]
     splits = not stage.recompute if plan.virtual else stage.deferred
@@ -160,7 +160,7 @@ def defer_weights(plan: Plan, problem: Problem, times: Sequence[StageTimes]) -> 
     """The plan in which every stage defers enough gradients of weights to fill the time while the stages before it
     drain.
 
-    A stage holds no more minibatches than the first one does under 1F1B, and no more than fit into its memory. A stage
+    A stage holds no more minibatches than the first stage under 1F1B, and no more than fit into its memory. A stage
     that recomputes defers nothing, because deferring would keep the activations that recomputation drops.
     """
     assert plan.accumulate is not None

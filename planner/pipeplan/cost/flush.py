@@ -1,7 +1,7 @@
 """Lower bound on the time from one update to the next under the flush schedules.
 
-A flush schedule drains the pipeline before every update. docs/cost-model.md, "Flush schedules", has the formula and why
-it is a bound.
+A flush schedule drains the pipeline before every update. docs/cost-model.md, "Flush schedules", has the formula and the
+reasons for it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[Stage
 
 
 def ahead_s(plan: Plan, stage: StageTimes) -> float:
-    """The passes of one minibatch at a stage by which filling and draining delay the stages behind it, in seconds.
+    """Delay of the later stages by one minibatch's passes at a stage, while the pipeline fills and drains, in seconds.
 
     Under zb-h1, deferred gradients of weights fill the time of draining, so only the forward pass counts. The
     optimiser's step does not count, because every stage has its own.
@@ -63,13 +63,13 @@ def ahead_s(plan: Plan, stage: StageTimes) -> float:
 
 
 def ways_s(plan: Plan, stage: StageTimes) -> float:
-    """The transfers of one minibatch at the boundary behind a stage that delay the later stages, in seconds; see
+    """Delay of the later stages by one minibatch's transfers at the boundary behind a stage, in seconds; see
     `ahead_s`."""
     return stage.round_trip_s / 2 if plan.schedule in SPLITTING else stage.round_trip_s
 
 
 def tail_s(plan: Plan, stage: StageTimes) -> float:
-    """Upper bound on the time of the last minibatch's gradients of weights, in seconds.
+    """Upper bound on the time for the gradients of weights of the last minibatch, in seconds.
 
     Under zb-h1 these gradients fill the time of draining, together with the deferred gradients."""
     return (stage.backward_s - stage.update_s) / 2 if plan.schedule in SPLITTING else 0.0

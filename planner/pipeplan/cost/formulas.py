@@ -53,8 +53,8 @@ def overlapped(compute_s: Any, synchronisation_s: Any, overlap: float) -> Any:
 def core_time(work_s: Any, replicas: Any, allreduce_s: Any, interval: Any, overlap: float) -> Any:
     """Core time of one replica of a stage per minibatch: work / replicas + (1-ω) · all-reduce / interval.
 
-    This time counts where workers share cores ("Shared cores"). The cores move the data of an all-reduce, so the part
-    that does not overlap with compute is their work. There is one all-reduce for every `interval` minibatches.
+    The formula applies where workers share cores ("Shared cores"). The cores move the data of an all-reduce, so they
+    are busy with the part that does not overlap with compute. There is one all-reduce for every `interval` minibatches.
     """
     return work_s / replicas + (1.0 - overlap) * allreduce_s / interval
 
@@ -64,11 +64,11 @@ def executor_time(
 ) -> Any:
     """The executor's own work at one stage for one minibatch, in seconds on a device of speed 1.
 
-    passes · (pass + boundaries · message) + crossing · message_byte + versioned · version_byte + steps · step, and
-    sample + read at the first and the last stage, which have fewer than two neighbours. `passes` is 2 in training and 1
-    in inference, `boundaries` the number of neighbouring stages (0 to 2), `crossing_bytes` the bytes that cross both
-    boundaries in both directions, `versioned_bytes` the parameters that an update copies, per minibatch, and `steps`
-    the optimiser's steps per minibatch. "The executor's own work".
+    passes · (pass + boundaries · message) + crossing · message_byte + versioned · version_byte + steps · step, and in
+    addition sample + read at the first and the last stage. `passes` is 2 in training and 1 in inference. `boundaries`
+    is the number of neighbouring stages (0 to 2), `crossing_bytes` the bytes that cross both boundaries in both
+    directions. `versioned_bytes` are the parameters that updates copy, and `steps` the optimiser's steps, both per
+    minibatch. "The executor's own work".
     """
     messages = passes * (costs.pass_s + boundaries * costs.message_s) + steps * costs.step_s
     messages = messages + np.less(boundaries, 2) * costs.samples_s
@@ -106,17 +106,17 @@ def in_flight_depth(behind: Any, wait: Any, transfer_s: Any, step_time_s: float,
 
 
 def in_flight_behind(depth: Any, replicas: Any, wait: Any) -> Any:
-    """Minibatches that the previous stage must cover: those in flight at this stage, d · r, plus its `group_wait`."""
+    """Minibatches that the previous stage must cover: d · r in flight at this stage, plus its `group_wait`."""
     return depth * replicas + wait
 
 
 def group_wait(allreduce_s: Any, step_time_s: float, replicas: Any, copies: int = 1) -> Any:
     """Minibatches that pass while the replicas of a stage wait for the all-reduce of their group: max(0, G / T - 1).
 
-    The minibatches of a group start within r - 1 step times, the all-reduce then takes G (`allreduce_s`), and the
-    update is due r step times after the group started. G is at most r step times unless synchronisation limits the step
-    time, so the wait is at most r - 1. With m copies of the pipeline the result is an upper bound: r - 1/m minibatches
-    of one copy. "In-flight depth".
+    The minibatches of a group start within r - 1 step times. The all-reduce then takes G (`allreduce_s`). The update is
+    due r step times after the group started. G is at most r step times unless synchronisation limits the step time, so
+    the wait is at most r - 1. With m copies of the pipeline, the result is an upper bound: r - 1/m minibatches of one
+    copy. "In-flight depth".
     """
     if copies > 1:
         return replicas - 1.0 / copies
@@ -156,7 +156,7 @@ def buffered_step_time(depth: int, replicas: int, allreduce_s: float, minibatche
     The second term is the wait of 2BW: minibatches of one of m copies between the last backward pass of a group and the
     group's update. The update is ready before the first forward pass that needs it, so the pipeline never waits.
     `minibatches` is the number of minibatches per update in one copy, accumulate // copies. The result is infinite
-    where more minibatches than that are in flight. "2BW".
+    if more than `minibatches` minibatches are in flight. "2BW".
     """
     spare = minibatches - depth * replicas
     return float("inf") if spare < 0 else allreduce_s / (spare + 1.0 / copies)

@@ -8,15 +8,15 @@ unit before it computes. Two resources work side by side, the workers and the ne
     update     under HSDP, the all-reduces across servers that remain when the last backward pass ends
 
 Here f and b are the times of a unit's passes, g the all-gather of its weights and r the reduce-scatter of the gradients
-of its trained weights, each half of a ring all-reduce; `root` is the all-gather of the weights that belong to no unit.
-While a unit computes, the network reduces the gradients of the unit before it and gathers the weights of the next.
-Every microbatch gathers weights and reduces its gradients, so a worker accumulates only the gradients of its own shard.
-With an overlap ω below 1, max(c, g) becomes max(c, g) + (1-ω) min(c, g). Under HSDP gathers and reduce-scatters stay
-inside a server. In the last microbatch of an update, all workers of a server also reduce their shards across servers at
-the same time, over the server's one card.
+of its trained weights. g and r each take half of a ring all-reduce. `root` is the all-gather of the weights outside of
+units. While a unit computes, the network reduces the gradients of the previous unit and gathers the weights of the next
+unit. Every microbatch gathers weights and reduces its gradients, so a worker accumulates only the gradients of its own
+shard. With an overlap ω below 1, max(c, g) becomes max(c, g) + (1-ω) min(c, g). Under HSDP, gathers and reduce-scatters
+stay inside a server. In the last microbatch of an update, all workers of a server also reduce their shards across
+servers at the same time, over the server's only card.
 
-Source: Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, VLDB 2023, and the documentation
-of torch.distributed.fsdp.fully_shard (FSDP2), whose order of prefetching this is.
+Source: Zhao et al., PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel, VLDB 2023. The order of
+prefetching is documented for torch.distributed.fsdp.fully_shard (FSDP2).
 """
 
 from __future__ import annotations
@@ -164,10 +164,10 @@ def _backward_s(behind: Sequence[_Times], root: _Times, overlap: float) -> tuple
 def sharded_memory(plan: Plan, problem: Problem) -> tuple[float, float]:
     """Peak memory of one worker without workspace, and the part of it for activations of its microbatch, in bytes.
 
-    Workers divide the weights, and the gradients and optimiser state of trained weights. Other memory peaks while some
-    unit runs backward. The peak consists of the gathered weights of the root, of this unit and of the next one; the
-    whole gradients of this unit, of the unit that is being reduced, and of the root's layers from this unit on; and the
-    activations that are left.
+    Workers divide the weights, and the gradients and optimiser state of trained weights. The rest of the memory is
+    largest while some unit runs backward. It consists of three parts: the gathered weights of the root, this unit and
+    the next unit; the whole gradients of this unit, of the unit whose gradients are reduced, and of the root's layers
+    from this unit on; and the remaining activations.
     """
     profile, units = problem.profile, fsdp_units(problem.profile.layers)
     (root, root_reduced), shards = _root_bytes(problem, units), len(shard_groups(plan, problem)[0])

@@ -1,15 +1,15 @@
 """Work, bytes and memory of stages before workers are assigned to them.
 
 A `StageTable` describes many stages as arrays, or one stage as numbers. The class computes the figures of stages from
-those of layers. The subclasses say which layers a stage has, and what crosses its boundaries:
+the figures of layers. Subclasses define the layers of a stage, and the bytes that cross its boundaries:
 
     CutStages                    the stages between two cuts: both solvers and the grids (`Cuts` or `CutTable`)
-    LayersAlone                  layers without boundaries, which bound every stage that holds them
+    LayersAlone                  layers without boundaries: lower bounds for every stage that holds these layers
     stage_times.PlanStage        one stage of a plan, from its list of layers: the evaluator
-    update_bound.GroupStages     the stages between two groups of cuts, at least
+    update_bound.GroupStages     the stages between two groups of cuts: lower bounds
 
-Times are seconds for one minibatch on a device of speed 1, sizes bytes of one worker. The caller adds what depends on
-workers (speeds, links, replicas) with `pipeplan.cost.formulas`.
+Times are seconds for one minibatch on a device of speed 1, sizes are bytes of one worker. The caller adds the terms
+that depend on workers (speeds, links, replicas) with `pipeplan.cost.formulas`.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class StageTable:
     is_last: Any = True
     """Whether a stage holds the last layers."""
     received: Any = 0.0
-    """Bytes that a minibatch brings from the stage before."""
+    """Bytes that one minibatch brings from the previous stage."""
     sent: Any = 0.0
-    """Bytes that a minibatch takes to the next stage."""
+    """Bytes that one minibatch takes to the next stage."""
     around: Any = 0.0
     """Bytes of one minibatch that cross both boundaries of a stage, in both directions."""
     copied: Any = 0.0
-    """Bytes of copies of shared weights that a stage holds besides the parameters of its layers."""
+    """Bytes of copies of shared weights that a stage holds in addition to the parameters of its layers."""
     workspace: Any = 0.0
-    """Largest workspace of the stage's layers, in bytes, because they run one after another; 0 in inference."""
+    """Largest workspace of any layer of the stage, in bytes, because layers run one after another; 0 in inference."""
     exchange_s: Any = 0.0
     """Seconds per update that a stage is charged for exchanging the gradients of shared weights."""
 
@@ -85,7 +85,7 @@ class StageTable:
 
     @property
     def splits(self) -> bool:
-        """Whether gradients of weights have a pass of their own, so that only forward passes delay later stages."""
+        """Whether gradients of weights have a separate pass, so that only forward passes delay later stages."""
         return TRAITS[self.problem.options.schedule].splits
 
     # -- time --
@@ -150,7 +150,7 @@ class StageTable:
 
     @cached_property
     def kept_bytes(self) -> Any:
-        """Memory in bytes without workspace, weight versions, activations in flight and the additions of replicas."""
+        """Memory in bytes without workspace, weight versions, activations in flight and `replica_bytes`."""
         training = self.problem.training
         fixed = formulas.fixed_memory(self.parameters, self.inside("buffers"), self.around, self.state_ratio, training)
         if not training or not np.any(self.recompute):
@@ -263,7 +263,7 @@ class LayersAlone(StageTable):
         return np.asarray(getattr(self.sums, name))
 
     @property
-    def executor_s(self) -> float:  # its work belongs to whole stages
+    def executor_s(self) -> float:  # the executor works on whole stages
         return 0.0
 
     @property
@@ -286,7 +286,7 @@ def exchange_times(problem: Problem) -> tuple[float, ...]:
 
 
 def shared_in_cuts(problem: Problem, ideals: Sequence[int]) -> SharedInCuts | None:
-    """What shared weights add to the stages between cuts; None if no weights are shared.
+    """The copies and exchanges of shared weights for stages between cuts; None if no weights are shared.
 
     `ideals` are the cuts, as bit sets of units."""
     return SharedInCuts.of(problem.shared, ideals, exchange_times(problem)) if problem.shared else None

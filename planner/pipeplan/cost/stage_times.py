@@ -1,4 +1,4 @@
-"""The stages of a plan: their figures, and their times and memory on their workers."""
+"""Figures of the stages of a plan, and the times and memory of the stages on their workers."""
 
 from __future__ import annotations
 
@@ -143,9 +143,9 @@ def crossing_bytes(problem: Problem, plan: Plan, index: int) -> tuple[int, int]:
 
 
 def group_allreduce_time(plan: Plan, problem: Problem, links: Links, index: int) -> float:
-    """Seconds of one exchange of gradients among all replicas of a stage, which the executor makes after every group.
+    """Seconds of one exchange of gradients among all replicas of a stage. The executor runs it after every group.
 
-    If replicas divide the weights, the exchange consists of the all-reduces across servers; the reduce-scatters belong
+    If replicas divide the weights, the exchange consists of the all-reduces across servers. The reduce-scatters belong
     to the passes.
     """
     stage = plan.stages[index]
@@ -165,7 +165,7 @@ class StageTimes:
     replicas: int
     """Replicas of the stage in one copy of the pipeline."""
     sharing: float
-    """Number of replicas as slow as the slowest replica that would compute as much; `replicas` unless shares are
+    """Number of replicas with the slowest replica's speed that would be equally fast; `replicas` unless shares are
     unequal."""
     depth: int
     forward_s: float
@@ -186,7 +186,7 @@ class StageTimes:
     """Compute and synchronisation per minibatch, combined according to their overlap. Under a flush the value is only
     the compute time, because `BatchTime` counts synchronisation."""
     links: int
-    """Number of messages to the next stage that may be under way at once, each at the full rate of its link."""
+    """Number of messages to the next stage that may be sent at the same time, each at the full rate of its link."""
     boundary_bytes: int
     """Bytes that one minibatch sends to the next stage."""
     boundary_gradient_bytes: int
@@ -350,8 +350,8 @@ def minibatches_per_copy(plan: Plan) -> int:
 
 
 def rounds_of(plan: Plan, problem: Problem, index: int, count: int) -> float:
-    """Number of minibatches on the busiest replica of a stage when an update has `count` minibatches, counted at the
-    slowest replica's speed."""
+    """Minibatches on the busiest replica of a stage in an update of `count` minibatches, counted in minibatches of the
+    slowest replica."""
     stage = plan.stages[index]
     if not stage.shares:
         return float(formulas.rounds(count, stage.replicas // plan.copies))

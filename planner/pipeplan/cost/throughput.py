@@ -22,7 +22,7 @@ from pipeplan.util.units import show_step_time
 HOUR_S = 3600.0
 MILLION = 1e6
 MOST = 10**15
-"""Largest number of epochs, samples or tokens that an option accepts. A larger number is taken for a typing error."""
+"""Largest number of epochs, samples or tokens that an option accepts. Larger numbers are probably typing errors."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class RunSize:
 
     epochs: int | None = None
     dataset_size: int | None = None
-    """Samples in an epoch; None takes the number in the profile."""
+    """Samples in an epoch; None stands for the number in the profile."""
     tokens_per_sample: int | None = None
-    """Tokens in a sample; None takes the number in the profile."""
+    """Tokens in a sample; None stands for the number in the profile."""
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -76,7 +76,7 @@ class Throughput:
 
     @property
     def lines(self) -> list[str]:
-        """The figures besides samples per second as text, in up to two lines."""
+        """All figures except samples per second, as text in up to two lines."""
         rates = [
             *([] if self.tokens_per_s is None else [f"{show_step_time(self.tokens_per_s)} tokens/s"]),
             *([] if self.peak_share is None else [f"{self.peak_share:.1%} of the peak of {self.peak_device} (MFU)"]),

@@ -34,8 +34,8 @@ PLACEMENTS = {
 """For each schedule, the executor's own functions that place stages on devices and order a device's passes."""
 
 MOST_PASSES = 300_000
-"""Largest number of passes per update for which the time is computed. A hundred thousand passes take a tenth of a
-second."""
+"""Largest number of passes per update for which `first_device_done_s` computes the time. It takes a tenth of a second
+for 100,000 passes."""
 
 
 def check_devices(plan: Plan) -> None:
@@ -64,8 +64,8 @@ def with_depths(plan: Plan) -> Plan:
 
 
 def device_memory(plan: Plan, problem: Problem, index: int) -> tuple[float, float]:
-    """Memory of one worker of a stage with all stages that it runs, and of one minibatch in flight at this stage, in
-    bytes."""
+    """Memory of one worker of a stage with all stages that it runs, and memory of one minibatch in flight at this
+    stage, in bytes."""
     memory, per_minibatch = memory_of_device(plan, problem, plan.stages[index].workers)
     return memory, per_minibatch[index]
 
@@ -94,11 +94,11 @@ def memory_of_device(plan: Plan, problem: Problem, workers: tuple[int, ...]) -> 
 
 
 def virtual_batch_time(plan: Plan, problem: Problem, links: Links, times: Sequence[StageTimes]) -> BatchTime:
-    """The parts of one batch, by the slowest device, stage, link, or path through the passes of all devices.
+    """The parts of one batch's time: of the slowest device, stage, link, or path through the passes of all devices.
 
-    A device has the work of all its minibatches. Under interleaved-1f1b the device also waits while the first minibatch
-    comes through the stages before the device's first stage, and while the last gradient goes back through them. Under
-    zb-v gradients of weights may fill that time, also while the next batch begins. The path ends where the next batch
+    A device computes all its minibatches. Under interleaved-1f1b the device also waits while the first minibatch passes
+    through the stages before the device's first stage, and while the last gradient returns through these stages. Under
+    zb-v, gradients of weights may fill that time, also while the next batch begins. The path ends where the next batch
     begins.
     """
     count = int(formulas.rounds(minibatches_per_copy(plan), plan.stages[0].replicas))
@@ -116,8 +116,8 @@ def virtual_batch_time(plan: Plan, problem: Problem, links: Links, times: Sequen
 
 
 def _device_times(plan: Plan, times: Sequence[StageTimes], count: int) -> Iterator[BatchTime]:
-    """Lower bounds on the time of a batch, by device: its work, and with whole backward passes also the fill and drain
-    time."""
+    """Lower bounds on the time of a batch, one for each device: its work and, if backward passes are whole, its time of
+    filling and draining."""
     for workers in plan.devices:
         own = [index for index, stage in enumerate(plan.stages) if stage.workers == workers]
         work = sum(times[index].pass_s - times[index].update_s for index in own)

@@ -1,8 +1,8 @@
-"""Fewer cuts for a bound: cuts of a model's main units, and groups of cuts with nearly the same totals.
+"""Reduces the cuts for a lower bound: keeps cuts of a model's main units, and groups cuts with nearly equal totals.
 
 Units that may run in parallel with many others are left out, such as the projections of a U-Net's time embedding. Every
 cut of the model corresponds to a cut of its main units. The totals of that cut lack the work, parameters and traffic of
-the other units. So a bound from these totals holds for the whole model.
+the other units. So a lower bound from these totals holds for the whole model.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _units_beside(problem: Problem) -> Ints:
 
 
 def _edges_among(problem: Problem, main: list[int]) -> list[tuple[int, int]]:
-    """The order of the main units, as edges.
+    """Edges that keep the order of the main units.
 
-    Two units have an edge if a path joins them that passes only through other units.
+    Two main units have an edge if a path joins them that contains no third main unit.
     """
     number = {unit: index for index, unit in enumerate(main)}
     sources: list[set[int]] = [set() for _ in problem.units]
@@ -97,7 +97,7 @@ def _edges_among(problem: Problem, main: list[int]) -> list[tuple[int, int]]:
 class CutGroups:
     """Groups of cuts with nearly the same work and parameters, with the smallest and largest totals of each group.
 
-    A total of a stage between cuts of two groups is at least the smallest of one group less the largest of the other.
+    A stage between two groups has at least the later group's smallest total less the earlier group's largest total.
     """
 
     least: dict[str, Floats]
@@ -108,7 +108,7 @@ class CutGroups:
 
     @staticmethod
     def of(cuts: Cuts) -> CutGroups:
-        """The groups of cuts. If there are few cuts, each is a group by itself."""
+        """The groups of cuts. If there are few cuts, each cut is a group by itself."""
         totals = {
             "work": cuts.work_s - cuts.update_s,
             "forward": cuts.forward_s,
@@ -143,7 +143,7 @@ class CutGroups:
 
 
 def _groups(work: Floats, parameters: Floats) -> Ints:
-    """The group of every cut.
+    """The number of every cut's group.
 
     A cut is never in an earlier group than a cut that it contains. The empty and the full cut are groups by themselves.
     """

@@ -1,15 +1,15 @@
 """A lower bound on the step time of pipelines that pass through servers or racks, including contention for their cards.
 
 If a stage lies wholly inside a component of a level, every minibatch visits that component. If neither the first nor
-the last stage has a worker there, both its activations and its gradients leave the component through the same card in
-the same direction. That takes
+the last stage has a worker there, the minibatch's activations and gradients both leave the component through the same
+card in the same direction. Sending them takes
 
     P = (least bytes sent over a cut + least bytes returned over a cut) / bandwidth of the card
 
 At a smaller step time T < P such components contain no whole stage. So every stage that does not straddle components
 lies in one of two components: where the first stage ends, or where the last stage begins. A stage of w bytes that
-straddles components on r workers sends its ring over a card: 2 (r-1)/r² · w/B ≤ T. With at most ρ seconds of work per
-byte, its work is at most
+straddles components on r workers sends its ring over a card: 2 (r-1)/r² · w/B ≤ T. If layers have at most ρ seconds of
+work per byte, the work of this stage is at most
 
     ρ w ≤ T · β (r + 1 + 1/(r-1)) ≤ T · β (r + 2),   β = ρ B / 2
 
@@ -18,7 +18,7 @@ work of
 
     E = 2 S + β (D - 2 S + 2 (D / S - 1))
 
-workers. The step time of a pipeline is at least the smaller of P and all work on E workers. This holds if stages
+workers. The step time of a pipeline is at least the smaller of P and all work on E workers. The bound holds if stages
 synchronise once per group of their replicas.
 """
 
@@ -48,7 +48,7 @@ class PassedLevel:
 
 
 def passed_levels(problem: Problem, cuts: Cuts) -> list[PassedLevel]:
-    """The levels of a problem for which there is such a bound."""
+    """The levels of a problem for which this module has a bound."""
     options, cluster = problem.options, problem.cluster
     grouped = problem.training and not options.flushes and problem.minibatches_in_flight is None
     if not (options.contention and grouped and cluster.uniform) or len(cuts.ideals) < 3:
@@ -74,7 +74,7 @@ def passed_levels(problem: Problem, cuts: Cuts) -> list[PassedLevel]:
 
 
 def without_straddling(problem: Problem, level: int) -> Problem:
-    """The problem with such slow all-reduces between components of a level that no stage straddles them."""
+    """The problem with all-reduces so slow between components of a level that no stage straddles components."""
     levels = problem.cluster.levels
     above = tuple(replace(one, allreduce_efficiency=_NOTHING) for one in levels[level:])
     return problem.within(replace(problem.cluster, levels=(*levels[:level], *above)))

@@ -1,9 +1,9 @@
 """The spaces of plans that both solvers search: pipelines on one component of the cluster, copied to equal components.
 
 In the first space, stages are on consecutive workers of the whole cluster and may straddle servers (15-1 on 4×4). In
-the other spaces, a whole pipeline lies inside a component of some level and has copies in any number of equal
-components that follow. Such a space is the first space on a smaller cluster, plus a synchronisation among the copies
-that depends on the model alone.
+the other spaces, a whole pipeline lies inside a component of some level, and equal components behind it hold copies.
+Such a space is like the first space on a smaller cluster, plus an all-reduce among the copies whose size depends only
+on the model.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ class PlanSpace:
     def floor(self, problem: Problem) -> float:
         """Lower bound on the step time in this space, in seconds per minibatch.
 
-        The bound is the time of all work on all workers of the space, or that of the synchronisation among copies, if
-        no flush hides it.
+        The bound is the step time if all workers of the space share all work equally (`step_time`).
         """
         options, machines = problem.options, problem.cluster.inner(self.level, self.first)
         inner_s = problem.work_s / machines.total_speed
@@ -240,7 +239,7 @@ def _starts(cluster: Cluster, links: Links, level: int, run: range) -> list[int]
 
 
 def _rates(space: PlanSpace, cluster: Cluster, links: Links) -> tuple[float, ...]:
-    """Rates by which runs of equally many components are compared. More is better for each rate."""
+    """Rates that compare runs with the same number of components. More is better for each rate."""
     workers = space.workers(cluster)
     bandwidth, latency = links.allreduce_among(workers)
     firsts = cluster.starts(space.level)[space.first : space.first + space.copies]

@@ -1,21 +1,21 @@
 """A lower bound on the step time of every plan of 1f1b-flush and zb-h1, found in about a second.
 
 The search for the best plan distinguishes states by the position of their workers, and takes long if there are many
-cuts. This bound relaxes the problem until a state is only a cut. The question whether a plan can make an update within
-a limit then becomes how many workers it needs at least:
+cuts. This bound relaxes the problem until a state is only a cut. The fewest workers for the layers behind cut I, with
+which an update can stay within a limit T, follow from the fewest workers need'(I → J) of one stage:
 
-    need(J) = min over I ⊂ J of need'(I → J) + need(...)        from the output end; need'(I → J) workers of one stage
+    need(I) = min over J ⊃ I of need'(I → J) + need(J)          from the output end, where need is 0
 
-A stage I → J needs the fewest replicas that satisfy all of these (symbols of docs/cost-model.md; the limit is T):
+A stage I → J needs the fewest replicas that satisfy all of these conditions (symbols of docs/cost-model.md):
 
     passes      n p + e ≤ T
     filling     E + A(I) + x(I) + n p − (p − f) / 2 ≤ T          the first minibatch comes from the first stage
     messages    f + n (a(J) + a'(I)) / B + e ≤ T                 one card carries messages and the exchange in turn
     memory      fixed + d · (bytes of one minibatch) ≤ capacity  d = min(n, 1 + ⌈workers behind / r⌉)
 
-E is the exchange of the first stage, and A(I) the forward passes of the layers before cut I. Replicas are joined by the
-fastest links that may join that many workers. On unequal devices, a stage has a class of workers with a smallest speed.
-A worker counts as much as its speed, so that one number says what is left.
+E is the exchange of the first stage, and A(I) the forward passes of the layers before cut I. The bound joins r replicas
+by the fastest links that any r workers may have. On unequal devices, a stage has a class of workers with a smallest
+speed. Workers are counted by their speeds, so one number describes the workers that are left.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ STEPS = 4
 
 @dataclass(frozen=True)
 class WorkerClass:
-    """The workers of at least a given speed: a stage whose slowest worker has this speed uses only these."""
+    """The workers of at least a given speed. A stage whose slowest worker has this speed uses no other workers."""
 
     speed: float
     capacity: float
@@ -105,7 +105,7 @@ class FastestLinks:
 
 
 def _port(links: Links, worker: int) -> float:
-    """Rate of messages that a worker sends, in bytes/s: that of its port, or of a slower card that it has to itself."""
+    """Rate of messages that a worker sends, in bytes/s: the rate of its port, or of a slower card used by it alone."""
     cluster, rate = links.cluster, np.inf
     for level in range(len(cluster.levels)):
         starts = cluster.starts(level)

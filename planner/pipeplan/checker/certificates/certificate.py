@@ -2,9 +2,9 @@
 
 A certificate lists all spaces of plans. A space consists of the pipelines inside one component of a level of the
 cluster, with one copy in each of several components of that level. For each space the certificate claims that no
-pipeline keeps every resource within a threshold. The claim is checked by closure: if a stage within the threshold can
-be put in front of a state, a state of the certificate must cover the resulting state. The module also checks that no
-space is missing, and that the thresholds together imply that no plan is faster than the stated bound.
+pipeline keeps every resource within a threshold. The module checks that the states are closed: if a stage within the
+threshold can be put in front of a state, a state of the certificate must cover the resulting state. It also checks that
+no space is missing, and that the thresholds together imply that no plan is faster than the stated bound.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def _equal_links(document: PlanDocument, space: CertifiedSpace) -> bool:
 
 
 def _no_slower(document: PlanDocument, one: CertifiedSpace, other: CertifiedSpace) -> bool:
-    """Whether the copies of one space cost no more than those of another space: the same pipelines, on links that are
-    not slower.
+    """Whether the copies of one space cost no more than the copies of another space: their pipelines are the same, and
+    their links no slower.
     """
     if one == other:
         return True
@@ -185,7 +185,7 @@ def _no_slower(document: PlanDocument, one: CertifiedSpace, other: CertifiedSpac
 
 
 def _shared_links(document: PlanDocument, space: CertifiedSpace) -> tuple[float, ...]:
-    """The rates on which the costs of copies depend: of the links among the copies, and of the cards to these links."""
+    """The rates that determine the costs of copies: of the links among the copies, and of the cards to these links."""
     network, workers = document.network, _workers(document, space)
     link = network.among(workers)
     joined = network.level(workers)
@@ -232,8 +232,8 @@ def _among(document: PlanDocument, model: CheckedModel, space: CertifiedSpace) -
 
 
 def _least_s(document: PlanDocument, model: CheckedModel, space: CertifiedSpace, synchronisation_s: float) -> float:
-    """A step time that no plan of a space beats, from all work on all of its workers and the synchronisation of the
-    copies.
+    """A step time that no plan of a space beats: the time of all work on all workers of the space, and of the
+    synchronisation of the copies.
     """
     # All workers share all work equally.
     work = float((model.forward_s + model.backward_s + model.update_s).sum())

@@ -28,7 +28,7 @@ Ints = NDArray[np.intp]
 MOST_CUTS = 5000
 """Largest number of cuts of a model for which a certificate is checked."""
 MOST_WORKERS = 256
-"""Largest number of workers of one copy, because there are tables over all pairs of workers."""
+"""Largest number of workers of one copy. The check needs tables over all pairs of workers."""
 
 
 def stage_space(
@@ -128,7 +128,7 @@ class Closure:
         found = CertificateStates(before, first, replicas, leads.demand, leads.loads, leads.times, number, busy)
         allowed = (number <= (space.most_stages or 0)) & (busy <= (space.most_busy or 0))
         for name, stage in space.document.options.pins if space.same_stages else ():
-            # The layers inside the cut belong to the stages that are still to be placed.
+            # The layers inside the cut belong to stages that are not placed yet.
             held = space.totals.holds(before, space.model.names.index(name))
             allowed &= held == (stage <= (space.most_stages or 0) - number)
         return found, allowed
@@ -149,8 +149,8 @@ class Closure:
 
 
 def _least(found: CertificateStates) -> Ints:
-    """The rows that are not covered trivially, by another row with the same place and counts and no more demand and
-    load.
+    """The rows without those that another row covers trivially: it has the same place and counts, and no more demand
+    and load.
     """
     place = np.stack([found.cut, found.first, found.replicas, found.stages, found.busy])
     costs = np.stack([found.demand, *found.times.T, *found.loads.T])

@@ -1,8 +1,8 @@
 """The stages of pipelines whose batch stays within a threshold, for schedules with a flush.
 
 The time of a batch is the longest of several paths (docs/cost-model.md, "Flush schedules"). A state has two numbers:
-V1, the longest path that begins at its first stage, and V2, a bound on the batch. docs/proof.md states the rules and
-proves them.
+V1 is the longest path that begins at its first stage, and V2 is a lower bound on the batch. docs/proof.md states and
+proves the rules.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class FlushSpace(StageSpace):
 
     @cached_property
     def ahead_s(self) -> Floats:
-        """For each cut: a lower bound on what stages of the layers inside add to V1."""
+        """For each cut: a lower bound on the time that the layers inside add to V1."""
         totals = self.totals
         passes = totals.forward_s if self.splits else totals.forward_s + totals.backward_s - totals.update_s
         return np.asarray(passes / self.fastest)

@@ -1,9 +1,9 @@
-"""The loads of shared cards, ports and cores by stages, as far as they are known before the stages in front are placed.
+"""The loads of shared cards, ports and cores by the stages that are already placed.
 
-A component of a level (such as a server) has one card in each direction, and may have cores that its workers share.
+A component of a level (for example a server) has one card in each direction, and may have cores that its workers share.
 Stages are placed one in front of the other, so the load of a resource is complete when no further stage can use it.
-Until then a state carries the sum so far: everything except the traffic of its own cut. docs/proof.md explains the
-loads and proves the rules.
+Until then, a state has the load so far, without the traffic of the state's own cut. docs/proof.md explains the loads
+and proves the rules.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class SharedLevel:
         return np.asarray((loads + entering[:, None] * back <= self.limit_s).all(axis=1))
 
     def _ways(self, stages: StageTraffic) -> Iterator[tuple[Floats, Floats, Floats, Floats]]:
-        """For each load of a state: the parts from a hop of the ring, from a replica, and from the boundaries behind
-        and ahead.
+        """For each load of a state: the parts from a hop of the ring, a replica, the boundary behind, and the boundary
+        ahead.
         """
         if self.cores:
             nothing = np.zeros(len(stages.run))
@@ -176,7 +176,7 @@ class SharedLevel:
         for index in range(len(self.begin)):
             mine = (first < index) & (index < last)
             if mine.any():
-                # Everything that the load of a component depends on, except the stages in it.
+                # All properties of a component that determine its load, except the stages in it.
                 kind = float(self.stop[index] - self.begin[index]), self.message[index], self.share[index]
                 kinds[kind] = (index, kinds[kind][1] | mine) if kind in kinds else (index, mine)
         return list(kinds.values())

@@ -1,4 +1,4 @@
-"""The stages that stay within a threshold, including shared resources, and their effect in front of a state."""
+"""The stages that stay within a threshold, including shared resources, and the states that they lead to."""
 
 from __future__ import annotations
 
@@ -164,8 +164,8 @@ class StageSpace:
     def hopeless(self, before: Ints, first: Ints, room: Ints, times: Floats | None = None) -> Flags:
         """Whether the layers in the cuts `before` are too much work for the workers in front.
 
-        The workers in front are the workers before `first`, of which at most `room` may be busy. `times`: the parts of
-        a batch's time behind the cuts, if known.
+        These are the workers before `first`; at most `room` of them may be busy. `times`: the parts of a batch's time
+        behind the cuts, if known.
         """
         work = self.totals.forward_s[before] + self.totals.backward_s[before]
         fastest = max(device.speed for device in self.cluster.devices)
@@ -175,7 +175,7 @@ class StageSpace:
     # -- the stages of one cut --
 
     def stages(self, cut: int) -> StagesAtCut:
-        """The stages that end at a cut and stay within the threshold, as far as that does not depend on later
+        """The stages that end at a cut and stay within the threshold by the conditions that do not depend on later
         stages.
         """
         totals, runs, options = self.totals, self.runs, self.document.options

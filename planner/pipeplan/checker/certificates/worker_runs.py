@@ -50,8 +50,8 @@ class WorkerRuns:
     """Bandwidth of an all-reduce among the workers, bytes/s."""
     ring_latency_s: Floats
     anywhere: Flags
-    """Whether a stage on the run must be tried wherever the next stage begins. Any other run can be moved by one worker
-    if that worker is idle."""
+    """Whether a stage on the run must be tried wherever the next stage begins. Any other run can move by one worker if
+    that worker is idle."""
     level: Ints
     """Level of the smallest component that holds two workers."""
     stop: Ints

@@ -1,4 +1,4 @@
-"""The limits and the effort of a search over cuts, and the stages that it finds."""
+"""The limits of a search over cuts, the count of its steps, and the stages that it finds."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ STEP = 1000
 
 @dataclass(eq=False)
 class SearchEffort:
-    """The effort of searches, counted in table rows, so that it is the same on every machine."""
+    """The table rows that searches have processed. Unlike seconds, this count is the same on every machine."""
 
     most: float = float("inf")
-    """The most rows that the searches may go through."""
+    """Largest number of rows that the searches may process."""
     spent: float = 0.0
 
     @property
     def over(self) -> bool:
-        """Whether the searches used more than the allowed effort."""
+        """Whether the searches processed more rows than allowed."""
         return self.spent > self.most
 
 
@@ -38,13 +38,13 @@ class StateCounts:
     stages: bool = False
     """Whether a state with fewer stages is better."""
     exact_stages: bool = False
-    """Whether only states with equally many stages are compared."""
+    """Whether only states with the same number of stages are compared."""
     workers: bool = False
     """Whether a state with fewer busy workers is better."""
 
     @property
     def any(self) -> bool:
-        """Whether any count matters, besides a state's position and demand."""
+        """Whether any count matters, in addition to a state's position and demand."""
         return self.stages or self.exact_stages or self.workers
 
 
@@ -63,7 +63,7 @@ class SearchLimits:
     deadline: float | None = None
     """Time at which the search stops, by `time.perf_counter`; None for no limit."""
     effort: SearchEffort = field(default_factory=SearchEffort)
-    """The effort that this and other searches share."""
+    """The count of rows, which this and other searches share."""
     every_cut: bool = False
     """Whether the caller needs the states of all cuts, including superfluous cuts."""
     shape: GridShape | None = None
@@ -76,7 +76,7 @@ class SearchLimits:
     times of states."""
 
     def step(self, rows: float = 0) -> None:
-        """Count a step through `rows` rows. Raises `OutOfTime` after the deadline or if the effort is exceeded."""
+        """Count a step through `rows` rows. Raises `OutOfTime` after the deadline or beyond the limit on rows."""
         self.effort.spent += STEP + rows
         if self.effort.over or (self.deadline is not None and time.perf_counter() > self.deadline):
             raise OutOfTime

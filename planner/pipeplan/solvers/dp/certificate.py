@@ -29,7 +29,7 @@ from pipeplan.util.deadline import NO_DEADLINE, Deadline
 TOLERANCE = 1e-9
 """Relative margin below the step time in which the certificate does not exclude a faster plan."""
 
-# The checker visits every state, cut and candidate placement. Beyond these limits that would take minutes.
+# The checker visits every state, cut and candidate placement. Beyond these limits, a check would take minutes.
 MOST_CUTS = 2000
 MOST_CELLS = 40_000
 """Largest product of cuts and workers."""
@@ -194,7 +194,7 @@ def _states(search: PlacementSearch) -> list[list[float | int]]:
     for index, cut in enumerate(sorted(search.kept)):
         states = search.kept[cut]
         tables = [table for table in (states.times, states.loads) if table is not None]
-        # By rounding, a stage with hardly any work may have a time slightly below 0.
+        # Because of rounding, a stage with almost no work may have a time slightly below 0.
         parts = [np.maximum(column, 0.0) for table in tables for column in table.T]
         chosen = [np.full(len(states), index), states.first, states.replicas, states.demand, *parts]
         if counting.stages or counting.exact_stages:

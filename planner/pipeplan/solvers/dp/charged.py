@@ -30,12 +30,12 @@ from pipeplan.solvers.plan_space import PlanSpace, plan_spaces
 from pipeplan.solvers.result import Result, Status
 
 MOST_WORKERS, MOST_PLACEMENTS = 1024, 256**2
-"""Limits for searching all candidate placements with contention: the number of workers, and workers times the most
-replicas of a stage."""
+"""Limits for searching all candidate placements with contention: the number of workers, and its product with the
+largest number of replicas of a stage."""
 
 # Up to this number of cuts times workers, the plan with the fewest stages and workers among the best is returned.
 _SMALL_SEARCH = 20_000
-# Larger searches take seconds, so the first is this far above the bound, where it often finds a plan.
+# Larger searches take seconds. So the first is at this relative distance above the bound, where it often finds a plan.
 _FIRST_STEP = 5e-3
 
 
@@ -122,7 +122,7 @@ class ChargedPipelines:
 
         start = known.step_time_s, known
         if low < self.task.useful_s < known.step_time_s:
-            # Slower pipelines are of no use, so that is checked first.
+            # Pipelines slower than `useful_s` are useless, so search below it first.
             near = threshold.least_near(find, low, self.task.useful_s, gap=self.task.gap)
             if near.best is None:
                 return replace(near, high=known.step_time_s, best=known)

@@ -4,9 +4,9 @@ Let v be a unit without cost: no work, no parameters of its own or shared, and, 
 buffers and no workspace. Such a unit may move across a cut, which only changes the bytes that cross. Let c(I) be these
 bytes, separately for each direction. The cut I is left out in two cases.
 
-In the first case, v moves later: v ∈ I, nothing in I reads v, and c(I - v) ≤ c(I). Every plan with the cut I is matched
-by a plan without it: take v out of I and out of all smaller cuts I' that hold it. Removing v adds the bytes of tensors
-that v reads and that nothing outside has read so far. A smaller cut has fewer of these, so c(I' - v) ≤ c(I') as well.
+In the first case, v moves later: v ∈ I, nothing in I reads v, and c(I - v) ≤ c(I). For every plan with the cut I there
+is an equal plan without it: take v out of I and out of all smaller cuts I' that hold it. Removing v adds the bytes of
+tensors that v reads and that nothing outside has read so far. A smaller cut has fewer of them, so c(I' - v) ≤ c(I').
 
 In the second case, v moves earlier: v ∉ I, all that v reads is in I, c(I + v) ≤ c(I), and c is smaller in one
 direction. The same argument applies to v and all larger cuts.
@@ -63,13 +63,13 @@ def _no_costlier(cuts: Cuts, first: int, second: int, *, strictly: bool) -> bool
 SELECTED_CUTS = 48
 """Number of cuts in a selection that is spread over all cuts."""
 
-# Largest number of cuts around each end of a stage that are searched for a better plan.
+# Largest number of cuts near each end of a stage in the search for a better plan.
 _NEAREST = 24
 
-# Factor by which each selection is larger than the previous one, and largest share of all cuts that it has.
+# Each selection has `_GROWTH` times as many cuts as the previous one, and at most the share `_PART` of all cuts.
 _GROWTH, _PART = 4, 0.25
 
-# Relative distance below the best step time at which a better plan is searched: the first and the smallest.
+# Relative distance below the best step time at which to search for a better plan: the first and the smallest distance.
 _FIRST_STEP, _LAST_STEP = 4e-3, 1e-6
 
 Found = TypeVar("Found")
@@ -115,8 +115,8 @@ def refined_result(
     """A result at least as good as a known one. The search ends at the first result of at most `enough`.
 
     `find(around, limit)` looks for a result within a limit that is similar to `around`. `report` is called with every
-    better result. After a success the step below the best result grows. After a failure the smallest step is tried: if
-    even that fails, a longer step would fail, too, and the search ends; otherwise it goes on with shorter steps.
+    better result. After a success, the step below the best result grows. After a failure, the smallest step follows. If
+    it fails, too, every longer step would fail, and the search ends. Otherwise the search continues with shorter steps.
     """
     step, is_last = _FIRST_STEP, False
     try:

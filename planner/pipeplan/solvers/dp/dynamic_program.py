@@ -5,9 +5,9 @@ threshold. The first bisection ignores memory, so that depths do not matter and 
 fits in memory, it is the best plan. Otherwise a second bisection continues upwards from its step time, with the memory
 limit, and with recomputation if that is allowed.
 
-For a large problem there is a first plan and a bound within a second. The plan is one pipeline on the whole cluster,
-within 10% of the best on a few of the cuts. The bound is all work on all workers. The search for the best plan uses
-neither this plan nor this bound, so its result does not depend on them.
+For a large problem, a first plan and a bound are found within a second. The plan is one pipeline on the whole cluster,
+within 10% of the best pipeline on a few of the cuts. The bound is the time of all work on all workers. The search for
+the best plan uses neither this plan nor this bound, so its result does not depend on them.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def solve(
 ) -> Result:
     """The best plan over all spaces of plans, proven optimal by a search just below its step time that finds nothing.
 
-    A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan so far and
-    the bound reached. Plans with a step time of `useful_s` seconds per minibatch or more are not searched for. If no
+    A time limit in `seconds`, a relative `gap`, the `effort`, or Ctrl-C ends the search with the best plan and the
+    bound so far. Plans with a step time of `useful_s` seconds per minibatch or more are not searched for. If no
     plan is faster, the result has no plan, or one that is not faster; `near` says that the best plan is probably about
     that fast. `options.contention` says whether contention is charged. `report` is called with the bound and the step
     time of the best plan, in seconds per minibatch, as they improve. `price` is a function that gives the step time of
@@ -76,7 +76,7 @@ def solve(
     if 1 in (problem.options.stages, problem.options.max_stages) and not problem.options.pins:
         cuts = cuts.whole
     began, deadline, effort = time.perf_counter(), Deadline.after(seconds).at, effort or SearchEffort()
-    # A first plan is of use if somebody watches the progress, or if the search may end early.
+    # A first plan helps if progress is reported, or if the search may end early.
     wants_first = (report is not None or seconds is not None or effort.most < float("inf")) and not near
     told = MonotoneReport(report or tell_nobody)
     told(least_step_time_s(problem), float("inf"))
@@ -89,7 +89,7 @@ def solve(
 
 
 def _at_least(first: Result | None, answer: Result, price: Callable[[Plan], float] | None) -> Result:
-    """The answer, or the first plan in its place if the answer's plan is slower or was not found in time."""
+    """The answer, or the first plan if the answer's plan is slower or was not found in time."""
     if first is None or answer.status in (Status.INFEASIBLE, Status.OPTIMAL):
         return answer
     step_time_s = answer.objective_s
@@ -105,7 +105,7 @@ def _searched(task: SearchTask) -> Result:
     """The result of the searches, first without contention, and then with contention charged."""
     options, report = task.problem.options, task.report
     if not task.cuts.complete:
-        # A bound on a selection of the cuts holds for no other cuts.
+        # A bound for a selection of the cuts does not hold for the other cuts.
         task = replace(task, report=lambda bound, best: report(0.0, best))
     search = search_batches if options.flushes else search_spaces
     search = search_grids if options.grid else search
@@ -122,7 +122,7 @@ def _searched(task: SearchTask) -> Result:
 LARGE = 5_000
 """Smallest product of cuts and workers for which a first plan is searched."""
 _CUTS, _GAP, _MOST_EFFORT = 12, 0.1, 200_000
-# An effort of 200,000 rows takes half a second.
+# 200,000 rows take half a second.
 
 
 @dataclass

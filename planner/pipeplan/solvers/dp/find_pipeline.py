@@ -1,13 +1,13 @@
 """Finds a pipeline within a limit: selects the search and the cost terms for a cluster and a schedule.
 
 Under vertical sync with a memory limit, every stage's memory depends on the input stage. The number of weight versions
-(`schedules.vertical_versions`) grows with the replicas r and with the depth and lag of the input stage, which the
-search reaches last. So depth and lag are assumed: for every r, the search looks for the smallest sum of depth and lag
-for which it finds a pipeline whose input stage needs no larger sum. The search approaches that sum from below. A search
-with too small a sum gives a lower bound on the sum, because more versions leave less memory for everything else.
+(`schedules.vertical_versions`) grows with the input stage's replicas r, depth and lag. The search reaches that stage
+last, so it assumes r and the sum of depth and lag. For every r, it looks for the smallest sum for which it finds a
+pipeline whose input stage needs no larger sum. The sum grows from search to search. The pipeline of a search with too
+small a sum gives a lower bound on the sum, because more versions leave less memory for everything else.
 
 Two kinds of search come first, because they usually decide. If one of them finds no pipeline, there is none. If it
-finds a pipeline that fits with all its versions, that is the answer.
+finds a pipeline that fits with all its versions, this pipeline is the result.
 
 - With stashing: a stage keeps at least d + lag versions. Depths cover the minibatches in flight behind, so the input
   stage has d_1 r_1 ≥ r_1 + d r, and 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r) ≥ 1 + d.

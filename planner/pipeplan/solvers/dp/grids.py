@@ -1,13 +1,13 @@
 """The fastest uniform grid without a memory limit.
 
-The shape gives every stage's workers, so only the cuts are searched. The smallest time over stages s and cuts J follows
-from the time of a stage from cut I to cut J on the workers of s, and from the time of the boundary before it:
+The shape gives every stage's workers, so only the cuts are searched. V_s(J) is the smallest time of stages 1 … s for
+the layers inside cut J. Stage s from cut I to cut J takes stage_s(I→J), and the boundary before it boundary_s(I):
 
     V_1(J) = stage_1(∅→J)        V_s(J) = min over I ⊂ J of max( V_{s-1}(I), boundary_s(I), stage_s(I→J) )
 
-In the steady state V is the best step time of the grid. With a flush V is a lower bound on the time of a batch. The
-bound counts the work of the layers before each stage, the work of the stage, and its exposed all-reduce together with
-its own work or the path to the last stage.
+In the steady state, V of all stages and layers is the best step time of the grid. With a flush it is a lower bound on
+the time of a batch. The bound counts the work of the layers before each stage, the work of the stage, and its exposed
+all-reduce together with its own work or the path to the last stage.
 
 The shapes of a task are searched one by one, the most promising first.
 """
@@ -50,7 +50,7 @@ class UniformGrids:
     _known: dict[tuple[float, ...], Floats] = field(default_factory=dict)
 
     def floor(self, shape: GridShape) -> float:
-        """Lower bound on the step time of a shape: the larger of all work on all workers, and the costliest unit on its
+        """Lower bound on the step time of a shape: the time of all work on all workers, or of the costliest unit on its
         replicas."""
         problem = self.terms.problem
         largest = max(unit.forward_s + unit.backward_s for unit in problem.units)
@@ -74,7 +74,7 @@ class UniformGrids:
         return not options.pins and not options.flushes and self.terms.accumulate is None
 
     def rows(self, shape: GridShape) -> float:
-        """Effort of trying all pairs of cuts, stage by stage, in rows of a search."""
+        """Cost of trying all pairs of cuts, stage by stage, in rows of a search."""
         return len(self.terms.cuts.ideals) ** 2 * shape.stages / PAIRS
 
     def least_step_time(self, shape: GridShape) -> tuple[float, list[Step]]:

@@ -24,8 +24,8 @@ from pipeplan.solvers.dp.search.cost_terms import CostTerms
 from pipeplan.solvers.dp.threshold import PRECISION, BisectionResult
 from pipeplan.util.deadline import Deadline
 
-# Largest product of cuts and workers for which the plan with the fewest stages among the best is returned. Up to it,
-# searches with a memory limit first look for any plan within `_FIRST_LIMIT` times the bound.
+# Largest product of cuts and workers of a small search, which returns the best plan with the fewest stages.
+# With a memory limit, a small search first looks for any plan within `_FIRST_LIMIT` times the bound.
 _SMALL_SEARCH = 100_000
 _FIRST_LIMIT = 8
 
@@ -33,7 +33,7 @@ _FIRST_LIMIT = 8
 _SELECTED_GAP = 0.01
 # The share of the remaining time that a search on selected cuts may take.
 SELECTED_SHARE = 0.2
-# From this number of cuts on, a plan is refined on selections of the cuts before a search on all cuts proves it.
+# From this number of cuts on, the search improves a plan on selections of the cuts before a search on all cuts.
 _REFINED_CUTS = 300
 # The share of the remaining time for a search on all cuts right below the best pipeline.
 _PROOF_SHARE = 0.6
@@ -41,7 +41,7 @@ _PROOF_SHARE = 0.6
 
 @dataclass(frozen=True)
 class FoundPipeline:
-    """A pipeline found by a search, with the cost terms and thereby the cuts that the search used."""
+    """A pipeline found by a search, with the cost terms of that search, which include its cuts."""
 
     terms: CostTerms
     steps: list[Step]

@@ -43,7 +43,7 @@ class SearchTask:
     price: Callable[[Plan], float] | None = None
     """A function that gives the step time of a plan with contention, by the evaluator; or None."""
     useful_s: float = float("inf")
-    """Step time from which on plans are of no use, in seconds per minibatch."""
+    """Plans with at least this step time are useless, in seconds per minibatch."""
     near: bool = False
     """Whether the step time of the best plan is probably close to `useful_s`."""
 
@@ -122,7 +122,7 @@ class BestSoFar:
 
 
 def least_step_time_alone_s(problem: Problem) -> float:
-    """Lower bound on every plan's step time without contention: all work on all workers that may be used."""
+    """Lower bound on every plan's step time without contention: the time of all work on all usable workers."""
     return problem.work_s / problem.speed_in_use
 
 

@@ -52,7 +52,7 @@ def search_spaces(task: SearchTask) -> BestSoFar:
             continue
         one = PipelineSearches(space.inner(problem), task.cuts, task.deadline, task.gap, effort=task.effort)
         if options.schedule == VERTICAL and number + 1 < len(spaces):
-            # Searches of this space may take long to find a plan; copies of a smaller pipeline have one sooner.
+            # This search may take long to find a plan; a search for copies of a smaller pipeline finds one sooner.
             one.deadline = Deadline(task.deadline).share(_VERTICAL_SHARE).at
         one.report = so_far.watch(space, others[number])
         one.below, one.near = _below(space, so_far), task.near and so_far.best is None

@@ -129,7 +129,7 @@ def least_near(
     *,
     finds_least: bool = False,
 ) -> BisectionResult[Found]:
-    """A variant of `least_threshold` for a smallest threshold that is probably just below `limit`; larger ones do not
+    """A variant of `least_threshold` if the smallest threshold is probably just below `limit`; larger thresholds do not
     count.
 
     If nothing is found within the limit, the limit becomes the lower end. If a result is found, a search right below it
@@ -185,7 +185,7 @@ def _close(
             _search_below(find, interval, interval.high * below)
         elif in_vain == most_in_vain:
             _search_below(find, interval, interval.high * _right_below(interval.gap))
-            # If that search finds a result, the next results are trusted less.
+            # If that search finds a result, allow more searches in vain before the next search of this kind.
             most_in_vain *= 2
         else:
             _narrow(find, interval)

@@ -57,10 +57,10 @@ class MilpOutcome:
 def run(program: pulp.LpProblem, seconds: float | None, gap: float, *, confirm: bool = True) -> MilpOutcome:
     """Minimise a program, for at most `seconds` or to a relative `gap`; neither a time limit nor Ctrl-C is an error.
 
-    The presolve of HiGHS 1.15 reports some feasible programs as infeasible. With `confirm`, that verdict must also hold
-    without presolve; otherwise it is only likely. For some programs that presolve solves completely, HiGHS returns a
-    solution worse than the optimum that it states, and for some its result violates the program, which it calls a solve
-    error. These are solved again without presolve.
+    The presolve of HiGHS 1.15 reports some feasible programs as infeasible. With `confirm`, HiGHS must find the same
+    without presolve; otherwise the program is only likely to be infeasible. If presolve solves a program completely,
+    HiGHS may return a solution worse than the optimum that it states, or report a solve error because the solution
+    violates the program. `run` solves such programs again without presolve.
     """
     began = time.perf_counter()
     answer = _highs_once(program, seconds, gap, presolve="on")

@@ -41,7 +41,7 @@ class Columns:
     ahead_s: Floats
     """With a flush: time by which the stage delays the stages behind it."""
     drained_s: Floats
-    """With a flush: the part of `time_s` that the stages before it have to wait for."""
+    """With a flush: the part of `time_s` that the previous stages wait for."""
     exposed_s: Floats
     """With a flush: time of the update after the stage's last backward pass."""
     charged_s: Floats
@@ -158,7 +158,7 @@ class ColumnFactory:
     def _card_s(self, place: Ints, begin: Ints, end: Ints) -> Floats:
         """Load of each stage alone on the busiest card around its workers, in seconds.
 
-        The load consists of the stage's rings and of the messages of boundaries whose other stage is outside the card's
+        The load consists of the stage's rings, and of the messages to and from stages outside of the card's
         component."""
         sent, returned = self.cuts.sent, self.cuts.returned
         parameters, busiest = self._stages(begin, end).parameters, np.zeros(len(place))

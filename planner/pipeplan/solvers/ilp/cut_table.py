@@ -89,5 +89,5 @@ class CutTable:
 
     @cached_property
     def shared(self) -> SharedInCuts | None:
-        """What shared weights add to stages; None if no weights are shared."""
+        """The copies and exchanges of shared weights; None if no weights are shared."""
         return shared_in_cuts(self._problem, self._cuts)

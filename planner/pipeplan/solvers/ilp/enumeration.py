@@ -1,9 +1,9 @@
 """Enumerates the columns that a plan within a limit on its step time may have.
 
-A plan is a path of columns, from no layers at the first worker to all layers at the last worker. A column is left out
-if it takes longer than the limit by itself, or does not fit in memory. A column is also left out if it is on no path
-within the limit that fits in memory with the fewest minibatches in flight behind each stage. If no columns remain,
-there is no plan. The columns within a limit are a subset of those within a larger limit.
+A plan is a path of columns, from no layers at the first worker to all layers at the last worker. The enumeration drops
+a column if it takes longer than the limit by itself, or does not fit in memory. It also drops a column that is on no
+path within the limit that fits in memory with the fewest minibatches in flight behind each stage. If no columns remain,
+there is no plan. The columns within a limit are a subset of the columns within a larger limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeplan.solvers.ilp.places import Flags, Floats, Ints
 from pipeplan.util.deadline import Deadline
 
 MOST_PAIRS = 20_000_000
-"""Largest number of pairs of cuts on places that are examined, which takes about ten seconds."""
+"""Largest number of pairs of cuts on places to examine, which takes about ten seconds."""
 MOST_COLUMNS = 3_000_000
 """Largest number of columns that are kept. Each takes a few hundred bytes."""
 _TOGETHER = 500_000
@@ -118,7 +118,7 @@ class ColumnEnumeration:
     def _may_fit(self, place: Ints, begin: Ints, end: Ints, limit_s: float) -> Flags:
         """Whether stages may fit in memory, with one minibatch in flight at every worker that must be busy behind them.
 
-        The number of these workers must also be allowed. This quick test leaves few stages for the exact tests.
+        The options must also allow this number of workers. The quick test leaves few stages for the exact tests.
         """
         problem, options, replicas = self.problem, self.problem.options, self.places.replicas[place]
         fastest_s = max(device.speed for device in problem.cluster.devices) * limit_s * _SLACK / self.rounds
@@ -171,7 +171,7 @@ class ColumnEnumeration:
     def _on_paths(self, columns: Columns, limit_s: float) -> Columns:
         """The columns on paths within the limit.
 
-        Leaving out columns leaves fewer paths for the others, so this is repeated.
+        Dropping columns leaves fewer paths for the other columns, so the function repeats the step.
         """
         older = np.zeros(self.places.workers + 1)
         while True:
@@ -309,7 +309,7 @@ class ColumnEnumeration:
 
 
 def without_twins(columns: Columns) -> Columns:
-    """The columns without those that recompute although the same stage exists without recomputation."""
+    """The columns, except columns that recompute although the same stage exists without recomputation."""
     return columns.take(~(columns.again & np.isin(columns.keys, columns.keys[~columns.again])))
 
 

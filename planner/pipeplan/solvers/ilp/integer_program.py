@@ -1,6 +1,6 @@
 """The integer linear program for the fastest plan, over columns, solved through PuLP.
 
-The program shares the cost formulas and the spaces of plans with the dynamic program, but neither cuts nor a search.
+The program shares the cost formulas and the spaces of plans with the dynamic program, but not its cuts and searches.
 
 A column i is one choice for a stage: the cuts at which its layers begin and end, its place (r consecutive workers from
 s), whether it recomputes, and its depth d, the minibatches in flight. The coefficients of a column come from the
@@ -21,8 +21,8 @@ The constraints are:
 
 (1) One chosen column begins with no layers.
 (2) At every cut and place, as many columns end as boundaries begin, and as many boundaries end as columns begin.
-(3) C is at least T, joined with the synchronisation of the copies by the overlap, and at least the wait of plain data
-    parallelism for its update.
+(3) C is at least T combined with the synchronisation of the copies according to the overlap, and at least the wait of
+    plain data parallelism for its update.
 (4) T - L is at least the sum of t - L over the columns with t > L that use a worker, and over the boundaries
     behind it. With a flush, T and V follow the paths of docs/cost-model.md, "Flush schedules".
 (5) The minibatches that the columns before a cut cover at the limit, less the messages on their way, are at least the
@@ -32,9 +32,9 @@ The constraints are:
 (8) C is at least the load of every card: rings of columns, and messages of boundaries.
 (9) Under vertical sync, a stage whose memory has no room for n versions excludes input stages that require n.
 
-Depths and (5) are added only if the plan of the program without them does not fit. The depths are those for U, so the
-optimum is a lower bound. If a plan does not attain the bound, U becomes the plan's step time, until no plan is within
-U.
+A program has depths and (5) only if the plan of the program without them does not fit. These are the depths for U, so
+the optimum is a lower bound. If a plan does not attain the bound, U becomes the plan's step time, until no plan is
+within U.
 """
 
 from __future__ import annotations

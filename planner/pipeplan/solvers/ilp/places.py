@@ -1,11 +1,11 @@
 """The places that a stage may have: runs of consecutive workers, and the workers that may be idle between two stages.
 
 In a uniform cluster, idle workers are not needed everywhere. Suppose that a stage starts in a server behind idle
-workers of the same server. If it moves towards them within the server, neither the stage nor its boundaries span more
-components of any level. So only the last workers of a server need to be idle. With at most two levels, idle servers can
-be swapped with those behind them until they are at the end of the cluster. If workers of a server share network cards
-or cores, a move changes loads, unless the stage is inside one server before and after. Idle workers may then also lie
-before a stage that spans servers. If servers differ, idle workers may lie before any stage.
+workers of the same server. If the stage moves towards them within the server, neither the stage nor its boundaries span
+more components of any level. So only the last workers of a server need to be idle. With at most two levels, idle
+servers can move to the end of the cluster. If workers of a server share network cards or cores, moving a stage changes
+loads, unless the stage is inside one server before and after. Idle workers may then also lie before a stage that spans
+servers. If servers differ, idle workers may lie before any stage.
 """
 
 from __future__ import annotations
@@ -110,8 +110,7 @@ class Places:
 
     @cached_property
     def own_cards(self) -> list[tuple[Floats, ...]]:
-        """The cards around every place that the place's stage loads without other stages. Each entry has four arrays
-        over the places.
+        """The cards that a stage alone loads, around every place. Each entry has four arrays over the places.
 
         The arrays are: seconds per byte of parameters, seconds per byte of messages, whether the next stage is outside
         the card's component, and whether the previous stage is outside.

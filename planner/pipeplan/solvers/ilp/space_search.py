@@ -1,8 +1,8 @@
 """Searches one space of plans: raises the lower bound, solves a program, and repeats with depths or a lower limit.
 
-A program uses the depths for the step time of its limit, not of its solution, and at first leaves depths out. So its
-optimum is a lower bound on the step time. A plan that attains the bound and satisfies all constraints is optimal.
-Otherwise the next program has depths, and later programs have lower limits.
+The first program has no depths. Later programs have the depths for their limit, not for the step time of their
+solution. So the optimum of a program is a lower bound on the step time. A plan that attains the bound and satisfies all
+constraints is optimal. Otherwise the next program has depths, and later programs have lower limits.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ PRECISION = 1e-8
 _DEPTH_ROUNDING = 1e-12
 # Relative distance of the next limit below the step time of the best plan, larger than the solver's tolerances.
 _TELLING = 1e-7
-# Share of the remaining time that one program may take. If it does not suffice, the rest is for lower bounds.
+# Share of the remaining time for one program. If the program needs more time, the search only raises lower bounds.
 _SEARCHING = 0.75
 # Fewest remaining seconds for which a program is begun.
 _LEAST_S = 0.5
-# Step times to refute in the rest of the time, as shares of the upper bound.
+# Step times, as shares of the upper bound, that the search tries to rule out in the remaining time.
 _REFUTED = (0.8, 0.9, 0.95, 0.98, 0.99)
 # Relative distance of the first limit above the lower bound. It doubles until some columns make a pipeline.
 _FIRST_STEP = 0.002
@@ -225,7 +225,7 @@ class SpaceSearch:
             self.answer.bound_s = math.inf
 
     def _refute(self) -> None:
-        """Raise the lower bound in the time that is left if it does not suffice for a proof.
+        """Raise the lower bound in the remaining time, if this time is too short for a proof.
 
         Programs with a lower limit have fewer columns, and may show that no plan is below that limit."""
         for share in _REFUTED if self.is_bounded and self.deadline.at is not None else ():

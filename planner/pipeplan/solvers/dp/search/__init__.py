@@ -1,7 +1,7 @@
 """Decides whether a pipeline stays within one threshold.
 
-The terms of the cost model as arrays: `cost_terms` has the terms of a problem and its cuts, `stage_terms` those of
-stages between two cuts, `topology` the placements of a stage, `heterogeneous_terms` the times on each placement,
+The terms of the cost model as arrays: `cost_terms` has the terms of a problem and its cuts, `stage_terms` the terms of
+stages between two cuts, and `topology` the placements of a stage. `heterogeneous_terms` has the times on placements,
 `replicas` the numbers of replicas that are fast enough, and `batch_limit` the time of a batch under a flush schedule.
 
 The parts of a search: `states` has the states at a cut and the dominance relation between them, `stage_sizing` the

@@ -3,12 +3,12 @@
 The time from one update to the next (docs/cost-model.md, "Flush schedules") is the longest of several paths. A state of
 a search has two numbers (`SearchStates.times`):
 
-    V1   the longest path from the state's first stage to another stage, including the work of the latter
+    V1   the longest path from the state's first stage to another stage, including that stage's work
     V2   a lower bound on the batch: the longest path that begins with an all-reduce, or V1 with the shortest path from
          the input to the state's first stage
 
 A further stage in front adds its pass and its transfers to V1, or replaces V1 by its own work. Neither number ever
-falls, so a state is kept only while V2 is within the limit, and at the empty cut V2 is the time of the batch.
+falls, so a state is dropped once V2 exceeds the limit. At the empty cut, V2 is the time of the batch.
 """
 
 from __future__ import annotations

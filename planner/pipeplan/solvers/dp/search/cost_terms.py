@@ -62,7 +62,7 @@ class CostTerms:
 
     @cached_property
     def shared(self) -> SharedInCuts | None:
-        """What shared weights add to stages; None if no weights are shared."""
+        """The copies and exchanges of shared weights; None if no weights are shared."""
         return shared_in_cuts(self.problem, self.cuts.ideals)
 
     @property
@@ -141,8 +141,8 @@ class CostTerms:
         """Whether the minibatches of an update suffice for those in flight in a uniform grid; True if that does not
         matter.
 
-        Each replica of a stage has two more minibatches in flight than one of the next stage, or one more if messages
-        take no time.
+        A replica has two more minibatches in flight than a replica of the next stage, or one more if messages take no
+        time.
         """
         if self.accumulate is None:
             return True
@@ -261,8 +261,8 @@ class AnyInputStage(InputStage):
     replicas.
 
     With an input stage of r_1 replicas, a stage of r replicas keeps 1 + ceil(((d_1 + lag_1) r_1 - gcd(r_1, r)) / r)
-    versions. The gcd is at most r_1, and the lag is 1 unless r_1 is 1. So the number is at least that for one replica
-    and the delay d_1 r_1 + 1, or d_1 if r_1 is 1.
+    versions. The gcd is at most r_1, and the lag is 1 unless r_1 is 1. So the number is at least the number for one
+    replica and the delay d_1 r_1 + 1, or d_1 if r_1 is 1.
     """
 
     @staticmethod

@@ -1,10 +1,10 @@
 """The searches for the fastest batch under a flush schedule: on equal servers, and over all candidate placements.
 
-Each is a search over cuts with two numbers of a batch's time in every state (`batch_limit`). A state at the empty cut
-is a complete pipeline; the best of these states is the fastest batch within a limit. On equal servers a stage is tried
-with more than the fewest replicas, because replicas also change the time of the stages behind. For each number of
-minibatches per replica, the fewest replicas are tried. If memory is limited, every number of replicas with another
-depth is tried, too.
+Every state of these searches over cuts has the two numbers V1 and V2 of a batch (`batch_limit`). A state at the empty
+cut is a complete pipeline; the best of these states is the fastest batch within a limit. On equal servers, the search
+also tries more than the fewest replicas, because the number of replicas changes the time of the stages behind. For each
+number of minibatches per replica, it tries the fewest replicas. If memory is limited, it also tries every number of
+replicas with another depth.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class FlushSearch(UniformSearch):
         if self.limits.shape is not None:
             return np.array([self.limits.shape.replicas])
         divided, count = bool(self.terms.problem.divided_ratio), self.batch.minibatches
-        # A replica without a minibatch is only of use for holding a part of divided state.
+        # A replica without a minibatch only helps by holding a part of the divided state.
         every = np.arange(1, (self.terms.most_replicas if divided else min(self.terms.most_replicas, count)) + 1)
         if self.limits.coarse:
             return np.asarray(every[(every & (every - 1) == 0) | (every == count)])
@@ -102,7 +102,7 @@ class FlushSearch(UniformSearch):
 
     @property
     def _drops_spare(self) -> bool:
-        """Whether replicas are left out that do not make a stage faster."""
+        """Whether the search leaves out replicas that do not make a stage faster."""
         return self.limits.shape is None and not self.limits.coarse and not self.terms.problem.divided_ratio
 
     def _with_replicas(

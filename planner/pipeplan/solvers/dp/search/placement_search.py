@@ -1,22 +1,22 @@
 """The search over cuts with all candidate placements, for servers that differ, parallel links, and contention.
 
-If servers differ, the positions in the cluster are not interchangeable. So a stage in front of a state is tried on
-every run of consecutive workers. A state (p', λ') dominates another (p, λ) at the same cut with at least the same
-demand under two conditions: p' ≥ p, and the component of level λ' that contains p' lies within the component of level m
-= max(λ, level(p-1, p)) that contains p. Any stage that can be in front of p can then be in front of p', and the
-component that joins the two is no larger. The links from the stage of p' up to level m, and to every level above, must
-also be no slower than those from the stage of p (`PlacementTable.no_slower`).
+If servers differ, positions in the cluster are not interchangeable. So the search tries a stage in front of a state on
+every run of consecutive workers. Let m = max(λ, level(p-1, p)). A state (p', λ') with no larger demand dominates the
+state (p, λ) at the same cut under three conditions. First, p' ≥ p. Second, the component of level λ' that contains p'
+lies within the component of level m that contains p. Third, the links from the stage of p' up to level m and to every
+level above are no slower than the links from the stage of p (`PlacementTable.no_slower`). Any stage that can be in
+front of p can then be in front of p', and the component that joins the two stages is no larger.
 
 If contention is charged, a state also has the pending loads of the components in which its first stage begins
-(`shared_resources`). With contention, a state dominates another only if, at every level that charges something, one of
-two conditions holds for the component of the dominated state's first worker. Either that worker is the first of its
-component, so that the component is closed. Or both states have the same component, the dominating state has no more
-pending load there, and the receivers in it are the same share of their stage.
+(`shared_resources`). To dominate another state, a state must then meet one of two conditions at every level that
+charges something. Either the first worker of the dominated state is the first worker of its component, and the
+dominating state's component is closed. Or both states begin in the same component, the dominating state has no more
+pending load there, and the same share of the first stage's replicas lies in it.
 
-A stage ends right before the state behind it or at the end of a server. If worker e is idle and on the same server as
-the stage's last worker e - 1, the stage can move by one worker, because it gains a worker equal to its last. This does
-not hold for a stage that straddles servers if cards are charged, because the move changes how many replicas use each
-server's card. So such a stage may end anywhere.
+A stage ends right before the state behind it or at the end of a server. Otherwise the worker e behind its last worker
+e - 1 is idle and on the same server, and the stage can move by one worker, because workers of a server are equal.
+If cards are charged, a stage that straddles servers may end anywhere, because such a move changes how many replicas use
+each server's card.
 
 In the steady state, a stage on a placement can begin only within a window of cuts, so only these cuts are tried.
 """

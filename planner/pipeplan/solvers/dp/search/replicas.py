@@ -99,7 +99,7 @@ def _intervals(
 ) -> tuple[Floats, Floats, Floats, Floats]:
     """The whole numbers r with work / r + s(r) ≤ threshold, as two intervals."""
     if not latency.any() and not transmit.any():
-        # Most often there is only compute.
+        # In most calls the stages only compute.
         return np.maximum(1.0, _up(work / threshold)), EVERYTHING, EVERYTHING, EVERYTHING
     if accumulate is None:
         # The inequality times r²: (T - 2α) r² - (work + 2t - 2α) r + 2t ≥ 0.

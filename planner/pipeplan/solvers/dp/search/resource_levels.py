@@ -227,8 +227,8 @@ class PlacedLoads:
     loads: Floats
 
     def no_worse(self, some: Ints, others: Ints) -> Flags:
-        """Flags of shape (some, others): whether the first state leaves stages in front at least the room of the
-        second."""
+        """Flags of shape (some, others): whether the first state leaves at least the second state's room for stages in
+        front."""
         component, other = self.component[some][:, None], self.component[others]
         no_more = np.ones((len(some), len(other)), dtype=bool)
         for column in range(self.loads.shape[1]):

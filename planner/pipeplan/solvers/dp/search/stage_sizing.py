@@ -1,4 +1,4 @@
-"""Replica counts and depths of candidate stages on equal servers, many at a time, for one threshold.
+"""Replica counts and depths of candidate stages on equal servers for one threshold, for many stages at once.
 
 A candidate stage is a pair (end position, cut at which the stage begins).
 """

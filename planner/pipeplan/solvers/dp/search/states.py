@@ -8,13 +8,13 @@ A state at a cut J says that the layers behind J can run on workers p … D-1 wi
     stages   the number of stages behind J
     workers  the number of busy workers behind J
 
-A state (p', λ') dominates another (p, λ) at the same cut if all stages that can be in front of (p, λ) have counterparts
-in front of (p', λ') that are no slower and need no more workers or memory. Let m = max(λ, level(p-1, p)), the lowest
-level at which any stage in front can be joined with (p, λ). Then three conditions suffice: λ' ≤ m; p' has at least as
-much room within its component of level m as p has within its own (p' mod span ≥ p mod span); and above level m the
-index of each component of p' within the next larger one is at least that of p. The reason is that stages in front
-within p's component can move into that of p', at the same distances. Stages that straddle its edge or lie outside stay
-where they are. The component that joins them with the next stage is of a level above m in both cases.
+Let m = max(λ, level(p-1, p)), the lowest level that can join a stage in front with (p, λ). A state (p', λ') with no
+larger demand dominates the state (p, λ) at the same cut under three conditions. First, λ' ≤ m. Second, p' has at least
+as much room in its component of level m as p has in its own component: p' mod span ≥ p mod span. Third, from level m
+upwards, the component of p' has at least the same index inside the next larger component as the component of p.
+Every stage in front of (p, λ) then has a counterpart in front of (p', λ'), which is no slower and needs no more workers
+or memory. A stage inside p's component moves into the component of p', at the same distance. Any other stage stays in
+its place: in both cases, a component of a level above m joins it with the next stage.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ stages behind it. At every cut it keeps the states (see `states`) that no other 
 a state at J takes r workers that end at some e ≤ p. Only some values of r and e can lead to undominated states:
 
   e   p itself, or the last component edge before p at each level: an end between edges can be moved to an edge
-  r   within each level, the fewest replicas that are fast enough and fit in memory; more replicas help only if the
-      demand r · depth falls, which takes a smaller depth; so the fewest replicas for each smaller depth are tried, too
+  r   within each level, the fewest replicas that are fast enough and fit in memory, and the fewest replicas for each
+      smaller depth: more replicas help only if the demand r · depth falls
 
 All I and all states of one J are processed at once.
 """

@@ -1,7 +1,7 @@
 """Lower bounds on the workers of the stages in front of a cut, for their work and their memory together.
 
 A stage with r replicas needs r ≥ ρ · work for its step time, where ρ is in workers per second of work, and r · capacity
-≥ memory. Both right-hand sides add up over the layers of the stages in front, and so does every mixture of them:
+≥ memory. Work and memory add up over the layers of the stages in front, and so does every mixture of both terms:
 
     r ≥ λ · ρ · work + (1 - λ) · memory / capacity        for any 0 ≤ λ ≤ 1
 
