@@ -36,8 +36,8 @@ EXTRAPOLATED = " (extrapolated)"
 """Mark of a microbatch size that a profile neither contains nor interpolates."""
 ROUNDED = "DDP, bfloat16 gradients"
 CHOICE_GAP = 0.01
-"""Relative gap to the best plan by the formulas. Where there are many cuts, the local search starts from plans within
-this gap."""
+"""Relative gap to the best plan by the formulas. With many cuts, the local search starts from plans within this
+gap."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,7 @@ def with_rounded_gradients(one: Candidate, deadline: Deadline) -> Candidate:
 
 
 def _never_fits(problem: Problem) -> bool:
-    """Whether a worker with the whole model exceeds the largest device, even if all workers divide the state that they
-    can."""
+    """Whether the whole model exceeds the largest device even if all workers divide as much state as possible."""
     whole = plain_data_parallel(problem, problem.cluster.workers)
     again = replace(whole, stages=(replace(whole.stages[0], recompute=True),))
     ways = (whole, again) if problem.options.recompute else (whole,)
@@ -179,9 +178,9 @@ def fastest_found(kind: str, search: PlanSearch) -> list[Candidate]:
 
 
 def like(plan: Plan, kind: str, search: PlanSearch) -> list[Candidate]:
-    """The best plans near one that takes over the stages of `plan`; empty if these stages do not fit.
+    """The best plans near the plan with the stages of `plan`, which has another schedule or microbatch size.
 
-    `plan` has another schedule or microbatch size."""
+    The result is empty if the stages do not fit in memory."""
     one = search.like(plan)
     return [] if one is None else [Candidate(kind, search.problem, one.plan, one.figure)]
 
@@ -210,10 +209,10 @@ def under(schedule: str, one: Candidate) -> Problem | None:
 
 
 def comparable(one: Candidate, start: Candidate) -> bool:
-    """Whether the figures of both plans are simulated, or neither is.
+    """Whether both figures are simulated, or both come from the formulas.
 
-    For 1f1b-flush, the formulas are a loose lower bound on the simulation; for the other schedules they are closer to
-    it. So comparing a simulated figure with one by formulas would mislead.
+    For 1f1b-flush, the formulas are a loose lower bound on the simulated time. For other schedules the bound is
+    tighter. So comparing a simulated figure with a figure from the formulas would mislead.
     """
     return (one.figure.simulated_s is None) == (start.figure.simulated_s is None)
 
@@ -266,7 +265,7 @@ def _rank(one: Candidate) -> int:
 
 
 def _uniform_by_device(plan: Plan, cluster: Cluster) -> bool:
-    """Whether devices differ, but all stages on devices of the same kind have the same number of replicas."""
+    """Whether the devices differ, and all stages on devices of one kind have the same number of replicas."""
     replicas: dict[Device, set[int]] = {}
     for stage in plan.stages:
         devices = {cluster.devices[worker] for worker in stage.workers}
