@@ -64,7 +64,7 @@ def _allowed(shape: GridShape, problem: Problem) -> bool:
 
 
 def _shares(options: Options) -> int:
-    """Number of minibatches of an update that replicas divide among them; 0 where every stage updates by itself."""
+    """Number of minibatches of an update that replicas divide among them; 0 if every stage updates by itself."""
     return 0 if options.inference or options.schedule not in ACCUMULATING else options.accumulate or 0
 
 
