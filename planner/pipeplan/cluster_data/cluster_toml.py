@@ -1,4 +1,4 @@
-"""Reads and writes cluster files (docs/file-formats.md), and finds the bundled ones."""
+"""Reads and writes cluster files (docs/file-formats.md), and finds the bundled clusters."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def fit_series(series: Sequence[LinkSeries], latency_s: float | None = None) -> 
 def fit_cards(series: Sequence[LinkSeries], nesting: Nesting, level: int) -> dict[tuple[int, int], AlphaBetaFit]:
     """Fits for pairs of components of a level whose workers all send at once, by the indices of the components.
 
-    The time of a size is that of the slowest pair of workers. The bytes of a size are the sum over all pairs.
+    The time of a size is the time of the slowest pair of workers. The bytes of a size are the sum over all pairs.
     """
     home = {rank: number for number, ranks in enumerate(nesting.below(level)) for rank in ranks}
     teams: dict[tuple[int, int], list[LinkSeries]] = {}

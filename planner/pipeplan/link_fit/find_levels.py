@@ -6,8 +6,8 @@ a factor of `GAP` or more ends a level. The slowest such step splits all workers
 split again separately, so that a fast and a slow server do not become two levels.
 
 The server of each worker is also known. Plans are launched by server, so the server is always a level, even if there is
-no gap in the rates. Levels whose components cross the edges of servers are left out. Levels with components of unequal
-sizes are left out as well, because a cluster file cannot describe them.
+no gap in the rates. Levels whose components cross the edges of servers are left out. Levels whose components have
+unequal numbers of parts are left out as well, because a cluster file cannot describe them.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def build_cluster(
 def _link(
     series: Sequence[LinkSeries], nesting: Nesting, level: int, within: Sequence[int] | None = None
 ) -> MeasuredLink | None:
-    """The measurements of one level, or only those among some workers."""
+    """The measurements of one level, or only the measurements among some workers."""
     workers = None if within is None else set(within)
     selected = [
         measured

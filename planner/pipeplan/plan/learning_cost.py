@@ -221,7 +221,7 @@ def known_learning(plan: Plan, optimizer: str, state_ratio: float, correction: s
 
 
 def _spread(plan: Plan, delays: list[int]) -> str:
-    # Under 2BW all stages update after the same number of minibatches, however many replicas they have.
+    # Under 2BW all stages update after the same number of minibatches, for any number of replicas.
     if plan.schedule != DOUBLE_BUFFERED and any(stage.replicas > 1 for stage in plan.stages):
         return REPLICATED
     return UNIFORM if plan.schedule == VERTICAL or len(set(delays)) == 1 else FALLING

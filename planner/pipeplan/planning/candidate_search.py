@@ -41,7 +41,7 @@ from pipeplan.util.deadline import Deadline
 DDP, ZERO_1, FSDP, HSDP, ONE_SERVER, ONE_WORKER = "DDP", "ZeRO-1", "FSDP", "HSDP", "one server", "one worker"
 BY_SPEED, UNIFORM, PIPELINE, STALE = "DDP by speed", "uniform pipeline", "pipeline", "old gradients"
 NEARLY = 0.1
-"""Pipelines within this relative distance of the fastest one are tried under zb-h1, which may change the order."""
+"""Pipelines within this relative distance of the fastest pipeline are tried under zb-h1, which may change the order."""
 LISTED_SIZES = 2
 """Largest number of microbatch sizes for which plans are listed. The sizes of the fastest candidates are taken."""
 
@@ -124,7 +124,7 @@ class CandidateSearch:
         if options.grid or not self.question.simulates:
             return
         for plan in self._steady:
-            # Where updates are rare, the best plan without a flush is near the best one with a flush.
+            # If updates are rare, the best plan without a flush is near the best plan with a flush.
             for size in self._fastest_sizes(sizes):
                 self._keep(like(plan, PIPELINE, self._search_in(self.question.problem(size), 0.2)))
         self._zero_bubbles()

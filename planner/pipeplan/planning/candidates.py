@@ -2,9 +2,9 @@
 
 The simplest plan within 3% of the fastest is taken. Data parallelism is simplest: plain, then with a divided optimiser,
 then with divided weights. A uniform pipeline has the same number of replicas in every stage, or in all stages on one
-kind of device. Such a pipeline is simpler than one of unequal replicas. Of two plans of one kind the one with fewer
-busy workers is simpler, then the one with fewer stages, then the one whose stages lie in fewer servers, then the one
-whose idle workers come last.
+kind of device. Such a pipeline is simpler than a pipeline with unequal replica counts. Plans of the same kind are
+compared by their number of busy workers, then of stages, then of servers that each stage touches: fewer is simpler. If
+all these are equal, a plan whose idle workers come last is simpler.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def candidate_of(
 
     Plans that take `useful_s` seconds per microbatch or more by the formulas are not searched for. If there are many
     cuts, a `gap` of 0 searches all of them. Otherwise only cuts between repeated blocks are searched, and the bound is
-    that of `least_step_s`.
+    the result of `least_step_s`.
     """
     if problem.options.stages == 1 and _never_fits(problem):
         return None, useful_s
@@ -201,7 +201,7 @@ def virtual_candidate(problem: Problem, deadline: Deadline, useful_s: float = fl
 
 
 def under(schedule: str, one: Candidate) -> Problem | None:
-    """The problem of a candidate under another schedule; None unless it is one pipeline under 1f1b-flush."""
+    """A candidate's problem under another schedule; None unless the candidate is a single pipeline of 1f1b-flush."""
     options = one.problem.options
     if len(one.plan.stages) == 1 or one.plan.copies > 1 or options.schedule != FLUSH:
         return None
@@ -220,8 +220,8 @@ def comparable(one: Candidate, start: Candidate) -> bool:
 def stale_problems(question: Question, tolerated: float) -> Iterator[Problem]:
     """The problems whose plans may have gradients up to `tolerated` updates old.
 
-    1f1b-stashing updates a stage after as many microbatches as it has replicas, so it cannot train a given batch. 2bw
-    can.
+    Only 2bw can train a given batch. 1f1b-stashing updates a stage after one microbatch of each replica, so the batch
+    follows from the replicas.
     """
     options, size = question.options, question.minibatch or question.machines.profile.minibatch
     kinds: list[dict[str, Any]] = []
@@ -245,7 +245,7 @@ def best_of(found: Sequence[Candidate]) -> Candidate | None:
 
 
 def simplest_of(found: Sequence[Candidate]) -> Candidate:
-    """The simplest of the plans within the tolerance of the fastest one. `found` must not be empty."""
+    """The simplest candidate within the tolerance of the fastest candidate. `found` must not be empty."""
     limit_s = min(one.sample_s for one in found) * (1 + TOLERANCE)
     return min((one for one in found if one.sample_s <= limit_s), key=_effort)
 

@@ -62,7 +62,7 @@ class Figure:
 
     @property
     def step_s(self) -> float:
-        """The step time in seconds per microbatch: the simulated time, but at least that of the formulas.
+        """The step time in seconds per microbatch: the simulated time, but at least the time of the formulas.
 
         A simulation may be faster than the formulas, but replays of plans without a flush never were
         (docs/evidence/replay.md).
@@ -171,9 +171,9 @@ def lengths_of_updates(scenario: Scenario, plan: Plan) -> tuple[int, ...]:
     """Lengths, in microbatches, of the updates to simulate in order to estimate an update of a large plan with a flush.
 
     Once the pipeline is full, the schedule repeats after each round, whose length all replica counts divide. So two
-    short updates show the time of every further round, if the rest beyond whole rounds is that of the plan's update.
-    If the two together are not shorter than the plan's update, only the length of the plan's update is returned. The
-    result is empty if the simulation needs more than `MOST_PASSES_OF_UPDATES` passes.
+    short updates show the time of every further round, if their lengths and the plan's differ by whole rounds. If the
+    two together are not shorter than the plan's update, only the length of the plan's update is returned. The result is
+    empty if the simulation needs more than `MOST_PASSES_OF_UPDATES` passes.
     """
     group = scenario.accumulate
     if not (scenario.drains and group):
@@ -195,7 +195,7 @@ def by_updates_s(scenario: Scenario, lengths: Sequence[int], deadline: Deadline)
     group, times = scenario.accumulate or 1, [simulated_update_s(with_update(scenario, n), deadline) for n in lengths]
     if len(lengths) == 1:
         return times[0] / group
-    # Stages before the slowest one run ahead until their depth is used up.
+    # Stages before the slowest stage run ahead until their depth is used up.
     slowest_s = max((stage.forward_s + stage.backward_s) / stage.replicas for stage in scenario.stages)
     further_s = max((times[1] - times[0]) / (lengths[1] - lengths[0]), slowest_s)
     return (times[1] + further_s * (group - lengths[1])) / group

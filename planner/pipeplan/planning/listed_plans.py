@@ -234,7 +234,7 @@ def _uniform_shapes(problem: Problem) -> Iterator[list[range]]:
 
 
 def _balanced(problem: Problem, shape: Sequence[range], *, recomputes: bool) -> list[int] | None:
-    """The ends of the stages, as counts of units, such that the slowest stage is as fast as possible.
+    """Where each stage ends, as a number of units, such that the slowest stage is as fast as possible.
 
     A bisection finds the time of the slowest stage. The result is None if nothing fits in memory."""
     count, cluster = problem.options.accumulate or 1, problem.cluster

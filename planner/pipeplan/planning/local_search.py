@@ -34,7 +34,7 @@ little."""
 MISSED = 0.08
 """Margin by which the steady state may be faster than the first two updates."""
 MOST_FULL = 4
-"""Most full simulations among the neighbours of one plan."""
+"""Largest number of full simulations among the neighbours of a plan."""
 MOST_SCORED, MOST_LISTED, MOST_STARTS, MOST_CLIMBS = 100, 48, 6, 3
 """Largest numbers of listed plans that are scored by the formulas, simulated for two updates, improved by simulations
 of two updates, and improved by their figures."""

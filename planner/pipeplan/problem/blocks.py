@@ -77,7 +77,7 @@ def repeated_regions(units: Sequence[Unit]) -> Iterator[tuple[int, int, int]]:
 
 
 def _longest_repetition(numbers: Ints) -> tuple[int, int, int] | None:
-    """(start, stop, period) of the longest repetition; among equally long ones, the one with the shortest period."""
+    """(start, stop, period) of the longest repetition, with the shortest period among equally long repetitions."""
     best: tuple[int, int, int] | None = None
     for period in range(1, len(numbers) // LEAST_REPEATS + 1):
         equal = numbers[period:] == numbers[:-period]

@@ -86,7 +86,7 @@ class Cuts:
 
     @cached_property
     def chain(self) -> bool:
-        """Whether every cut contains the one before it, as in a model without branches."""
+        """Whether every cut contains the previous cut, as in a model without branches."""
         words = self.words
         return not bool((words[:-1] & ~words[1:]).any())
 

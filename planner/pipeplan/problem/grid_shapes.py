@@ -2,7 +2,7 @@
 
 Trainers with a pipeline-parallel and a data-parallel size (Megatron-LM, DeepSpeed, torchtitan) run such grids. The S·r
 workers are the whole cluster, or whole servers from the first one on, or any number of workers inside the first server.
-Where all stages share one update, every replica takes the same number of the update's minibatches.
+If all stages share one update, every replica takes the same number of the update's minibatches.
 """
 
 from __future__ import annotations

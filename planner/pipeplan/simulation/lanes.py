@@ -167,5 +167,5 @@ def cut_lanes(lanes: Sequence[Lane], scenario: Scenario, minibatches: int, first
 
 
 def counts_groups(action: Action) -> bool:
-    """Whether an action's index is that of a group of minibatches."""
+    """Whether an action's index counts groups of minibatches, and not minibatches."""
     return action.kind in (ActionKind.REDUCE, ActionKind.UPDATE)

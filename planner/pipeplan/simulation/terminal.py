@@ -1,6 +1,6 @@
 """Prints a simulation: a timeline of the workers, and the summary.
 
-`pipeplan report` draws a simulation beside a run.
+`pipeplan report` draws a simulation next to a run.
 """
 
 from __future__ import annotations
